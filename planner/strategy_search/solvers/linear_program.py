@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
+_AS_FOUND = "change_status_to_imprecise: false"
+"""GLOP calls a program abnormal that is infeasible, or feasible, by less than its tolerances; it says which, if asked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearSolution:
     """The least value, with the values of all columns, and the dual values of all rows."""
@@ -32,6 +36,7 @@ def minimized(costs: Array, rows: Array, lower: Array, upper: Array) -> LinearSo
     from ortools.linear_solver import pywraplp
 
     solver = pywraplp.Solver.CreateSolver("GLOP")
+    solver.SetSolverSpecificParametersAsString(_AS_FOUND)
     objective, variables = solver.Objective(), [solver.NumVar(0.0, solver.infinity(), "") for _ in costs]
     for variable, cost in zip(variables, costs.tolist(), strict=True):
         objective.SetCoefficient(variable, cost)

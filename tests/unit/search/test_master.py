@@ -30,6 +30,19 @@ def test_a_linear_program_says_what_its_rows_cost() -> None:
     assert minimized(np.array([1.0, 3.0]), rows, ends[0], np.array([4.0, 5.0])) is None
 
 
+def test_a_linear_program_that_misses_by_a_millionth_has_no_solution() -> None:
+    """DeepSeek-V2-Lite in 8 GiB: the leanest ways to run three kinds of blocks need 1 + 8e-7 of the memory, which is
+    within the tolerances of GLOP, and abnormal to it."""
+    costs = np.array([0.03007744, 0.03343744, 0.0348801, 0.04371981])
+    rows = np.array([[0.12064419, 0.06225354, 0.63751619, 0.57581474], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]])
+    kinds = [3.0, 1.0, 1.0]
+    lower = np.array([-math.inf, *kinds])
+    assert minimized(costs, rows, lower, np.array([1.0, *kinds])) is None
+    found = minimized(costs, rows, lower, np.array([1.000001, *kinds]))
+    assert found is not None
+    assert found.columns == pytest.approx([3, 1, 0, 1], abs=1e-5)
+
+
 def scarce(share: float, gathers: str = "each") -> tuple[Case, Evaluation]:
     """Blocks on one rank of 8 devices whose memory is so scarce that they cannot all be run in the fastest way."""
     update = replace(PLAIN, gathers=gathers)
