@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 _AS_FOUND = "change_status_to_imprecise: false"
-"""GLOP calls a program abnormal that is infeasible, or feasible, by less than its tolerances; it says which, if asked."""
+"""Else GLOP calls a program abnormal, and gives no solution, whose solution is about as far off as its tolerances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
