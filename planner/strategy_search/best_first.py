@@ -548,7 +548,10 @@ class BestFirst:
 
     def _bound_of(self, ranked: Ranked, bound: float) -> float:
         """What no plan like one takes less than. The bound of the search is about stages that lie one after the other;
-        of those in a V it is known how busy ranks are."""
+        of those in a V it is known how busy ranks are. It counts less of what a host launches ahead than slices of a
+        sequence may save: of these the work alone is bounded."""
+        if ranked.plan.slices > 1 and any(stage.ahead_seconds for stage in ranked.plan.prediction.stages):
+            return min(bound, self.engine.least_work)
         if not ranked.plan.schedule_kind.v_shaped:
             return bound
         if self.in_a_v is None:
