@@ -64,7 +64,7 @@ class Contender:
     def promise(self) -> float:
         """About what a step takes in an order with weight gradients apart: with as little of its bubble, and nothing of
         it under products; or in one that holds more, with transfers under work."""
-        work = self._work()
+        work = self.work
         apart = work + max(0.0, self.objective - work) * _BUBBLE_LEFT
         return max(apart, min(apart + self.beneath, self.sum_with(self.outcome.ranks)))
 
@@ -72,14 +72,15 @@ class Contender:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work, and what
         travels under products travels before or after them where weight gradients are apart."""
         if not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
-            return self._work()
+            return self.work
         if any_order and (beneath := self.beneath) == 0:
-            return self._work()
+            return self.work
         setting = setting_of(self.configuration, math.inf)
         in_rows = least_step_time(*self._least_sums(setting), setting.micro_batches, setting.chunks)
-        return min(in_rows, self._work() + beneath) if any_order else in_rows
+        return min(in_rows, self.work + beneath) if any_order else in_rows
 
-    def _work(self) -> float:
+    @property
+    def work(self) -> float:
         """Seconds that the busiest rank works in a step."""
         setting = setting_of(self.configuration, math.inf)
         sums = zip(*self._least_sums(setting), strict=True)

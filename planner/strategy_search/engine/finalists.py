@@ -162,6 +162,9 @@ class Finalists:
         """No plan of a contender takes less. What is proved of its configuration is about steps, too, where all
         operators come in order: in one stage, without turns, offload, or software that hides a share."""
         least, pinned = found.least_step(any_order=reorders(self.request.pinned)), self.request.pinned
+        idle = found.objective - found.work > IDLE * found.objective
+        if idle and found.configuration.pipeline > 1 and may_lie_in_a_v(self.request):  # it is tried in a V, if priced
+            return found.work
         if found.configuration.virtual_stages > 1:  # of which there is one order
             least = max(least, found.sum_with(found.outcome.ranks))
         hides = self.request.cluster.software.hidden != Hidden()
