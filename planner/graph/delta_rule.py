@@ -30,8 +30,7 @@ _LEAST = 1e-6
 """Added to the square of a length."""
 
 
-@torch.library.custom_op("planner::gated_delta_rule", mutates_args=())
-def gated_delta_rule(
+def composed(
     query_BSGD: torch.Tensor,
     key_BSGD: torch.Tensor,
     value_BSHE: torch.Tensor,
@@ -42,40 +41,15 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """What each step reads, B S H E, of a state that begins with zeros. `decay` is the logarithm of what is left of the
     state, B S H, or B S H D; with `normalised` queries and keys are brought to length 1."""
-    return composed(query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH, normalised, chunk)
-
-
-def composed(
-    query_BSGD: torch.Tensor,
-    key_BSGD: torch.Tensor,
-    value_BSHE: torch.Tensor,
-    decay: torch.Tensor,
-    beta_BSH: torch.Tensor,
-    normalised: bool = False,
-    chunk: int = CHUNK,
-) -> torch.Tensor:
-    """The same, by PyTorch's operators."""
     return _delta_rule((query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH), normalised, chunk)
+
+
+gated_delta_rule = torch.library.custom_op("planner::gated_delta_rule", mutates_args=())(composed)
 
 
 @gated_delta_rule.register_fake
 def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_others: Any) -> torch.Tensor:
     return torch.empty_like(value, dtype=query.dtype, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("planner::gated_delta_rule_backward", mutates_args=())
-def gated_delta_rule_backward(
-    gradient_BSHE: torch.Tensor,
-    query_BSGD: torch.Tensor,
-    key_BSGD: torch.Tensor,
-    value_BSHE: torch.Tensor,
-    decay: torch.Tensor,
-    beta_BSH: torch.Tensor,
-    normalised: bool,
-    chunk: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of all five tensors: PyTorch differentiates the forward pass, which is computed once more."""
-    return composed_backward(gradient_BSHE, query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH, normalised, chunk)
 
 
 def composed_backward(
@@ -88,13 +62,18 @@ def composed_backward(
     normalised: bool,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same, by PyTorch's operators."""
+    """The gradients of all five tensors: PyTorch differentiates the forward pass, which is computed once more."""
     with _differentiating():
         given = (query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH)
         leaves = [tensor.detach().requires_grad_() for tensor in given]
         made = _delta_rule(leaves, normalised, chunk)
         of_query, of_key, of_value, of_decay, of_beta = torch.autograd.grad(made, leaves, gradient_BSHE)
     return of_query, of_key, of_value, of_decay, of_beta
+
+
+gated_delta_rule_backward = torch.library.custom_op("planner::gated_delta_rule_backward", mutates_args=())(
+    composed_backward
+)
 
 
 @gated_delta_rule_backward.register_fake

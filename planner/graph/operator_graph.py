@@ -72,10 +72,11 @@ class TensorType:
 DETACH = "aten.detach.default"
 """The operator that stops gradients."""
 
-_SHAPES_READ = frozenset(
-    f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+_STOPPING = frozenset(
+    {DETACH}
+    | {f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")}
 )
-"""Operators that read nothing but the shape of their operand, through which no gradient flows either."""
+"""Operators through which no gradient flows: that one, and those that read nothing but the shape of their operand."""
 
 
 ROWS_FROM = {"host": "planner.rows_from_host", "servers": "planner.rows_from_servers"}
@@ -236,7 +237,7 @@ class OperatorGraph:
         found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
         for op in self.operators:
             grown = any(name in found for name in op.operands) or op.trains_rows
-            if op.op != DETACH and op.op not in _SHAPES_READ and grown:
+            if op.op not in _STOPPING and grown:
                 found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 

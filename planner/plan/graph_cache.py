@@ -16,6 +16,7 @@ Graphs of other models are not kept: what a factory makes depends on code that n
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -140,8 +141,10 @@ def _folder_of(package: str) -> Path:
     return Path(found.origin).parent
 
 
+@functools.cache
 def _state_of(package: str) -> str:
-    """The state of the sources of a package, by their names, sizes and times of change. Raises OSError."""
+    """The state of the sources of a package, by their names, sizes and times of change: thousands, looked at once in a
+    process. Raises OSError."""
     root, digest = _folder_of(package), hashlib.sha256()
     for folder, inner, names in os.walk(root):
         inner.sort()

@@ -31,10 +31,9 @@ from planner.strategy_search.engine.outcome_words import configuration_words, fa
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, with_proof
 from planner.strategy_search.engine.regions import MANY, Regions
-from planner.strategy_search.engine.scheduling import WORTH, asks, reorders
+from planner.strategy_search.engine.scheduling import WORTH, asks, reorders, runs_in_order
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.constraints import NothingAgreesError
-from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.refusals import no_configuration
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -274,8 +273,7 @@ class BestFirst:
         no shorter than that of the plan of the best contender."""
         if self.first is None or self.first.plan.training.interleave > 1 or self.first.plan.slices > 1:
             return False  # others may take turns as well
-        in_order = configuration.pipeline == 1 and not asks(self.request.pinned) and self.request.offload == NOTHING
-        return in_order and bound >= self.first.seconds
+        return bound >= self.first.seconds and runs_in_order(self.request, configuration)
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too: first what

@@ -53,9 +53,8 @@ _KINDS = {  # the c10d operator: kind, position of the tensor whose bytes count,
     "c10d.reduce_.default": ("reduce", 0, 1),
     "c10d.recv_.default": ("send_recv", 0, 1),
 }
-_COMPOSED: Mapping[
-    str, Callable[..., Any]
-] = {  # operators of ours that PyTorch composes of its own, what they are composed of
+# operators of ours that are composed of PyTorch's, and what they are composed of
+_COMPOSED: Mapping[str, Callable[..., Any]] = {
     "planner.gated_delta_rule.default": delta_rule.composed,
     "planner.gated_delta_rule_backward.default": delta_rule.composed_backward,
 }
@@ -159,9 +158,7 @@ class Ledger(TorchDispatchMode, Observer):
             self._send(name, args)
         elif name in FLOPS:
             self.flops[self._now()] += FLOPS[name](args, results)
-        for result in pytree.tree_leaves(results):
-            if isinstance(result, torch.Tensor):
-                self.live.add(result)
+        _count(self.live, results)
         return results
 
     def _send(self, name: str, args: Any) -> None:
@@ -186,7 +183,12 @@ class _Living(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = function(*args, **(kwargs or {}))
-        for result in pytree.tree_leaves(results):
-            if isinstance(result, torch.Tensor):
-                self.live.add(result)
+        _count(self.live, results)
         return results
+
+
+def _count(live: LiveTensors, results: Any) -> None:
+    """Count the memory of all tensors that an operator has made."""
+    for result in pytree.tree_leaves(results):
+        if isinstance(result, torch.Tensor):
+            live.add(result)

@@ -82,6 +82,12 @@ class HeterogeneousPipeline:
         """The same with so many bytes of every device left for something else."""
         return replace(self, capacities=tuple(capacity - room for capacity in self.capacities)) if room else self
 
+    def blocks_of(self, setting: Setting) -> tuple[int, float]:
+        """Inner blocks of a rank about which most is to be proved, and for which one has memory at most, on the devices
+        that may fill most (see `Setting.most` and `Setting.holds`)."""
+        roomiest = replace(setting, capacity=max(self.capacities))
+        return roomiest.most(self.chain), roomiest.holds(self.chain)
+
     def ranks_of(self, kind: int) -> tuple[int, ...]:
         """The ranks on a kind of devices."""
         return tuple(rank for rank, own in enumerate(self.kinds) if own == kind)

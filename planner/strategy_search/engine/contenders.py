@@ -73,11 +73,9 @@ class Contender:
         travels under products travels before or after them where weight gradients are apart."""
         if not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return self.work
-        if any_order and (beneath := self.beneath) == 0:
-            return self.work
         setting = setting_of(self.configuration, math.inf)
         in_rows = least_step_time(*self._least_sums(setting), setting.micro_batches, setting.chunks)
-        return min(in_rows, self.work + beneath) if any_order else in_rows
+        return min(in_rows, self.work + self.beneath) if any_order else in_rows
 
     @property
     def work(self) -> float:

@@ -17,7 +17,6 @@ is chosen in `planner.strategy_search.engine.next_price`.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -95,8 +94,7 @@ class Evaluation:
         self.chain = self.pipeline_of_kinds.chain
         self.multipliers = [] if multipliers is None else multipliers
         if not self.multipliers:
-            roomiest = replace(setting, capacity=max(self.pipeline_of_kinds.capacities))
-            most, holds = roomiest.most(self.chain), roomiest.holds(self.chain)
+            most, holds = self.pipeline_of_kinds.blocks_of(setting)
             self.multipliers += [
                 Multipliers(one, setting.shared_weight, most=most, holds=holds, single=setting.ranks == 1)
                 for one in self.pipeline_of_kinds.chains

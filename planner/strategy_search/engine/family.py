@@ -238,8 +238,7 @@ class _Bounds:
         key = (ratio, setting.shared_weight)
         if key not in self._duals:
             chains, weight = self.pipeline_of_kinds.chains, setting.shared_weight
-            roomiest = replace(setting, capacity=max(self.pipeline_of_kinds.capacities))
-            most, holds = roomiest.most(chains[0]), roomiest.holds(chains[0])
+            most, holds = self.pipeline_of_kinds.blocks_of(setting)
             like = [known for (parts, _), known in self._duals.items() if parts == ratio]
             others: Sequence[Multipliers | None] = like[0] if like else [None] * len(chains)
             allowed = None if like else self.scaling.allowed(ratio)

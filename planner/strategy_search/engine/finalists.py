@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import product
 
 from costmodels import SCHEDULES
-from hardware_profiles import Hidden, Seconds
+from hardware_profiles import Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import reached, reading, seconds_left
 from planner.plan.layout.offloaded import offloaded_fault
@@ -33,9 +33,9 @@ from planner.strategy_search.engine.scheduling import (
     asks,
     may_lie_in_a_v,
     reorders,
+    runs_in_order,
     turns_may_cover,
 )
-from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.space import Configuration
 
 _MESSAGES = 2e-3
@@ -159,18 +159,14 @@ class Finalists:
         return certified
 
     def _least_step(self, found: Contender) -> Seconds:
-        """No plan of a contender takes less. What is proved of its configuration is about steps, too, where all
-        operators come in order: in one stage, without turns, offload, or software that hides a share."""
-        least, pinned = found.least_step(any_order=reorders(self.request.pinned)), self.request.pinned
+        """No plan of a contender takes less."""
         idle = found.objective - found.work > IDLE * found.objective
         if idle and found.configuration.pipeline > 1 and may_lie_in_a_v(self.request):  # it is tried in a V, if priced
             return found.work
+        least = found.least_step(any_order=reorders(self.request.pinned))
         if found.configuration.virtual_stages > 1:  # of which there is one order
-            least = max(least, found.sum_with(found.outcome.ranks))
-        hides = self.request.cluster.software.hidden != Hidden()
-        if found.configuration.pipeline > 1 or hides or asks(pinned) or self.request.offload != NOTHING:
-            return least
-        return max(least, found.outcome.bound)
+            return max(least, found.sum_with(found.outcome.ranks))
+        return max(least, found.outcome.bound) if runs_in_order(self.request, found.configuration) else least
 
     def _priced_once(self, found: Contender, cutoff: float) -> Ranked:
         """A contender as a plan, in an order of turns that takes it least, as far as it may take less than `cutoff`,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import SCHEDULES
-from hardware_profiles import PYTORCH, Bytes, Machine, Seconds
+from hardware_profiles import PYTORCH, Bytes, Hidden, Machine, Seconds
 from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import SLICED, Plan, Prediction
@@ -26,8 +26,9 @@ from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCIN
 from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE
 from planner.plan.schedule_checks import check_schedule
 from planner.strategy_search.request.checks import runs_here
+from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.request.space import Configuration, Pinned
 
 COMPARED = tuple(name for name, schedule in SCHEDULES.items() if schedule.compared)
 """Orders of whole stages and whole sequences, beside 1F1B."""
@@ -153,6 +154,13 @@ def asks(pinned: Pinned) -> bool:
     kind = SCHEDULES[pinned.schedule or "1f1b"]
     behind = kind.sliced or not kind.flushes
     return behind or pinned.interleave not in (None, 1) or pinned.slices not in (None, 1)
+
+
+def runs_in_order(request: SearchRequest, configuration: Configuration) -> bool:
+    """Whether what is proved of a configuration is about steps, too, as all operators come in order: in one stage,
+    without turns, offload, or software that hides a share."""
+    hides = request.cluster.software.hidden != Hidden()
+    return configuration.pipeline == 1 and not hides and not asks(request.pinned) and request.offload == NOTHING
 
 
 def reorders(pinned: Pinned) -> bool:
