@@ -30,12 +30,13 @@ def undominated(stored: Sequence[StoredParameter], prices: ParameterPrices) -> N
     kind = np.array(
         [kinds.setdefault((one.weight, one.gradient, one.state_home, one.weight_home), len(kinds)) for one in stored]
     )
+    one, other = np.nonzero(kind[:, None] == kind[None, :])  # those of another kind stand in for nothing
     costs = np.stack([getattr(prices, field.name) for field in fields(prices)])
     seconds = np.sum([getattr(prices, name) for name in _SECONDS], axis=0)
-    place = np.arange(len(stored))
-    better = (costs[:, :, None] <= costs[:, None, :]).all(axis=0) & (kind[:, None] == kind[None, :])
-    better &= (place[:, None] < place[None, :]) | (seconds[:, None] < seconds[None, :])
-    return np.flatnonzero(~better.any(axis=0))
+    better = (costs[:, one] <= costs[:, other]).all(axis=0) & ((one < other) | (seconds[one] < seconds[other]))
+    needless = np.zeros(len(stored), dtype=np.bool_)
+    needless[other[better]] = True
+    return np.flatnonzero(~needless)
 
 
 def among(prices: ParameterPrices, places: NDArray[np.intp]) -> ParameterPrices:
