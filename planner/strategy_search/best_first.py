@@ -403,9 +403,9 @@ class BestFirst:
     def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
         """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
         family = family_of(self.engine, members) if self.request.prune else None
-        proved = [floor] * len(members) if family is None else family.step_seconds(members)
-        for configuration, least in zip(members, proved, strict=True):
-            bound = max(floor, self.engine.bound(configuration), least)
+        floors = [max(floor, self.engine.bound(configuration)) for configuration in members]
+        proved = floors if family is None else family.step_seconds(members, floors, self.cutoff)
+        for configuration, bound in zip(members, proved, strict=True):
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
 
     def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: Hint) -> bool:

@@ -72,16 +72,23 @@ class Family:
         self._parts = [(ways, _Bounds(own, micro_batches, scaling, recent)) for ways, own in pieces]
         self._proved: dict[tuple[int, int], dict[Ways, float]] = {}  # by micro-batches and virtual stages
 
-    def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
+    def step_seconds(
+        self, members: Sequence[Configuration], floors: Sequence[float] = (), cutoff: float = math.inf
+    ) -> list[float]:
         """Least step time of each member, whatever the memory; to be asked once. Of virtual stages what follows from
-        one stage on each rank, where that is a member, too."""
+        one stage on each rank, where that is a member, too. Of those whose launches, or what else is known of them as
+        `floors`, take as long as the `cutoff`, no more than that."""
         (_, fastest), *_ = self._parts
-        plain = {c.micro_batches for c in members if c.virtual_stages == 1}
-        asked = [c for c in members if c.virtual_stages == 1 or c.micro_batches not in plain]
-        known = dict(zip(asked, fastest.step_seconds(asked), strict=True))
-        alone = {c.micro_batches: seconds for c, seconds in known.items() if c.virtual_stages == 1}
-        least = (known[c] if c in known else least_share(c) * alone[c.micro_batches] for c in members)
-        return [max(seconds, self._launched_seconds(c)) for c, seconds in zip(members, least, strict=True)]
+        known = floors or [0.0] * len(members)
+        least = {c: max(floor, self._launched_seconds(c)) for c, floor in zip(members, known, strict=True)}
+        plain = {c.micro_batches: c for c in members if c.virtual_stages == 1}
+        asked = dict.fromkeys(plain.get(c.micro_batches, c) for c in members if least[c] < cutoff)
+        found = dict(zip(asked, fastest.step_seconds(tuple(asked)), strict=True))
+        for c in members:
+            one = plain.get(c.micro_batches, c)
+            if one in found:
+                least[c] = max(least[c], found[c] if c in found else least_share(c) * found[one])
+        return [least[c] for c in members]
 
     def busy_seconds(self, configuration: Configuration) -> float:
         """Least busy seconds of the average rank of a member, whatever the memory and the order of turns; 0 where ranks

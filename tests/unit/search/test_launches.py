@@ -1,6 +1,7 @@
 """How much kernels count beside launches: by the quickest choice of all operators, found exactly."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import planner
 from hardware_profiles import Cluster
 from planner.api.searching import search
 from planner.sharding.update import AHEAD, Update
+from planner.strategy_search.engine import family as families
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import family_of
@@ -148,7 +150,7 @@ def test_messages_that_every_plan_has_are_proved_of_all() -> None:
     assert found.gap < 0.05
 
 
-def test_launches_bound_small_micro_batches_as_they_are_counted_for_them() -> None:
+def test_launches_bound_small_micro_batches_as_they_are_counted_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts so slow that a micro-batch takes as long however small it is: what its k-th part of the largest proves is
     next to nothing."""
     cluster = slowed("h100-80gb", 1e3)
@@ -159,10 +161,22 @@ def test_launches_bound_small_micro_batches_as_they_are_counted_for_them() -> No
     members = tuple(Configuration(pipeline=2, mesh=(2,), micro_batches=m) for m in (1, 2, 4, 8))
     family = family_of(engine, members)
     assert family is not None
-    for member, least in zip(members, family.step_seconds(members), strict=True):
+    every = family.step_seconds(members)
+    for member, least in zip(members, every, strict=True):
         bound = min(proved(engine, member), proved(engine.launched_apart, member))
         assert 0.9 * bound < least <= bound * (1 + 1e-9)
         assert family.priced_seconds(member, NO_HINT, cutoff=least / 2) == pytest.approx(least, rel=0.1)
+    numbers = list[int]()
+
+    def noted(asked: Sequence[object]) -> list[float]:
+        numbers.append(len(asked))
+        return [0.0] * len(asked)
+
+    monkeypatch.setattr(families, "first_bounds", noted)
+    assert family.step_seconds(members, cutoff=every[0] * 0.9) == pytest.approx(every, rel=0.1)  # by launches
+    assert family.step_seconds(members, [every[-1]] * len(members), every[-1]) == [every[-1]] * len(members)
+    family.step_seconds(members, cutoff=every[0] * 1.1)
+    assert numbers == [0, 0, 1]
 
 
 def test_other_ways_to_gather_are_not_asked_where_weights_ahead_take_too_long_whatever_the_memory() -> None:
