@@ -128,7 +128,7 @@ class OtherSums:
             if outcome.seconds < least and (key := (id(engine), chosen(outcome.ranks))) not in known:
                 known.add(key)
                 contender = replace(engine.contender(found.configuration, outcome), room=room)
-                other = self.maker.as_found(contender, ranked.seconds, lambda one: one.waited)  # perhaps not any more
+                other = self.maker.as_found(contender, least, lambda one: one.waited)  # perhaps not any more
                 fits = self.maker.fits(other.configuration, other.plan.prediction)
                 if fits and self.overlapping.overlapped(other).seconds < self.overlapping.overlapped(ranked).seconds:
                     source, ranked = contender, other

@@ -17,7 +17,9 @@ from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine import room, scheduling
 from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.finalists import Finalists, OverfullError
+from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
@@ -117,6 +119,33 @@ def test_one_and_several_stages_on_each_rank_are_laid_in_the_same_v_once(monkeyp
     planner.search("llama-tiny", "cpu", pinned={"pipeline": 2, "micro_batches": 2}, **options)
     assert found
     assert len(found) == len(set(found))
+
+
+def test_finalists_that_cannot_win_are_neither_settled_nor_sought_in_a_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan in a V has to beat the step that is known, not what its sum has with the bubble of 1F1B."""
+    request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, pinned=Pinned(pipeline=2, micro_batches=4))
+    searched = BestFirst(request, lambda _: None, lambda: False, math.inf, Shared())
+    searched.run()
+    finalists = searched._finalists(searched.contenders.found)
+    (found, *_) = finalists.found
+    settled, cutoffs, best_of = list[Ranked](), list[float](), Finalists._best_of
+
+    def noted(self: Finalists, found: Contender, cutoff: float) -> Ranked:
+        cutoffs.append(cutoff)
+        return best_of(self, found, cutoff)
+
+    def unsettled(self: PlanMaker, ranked: Ranked) -> Ranked:
+        settled.append(ranked)
+        return ranked
+
+    monkeypatch.setattr(Finalists, "_best_of", noted)
+    monkeypatch.setattr(PlanMaker, "worth_settling", unsettled)
+    finalists._best_of(found, found.outcome.bound / 2)
+    assert not settled
+    finalists._best_of(found, math.inf)
+    assert settled
+    finalists._divided_for_a_v(found, IN_A_V[0], found.objective * 2)
+    assert cutoffs[-1] == found.objective * 2
 
 
 @pytest.mark.parametrize(
