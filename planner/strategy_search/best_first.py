@@ -67,9 +67,10 @@ class BestFirst:
         known: Ranked | None = None,
         *,
         settles: bool = False,
+        takes: Callable[[Configuration], bool] = lambda _: True,
     ) -> None:
         self.started = time.perf_counter()
-        self.known, self.settles = known, settles
+        self.known, self.settles, self.takes = known, settles, takes
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request, shared)
         hides = request.cluster.software.hidden != Hidden() or AHEAD in self.engine.gathers
@@ -165,6 +166,8 @@ class BestFirst:
 
     def _tried_first(self, configuration: Configuration) -> bool:
         """Whether a conventional configuration is the best yet."""
+        if not self.takes(configuration):
+            return False
         try:
             outcome = self.engine.evaluate(configuration, cutoff=min(self.limit, self.best))
         except NothingAgreesError:
@@ -240,6 +243,9 @@ class BestFirst:
                 return True
             check()
             bound, c, family = self.interleaved[-1]
+            if not self.takes(c):
+                self.interleaved.pop()
+                continue
             alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
             share, cutoff = least_share(c), min(self.cutoff, step)
             bound = max(bound, proved * share)
@@ -455,9 +461,10 @@ class BestFirst:
         self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))
         self.proved = min(self.proved, bound)
-        if outcome.ranks and outcome.seconds < self.cutoff:
+        takes = outcome.ranks and self.takes(configuration)
+        if takes and outcome.seconds < self.cutoff:
             self.contenders.add(self.engine.contender(configuration, outcome))
-        elif outcome.ranks:  # it contends where the best plans take longer than their sums
+        elif takes:  # it contends where the best plans take longer than their sums
             self.contenders.left[configuration] = outcome
         self._tell()
 

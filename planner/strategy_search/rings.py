@@ -111,9 +111,10 @@ def _improved(
                 cancelled,
                 cutoff,
                 shared,
+                takes=lambda configuration: configuration.context[0] > 1,
             )
             statistics = together(statistics, tried.statistics)
-            if tried.plans[0].bounded < cutoff and tried.plans[0].configuration.context[0] > 1:
+            if tried.plans[0].bounded < cutoff:
                 found = tried
     if found is None:
         return replace(result, statistics=statistics)

@@ -36,6 +36,7 @@ from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.limit_words import nothing_before
 from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import Progress, SearchResult
 
 _ROUNDS = 4  # with less memory each, where a schedule holds more than the search thought
@@ -48,6 +49,7 @@ def search(
     cutoff: float = math.inf,
     shared: Shared | None = None,
     known: Ranked | None = None,
+    takes: Callable[[Configuration], bool] = lambda _: True,
 ) -> SearchResult:
     """The fastest plans that fit, of those whose objectives are close to the least.
 
@@ -55,7 +57,8 @@ def search(
     (`planner.limits`, the time limit of the request among them), the best plans so far are returned. Plans whose
     objective is `cutoff` seconds or more are of no interest. `shared` is for several searches that differ in their
     memory and global batch alone. A plan of the space, or of another that is searched beside it, may be `known`: only
-    faster ones are looked for, and without one it is the result; of the one fastest plan.
+    faster ones are looked for, and without one it is the result; of the one fastest plan. `takes` says
+    which configurations may become plans; others are evaluated for comparison alone.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits, LimitError where a limit was reached before anything was found.
@@ -63,7 +66,7 @@ def search(
     with limited(request.time_limit):
         try:
             check()
-            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known)
+            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known, takes)
         except (LimitError, MemoryError) as error:
             raise nothing_before(request, error) from error
 
@@ -75,9 +78,10 @@ def _searched(
     cutoff: float,
     shared: Shared,
     known: Ranked | None,
+    takes: Callable[[Configuration], bool],
 ) -> SearchResult:
     kind = ByRecursion if request.algorithm == "recursive_programming" else BestFirst
-    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared, known), None
+    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared, known, takes=takes), None
     for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
@@ -88,7 +92,7 @@ def _searched(
             memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
             leaner = replace(attempt.request, memory_limit=memory)
             proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
-            attempt = kind(leaner, on_progress, cancelled, cutoff, shared, known)
+            attempt = kind(leaner, on_progress, cancelled, cutoff, shared, known, takes=takes)
             attempt.limits, attempt.most_proved = stated, proved
             overfull = error
         except InfeasibleError:
@@ -96,7 +100,7 @@ def _searched(
                 raise
             break
     if known is not None:
-        attempt = kind(request, on_progress, cancelled, cutoff, shared, known, settles=True)
+        attempt = kind(request, on_progress, cancelled, cutoff, shared, known, settles=True, takes=takes)
         return attempt.run()
     raise InfeasibleError(overfull.message) from None
 

@@ -27,6 +27,17 @@ def test_the_search_goes_on_past_the_sum_of_its_incumbent() -> None:
     assert found.seconds <= every.seconds * (1 + 1e-9)
 
 
+def test_configurations_that_are_not_taken_become_no_plans() -> None:
+    request = request_of("llama-4", cluster_of("h100-80gb", 2), 8, pinned=Pinned(micro_batches=4))
+    (best, *_) = search(request).plans
+    ranks = best.configuration.pipeline
+    asked = search(request, takes=lambda configuration: configuration.pipeline != ranks)
+    assert all(one.configuration.pipeline != ranks for one in (*asked.plans, *asked.priced))
+    assert best.seconds < asked.plans[0].seconds
+    with pytest.raises(InfeasibleError):
+        search(request, takes=lambda _: False)
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_the_bound_of_a_search_that_is_stopped_counts_virtual_stages_that_are_left() -> None:
