@@ -184,7 +184,7 @@ class Finalists:
         them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for; nor
         is it settled where that would not save as much."""
         ranked = self.maker.unsettled(found)
-        if self._least_in_any_order(ranked) < cutoff + found.objective - found.outcome.bound:
+        if self.room.in_any_order(ranked) < cutoff + found.objective - found.outcome.bound:
             ranked = self.maker.worth_settling(ranked)
         if not self.overlapping.possible or not self.overlapping.missing(ranked):
             return self._finished(*self.sums.best(found, ranked, self._sum_for(found, cutoff)), cutoff)
@@ -215,12 +215,6 @@ class Finalists:
         if cutoff == math.inf or not self.overlapping.possible or not self.overlapping.missing(ranked):
             return False
         return self.room.hoped(ranked) >= cutoff
-
-    def _least_in_any_order(self, ranked: Ranked) -> Seconds:
-        """What a result takes at least, about, with all overlaps, whatever memory there is, in any order of turns."""
-        hoped = self.room.hoped(ranked) if self.overlapping.possible else ranked.seconds
-        turns = reorders(self.request.pinned) or may_lie_in_a_v(self.request)
-        return min(hoped, ranked.seconds - ranked.bubble) if turns else hoped
 
     def _finished(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hardware_profiles import Bytes, Seconds
 from planner.pricing.bucket_size import auto_bucket, room_of
@@ -128,12 +129,23 @@ class OtherSums:
             if outcome.seconds < least and (key := (id(engine), chosen(outcome.ranks))) not in known:
                 known.add(key)
                 contender = replace(engine.contender(found.configuration, outcome), room=room)
-                other = self.maker.as_found(contender, least, lambda one: one.waited)  # perhaps not any more
+                own = engine is self.engine.source_of(found.outcome) and gathers == found.outcome.gathers
+                bound = max(outcome.bound, found.outcome.bound) if own else outcome.bound  # of fewer plans, or as many
+                other = self.maker.as_found(
+                    contender,
+                    least,
+                    lambda one: one.waited,  # perhaps not any more
+                    partial(self._may_take, least + outcome.seconds - bound),
+                )
                 fits = self.maker.fits(other.configuration, other.plan.prediction)
                 if fits and self.overlapping.overlapped(other).seconds < self.overlapping.overlapped(ranked).seconds:
                     source, ranked = contender, other
                     self.room.sources[id(source)] = (source, engine, covering)
         return source, ranked
+
+    def _may_take(self, seconds: Seconds, ranked: Ranked) -> bool:
+        """Whether a result may take less in some order of turns."""
+        return self.room.in_any_order(ranked) < seconds
 
     def _capped(self, found: Contender) -> bool:
         """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the

@@ -71,16 +71,21 @@ class PlanMaker:
         return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
 
     def as_found(
-        self, found: Contender, cutoff: Seconds = math.inf, later: Callable[[Ranked], Seconds] = lambda _: 0.0
+        self,
+        found: Contender,
+        cutoff: Seconds = math.inf,
+        later: Callable[[Ranked], Seconds] = lambda _: 0.0,
+        worth: Callable[[Ranked], bool] = lambda _: True,
     ) -> Ranked:
-        """A result as a plan, bound to its graph and priced by the judge; settled where that may save more than little,
-        by what is proved of its configuration. Neither buckets of other sizes nor that are tried where it would not
-        take less than `cutoff` by what they may save, and by what may be saved `later`."""
+        """A result as a plan, bound to its graph and priced by the judge; settled where that is `worth` it and may save
+        more than little, by what is proved of its configuration. Neither buckets of other sizes nor that are tried
+        where it would not take less than `cutoff` by what they may save, and by what may be saved `later`."""
         made = self._made(found)
         settles = max(0.0, found.objective - found.outcome.bound)
         if made.seconds - most_saved(made.bound) - settles - later(made) >= cutoff:
             return made
-        return self.worth_settling(self._bucketed(found, made))
+        bucketed = self._bucketed(found, made)
+        return self.worth_settling(bucketed) if worth(bucketed) else bucketed
 
     def worth_settling(self, ranked: Ranked) -> Ranked:
         """A result, settled where that may save more than little."""

@@ -17,6 +17,7 @@ from planner.strategy_search.engine.product_overlap import Everything
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import (
     WORTH,
+    may_lie_in_a_v,
     reorders,
 )
 
@@ -51,6 +52,12 @@ class Room:
         the plan of more room that has them takes as much more as its sum does."""
         own = self.overlapping.expected(ranked).seconds - self.overlapping.saves(ranked)
         return min(own, self.orders.in_other_orders(ranked))
+
+    def in_any_order(self, ranked: Ranked) -> Seconds:
+        """The same, without any bubble, where stages may lie in a V or take turns in other orders."""
+        hoped = self.hoped(ranked) if self.overlapping.possible else ranked.seconds
+        turns = reorders(self.request.pinned) or may_lie_in_a_v(self.request)
+        return min(hoped, ranked.seconds - ranked.bubble) if turns else hoped
 
     def lean(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A plan of a contender that fits, and leaves room for its overlaps where that is faster."""
