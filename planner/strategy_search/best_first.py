@@ -11,7 +11,9 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from hardware_profiles import Hidden
 from planner.errors import InfeasibleError, LimitError, RequestError
@@ -68,9 +70,10 @@ class BestFirst:
         *,
         settles: bool = False,
         takes: Callable[[Configuration], bool] = lambda _: True,
+        bounds: Mapping[Configuration, float] = MappingProxyType({}),
     ) -> None:
         self.started = time.perf_counter()
-        self.known, self.settles, self.takes = known, settles, takes
+        self.known, self.settles, self.takes, self.known_bounds = known, settles, takes, bounds
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request, shared)
         hides = request.cluster.software.hidden != Hidden() or AHEAD in self.engine.gathers
@@ -86,6 +89,7 @@ class BestFirst:
         self.most_proved = math.inf  # of the request that this one is part of
         self.total = self.solved = 0
         self.evaluated = set[Configuration]()
+        self.bounds = dict[Configuration, float]()  # of what was evaluated
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
         self.hint = NO_HINT
         self.alone: dict[object, tuple[float, float]] = {}  # seconds with one stage on each rank, and their bound
@@ -166,14 +170,15 @@ class BestFirst:
 
     def _tried_first(self, configuration: Configuration) -> bool:
         """Whether a conventional configuration is the best yet."""
-        if not self.takes(configuration):
+        cutoff = min(self.limit, self.best)
+        if not self.takes(configuration) or self._bound_before(configuration) >= cutoff:
             return False
         try:
-            outcome = self.engine.evaluate(configuration, cutoff=min(self.limit, self.best))
+            outcome = self.engine.evaluate(configuration, cutoff=cutoff)
         except NothingAgreesError:
             return False
         self.solved += outcome.solved
-        if not outcome.ranks or outcome.seconds >= min(self.limit, self.best):
+        if not outcome.ranks or outcome.seconds >= cutoff:
             return False
         self.incumbent = self.engine.contender(configuration, outcome)
         self.hint = (outcome.price, outcome.under)
@@ -403,13 +408,21 @@ class BestFirst:
             families = [members for members in families if self.regions.fits(members[0])] or families
         self.families = families
         for members in families:
-            bound = min(map(self.engine.bound, members))
+            bound = min(map(self._bound_before, members))
             heapq.heappush(self.queue, (bound, _order(members[0]), None, members, NO_HINT))
+
+    def _bound_before(self, configuration: Configuration) -> float:
+        """Least step time by the work alone, and by what a search with free axes has proved: where each axis has one
+        purpose, operators choose among fewer strategies of the same mesh."""
+        by_work, c = self.engine.bound(configuration), configuration
+        if not self.known_bounds or len(c.mesh) > 2 or c.decided is not None or "ring" in c.roles:
+            return by_work
+        return max(by_work, self.known_bounds.get(replace(c, roles=(), zigzag=False), 0.0))
 
     def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
         """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
         family = family_of(self.engine, members) if self.request.prune else None
-        floors = [max(floor, self.engine.bound(configuration)) for configuration in members]
+        floors = [max(floor, self._bound_before(configuration)) for configuration in members]
         proved = floors if family is None else family.step_seconds(members, floors, self.cutoff)
         for configuration, bound in zip(members, proved, strict=True):
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
@@ -447,6 +460,7 @@ class BestFirst:
         own = 0.0 if self.engine.spreads else outcome.bound  # of the strategies that were spread to, not of all
         if not outcome.ranks and outcome.bound < math.inf:
             self.cut_off.append((max(bound, own), configuration, family))
+        self.bounds[configuration] = max(bound, own)
         self._take(configuration, outcome, max(bound, own))
 
     def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
@@ -517,6 +531,7 @@ class BestFirst:
             contexts=self.contexts.outcomes(),
             limits=self.limits,
             close=tuple(found.configuration for found in self.contenders.found),
+            bounds=self._bounds_of_all(),
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=len(self.evaluated),
@@ -526,6 +541,14 @@ class BestFirst:
                 full=self.full,
             ),
         )
+
+    def _bounds_of_all(self) -> dict[Configuration, float]:
+        """What is proved of every configuration; nothing where there was less memory than was asked for."""
+        if self.most_proved < math.inf:
+            return {}
+        ahead = {c: bound for bound, _, _, members, _ in self.queue for c in members}
+        left = {c: bound for bound, c, _ in (*self.cut_off, *self.interleaved)}
+        return {**ahead, **left, **self.bounds}
 
     def _plans(self, bound: float, stopped: bool) -> tuple[Ranked, ...]:
         """The best contenders as plans; of a search that was stopped the incumbent, which is one, where nothing better

@@ -42,6 +42,7 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
     """A result, with the fastest plan of narrower searches in the place of its best one, where that is faster."""
     if not _left_open(request):
         return result
+    every, as_asked = result.bounds, (request.update, request.pinned.tensor_overlap)
     for gap, what, asked in _narrower(request, result):
         if result.gap < gap:
             continue
@@ -49,7 +50,8 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
             return result.cut_short()
         best, bound = result.plans[0], result.bound_seconds
         try:
-            found = search(asked, told(on_progress, result, f"trying {what}"), cancelled, known=best)
+            bounds = every if (asked.update, asked.pinned.tensor_overlap) == as_asked else {}
+            found = search(asked, told(on_progress, result, f"trying {what}"), cancelled, known=best, bounds=bounds)
         except LimitError:
             return result.cut_short()
         except (InfeasibleError, RequestError):

@@ -1,6 +1,7 @@
 """What a search says while it runs, and what it has found."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.roles import roles
@@ -88,7 +89,7 @@ class SearchResult:
     (see `planner.strategy_search.neighbours`). `limits`: the most bytes that a plan may be predicted to need on a
     device of each group. `close` are configurations whose objectives were close to the least, that first; `priced`
     are plans of these, until the plans of the result name them (`Plan.candidates`). Where a simpler plan was preferred
-    to the fastest one it stands before it, and `simpler` says so.
+    to the fastest one it stands before it, and `simpler` says so. `bounds` is what is proved of each configuration.
     """
 
     plans: tuple[Ranked, ...]
@@ -102,6 +103,7 @@ class SearchResult:
     close: tuple[Configuration, ...] = ()
     priced: tuple[Ranked, ...] = ()
     simpler: Simpler | None = None
+    bounds: Mapping[Configuration, float] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
         more = f" and {len(self.plans) - 1} more" if len(self.plans) > 1 else ""

@@ -21,8 +21,9 @@ was not. The least of them says how far the result may be from the best plan the
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from hardware_profiles import MixedCluster
 from planner.errors import InfeasibleError, LimitError
@@ -50,6 +51,7 @@ def search(
     shared: Shared | None = None,
     known: Ranked | None = None,
     takes: Callable[[Configuration], bool] = lambda _: True,
+    bounds: Mapping[Configuration, float] = MappingProxyType({}),
 ) -> SearchResult:
     """The fastest plans that fit, of those whose objectives are close to the least.
 
@@ -58,7 +60,8 @@ def search(
     objective is `cutoff` seconds or more are of no interest. `shared` is for several searches that differ in their
     memory and global batch alone. A plan of the space, or of another that is searched beside it, may be `known`: only
     faster ones are looked for, and without one it is the result; of the one fastest plan. `takes` says
-    which configurations may become plans; others are evaluated for comparison alone.
+    which configurations may become plans; others are evaluated for comparison alone. `bounds` are what a search of the
+    same request with free axes has proved of its configurations.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits, LimitError where a limit was reached before anything was found.
@@ -66,7 +69,7 @@ def search(
     with limited(request.time_limit):
         try:
             check()
-            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known, takes)
+            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known, takes, bounds)
         except (LimitError, MemoryError) as error:
             raise nothing_before(request, error) from error
 
@@ -79,9 +82,10 @@ def _searched(
     shared: Shared,
     known: Ranked | None,
     takes: Callable[[Configuration], bool],
+    bounds: Mapping[Configuration, float],
 ) -> SearchResult:
     kind = ByRecursion if request.algorithm == "recursive_programming" else BestFirst
-    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared, known, takes=takes), None
+    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared, known, takes=takes, bounds=bounds), None
     for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
@@ -92,7 +96,7 @@ def _searched(
             memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
             leaner = replace(attempt.request, memory_limit=memory)
             proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
-            attempt = kind(leaner, on_progress, cancelled, cutoff, shared, known, takes=takes)
+            attempt = kind(leaner, on_progress, cancelled, cutoff, shared, known, takes=takes, bounds=bounds)
             attempt.limits, attempt.most_proved = stated, proved
             overfull = error
         except InfeasibleError:
@@ -100,7 +104,7 @@ def _searched(
                 raise
             break
     if known is not None:
-        attempt = kind(request, on_progress, cancelled, cutoff, shared, known, settles=True, takes=takes)
+        attempt = kind(request, on_progress, cancelled, cutoff, shared, known, settles=True, takes=takes, bounds=bounds)
         return attempt.run()
     raise InfeasibleError(overfull.message) from None
 

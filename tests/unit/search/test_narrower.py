@@ -7,6 +7,7 @@ import pytest
 
 from planner.limits import limited
 from planner.sharding.update import Update
+from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.engine.proofs import with_proof
 from planner.strategy_search.narrower import OPEN, with_narrower
 from planner.strategy_search.request.request import SearchRequest
@@ -108,3 +109,19 @@ def test_weights_come_in_the_way_that_makes_the_step_shorter() -> None:
     better = with_narrower(replace(decided, update=Update(gathers="auto")), found, told, lambda: False)
     assert better.plan.training.update.gathers == "ahead"
     assert better.plan.prediction.step_seconds < found.plan.prediction.step_seconds
+
+
+def test_what_is_proved_with_free_axes_holds_where_each_has_one_purpose() -> None:
+    """And rules out configurations before their tables are built."""
+    free = search(request(tensor_overlap=1))
+    (best, *_) = free.plans
+    roles = request(tensor_overlap=1, replicas=1)
+    engine, _ = engine_of(roles)
+    known = {c: free.bounds.get(replace(c, roles=(), zigzag=False), 0.0) for c in all_configurations(engine)}
+    two = {c: bound for c, bound in known.items() if len(c.mesh) <= 2}
+    assert all(two.values())
+    for c, bound in two.items():
+        assert bound <= engine.evaluate(c).seconds * (1 + 1e-9), c
+    without, found = (search(roles, known=best, bounds=bounds) for bounds in ({}, free.bounds))
+    assert found.plan == without.plan
+    assert found.statistics.evaluated < without.statistics.evaluated
