@@ -93,6 +93,7 @@ class BestFirst:
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
         self.hint = NO_HINT
         self.alone: dict[object, tuple[float, float]] = {}  # seconds with one stage on each rank, and their bound
+        self.roomy = set[tuple[object, int]]()  # of those, where memory does not matter
         self.interleaved = list[tuple[float, Configuration, Family | None]]()  # with more, to be evaluated later
         self.cut_off = list[tuple[float, Configuration, Family | None]]()  # of no interest when it was evaluated
         self.contexts = ContextNotes(free=request.pinned.free)
@@ -293,9 +294,9 @@ class BestFirst:
         transfers between virtual stages."""
         if not self.request.prune or self.request.tolerance > 0:
             return plans
-        slowest = self._slowest(plans)
+        slowest, contended = self._slowest(plans), {id(found) for found in self.contenders.found}
         shorter = [*self._promising_in_other_orders(slowest), *self._promising_with_virtual_stages(slowest)]
-        if shorter:
+        if shorter or not contended.issuperset(map(id, self.contenders.found)):
             finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
         slowest = min(self._slowest(plans), self.limit)
@@ -341,11 +342,33 @@ class BestFirst:
         """Pipelines of several stages on each rank that were evaluated, and do not contend by their sums, in which all
         transfers between stages are exposed, but may take less than `slowest` with these under work; the most promising
         few."""
+        self._evaluate_with_virtual_stages(slowest)
         left = self.contenders.left.items()
         found = [self.engine.contender(c, outcome) for c, outcome in left if c.virtual_stages > 1 and outcome.ranks]
         promise = {one.configuration: one.sum_with(one.outcome.ranks) for one in found}
         promising = [one for one in found if promise[one.configuration] < slowest]
         return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
+
+    def _evaluate_with_virtual_stages(self, slowest: float) -> None:
+        """Evaluate pipelines of several stages on each rank that were cut off by what sums with all of their transfers
+        are proved to take, as far as they may take less than `slowest` with these under work: by what was found with
+        one stage on each rank, where that has memory for more in flight, and the share of a transfer that work beside
+        it takes longer; the most promising few. Where plans with several contend they were compared with those."""
+        if any(found.configuration.virtual_stages > 1 for found in self.contenders.found) or asks(self.request.pinned):
+            return
+        beside, several = 1 - self.engine.groups[0].device.overlapped, []
+        for bound, c, family in self.cut_off:
+            alone, _ = self.alone.get((c.family, c.micro_batches), (math.inf, 0.0))
+            roomy = c.virtual_stages > 1 and (c.family, c.micro_batches) in self.roomy
+            if roomy and family is not None and alone * least_share(c) < slowest:
+                transfers = family.transfer_seconds(c)
+                several.append((alone * least_share(c) + beside * transfers, _order(c), bound, c, family, transfers))
+        for promise, _, bound, c, family, transfers in sorted(several, key=lambda one: one[:2])[:_REORDERED]:
+            cutoff = slowest + transfers
+            if promise < slowest and family.priced_seconds(c, self._hint_for(family), cutoff) < cutoff:
+                with contextlib.suppress(NothingAgreesError):
+                    outcome = self.engine.evaluate(c, cutoff=cutoff, hint=self._hint_for(family))
+                    self._take(c, outcome, max(bound, outcome.bound))
 
     def _evaluate_short_ones(self, slowest: float) -> None:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
@@ -471,6 +494,8 @@ class BestFirst:
         found = outcome.seconds if outcome.ranks else math.inf
         if configuration.virtual_stages == 1:
             self.alone[configuration.family, configuration.micro_batches] = (found, bound)
+            if outcome.ranks and not outcome.price:
+                self.roomy.add((configuration.family, configuration.micro_batches))
         known = max(bound, outcome.bound)
         self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))

@@ -6,6 +6,8 @@
 
 A search assumes the size at which latency is a small share of a message (`planner.pricing.bucket_size`). Which is the
 fastest depends on how long the backward pass is, that is on the plan: so it is halved as long as steps become shorter.
+A gradient that is larger than a bucket starts early where two buckets would have room for it. Where they have not, they
+are made so large, if there is memory for that.
 
 Where some of the reductions are exposed all the same, buckets end with blocks: each with one; or each has twice as many
 as the one behind it, down to two halves of the last block, so that few messages keep the link busy, and the last one,
@@ -22,10 +24,10 @@ from itertools import count, takewhile
 from hardware_profiles import Seconds
 from planner.limits import reached
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.per_step_communication import reduces_in_buckets, shares_buckets
+from planner.plan.layout.per_step_communication import reduces_in_buckets, reduction_starts, shares_buckets
 from planner.plan.prediction.step import REDUCED_AHEAD, UNCOVERED
 from planner.plan.prediction.timeline import REDUCTION
-from planner.pricing.bucket_size import smaller
+from planner.pricing.bucket_size import room_of, smaller
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.update import NO_BUCKETS, Update
 
@@ -41,9 +43,9 @@ def in_faster_buckets(
 ) -> BoundPlan:
     """A plan, priced, with its gradients in smaller buckets, or in such as end with blocks, where its step is shorter
     so and it `fits`. `predicted` prices one."""
-    best, tried, slower = bound, bound.plan.training.update, 0
+    best, tried, slower = _with_room(bound, predicted, fits), bound.plan.training.update, 0
     if _bucketed(bound) <= _WORTH * bound.plan.prediction.step_seconds:
-        return bound
+        return best
     while slower < _TRIES and tried.bucket_size and not reached():
         tried = smaller(tried)
         if not tried.bucketed:
@@ -61,6 +63,26 @@ def in_faster_buckets(
         if other.plan.prediction.step_seconds < best.plan.prediction.step_seconds and fits(other):
             best = other
     return best
+
+
+def _with_room(
+    bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPlan], fits: Callable[[BoundPlan], bool]
+) -> BoundPlan:
+    """A plan, or the same with buckets so large that gradients have room on the way which are larger than a bucket, as
+    those of experts are, and wait for the end of the backward pass without."""
+    update, step = bound.plan.training.update, bound.plan.prediction.step_seconds
+    time = dict(bound.plan.prediction.time)
+    waits = time.get(REDUCTION, 0.0) - _bucketed(bound)
+    if not update.bucket_size or waits <= _WORTH * step or reached():
+        return bound
+    starts = reduction_starts(bound, bound.parameters.keys())
+    if starts.early == len(starts.buckets):
+        return bound
+    needed, size = max(bucket.takes(bound.plan.mesh) for bucket in starts.buckets), update.bucket_size
+    while room_of(size) < needed:
+        size *= 2
+    other = predicted(_with_update(bound, replace(update, buckets=size)))
+    return other if other.plan.prediction.step_seconds < step and fits(other) else bound
 
 
 def _of_blocks(bound: BoundPlan) -> Iterator[tuple[int, ...]]:

@@ -96,6 +96,11 @@ class Family:
         (_, fastest), *_ = self._parts
         return fastest.busy_seconds(configuration)
 
+    def transfer_seconds(self, configuration: Configuration) -> float:
+        """About the seconds of a step in which a rank of a member sends to others and back, all exposed."""
+        (_, fastest), *_ = self._parts
+        return fastest.transfer_seconds(configuration)
+
     def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float = math.inf) -> float:
         """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
         before; infinite where even the leanest choice does not fit. Ways that are proved to take as long as the cutoff
@@ -231,6 +236,12 @@ class _Bounds:
         among = known[0].promising(replace(setting, chunks=1), cutoff / share) if len(known) == 1 else None
         found = step_bounds(self.pipeline_of_kinds, known, setting, among)
         return float(found.min() if among is None else found[among].min(initial=cutoff))
+
+    def transfer_seconds(self, configuration: Configuration) -> float:
+        """Seconds of a step in which the rank that sends longest does, for the layouts that take least."""
+        (multipliers, *_), setting = self._of(configuration)
+        longest = max(float(multipliers.crossing_seconds(setting, rank).min()) for rank in range(setting.ranks))
+        return setting.micro_batches * longest / multipliers.parts
 
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""

@@ -4,8 +4,13 @@ A plan takes experts apart where that saves time (`planner.plan.layout.expert_ov
 `planner.plan.prediction.exchange_overlap` the price). Here it is what each candidate saves at most, so that layouts are
 chosen for what an exchange takes in the end, and sums stay below steps:
 
-    forward    rows there and back, as long as the kernels that may run beside them
-    backward   the same, and the gradients of the experts' own weights
+    forward    min(r + w + r, k)                        r  rows, w  their weights, k  the kernels that may run beside
+    backward   min(r + w + r, k' + g, min(r, k') + r + w)        ' backward, g  gradients of the experts' own matrices
+
+A plan has some of the kernels beside the rows on one way, the others beside those on the other. Gradients of the
+matrices are made when those of what the experts make are there: they cover the second way alone, so that what goes
+there first is covered by no more than k'. However a plan divides k' into x + y, min(r, x) + min(r + w, y + g) is no
+more than each of the three.
 
 The kernels beside the experts count as if they were cut over devices as far as any candidate cuts them. A plan in which
 they take longer, as devices compute the same twice, may save more than is known here: no bound is proved of such.
@@ -20,7 +25,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.graph.fp8 import without_fp8
 from planner.plan.layout.expert_overlap import tied_to
-from planner.plan.prediction.exchange_overlap import MATRICES, Ways, ways_of
+from planner.plan.prediction.exchange_overlap import MATRICES, ways_of
 from planner.pricing import OperatorPrices, price_operator
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
@@ -54,24 +59,26 @@ def saved_by_exchange(
     types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
     graded = [name in graph.differentiable and place not in MATRICES for place, name in enumerate(op.operands)]
 
-    def priced(rule: Rule, strategies: Sequence[Strategy]) -> tuple[Array, Array]:
-        """Seconds backward but for the gradients of the matrices, and of what is sent, (strategies,) each."""
+    def priced(rule: Rule, strategies: Sequence[Strategy]) -> tuple[Array, Array, Array]:
+        """Seconds backward but for the gradients of the matrices, and of gradients that are sent there and back,
+        (strategies,) each."""
         alone = price_operator(rule, strategies, *types, graded, mesh, cluster).backward
-        return alone, np.array([_sent(ways_of(rule, strategy, mesh, cluster)) for strategy in strategies])
+        ways = [ways_of(rule, strategy, mesh, cluster) for strategy in strategies]
+        return alone, np.array([one.sent for one in ways]), np.array([one.weighted for one in ways])
 
     some, strategies, rule = candidates.narrow, candidates.strategies, rule_of(graph, op)
     if some is None:
-        alone, sent = priced(rule, strategies)
+        alone, first, second = priced(rule, strategies)
     else:  # the others compute without fp8
         both = [priced(rule_of(graph, without_fp8(op)), strategies[some:])]
         both = [priced(rule, strategies[:some]), *both] if some else both
-        alone, sent = (np.concatenate(parts) for parts in zip(*both, strict=True))
+        alone, first, second = (np.concatenate(parts) for parts in zip(*both, strict=True))
     forward = sum(float(one.forward.min()) for one in beside)
     backward = sum(float(one.backward.min()) for one in beside)
+    covered = np.minimum(backward + prices.backward - alone, np.minimum(first, backward) + second)
     return Exchanged(
-        forward=np.minimum(sent, forward),
-        backward=np.minimum(sent, backward + prices.backward - alone),
-    )
+        forward=np.minimum(first + second, forward), backward=np.minimum(first + second, covered)
+    )  # as much is sent forward
 
 
 def beside_experts(template: Template, index: int) -> tuple[int, ...]:
@@ -82,8 +89,3 @@ def beside_experts(template: Template, index: int) -> tuple[int, ...]:
     inside = template.held[kind]
     tied = tied_to(graph, index, inside)
     return tuple(at for at in inside if at != index and at not in tied)
-
-
-def _sent(ways: Ways) -> float:
-    """The same forward and backward."""
-    return ways.there + ways.rows

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import planner
 from planner.errors import InfeasibleError
 from planner.plan.layout.per_step_communication import reduction_starts
 from planner.sharding.buckets import trainable_positions
@@ -115,3 +116,14 @@ def test_a_search_with_a_cutoff_searches_on_up_to_it(monkeypatch: pytest.MonkeyP
     free = search(request).plans[0].seconds
     assert free < 2.5 * least
     assert search(request, cutoff=2.5 * least).plans[0].seconds == free
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_more_stages_on_each_rank_are_evaluated_where_their_transfers_run_under_work() -> None:
+    """Sums count all of these, and are cut off by the plan without a pipeline."""
+    found = planner.search("mixtral-8x7b", "h100-80gb", devices=64, simplicity=0.0).plan
+    pinned = planner.search(
+        "mixtral-8x7b", "h100-80gb", devices=64, simplicity=0.0, pinned={"pipeline": 2, "virtual_stages": 8}
+    ).plan
+    assert found.prediction.step_seconds <= pinned.prediction.step_seconds * (1 + 1e-6)

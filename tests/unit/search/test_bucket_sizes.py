@@ -8,12 +8,14 @@ import pytest
 import planner
 from hardware_profiles import load_profile
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout import per_step_communication
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import REDUCED_AHEAD
 from planner.pricing.bucket_size import auto_bucket
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.mesh import build_mesh
+from planner.strategy_search.engine import bucket_sizes
 from planner.strategy_search.engine.bucket_sizes import in_faster_buckets
 from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.request.space import Pinned
@@ -75,6 +77,30 @@ def test_buckets_end_with_blocks_where_that_exposes_less() -> None:
             <= step
             < predict(replace(bound, plan=plan), load_profile("cpu").with_devices(devices)).step_seconds
         )
+
+
+@pytest.mark.slow
+def test_larger_buckets_are_tried_where_gradients_have_no_room_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them wait for the end of the pass here."""
+    for module in (per_step_communication, bucket_sizes):
+        monkeypatch.setattr(module, "room_of", lambda size: size / 64)
+    pinned = {"pipeline": 2, "micro_batches": 2, "zero": 1, "tensor": 1}
+    asked = {"buckets": 2**16}
+    plan = planner.search(
+        "gpt-tiny", "cpu", devices=4, global_batch=8, pinned=pinned, update=asked, simplicity=0.0
+    ).plans[0]
+    cluster = cluster_of("cpu", 4)
+
+    def predicted(bound: BoundPlan) -> BoundPlan:
+        return replace(bound, plan=replace(bound.plan, prediction=predict(bound, cluster)))
+
+    small = predicted(plan.bound)
+    assert REDUCED_AHEAD not in dict(small.plan.prediction.time)
+    large = in_faster_buckets(small, predicted, lambda _: True)
+    assert isinstance(large.plan.training.update.buckets, int)
+    assert large.plan.training.update.buckets > 2**16
+    assert large.plan.prediction.step_seconds < small.plan.prediction.step_seconds
+    assert in_faster_buckets(small, predicted, lambda other: other is small) is small  # there is no memory for it
 
 
 @pytest.mark.thorough

@@ -1,6 +1,9 @@
 """Experts are exchanged under other work where that pays, and no more is saved than is sent, or than runs meanwhile."""
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -16,9 +19,13 @@ from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import UNDER_EXCHANGE
 from planner.plan.prediction.walk import walks_of
+from planner.pricing import OperatorPrices
 from planner.strategy_search.engine.exchange_overlap import best_expert_overlaps, with_expert_overlap
 from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.request.template import Template
 from planner.strategy_search.result import SearchResult
+from planner.strategy_search.tables.candidates import CandidateLists
+from planner.strategy_search.tables.under_experts import Exchanged, saved_by_exchange
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
 from tests.refusals import refused
@@ -70,6 +77,33 @@ def test_no_way_saves_more_than_it_takes_or_than_runs_meanwhile() -> None:
     ((name, best),) = best_expert_overlaps(bound, cluster)
     assert name == bound.graph.operators[at].name
     assert 0 <= best <= len(beside)
+
+
+@pytest.mark.parametrize("some", [0, 1, 2, 99])
+def test_sums_hope_for_no_more_than_kernels_beside_can_cover(some: int) -> None:
+    """However these are divided; with nothing beside for what a plan saves. Gradients of the experts' own matrices
+    cover one way alone."""
+    bound, cluster = bound_of(), cluster_of("cpu", 2)
+    graph, mesh, (walk, *_) = bound.graph, bound.plan.mesh, walks_of(bound, cluster)
+    at, every = next(iter(possible_expert_overlaps(bound, ())))
+    beside, operator = every[:some], bound.operators[at]
+    prices = [walk.price(bound.operators[one], counted=False) for one in (at, *beside)]
+    candidates = CandidateLists(mesh=mesh).among(operator.rule, (operator.strategy,))
+    template = cast("Template", SimpleNamespace(graph=graph))  # all that is read of one
+
+    def hoped(own: OperatorPrices) -> Exchanged:
+        return saved_by_exchange(template, at, candidates, own, prices[1:], mesh, cluster)
+
+    saved, ways = hoped(prices[0]), walk.exchanges.ways(at)
+    divided = (ExpertOverlap(at=at, there=beside[:count], back=beside[count:]) for count in range(len(beside) + 1))
+    plans_save = [walk.exchanges.saves(one) for one in divided]
+    assert float(saved.forward[0]) >= max(one.forward for one in plans_save) * (1 - 1e-9)
+    assert float(saved.backward[0]) >= max(one.backward for one in plans_save) * (1 - 1e-9)
+    if not some:
+        assert float(saved.backward[0]) == pytest.approx(plans_save[0].backward)
+    endless = hoped(replace(prices[0], backward=prices[0].backward + 1.0))  # of the gradients of matrices
+    covered = min(ways.sent, math.fsum(float(one.backward[0]) for one in prices[1:]))
+    assert float(endless.backward[0]) == pytest.approx(covered + ways.weighted)
 
 
 def test_what_is_beside_experts_is_their_shared_part() -> None:
