@@ -10,11 +10,12 @@ A gradient that is larger than a bucket starts early where two buckets would hav
 are made so large, if there is memory for that.
 
 Where some of the reductions are exposed all the same, buckets end with blocks: each with one; or each has twice as many
-as the one behind it, down to two halves of the last block, so that few messages keep the link busy, and the last one,
-which is exposed, is small:
+as the one behind it, or three times, down to two halves of the last block, so that few messages keep the link busy, and
+the last one, which is exposed, is small. What comes before the blocks is through when the last block is, and goes with
+its second half, as far as it goes the same way:
 
     last backward pass   block 7 | block 6 | block 5 | block 4 | block 3 | block 2 | block 1 | block 0
-    buckets              [           7 .. 4                    ][      3 .. 2     ][    1    ][   ][   ]
+    buckets              [           7 .. 4                    ][      3 .. 2     ][    1    ][   ][    ...
 """
 
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ from planner.sharding.update import NO_BUCKETS, Update
 
 _WORTH = 2e-3
 """Share of a step that reductions take, from which on sizes are tried."""
+
+_GROWTHS = (2, 3)
+"""By which buckets that end with blocks grow."""
 
 _TRIES = 2
 """Sizes in turn that are slower, after which no smaller one is tried."""
@@ -87,7 +91,8 @@ def _with_room(
 
 def _of_blocks(bound: BoundPlan) -> Iterator[tuple[int, ...]]:
     """Positions at which buckets end, so that each has the gradients of one block; or so that the last two have half a
-    block each, and of those before them each has twice as many as the one behind it."""
+    block each, the last one with what comes before the blocks, and those before them grow by one of `_GROWTHS` from one
+    to the next."""
     blocks, consumers = bound.blocks, bound.graph.consumers
     own: dict[int, list[int]] = {}  # positions of the parameters of each block
     for name, position in trainable_positions(bound.graph).items():
@@ -97,8 +102,9 @@ def _of_blocks(bound: BoundPlan) -> Iterator[tuple[int, ...]]:
     if blocks.count < 2 or len(own) < blocks.count:
         return
     starts = [min(own[block]) for block in range(blocks.count)]
-    doubled = takewhile(lambda end: end < blocks.count, (1 << power for power in count()))
-    for ends in (starts, (starts[0], sorted(own[0])[len(own[0]) // 2], *(starts[end] for end in doubled))):
+    half = sorted(own[0])[len(own[0]) // 2]
+    grown = (takewhile(lambda end: end < blocks.count, map(growth.__pow__, count())) for growth in _GROWTHS)
+    for ends in (starts, *((half, *(starts[end] for end in one)) for one in grown)):
         yield tuple(sorted({*ends} - {0}))
 
 

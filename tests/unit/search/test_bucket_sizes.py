@@ -105,7 +105,8 @@ def test_larger_buckets_are_tried_where_gradients_have_no_room_on_the_way(monkey
 
 @pytest.mark.thorough
 def test_buckets_have_twice_as_much_as_those_behind_them() -> None:
-    """The last two have halves of a block; or each has a block of its own."""
+    """Or three times as much: the last two have halves of a block, the last one what comes before the blocks, too. Or
+    each has a block of its own."""
     bound, tried = found(devices=8).plans[0].bound, list[tuple[int, ...]]()
 
     def predicted(other: BoundPlan) -> BoundPlan:
@@ -113,11 +114,12 @@ def test_buckets_have_twice_as_much_as_those_behind_them() -> None:
         return other
 
     in_faster_buckets(bound, predicted, lambda _: True)
-    each, doubled = tried
+    each, doubled, tripled = tried
     number = bound.blocks.count
     assert len(each) == number
-    assert doubled[0] == each[0] < doubled[1] < each[1]
-    assert doubled[2:] == tuple(each[at] for at in (1, 2, 4, 8) if at < number)
+    assert each[0] < doubled[0] == tripled[0] < each[1]
+    assert doubled[1:] == tuple(each[at] for at in (1, 2, 4, 8) if at < number)
+    assert tripled[1:] == tuple(each[at] for at in (1, 3, 9) if at < number)
 
 
 def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> None:
