@@ -80,16 +80,17 @@ class Simpler:
 class SearchResult:
     """The fastest plans, fastest first, of different configurations, and what is proved about them.
 
-    No plan in the space of the request has an objective below `bound_seconds`; a step may take less than its objective
-    (see `planner.strategy_search.engine.contenders`). Where axes are free, that is the space of
-    meshes of one and two axes whose virtual stages on a rank run alike; `covered` is False where the best plan has more
-    axes, so that nothing is proved about its like. `placements` is how many ways to place tables on the host were
-    compared, 0 where there was no choice: what is proved is about the one that was taken. `contexts` compares ways to
-    split the sequence, where there was a choice. `neighbours` are numbers of samples or devices nearby that do better
-    (see `planner.strategy_search.neighbours`). `limits`: the most bytes that a plan may be predicted to need on a
-    device of each group. `close` are configurations whose objectives were close to the least, that first; `priced`
-    are plans of these, until the plans of the result name them (`Plan.candidates`). Where a simpler plan was preferred
-    to the fastest one it stands before it, and `simpler` says so. `bounds` is what is proved of each configuration.
+    No plan in the space of the request has an objective below `bound_seconds`; a step may take less than its
+    objective (see `planner.strategy_search.engine.contenders`). Where axes are free, that is the space of meshes of
+    one and two axes, whose virtual stages on a rank run alike where blocks are of several kinds; `covered` is False
+    where the best plan has more axes, so that nothing is proved about its like. `placements` is how many ways to
+    place tables on the host were compared, 0 where there was no choice: what is proved is about the one that was
+    taken. `contexts` compares ways to split the sequence, where there was a choice. `neighbours` are numbers of
+    samples or devices nearby that do better (see `planner.strategy_search.neighbours`). `limits`: the most bytes
+    that a plan may be predicted to need on a device of each group. `close` are configurations whose objectives were
+    close to the least, that first; `priced` are plans of these, until the plans of the result name them
+    (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and `simpler`
+    says so. `bounds` is what is proved of each configuration.
     """
 
     plans: tuple[Ranked, ...]

@@ -251,7 +251,7 @@ def _leaner_by(contender: Contender) -> float:
         return math.inf
     lean = min(every, key=lambda column: (column.amounts.live, column.amounts.part)).amounts.part
     longer = (sum(lean - column.amounts.part for column in filling.inner) for filling in contender.outcome.ranks)
-    return contender.configuration.micro_batches * contender.configuration.virtual_stages * max(longer)
+    return contender.configuration.micro_batches * max(longer)
 
 
 def _purposes(found: Roles, configuration: Configuration) -> tuple[tuple[int, ...], tuple[Role, ...]]:

@@ -43,7 +43,10 @@ from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]
 State = tuple[int, ...]
-_Alike = tuple[tuple[int, ...], bool, bool, tuple[int, ...]]
+_Combination = tuple[tuple[int, float], ...]
+"""Numbers of prices, and shares of what they say."""
+
+_Alike = tuple[tuple[tuple[_Combination, _Combination], ...], bool, bool, tuple[int, ...]]
 
 _HALVINGS = 24
 """Of the interval in which a pace is sought: the bound is low by a ten-millionth at most; half as many for bounds that
@@ -201,9 +204,15 @@ class Multipliers:
         the least, nor than that of one in the tail: both count so by a share, the latter by the share `at_tail`."""
         self._add([self._priced(price, flights, under, cap, at_tail)])
 
-    def solve_all(self, prices: Sequence[tuple[float, float, Passes]], average: Setting | None = None) -> None:
+    def solve_all(
+        self,
+        prices: Sequence[tuple[float, float, Passes]],
+        average: Setting | None = None,
+        *,
+        at_tail: float = 0.0,
+    ) -> None:
         """`solve` for several prices, flights and shares, and `solve_average` if a setting is given, at once."""
-        questions = [self._priced(price, flights, under) for price, flights, under in prices]
+        questions = [self._priced(price, flights, under, at_tail=at_tail) for price, flights, under in prices]
         self._add([*questions, self._average(average)] if average is not None else questions)
         if average is not None:
             self._note_average(average)
@@ -375,7 +384,12 @@ class Multipliers:
         slowest = np.zeros(possible.shape)
         for units in self.units(possible, some):
             total = self.whole(units)
-            lines = self.lines(setting, possible, units, some=some)
+            among = None
+            if setting.unlike(
+                self.chain
+            ):  # each of its own: the slowest is the first or the last, or is like the second
+                among = sorted({0, min(1, setting.ranks - 1), setting.ranks - 1})
+            lines = self.lines(setting, possible, units, among, some)
             busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
             if setting.ranks == 1 or setting.chunks > 1:
                 possible &= np.min([line.room for line in lines], axis=0) >= total / setting.ranks * (1 - _ROUNDING)
@@ -439,9 +453,15 @@ class Multipliers:
         """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
         least = 0.0
         for known in self.priced:
-            if math.isinf(known.price) and known.flights <= setting.flights(setting.ranks - 1) * (1 + 1e-12):
+            if math.isinf(known.price) and known.flights <= self.least_flights(setting) * (1 + 1e-12):
                 least = max(least, float(self.value(known).min()) / setting.ranks)
         return least
+
+    def least_flights(self, setting: Setting) -> float:
+        """Micro-batches in flight of the last rank, of which no other has fewer; of the chunk that has fewest, where
+        chunks run unlike each other."""
+        last = setting.ranks - 1
+        return min(setting.in_flight[last]) if setting.unlike(self.chain) else setting.flights(last)
 
     def value(self, priced: Priced) -> Array:
         """What all pieces come to at a price, for every state."""
@@ -501,18 +521,62 @@ class Multipliers:
     def _alike(self, setting: Setting, rank: int) -> _Alike:
         """The prices that prove something of a rank, whether it is the first, or the last, and its links; the same is
         known of ranks in which these are the same."""
-        flights = setting.flights(rank) * (1 + 1e-12)
-        usable = tuple(
-            at for at, known in enumerate(self.priced) if known.proves and (not known.price or known.flights <= flights)
-        )
+        usable = self.combinations(setting, rank)
         between = tuple(map(id, self.chain.crossing.between[max(0, rank - 1) : rank + 1]))
         return usable, rank == 0, rank == setting.ranks - 1, between
+
+    def combinations(self, setting: Setting, rank: int) -> tuple[tuple[_Combination, _Combination], ...]:
+        """The prices that prove something of a rank, and what of them: for its inner blocks, and for what stands before
+        them on the first one. With fewer micro-batches in flight than a rank has they prove no more than there is.
+
+        Chunks that run unlike each other have flights n_c of their own. What a block takes at a price is the least of
+        sums, linear in n, so it is concave in n, and between two numbers no less than their chord:
+
+            1/v sum_c g(n_c) >= 1/v sum_c (chord of g at n_c)
+
+        With no micro-batch in flight it takes no less than with memory for free, and no less than no byte."""
+        if not setting.unlike(self.chain):
+            flights = setting.flights(rank) * (1 + 1e-12)
+            return tuple(
+                (((at, 1.0),), ((at, 1.0),))
+                for at, known in enumerate(self.priced)
+                if known.proves and (not known.price or known.flights <= flights)
+            )
+        groups: dict[tuple[float, Passes, float], list[int]] = {}
+        for at, known in enumerate(self.priced):
+            if known.proves:
+                groups.setdefault((known.price, known.under, known.at_tail), []).append(at)
+        found = []
+        for (price, under, _), own in groups.items():
+            points = sorted((self.priced[at].flights if price else math.inf, at) for at in own)
+            if price and points[0][0] > 0:  # none in flight
+                free = None if math.isinf(price) else groups.get((0.0, under, 0.0))
+                if free is None and price < math.inf:
+                    continue
+                points = [(0.0, -1 if free is None else free[0]), *points]
+            chunks = [_on_chords(points, number) for number in setting.in_flight[rank]]
+            inside: dict[int, float] = {}
+            for at, share in itertools.chain.from_iterable(chunks):
+                inside[at] = inside.get(at, 0.0) + share / setting.chunks
+            inside.setdefault(points[-1][1], 0.0)
+            last = inside.pop(points[-1][1])
+            found.append(((*inside.items(), (points[-1][1], last)), chunks[0]))
+        return tuple(found)
+
+    def _combined(self, combination: _Combination, place: int, some: NDArray[np.bool_] | None) -> Array:
+        """Values of some pieces (`Priced.values`) by shares of prices; what takes nothing has the number -1."""
+        known = [(share, _picked(self.priced[at].values[place], some)) for at, share in combination if at >= 0]
+        if len(known) == 1 and known[0][0] == 1.0:
+            return known[0][1]
+        with np.errstate(invalid="ignore"):  # what is impossible takes for ever, however little of it counts
+            counted = [np.where(np.isinf(values), values, share * values) for share, values in known]
+        return functools.reduce(np.add, counted, np.zeros(()))
 
     def _reach(
         self,
         setting: Setting,
         possible: NDArray[np.bool_],
-        usable: tuple[int, ...],
+        usable: Sequence[tuple[_Combination, _Combination]],
         ranks: Sequence[int],
         some: NDArray[np.bool_] | None,
     ) -> Reach:
@@ -525,11 +589,13 @@ class Multipliers:
         ending = np.minimum(_picked(self.chain.ending, some), 0.0)
         less = ending * setting.in_flight[-1][-1] if own else np.zeros(possible.shape)
         ends, inner, left, leanest = list[Array](), list[Array](), list[Array](), list[Array]()
-        for at in usable:
-            priced = self.priced[at]
+        for inside, begun in usable:
+            priced = self.priced[inside[-1][0]]
             capacity = setting.capacity - at_once * (1 - priced.at_tail if last else 1.0)
-            head, blocks, tail = (_picked(values, some) for values in priced.values)
-            value = (head if first else 0.0) + (tail if last else 0.0)
+            blocks = self._combined(inside, 1, some)
+            value = (self._combined(begun, 0, some) if first else 0.0) + (
+                _picked(priced.values[2], some) if last else 0.0
+            )
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
             blocks = np.where(possible, np.maximum(blocks, 1e-30), 1.0)
             if math.isinf(priced.price):
@@ -729,6 +795,17 @@ def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
     if price == 0.0 and pieces and not pieces[0].recompute and pieces[0].home == "device":
         return pieces[:1]
     return pieces
+
+
+def _on_chords(points: Sequence[tuple[float, int]], number: float) -> _Combination:
+    """Shares of the points, in their order, whose chord is at a number; of the last one where that is beyond it."""
+    behind = next((place for place, (flights, _) in enumerate(points) if flights >= number), len(points) - 1)
+    (high, at) = points[behind]
+    if not behind or number >= high:
+        return ((at, 1.0),)
+    low, before = points[behind - 1]
+    share = (number - low) / (high - low)
+    return ((before, 1 - share), (at, share))
 
 
 def over(chain: Chain, solved: Solved) -> Array:

@@ -19,6 +19,7 @@ blocks; where all together have not room for all there are, nothing fits. Every 
 ruled out is ruled out by proof.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,9 @@ _FLIGHTS = 3
 _ROUNDING = 1e-9
 """Of the capacity: sums in another order differ by less."""
 
+
+_Flights = tuple[tuple[float, float], ...]
+"""Micro-batches in flight of the blocks of a rank, from those of the first chunk on, and what share of the blocks."""
 
 Leanest = tuple[Array, Array, Array, float]
 """Least bytes of head, one inner block, whichever its kind, and tail, of every state; and the inner blocks up to which
@@ -86,10 +90,12 @@ class _Proof:
 
     def run(self) -> NDArray[np.bool_]:
         setting = self.setting
+        if setting.unlike(self.chain):
+            return self._with_free_chunks()
         flights = [setting.flights(rank) for rank in range(setting.ranks)]
         distinct = sorted(set(flights))
         places = {round(place * (len(distinct) - 1) / max(1, _FLIGHTS - 1)) for place in range(_FLIGHTS)}
-        rooms = {distinct[place]: self._rooms(distinct[place]) for place in sorted(places)}
+        rooms = {distinct[place]: self._rooms(((distinct[place], 1.0),)) for place in sorted(places)}
         total = np.zeros(self.chain.shape)
         for rank, own in enumerate(flights):
             known = max((flight for flight in rooms if flight <= own), default=None)
@@ -103,7 +109,18 @@ class _Proof:
         found: NDArray[np.bool_] = total < self.blocks
         return found
 
-    def _rooms(self, flights: float) -> dict[tuple[bool, bool], Array]:
+    def _with_free_chunks(self) -> NDArray[np.bool_]:
+        """The same where chunks run unlike each other: some rank has no room for its share. Chunks with about as many
+        micro-batches in flight have the fewest of them."""
+        setting, found = self.setting, np.zeros(self.chain.shape, dtype=np.bool_)
+        for rank in sorted({0, setting.ranks // 2, setting.ranks - 1}):
+            groups = np.array_split(np.array(setting.in_flight[rank]), min(_FLIGHTS, setting.chunks))
+            flights = tuple((float(group.min()), len(group) / setting.chunks) for group in groups)
+            room = self._rooms(flights)[rank == 0, rank == setting.ranks - 1]
+            found |= room < self.blocks / setting.ranks
+        return found
+
+    def _rooms(self, flights: _Flights) -> dict[tuple[bool, bool], Array]:
         """Inner blocks for which a rank has room: first or not, last or not; minus infinity where not even for none."""
         setting = self.setting
         kinds = dict.fromkeys((rank == 0, rank == setting.ranks - 1) for rank in range(setting.ranks))
@@ -122,11 +139,14 @@ class _Proof:
             ]
         return {kind: np.max([self._room(one, *kind) for one in intervals], axis=0) for kind in kinds}
 
-    def _interval(self, flights: float, low: float, high: float) -> _Interval:
+    def _interval(self, flights: _Flights, low: float, high: float) -> _Interval:
         found = []
         for interiors, most in self.counted:
-            head, inner, tail = self.multipliers.leanest(flights, high, interiors)
-            least = inner.min(axis=0) if len(inner) else np.zeros(self.chain.shape)
+            every = [(self.multipliers.leanest(number, high, interiors), share) for number, share in flights]
+            head, tail = every[0][0][0], every[-1][0][2]
+            inner = [values if share == 1 else values * share for (_, values, _), share in every]
+            blocks = functools.reduce(np.add, inner)
+            least = blocks.min(axis=0) if len(blocks) else np.zeros(self.chain.shape)
             found.append((head, least, tail, most))
         return _Interval(low=low, high=high, leanest=tuple(found))
 

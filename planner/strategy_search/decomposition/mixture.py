@@ -30,7 +30,7 @@ _AROUND = 2
 _MOST = 4096
 """Combinations that are looked at; of more, which many kinds of blocks have, none."""
 
-_FIELDS = (
+FIELDS = (
     "part", "step", "fixed", "live", "under", "last", "excess_forward", "excess_backward", "reduction", "backward",
 )  # fmt: skip
 
@@ -55,9 +55,9 @@ def best_mixture(rank: Rank, shares: Shares, kinds: Sequence[int], weight: float
     counts = _whole_numbers(shares, [list(kinds).count(kind) for kind in range(len(shares))])
     if not len(counts):
         return None
-    amounts = np.array([[getattr(column.amounts, name) for name in _FIELDS] for _, column in ways])
-    sums = dict(zip(_FIELDS, rank.chunks * (counts @ amounts).T, strict=True))
-    part, step = _seconds(rank, [column for _, column in ways], counts, sums)
+    amounts = np.array([[getattr(column.amounts, name) for name in FIELDS] for _, column in ways])
+    sums = dict(zip(FIELDS, rank.chunks * (counts @ amounts).T, strict=True))
+    part, step = seconds_of(rank, [column for _, column in ways], counts, sums)
     beside, at_once, order = _beside(rank, ways, kinds, counts)
     held = sums["fixed"] + rank.in_flight / rank.chunks * sums["live"] + beside + at_once
     held += math.fsum(a.fixed + a.live * flights for a, flights in rank.ends)
@@ -71,11 +71,11 @@ def best_mixture(rank: Rank, shares: Shares, kinds: Sequence[int], weight: float
         busy=float(busy[best]),
         peak=float(held[best]),
         beside=float(beside[best]),
-        inner=_in_order(ways, kinds, counts[best].tolist(), recomputed_first=order[best]),
+        inner=in_order(ways, kinds, counts[best].tolist(), recomputed_first=order[best]),
     )
 
 
-def _seconds(rank: Rank, columns: Sequence[Column], counts: Array, sums: dict[str, Array]) -> tuple[Array, Array]:
+def seconds_of(rank: Rank, columns: Sequence[Column], counts: Array, sums: dict[str, Array]) -> tuple[Array, Array]:
     """Per micro-batch, with what is waited for, and per step, of every row of counts."""
 
     def ends(name: str) -> float:
@@ -109,7 +109,7 @@ def _beside(
     for row, own in enumerate(counts.tolist()):
         used = tuple(number > 0 for number in own)
         if used not in handed:
-            both = [(_in_order(ways, kinds, own, recomputed_first=first), first) for first in (True, False)]
+            both = [(in_order(ways, kinds, own, recomputed_first=first), first) for first in (True, False)]
             handed[used] = min(
                 ((rank.handing_over([column.recompute for column in run]), first) for run, first in both),
                 key=lambda one: one[0],
@@ -122,7 +122,7 @@ def _beside(
     return beside, at_once, order
 
 
-def _in_order(
+def in_order(
     ways: Sequence[tuple[int, Column]], kinds: Sequence[int], counts: Sequence[float], *, recomputed_first: bool
 ) -> tuple[Column, ...]:
     """The columns of all blocks, those that are recomputed first of each kind, or last."""

@@ -1,7 +1,7 @@
 """How the pipeline of a configuration is run, as far as bounds and fillings of stages depend on it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,6 +10,13 @@ from costmodels import SCHEDULES, moments_in_flight, most_in_flight, schedule_or
 from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.request.space import Configuration, Counts
 
+_ASKED = (0.0, 0.25, 0.5, 1.0)
+"""Of the most micro-batches that a chunk holds in flight: for so many prices are asked for, whatever the number of
+chunks, and what is proved for others lies between (see `Multipliers.combinations`)."""
+
+_APART = 4
+"""Groups of the chunks of a rank that may run unlike each other."""
+
 _ROUNDING = 1e-9
 """Of a capacity: sums in another order differ by less."""
 
@@ -17,21 +24,25 @@ _ROUNDING = 1e-9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), on average over the moments at which a rank is at its fullest, and, for stages that are filled, of
-    its first and last chunk at each of them (`fullest`, one row of pairs for each rank; all chunks together hold
-    equally many), the bytes that a device may fill, whether ranks hold equally many blocks, where they divide,
-    whether stages recompute equally many of their blocks, or all that they have, and whether passes let weights come
-    for each other (`planner.plan.schedule.relays`), where these come ahead."""
+    (ranks, chunks), on average over the moments at which a rank is at its fullest, and, for stages that are filled, at
+    each of them (`fullest`, of every rank a row for each moment; all chunks together hold equally many), the bytes that
+    a device may fill, whether ranks hold equally many blocks, where they divide, whether stages recompute equally many
+    of their blocks, or all that they have, whether passes let weights come for each other
+    (`planner.plan.schedule.relays`), where these come ahead, whether the virtual stages of a rank run alike, and, where
+    they do not, for which micro-batches in flight of a block prices are `asked` for: from none to as many as a chunk
+    ever holds."""
 
     ranks: int
     chunks: int
     micro_batches: int
     in_flight: tuple[tuple[float, ...], ...]
     capacity: float
-    fullest: tuple[tuple[tuple[float, float], ...], ...]
+    fullest: tuple[tuple[tuple[float, ...], ...], ...]
     even: bool = False
     counts: Counts = "any"
     relays: bool = True
+    alike: bool = True
+    asked: tuple[float, ...] = ()
 
     @property
     def weight(self) -> float:
@@ -59,9 +70,25 @@ class Setting:
             return math.inf
         return max(0, math.floor(self.capacity / chain.least_fixed * (1 + _ROUNDING)))
 
+    def unlike(self, chain: Chain) -> bool:
+        """Whether virtual stages of a rank may run unlike each other: those with blocks of one kind."""
+        return not self.alike and len(chain.block_ranges.counts) == 1
+
     def flights(self, rank: int) -> float:
         """Micro-batches in flight of a rank, on average over its chunks."""
         return math.fsum(self.in_flight[rank]) / self.chunks
+
+    def together(self, rank: int) -> list[tuple[int, float]]:
+        """Numbers of chunks of a rank that follow each other, `_APART` at most, and their micro-batches in flight on
+        average."""
+        flights = np.array(self.in_flight[rank])
+        parts = [part.tolist() for part in np.array_split(flights, min(_APART, len(flights)))]
+        return [(len(part), math.fsum(part) / len(part)) for part in parts]
+
+    def scaled(self, ratio: int) -> "Setting":
+        """The same with micro-batches in flight counted in those that are so many times as large."""
+        flights = tuple(tuple(number / ratio for number in chunks) for chunks in self.in_flight)
+        return replace(self, in_flight=flights, asked=tuple(number / ratio for number in self.asked))
 
 
 def setting_of(configuration: Configuration, capacity: float) -> Setting:
@@ -69,10 +96,12 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     flights = _flights(configuration.schedule, p, v, m)
     pattern = None if configuration.decided is None else configuration.decided.pattern
+    alike = v == 1 or pattern is not None
     return Setting(
         ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity,
         fullest=_fullest(configuration.schedule, p, v, m), even=configuration.even,
         counts="any" if pattern is None else pattern.counts, relays=SCHEDULES[configuration.schedule].flushes,
+        alike=alike, asked=() if alike else tuple(part * min(2 * p, m) for part in _ASKED),
     )  # fmt: skip
 
 
@@ -93,15 +122,12 @@ def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tup
 
 
 @lru_cache(maxsize=1024)
-def _fullest(
-    schedule: str, ranks: int, virtual: int, micro_batches: int
-) -> tuple[tuple[tuple[float, float], ...], ...]:
-    """Micro-batches in flight of the first and the last chunk of every rank, at each moment at which it may be at its
-    fullest."""
+def _fullest(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """Micro-batches in flight of the chunks of every rank, at each moment at which it may be at its fullest."""
     if virtual == 1:
-        return tuple(((one, one),) for (one,) in _flights(schedule, ranks, virtual, micro_batches))
+        return tuple((one,) for one in _flights(schedule, ranks, virtual, micro_batches))
     moments = (moments_in_flight(rank, ranks, virtual, micro_batches) for rank in range(ranks))
-    return tuple(tuple(sorted({(float(one[0]), float(one[-1])) for one in own})) for own in moments)
+    return tuple(tuple(sorted({tuple(map(float, one)) for one in own})) for own in moments)
 
 
 def _at_the_fullest(rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:

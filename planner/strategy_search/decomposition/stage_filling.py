@@ -27,6 +27,25 @@ Way = tuple[Column, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """Bytes that the blocks of a chunk keep of a micro-batch of what others hand to them (see `Rank`); the `ending` of
+    the last chunk of the model, 0 on other ranks."""
+
+    received: float
+    passing: float
+    staying: float
+    ending: float
+    outliving: float
+
+    def of(self, blocks: int, recomputed: int, *, first: bool, last: bool) -> float:
+        """Where so many blocks, the first ones, are recomputed; of the `first` chunk of the model, or the `last`."""
+        again, ahead = recomputed > 0, recomputed == blocks
+        found = self.outliving if again and not ahead else 0.0
+        found += 0.0 if first else self.staying + (0.0 if again else self.received + self.passing)
+        return found + (self.ending if last and not ahead else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """What one rank of the pipeline holds beside its inner blocks, and how it is run.
 
@@ -45,6 +64,7 @@ class Rank:
         first: whether it computes what stands before the blocks.
         begins: whether weights of that go together, and are waited for in the place of those of a block.
         relays: whether its passes let weights come for each other: then weights are waited for once a step.
+        handed: what one chunk keeps of one micro-batch.
     """
 
     chunks: int
@@ -61,6 +81,7 @@ class Rank:
     first: bool = False
     begins: bool = False
     relays: bool = False
+    handed: Handed | None = None
 
     @property
     def uncovered(self) -> float:

@@ -37,10 +37,10 @@ def assembly(chain: Chain, ranks: Sequence[RankFilling], virtual_stages: int) ->
     assert head is not None
     blocks: list[Column] = [head] * chain.blocks_in_head
     chunks = []
-    for _ in range(virtual_stages):
-        for rank in ranks:
-            blocks += rank.inner
-            chunks.append(len(rank.inner))
+    for stages in zip(*(rank.of_chunks(virtual_stages) for rank in ranks), strict=True):
+        for inner in stages:
+            blocks += inner
+            chunks.append(len(inner))
     chunks[0] += chain.blocks_in_head
     chunks[-1] += chain.blocks_in_tail
     if tail is not None:

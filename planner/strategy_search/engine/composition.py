@@ -13,12 +13,13 @@ from typing import TypeAlias
 import numpy as np
 
 from planner.strategy_search.decomposition.division import Division, divide, step_of
+from planner.strategy_search.decomposition.free_chunks import free_chunks
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, State
 from planner.strategy_search.decomposition.mixture import Mixture, best_mixture
 from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.decomposition.setting import Setting
-from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
+from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Handed, Rank, Way, fill_best
 from planner.strategy_search.engine.master import Master, master_of
 from planner.strategy_search.engine.outcome import RankFilling
 
@@ -109,8 +110,41 @@ class Composition:
                 zip(ranks, variants, division.block_ranges, strict=True)
             )
         )
-        found = (division.seconds, state, fillings)
-        return Tried(found=found, division=division, ranks=ranks, described=described, ends=variants)
+        tried = Tried(
+            found=(division.seconds, state, fillings),
+            division=division,
+            ranks=ranks,
+            described=described,
+            ends=variants,
+        )
+        return replace(tried, found=self._with_free_chunks(tried))
+
+    def _with_free_chunks(self, tried: Tried) -> Composed | None:
+        """What was found, with the virtual stages of a rank run unlike each other where that is faster: of the slowest
+        rank first, until the slowest one cannot be quicker."""
+        setting = self.setting
+        if tried.found is None or tried.division is None or not setting.unlike(self.chain) or not self.equal:
+            return tried.found
+        (_, state, fillings), held, m = tried.found, tried.division.block_ranges, setting.micro_batches
+        ranks, seen = list(fillings), set[int]()
+        parts = [float(filled.part[n]) for filled, n in zip(tried.ranks, held, strict=True)]
+        steps = [float(filled.step[n]) for filled, n in zip(tried.ranks, held, strict=True)]
+        while (slowest := max(range(len(ranks)), key=lambda rank: m * parts[rank] + steps[rank])) not in seen:
+            seen.add(slowest)
+            filled = tried.ranks[slowest].filling(held[slowest])
+            found = free_chunks(
+                tried.described[slowest][filled.variant],
+                [column for (column,) in self.pool(slowest)],
+                int(self.block_ranges.lengths[held[slowest]]),
+                setting.fullest[slowest],
+                m,
+                self.capacity(slowest),
+            )
+            if found is not None and found.busy < m * parts[slowest] + steps[slowest]:
+                parts[slowest], steps[slowest] = found.part, found.step
+                ranks[slowest] = replace(ranks[slowest], inner=found.inner, peak=found.peak, beside=found.beside)
+        seconds = step_of(parts, steps, m, setting.chunks)
+        return (seconds, state, tuple(ranks)) if seconds < tried.found[0] else tried.found
 
     def mixed(self, tried: Tried) -> Composed | None:
         """The same division, where the slowest rank, and then the next, is quicker with more ways to run its blocks, or
@@ -131,7 +165,8 @@ class Composition:
             if found is None:
                 break
             mixed[slowest], parts[slowest], steps[slowest] = found, found.part, found.step
-            ranks[slowest] = replace(ranks[slowest], inner=found.inner, peak=found.peak, beside=found.beside)
+            inner = found.inner * self.setting.chunks
+            ranks[slowest] = replace(ranks[slowest], inner=inner, peak=found.peak, beside=found.beside)
         if not any(mixed):
             return None
         return step_of(parts, steps, m, self.setting.chunks), state, tuple(ranks)
@@ -286,7 +321,7 @@ class Composition:
             for at, kind in enumerate(self.block_ranges.kinds[start : start + count])
         )
         peak, beside = float(filled.peak[block_range]), float(filled.beside[block_range])
-        return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
+        return RankFilling(head=head, inner=inner * self.setting.chunks, tail=tail, peak=peak, beside=beside)
 
     def _counted(self, priced: Sequence[Priced]) -> list[Priced]:
         """The prices whose columns count."""
@@ -318,13 +353,13 @@ class Composition:
         first, last = rank == 0, rank == setting.ranks - 1
         begun = 0.0 if head is None else head.amounts.live
         done = 0.0 if tail is None else tail.amounts.live
-        ends = [(head.amounts, max(one for one, _ in moments))] if head is not None else []
-        ends += [(tail.amounts, max(one for _, one in moments))] if tail is not None else []
+        ends = [(head.amounts, max(one[0] for one in moments))] if head is not None else []
+        ends += [(tail.amounts, max(one[-1] for one in moments))] if tail is not None else []
         ending = float(chain.ending[state]) if last and not chain.blocks_in_tail else 0.0
-        received = []
-        for each in (chain.crossing.nbytes, chain.crossing.passing, chain.crossing.staying):
-            nbytes = float(each[state]) if setting.ranks > 1 else 0.0
-            received.append(_more(begun, -nbytes, [one for one, _ in moments] if first else [0.0]) + nbytes * flights)
+        received, crossing = [], (chain.crossing.nbytes, chain.crossing.passing, chain.crossing.staying)
+        crossed = [float(each[state]) if setting.ranks > 1 else 0.0 for each in crossing]
+        for nbytes in crossed:
+            received.append(_more(begun, -nbytes, [one[0] for one in moments] if first else [0.0]) + nbytes * flights)
             begun -= nbytes
         return Rank(
             chunks=setting.chunks,
@@ -333,7 +368,7 @@ class Composition:
             received=received[0],
             passing=received[1],
             staying=received[2],
-            ending=_more(done, ending, [one for _, one in moments]),
+            ending=_more(done, ending, [one[-1] for one in moments]),
             outliving=float(chain.handed[state]) * flights,
             before=head.recompute if head is not None and chain.blocks_in_head else None,
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
@@ -341,6 +376,13 @@ class Composition:
             first=first,
             begins=first and head is not None and chain.begins,
             relays=setting.relays,
+            handed=Handed(
+                received=crossed[0],
+                passing=crossed[1],
+                staying=crossed[2],
+                ending=ending,
+                outliving=float(chain.handed[state]),
+            ),
         )
 
     def fewest(self) -> list[int]:

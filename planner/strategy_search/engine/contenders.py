@@ -121,7 +121,7 @@ class Contender:
         for rank, filling in enumerate(ranks):
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
             inner = [column.amounts for column in filling.inner]
-            amounts = [*ends, *inner * setting.chunks]
+            amounts = [*ends, *inner]
             alone = 0.0  # of a block with none before it
             if rank and not setting.relays:
                 alone = setting.chunks * min((a.under for a in inner), default=0.0)

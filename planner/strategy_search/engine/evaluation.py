@@ -62,6 +62,11 @@ TOLERANCE = 1e-9
 """A result this close to its bound, relatively, is optimal: sums in another order differ by less."""
 
 
+_STATES = 6
+"""States of the boundary in which nothing better is found, after which no others are looked at where chunks run unlike
+each other: whole blocks leave a part of what prices prove, which says of many states that they may be better."""
+
+
 class Evaluation:
     """Evaluates one configuration of a chain, or of one for every kind of devices that the ranks are on.
 
@@ -114,6 +119,7 @@ class Evaluation:
         """Try prices until the best result is proved, or nothing more can be learnt."""
         best: Composed | None = None
         setting = self.setting
+        rounds = self.rounds * (2 if setting.unlike(self.chain) else 1)  # of which each asks for several
         begun = self._begin()
         proved = self._bounds(self.multipliers[0].promising(setting, self.cutoff))
         self.free = 0.0 if self.known else float(proved.min())
@@ -123,6 +129,7 @@ class Evaluation:
                 multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
             proved = np.maximum(proved, self._bounds(proved < self.cutoff))
         closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
+        unlike, closed_since = setting.unlike(self.chain), 0  # the best was found
         counted = np.full(self.chain.shape, self.whole_blocks is None)
         try:
             for _ in range(3 * self.rounds if self.whole_blocks is None else 9 * self.rounds):
@@ -138,14 +145,14 @@ class Evaluation:
                 tried = self.composition.compose(state)
                 found = tried.found
                 if found is not None and (best is None or found[0] < best[0]):
-                    best = found
-                if best is not None and best[0] <= self.enough:
+                    best, closed_since = found, 0
+                if best is not None and (best[0] <= self.enough or (unlike and closed_since >= _STATES)):
                     break
                 if found is not None and found[0] <= proved[state] * (1 + TOLERANCE):
                     closed[state] = True
                     continue
                 asked = self.next_price.next(state, tried.ranks, tried.division)
-                if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= self.rounds:
+                if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= rounds:
                     mixed = self.composition.mixed(tried)
                     if mixed is not None and (best is None or mixed[0] < best[0]):
                         best = mixed
@@ -153,10 +160,12 @@ class Evaluation:
                     if found is None and not ruled_out:
                         proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
                     closed[state] = True
+                    closed_since += 1
                     continue
                 multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
-                if not multipliers.knows(*prices, asked.at_tail):
-                    multipliers.solve(*prices, at_tail=asked.at_tail)
+                wanted = [(asked.price, one, asked.under) for one in asked.of_chunks or (asked.flights,)]
+                wanted = [one for one in wanted if not multipliers.knows(*one, asked.at_tail)]
+                multipliers.solve_all(wanted, at_tail=asked.at_tail)
                 share = max(self.next_price.share, CAPS[1]) if asked.price == math.inf else self.next_price.share
                 if share:
                     multipliers.solve(*prices, cap=self.pipeline_of_kinds.capacities[asked.kind] / share)
@@ -201,10 +210,9 @@ class Evaluation:
         under = self.chain.shares(under, self.setting.ranks)
         if not price:
             return [(0.0, 0.0, under)] if any(under) else []
-        return [
-            (price, one, under)
-            for one in sorted({self.setting.flights(0), self.setting.flights(self.setting.ranks // 2)})
-        ]
+        setting = self.setting
+        middle = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
+        return [(price, one, under) for one in (setting.asked if setting.unlike(self.chain) else middle)]
 
     def _impossible(self) -> NDArray[np.bool_]:
         """States of the boundary in which provably nothing fits; asked where nothing was found in one."""

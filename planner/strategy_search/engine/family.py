@@ -179,13 +179,15 @@ class _Bounds:
         multipliers, setting = self._of(configuration)
         if (alone := self._proved_with_one_stage(configuration, setting, cutoff)) >= cutoff:
             return alone
-        flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         price, under = hint
-        under = self.pipeline_of_kinds.chain.shares(under, setting.ranks)
+        chain = self.pipeline_of_kinds.chain
+        unlike, under = setting.unlike(chain), chain.shares(under, setting.ranks)
+        flights = setting.asked if unlike else sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
+        leanest = [(math.inf, number, NEITHER) for number in (flights[1:] if unlike else flights[-1:])]
         priced = [(float(f"{price:.3g}"), number, under) for number in flights if price]
         shares = [(0.0, 0.0, under)] if any(under) else []
-        proved = np.zeros(self.pipeline_of_kinds.chain.shape)
-        for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], [(math.inf, flights[-1], NEITHER)]):
+        proved = np.zeros(chain.shape)
+        for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], leanest):
             known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
             asked = [one for key, one in known.items() if key not in self._known]
             if len(multipliers) == 1 and asked and not multipliers[0].averages(setting):
@@ -246,7 +248,7 @@ class _Bounds:
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""
         multipliers, setting = self._of(configuration)
-        multipliers[0].solve(math.inf, setting.flights(setting.ranks - 1))
+        multipliers[0].solve(math.inf, multipliers[0].least_flights(setting))
         return multipliers[0].least_bytes(setting)
 
     def _of(self, configuration: Configuration) -> tuple[list[Multipliers], Setting]:
@@ -267,8 +269,7 @@ class _Bounds:
                 )
                 for chain, other in zip(chains, others, strict=True)
             ]
-        flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
-        return self._duals[key], replace(setting, in_flight=flights)
+        return self._duals[key], setting.scaled(ratio)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -89,12 +89,13 @@ def master_of(
         distinct = tuple({c.amounts: c for c in columns}.values())
         return _Group(count=count, flights=flights, columns=distinct, shares=shares)
 
+    together = setting.together(rank) if setting.unlike(chain) else [(setting.chunks, flights)]
     groups = [
-        group(
-            count * setting.chunks, flights, (c for one in priced for c in one.columns(one.inner[kind], state, chain))
-        )
+        group(count * chunks, own, (c for one in priced for c in one.columns(one.inner[kind], state, chain)))
         for kind, count in enumerate(counts)
+        for chunks, own in together
     ]
+    inner = len(groups)
     if first:
         columns = (c for one in priced for c in one.columns(one.head, state, chain))
         groups.append(group(1, flights, columns, shares=chain.interior_in_head))
@@ -128,8 +129,13 @@ def master_of(
         at_tail=_rounded(sum(rest) / total) if total else 0.0,
         seconds=solution.value,
         shares=[
-            [(column, blocks / setting.chunks) for column, blocks in own if blocks > _NONE]
-            for own in taken[: len(counts)]
+            [
+                (column, blocks / setting.chunks)
+                for own in taken[first : first + len(together)]
+                for column, blocks in own
+                if blocks > _NONE
+            ]
+            for first in range(0, inner, len(together))
         ],
     )
 

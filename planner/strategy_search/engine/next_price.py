@@ -32,13 +32,15 @@ capacity, one after the other."""
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Prices to be tried for a kind of devices: of memory, and the micro-batches in flight for which it matters; shares
-    of what travels under work, and of the interior as the tail has it (`Multipliers.solve`)."""
+    of what travels under work, and of the interior as the tail has it (`Multipliers.solve`). Where chunks run unlike
+    each other, micro-batches in flight `of_chunks`, none among them, in place of one number."""
 
     kind: int
     price: float
     flights: float
     under: Passes = NEITHER
     at_tail: float = 0.0
+    of_chunks: tuple[float, ...] = ()
 
 
 class NextPrice:
@@ -50,6 +52,7 @@ class NextPrice:
         self.composition, self.setting, self.chain = composition, composition.setting, composition.chain
         self.block_ranges, self.multipliers = composition.block_ranges, composition.multipliers
         self.kinds = composition.pipeline_of_kinds.kinds
+        self._unlike = self.setting.unlike(self.chain)
         self.tried: set[Asked] = set()
         self.price, self.under, self.share = 0.0, NEITHER, 0.0
         self.shares = list(CAPS)
@@ -86,7 +89,7 @@ class NextPrice:
     def of_later_ranks(self, asked: Asked) -> list[Asked]:
         """The same price for ranks with fewer micro-batches in flight, of which it proves nothing else: where they may
         take all that one rank has no time for, nothing is proved of the step."""
-        if not 0 < asked.price < math.inf:
+        if not 0 < asked.price < math.inf or self._unlike:
             return []
         last = self.setting.ranks - 1
         flights = dict.fromkeys(self.setting.flights(rank) for rank in (last // 2, last))
@@ -119,7 +122,8 @@ class NextPrice:
         (there, back, last), covering = master.under, self.composition.covering
         under = self.chain.shares((covering or there, covering or back, last), self.setting.ranks)
         flights = self.setting.flights(rank) if master.price else 0.0
-        return self.new(Asked(self.kinds[rank], master.price, flights, under, master.at_tail))
+        chunks = (0.0, *(own for _, own in self.setting.together(rank))) if self._unlike and master.price else ()
+        return self.new(Asked(self.kinds[rank], master.price, flights, under, master.at_tail, chunks))
 
     def _reductions(self, rank: int, block_range: int) -> float:
         """The most seconds of reductions that a way to run the blocks of a rank hopes to be covered."""

@@ -10,7 +10,7 @@ from planner.strategy_search.decomposition.pieces import NEITHER, Column, Passes
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankFilling:
-    """One rank: inner blocks of each of its chunks, in order, and what it holds before and after them.
+    """One rank: inner blocks of all its chunks, one after the other, and what it holds before and after them.
 
     `peak` bytes in all, `beside` of them for what other stages hand over.
     """
@@ -25,6 +25,11 @@ class RankFilling:
     def columns(self) -> tuple[Column, ...]:
         """All of them, in order."""
         return tuple(one for one in (self.head, *self.inner, self.tail) if one is not None)
+
+    def of_chunks(self, chunks: int) -> tuple[tuple[Column, ...], ...]:
+        """Inner blocks of each of so many chunks, which hold equally many."""
+        own = len(self.inner) // chunks
+        return tuple(self.inner[chunk * own : (chunk + 1) * own] for chunk in range(chunks))
 
 
 COARSE = 0.02

@@ -13,7 +13,6 @@ Two groups of recomputed blocks share one interior: the larger one counts.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,7 +105,7 @@ def settle_and_certify(
 def _busy(filling: RankFilling, setting: Setting) -> float:
     """About what a rank takes for a step, to tell which is the slowest."""
     held = [column.amounts for column in (filling.head, filling.tail) if column is not None]
-    held += [column.amounts for column in filling.inner] * setting.chunks
+    held += [column.amounts for column in filling.inner]
     return math.fsum(setting.micro_batches * own.part + own.step for own in held)
 
 
@@ -200,18 +199,18 @@ def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
 def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> list[tuple[Part, Column]]:
     """What a rank runs, equal blocks together, in the order of the model."""
     flights = setting.in_flight[rank]
-    first, last = (max(numbers) for numbers in zip(*setting.fullest[rank], strict=True))
+    most = [max(numbers) for numbers in zip(*setting.fullest[rank], strict=True)]
 
     def one(pieces: Sequence[Piece], column: Column, times: int, number: float) -> tuple[Part, Column]:
         piece = next(p for p in pieces if (p.recompute, p.kind, p.home) == (column.recompute, column.kind, column.home))
         return Part(piece=piece, times=times, flights=number), column
 
-    ran = [] if filling.head is None else [one(chain.head, filling.head, 1, first)]
-    alike = Counter(map(id, filling.inner))
-    ran += [
-        one(chain.inner, column, alike[id(column)] * setting.chunks, math.fsum(flights) / setting.chunks)
-        for column in {id(column): column for column in filling.inner}.values()
-    ]
+    ran = [] if filling.head is None else [one(chain.head, filling.head, 1, most[0])]
+    alike = dict[int, tuple[Column, list[float]]]()
+    for number, inner in zip(flights, filling.of_chunks(setting.chunks), strict=True):
+        for column in inner:
+            alike.setdefault(id(column), (column, []))[1].append(number)
+    ran += [one(chain.inner, column, len(held), math.fsum(held) / len(held)) for column, held in alike.values()]
     if filling.tail is not None:
-        ran.append(one(chain.tail, filling.tail, 1, last))
+        ran.append(one(chain.tail, filling.tail, 1, most[-1]))
     return ran

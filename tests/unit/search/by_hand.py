@@ -93,7 +93,7 @@ def by_hand(case: Case, axes: tuple[str, ...], on_data: Option, *, recompute: bo
         piece = next(piece for piece in pieces if piece.recompute == (recompute and bool(pieces[1:])))
         return column_of(piece, {k: operators[k] if isinstance(k, int) else parameters[k] for k in piece.keys})
 
-    inner = (column(chain.inner),) * (case.inner_blocks // setting.ranks // setting.chunks)
+    inner = (column(chain.inner),) * (case.inner_blocks // setting.ranks)
     return tuple(
         RankFilling(
             head=column(chain.head) if rank == 0 else None,

@@ -548,7 +548,8 @@ def random_counts(case: Case, draw: random.Random) -> list[int]:
 
 
 def random_ranks(case: Case, draw: random.Random, state: State) -> tuple[RankFilling, ...]:
-    """Any way to run every block: some lean ones first, then others, on every rank. Their peaks are left at zero."""
+    """Any way to run every block: some lean ones first, then others, on every rank and, where its chunks may run unlike
+    each other, in each of them. Their peaks are left at zero."""
     ranks: list[RankFilling] = []
     done = 0
     for rank, count in enumerate(random_counts(case, draw)):
@@ -558,11 +559,13 @@ def random_ranks(case: Case, draw: random.Random, state: State) -> tuple[RankFil
         lean, fast = (
             {kind: random_column(case, chain.kinds[kind], state, draw) for kind in sorted(set(kinds))} for _ in range(2)
         )
-        first = draw.randint(0, count)
+        unlike = case.setting.unlike(chain)
+        firsts = [draw.randint(0, count) for _ in range(case.setting.chunks if unlike else 1)]
+        firsts = firsts if unlike else firsts * case.setting.chunks
         ranks.append(
             RankFilling(
                 head=random_column(case, chain.head, state, draw) if rank == 0 else None,
-                inner=tuple((lean if at < first else fast)[kind] for at, kind in enumerate(kinds)),
+                inner=tuple((lean if at < first else fast)[kind] for first in firsts for at, kind in enumerate(kinds)),
                 tail=random_column(case, chain.tail, state, draw)
                 if rank == case.setting.ranks - 1 and chain.tail
                 else None,
@@ -576,9 +579,9 @@ def random_ranks(case: Case, draw: random.Random, state: State) -> tuple[RankFil
 def columns_of(case: Case, ranks: Sequence[RankFilling], rank: int) -> list[Column]:
     """All that a rank runs, in the order of the model."""
     held, found = ranks[rank], []
-    for chunk in range(case.setting.chunks):
+    for chunk, inner in enumerate(held.of_chunks(case.setting.chunks)):
         found += [held.head] if held.head is not None and chunk == 0 else []
-        found += held.inner
+        found += inner
         found += [held.tail] if held.tail is not None and chunk == case.setting.chunks - 1 else []
     return found
 
@@ -601,13 +604,15 @@ def bytes_of(
     counted = doubtful = 0.0
     handed, crossing = float(chain.handed[state]), chain.crossing
     received, passing, staying = (float(n[state]) for n in (crossing.nbytes, crossing.passing, crossing.staying))
-    for chunk, flights in enumerate(in_flight or setting.in_flight[rank]):
+    for chunk, (flights, inner) in enumerate(
+        zip(in_flight or setting.in_flight[rank], held.of_chunks(setting.chunks), strict=True)
+    ):
         first = rank == 0 and chunk == 0
         last = rank == setting.ranks - 1 and chunk == setting.chunks - 1
         head = [held.head] if first and held.head is not None else []
         tail = [held.tail] if last and held.tail is not None else []
-        counted += math.fsum(c.amounts.fixed + flights * c.amounts.live for c in (*head, *held.inner, *tail))
-        blocks = [*head * chain.blocks_in_head, *held.inner, *tail * chain.blocks_in_tail]
+        counted += math.fsum(c.amounts.fixed + flights * c.amounts.live for c in (*head, *inner, *tail))
+        blocks = [*head * chain.blocks_in_head, *inner, *tail * chain.blocks_in_tail]
         if not blocks:
             continue
         if setting.ranks > 1 and not first:

@@ -69,18 +69,19 @@ def divisions(case: Case) -> Iterator[tuple[int, ...]]:
 
 
 def all_plans(case: Case) -> Iterator[tuple[RankFilling, ...]]:
-    """Every plan of one device a stage, in which the chunks of a rank are run alike."""
-    chain, last = case.chain, case.setting.ranks - 1
+    """Every plan of one device a stage, in which the chunks of a rank are run alike, or as they like."""
+    chain, last, chunks = case.chain, case.setting.ranks - 1, case.setting.chunks
+    free, alike = (chunks, 1) if case.setting.unlike(chain) else (1, chunks)
     inner = [column for piece in chain.inner for column in ways(piece)]
     heads = [column for piece in chain.head for column in ways(piece)]
     tails = [column for piece in chain.tail for column in ways(piece)]
     for counts in divisions(case):
-        rows_of = itertools.product(*(itertools.product(inner, repeat=count) for count in counts))
+        rows_of = itertools.product(*(itertools.product(inner, repeat=count * free) for count in counts))
         for head, tail, rows in itertools.product(heads, tails, rows_of):
             yield tuple(
                 RankFilling(
                     head=head if rank == 0 else None,
-                    inner=row,
+                    inner=row * alike,
                     tail=tail if rank == last else None,
                     peak=0.0,
                     beside=0.0,
