@@ -1,17 +1,30 @@
 """What people write by hand is in the space, so the search is never slower than Megatron, data parallelism or FSDP."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
-from planner.plan.binding.bind import bind
+from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Prediction
+from planner.plan.prediction.moving_memory import most_moving, receive_buffers
 from planner.plan.prediction.predict import predict
 from planner.strategy_search.engine.contenders import NEAR
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.search import search
 from tests.unit.search.by_hand import ALL_CUT, COPIES, GRADIENT_CUT, UPDATE_CUT, Option, by_hand
-from tests.unit.search.cases import BATCH, Case, make_case, peak_of, plan_of, request_of, seconds_of, traced
+from tests.unit.search.cases import (
+    BATCH,
+    Case,
+    columns_of,
+    make_case,
+    plan_of,
+    rank_peak_of,
+    request_of,
+    seconds_of,
+    traced,
+)
 
 MEGATRON = ("data", "tensor")
 BY_HAND: tuple[tuple[str, int, int, tuple[int, ...], tuple[str, ...], Option, bool], ...] = (
@@ -37,15 +50,29 @@ def case_of(model: str, batch: int, pipeline: int, mesh: tuple[int, ...]) -> Cas
 
 
 def judged(case: Case, axes: tuple[str, ...], on_data: Option, recompute: bool) -> Prediction:
-    """What the judge says of a plan by hand, which is what the pieces say."""
+    """What the judge says of a plan by hand, which is what the pieces say, and of memory what they leave out."""
     ranks = by_hand(case, axes, on_data, recompute=recompute)
-    prediction = predict(bind(plan_of(case, ranks), traced(case.model), BATCH), case.cluster)
+    bound, device = bind(plan_of(case, ranks), traced(case.model), BATCH), case.cluster.device
+    prediction = predict(bound, case.cluster)
     state = (next(c for c in ranks[0].inner).candidates[case.chain.boundary[0]],)
     assert math.isclose(prediction.objective_seconds, seconds_of(case, state, ranks), rel_tol=1e-9)
-    device = case.cluster.device
-    counted = peak_of(case, state, ranks) * (1 + device.allocator_slack) + device.reserved
-    assert math.isclose(prediction.peak_bytes, counted, rel_tol=1e-9)
+    beyond = beside_pieces(case, bound, ranks)
+    counted = [rank_peak_of(case, state, ranks, rank) for rank in range(len(ranks))]
+    fullest = max(map(sum, zip(counted, beyond, strict=True)))
+    assert math.isclose(prediction.peak_bytes, fullest * (1 + device.allocator_slack) + device.reserved, rel_tol=1e-9)
     return prediction
+
+
+def beside_pieces(case: Case, bound: BoundPlan, ranks: Sequence[RankFilling]) -> list[float]:
+    """Bytes of each rank that the judge alone counts: what stages receive ahead, and redistributions on their way that
+    take more than any operator does for a moment."""
+    transient = [
+        max(column.amounts.transient for column in columns_of(case, ranks, rank)) for rank in range(len(ranks))
+    ]
+    moving = [max(0.0, most - usual) for most, usual in zip(most_moving(bound), transient, strict=True)]
+    received = receive_buffers(bound)
+    assert all(received) is (len(ranks) > 1)
+    return [one + other for one, other in zip(moving, received, strict=True)]
 
 
 @pytest.mark.cases(0, 2)
