@@ -458,10 +458,11 @@ class Multipliers:
         return least
 
     def least_flights(self, setting: Setting) -> float:
-        """Micro-batches in flight of the last rank, of which no other has fewer; of the chunk that has fewest, where
-        chunks run unlike each other."""
-        last = setting.ranks - 1
-        return min(setting.in_flight[last]) if setting.unlike(self.chain) else setting.flights(last)
+        """Micro-batches in flight of the last rank, of which no other has fewer; of the chunk that has fewest, on
+        whichever rank, where chunks run unlike each other."""
+        if setting.unlike(self.chain):
+            return min(map(min, setting.in_flight))
+        return setting.flights(setting.ranks - 1)
 
     def value(self, priced: Priced) -> Array:
         """What all pieces come to at a price, for every state."""

@@ -9,6 +9,7 @@ import pytest
 
 from costmodels import moments_in_flight
 from planner.strategy_search.decomposition.free_chunks import free_chunks
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.pieces import Amounts, Column
 from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.decomposition.stage_filling import Handed, Rank
@@ -128,3 +129,12 @@ def test_engines_run_the_virtual_stages_of_a_rank_alike() -> None:
     assert setting_of(free, 1e9).unlike(chain)
     assert not setting_of(engine, 1e9).unlike(chain)
     assert not setting_of(replace(free, virtual_stages=1), 1e9).unlike(chain)
+
+
+def test_the_least_memory_is_that_of_the_chunk_with_fewest_in_flight() -> None:
+    """The last chunk of an earlier rank holds fewer micro-batches, on average, than any of the last rank, which holds
+    one whenever its moments count."""
+    configuration = Configuration(pipeline=2, virtual_stages=4, mesh=(), micro_batches=8)
+    case = make_case("residual-8", "h100-80gb", configuration, 8)
+    fewest = Multipliers(case.chain, case.setting.weight).least_flights(case.setting)
+    assert fewest == min(min(chunks) for chunks in case.setting.in_flight) < min(case.setting.in_flight[-1])
