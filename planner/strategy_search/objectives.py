@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from costmodels import peak_memory
-from hardware_profiles import Machine, TopologyError, of_one_kind
+from hardware_profiles import Bytes, Machine, TopologyError, of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
@@ -142,9 +142,30 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
             found = best_plans(replace(request, memory_limit=high), told, cancelled)
     except LimitError:
         late = True
-    except InfeasibleError:
-        pass
+    except InfeasibleError:  # plans state more than bounds count, as what is received ahead
+        found, late = _within(request, found, high, on_progress, cancelled)
     return found.cut_short() if late else found
+
+
+def _within(
+    request: SearchRequest, found: SearchResult, low: Bytes, on_progress: Listener, cancelled: Stop
+) -> tuple[SearchResult, bool]:
+    """`least_memory` between a limit within which no plan is found and the peak of one that is, by whole searches; and
+    whether there was too little time."""
+    high = found.plan.prediction.peak_bytes
+    try:
+        while high - low > PRECISION * high and not cancelled():
+            middle = (low + high) / 2
+            told = _named(on_progress, f"within {_gib(middle)}")
+            try:
+                with sharing(2):
+                    found = best_plans(replace(request, memory_limit=middle), told, cancelled)
+                high = found.plan.prediction.peak_bytes
+            except InfeasibleError:
+                low = middle
+    except LimitError:
+        return found, True
+    return found, False
 
 
 def _named(on_progress: Listener, what: str) -> Listener:
