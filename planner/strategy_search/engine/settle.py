@@ -197,9 +197,13 @@ def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
 
 
 def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> list[tuple[Part, Column]]:
-    """What a rank runs, equal blocks together, in the order of the model."""
-    flights = setting.in_flight[rank]
-    most = [max(numbers) for numbers in zip(*setting.fullest[rank], strict=True)]
+    """What a rank runs, equal blocks together, in the order of the model. Chunks that run unlike each other hold most
+    at one moment, for which they count."""
+    chunks, rows = filling.of_chunks(setting.chunks), setting.fullest[rank]
+    flights, most = setting.in_flight[rank], [max(numbers) for numbers in zip(*rows, strict=True)]
+    if len(set(chunks)) > 1:
+        flights = max(rows, key=lambda row: _kept(filling, chunks, row))
+        most = list(flights)
 
     def one(pieces: Sequence[Piece], column: Column, times: int, number: float) -> tuple[Part, Column]:
         piece = next(p for p in pieces if (p.recompute, p.kind, p.home) == (column.recompute, column.kind, column.home))
@@ -207,10 +211,17 @@ def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> lis
 
     ran = [] if filling.head is None else [one(chain.head, filling.head, 1, most[0])]
     alike = dict[int, tuple[Column, list[float]]]()
-    for number, inner in zip(flights, filling.of_chunks(setting.chunks), strict=True):
+    for number, inner in zip(flights, chunks, strict=True):
         for column in inner:
             alike.setdefault(id(column), (column, []))[1].append(number)
     ran += [one(chain.inner, column, len(held), math.fsum(held) / len(held)) for column, held in alike.values()]
     if filling.tail is not None:
         ran.append(one(chain.tail, filling.tail, 1, most[-1]))
     return ran
+
+
+def _kept(filling: RankFilling, chunks: Sequence[Sequence[Column]], flights: Sequence[float]) -> float:
+    """Bytes that a rank keeps of micro-batches, of which so many are in flight of each chunk."""
+    inner = (number * column.amounts.live for number, own in zip(flights, chunks, strict=True) for column in own)
+    ends = ((filling.head, flights[0]), (filling.tail, flights[-1]))
+    return math.fsum(inner) + math.fsum(number * column.amounts.live for column, number in ends if column is not None)

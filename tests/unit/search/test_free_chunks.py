@@ -14,6 +14,7 @@ from planner.strategy_search.decomposition.pieces import Amounts, Column
 from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.decomposition.stage_filling import Handed, Rank
 from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.settle import rank_problem
 from planner.strategy_search.request.space import Configuration, Pattern, Pinned
 from tests.unit.search.cases import make_case, peak_of
 
@@ -138,3 +139,20 @@ def test_the_least_memory_is_that_of_the_chunk_with_fewest_in_flight() -> None:
     case = make_case("residual-8", "h100-80gb", configuration, 8)
     fewest = Multipliers(case.chain, case.setting.weight).least_flights(case.setting)
     assert fewest == min(min(chunks) for chunks in case.setting.in_flight) < min(case.setting.in_flight[-1])
+
+
+def test_what_is_settled_holds_what_was_filled() -> None:
+    """The problem of a rank whose chunks run unlike each other counts them at its fullest moment."""
+    configuration = Configuration(pipeline=2, virtual_stages=4, mesh=(), micro_batches=8)
+    case = make_case("residual-8", "h100-80gb", configuration, 8)
+    free = Evaluation(case.chain, case.setting).run()
+    least = Evaluation(case.chain, replace(case.setting, capacity=1.0)).run().least
+    most, unlike = max(rank.peak for rank in free.ranks), 0
+    for share in (0.8, 0.6, 0.4, 0.2):
+        setting = replace(case.setting, capacity=least + share * (most - least))
+        outcome = Evaluation(case.chain, setting).run()
+        for rank, filling in enumerate(outcome.ranks):
+            unlike += len(set(filling.of_chunks(4))) > 1
+            found = rank_problem(case.chain, setting, rank, filling, outcome.state)
+            assert found.problem.evaluate(found.choice).peak + filling.beside == pytest.approx(filling.peak, rel=1e-9)
+    assert unlike
