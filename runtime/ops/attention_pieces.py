@@ -302,7 +302,7 @@ def _attend(
     scores = _scores(query, key, causal, scale, bias)
     logarithm = torch.logsumexp(scores, dim=-1)
     result = (scores - _finite(logarithm).unsqueeze(-1)).exp() @ _shared(wide(value), query)
-    return result.to(query.dtype), logarithm
+    return _token_by_token(result.to(query.dtype)), logarithm
 
 
 @_attend.register_fake
@@ -314,8 +314,14 @@ def _attend_types(
     scale: float,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    result = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    result = _token_by_token(query.new_empty((*query.shape[:-1], value.shape[-1])))
     return result, query.new_empty(query.shape[:-1], dtype=wide_dtype(query))
+
+
+def _token_by_token(result_BHQE: torch.Tensor) -> torch.Tensor:
+    """With the heads of a token side by side in memory, as fused kernels have it: what puts them together copies
+    nothing."""
+    return result_BHQE.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @torch.library.custom_op("planner::attention_piece_backward", mutates_args=())

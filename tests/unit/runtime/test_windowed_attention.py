@@ -8,7 +8,7 @@ import torch
 
 from planner.sharding import window as windows
 from planner.sharding.window import Window
-from runtime.ops.attention_pieces import attend_to_all, hops_of
+from runtime.ops.attention_pieces import Hop, attend_to_all, hops_of
 from runtime.ops.hidden import Mask
 from runtime.ops.local_attention import under_whole_mask
 from runtime.ops.slice_pass import SlicePass, Together
@@ -138,3 +138,11 @@ def test_pairs_are_those_of_the_mask(name: str) -> None:
         met = window.keys(first, count, 5, 20)
         columns = shown[first : first + count].any(0).nonzero().flatten().tolist()
         assert set(met) >= {key for key in columns if 5 <= key < 25}
+
+
+def test_heads_of_a_token_lie_side_by_side() -> None:
+    """As fused kernels have them: what puts the heads together copies nothing, and holds nothing more."""
+    query, key, value, _ = drawn(6)  # values of another width than keys, for which CPUs have no such kernel
+    whole_sequence = (Hop(queries=slice(0, LENGTH), keys=slice(0, LENGTH), causal=True),)
+    made = attend_to_all(query, key, value, whole_sequence, None)
+    assert made.transpose(1, 2).is_contiguous()
