@@ -85,7 +85,11 @@ def _searched(
     bounds: Mapping[Configuration, float],
 ) -> SearchResult:
     kind = ByRecursion if request.algorithm == "recursive_programming" else BestFirst
-    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared, known, takes=takes, bounds=bounds), None
+
+    def begun(asked: SearchRequest, *, settles: bool = False) -> BestFirst:
+        return kind(asked, on_progress, cancelled, cutoff, shared, known, settles=settles, takes=takes, bounds=bounds)
+
+    attempt, stated = begun(request), None
     for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
@@ -96,7 +100,7 @@ def _searched(
             memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
             leaner = replace(attempt.request, memory_limit=memory)
             proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
-            attempt = kind(leaner, on_progress, cancelled, cutoff, shared, known, takes=takes, bounds=bounds)
+            attempt = begun(leaner)
             attempt.limits, attempt.most_proved = stated, proved
             overfull = error
         except InfeasibleError:
@@ -104,8 +108,7 @@ def _searched(
                 raise
             break
     if known is not None:
-        attempt = kind(request, on_progress, cancelled, cutoff, shared, known, settles=True, takes=takes, bounds=bounds)
-        return attempt.run()
+        return begun(request, settles=True).run()
     raise InfeasibleError(overfull.message) from None
 
 

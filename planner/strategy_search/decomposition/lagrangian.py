@@ -381,14 +381,13 @@ class Multipliers:
     ) -> Array:
         """Least busy seconds of the slowest rank where blocks are measured in units, of `some` states; rules out those
         that are not `possible` in which they do not fit."""
-        slowest = np.zeros(possible.shape)
+        slowest, among = np.zeros(possible.shape), None
+        if setting.unlike(
+            self.chain
+        ):  # no two ranks are alike: the slowest is the first, the last, or about the second
+            among = sorted({0, min(1, setting.ranks - 1), setting.ranks - 1})
         for units in self.units(possible, some):
             total = self.whole(units)
-            among = None
-            if setting.unlike(
-                self.chain
-            ):  # each of its own: the slowest is the first or the last, or is like the second
-                among = sorted({0, min(1, setting.ranks - 1), setting.ranks - 1})
             lines = self.lines(setting, possible, units, among, some)
             busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
             if setting.ranks == 1 or setting.chunks > 1:

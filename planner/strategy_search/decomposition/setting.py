@@ -78,6 +78,12 @@ class Setting:
         """Micro-batches in flight of a rank, on average over its chunks."""
         return math.fsum(self.in_flight[rank]) / self.chunks
 
+    def tried_first(self, chain: Chain) -> tuple[float, ...]:
+        """Micro-batches in flight for which a price is tried first, the fewest first."""
+        if self.unlike(chain):
+            return self.asked
+        return tuple(sorted({self.flights(0), self.flights(self.ranks // 2)}))
+
     def together(self, rank: int) -> list[tuple[int, float]]:
         """Numbers of chunks of a rank that follow each other, `_APART` at most, and their micro-batches in flight on
         average."""

@@ -6,8 +6,9 @@ rank is as fast as it can be (`division`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -122,29 +123,42 @@ class Composition:
     def _with_free_chunks(self, tried: Tried) -> Composed | None:
         """What was found, with the virtual stages of a rank run unlike each other where that is faster: of the slowest
         rank first, until the slowest one cannot be quicker."""
-        setting = self.setting
-        if tried.found is None or tried.division is None or not setting.unlike(self.chain) or not self.equal:
+        if tried.found is None or tried.division is None or not self.setting.unlike(self.chain) or not self.equal:
             return tried.found
-        (_, state, fillings), held, m = tried.found, tried.division.block_ranges, setting.micro_batches
+        found = self._quicker(tried, partial(self._freed, tried))
+        return found if found is not None and found[0] < tried.found[0] else tried.found
+
+    def _freed(self, tried: Tried, rank: int, busy: float) -> Mixture | None:
+        """The blocks of all chunks of a rank in a division, run unlike each other, where it is quicker than `busy`."""
+        assert tried.division is not None
+        block_range = tried.division.block_ranges[rank]
+        found = free_chunks(
+            tried.described[rank][tried.ranks[rank].filling(block_range).variant],
+            [column for (column,) in self.pool(rank)],
+            int(self.block_ranges.lengths[block_range]),
+            self.setting.fullest[rank],
+            self.setting.micro_batches,
+            self.capacity(rank),
+        )
+        return found if found is not None and found.busy < busy else None
+
+    def _quicker(self, tried: Tried, mixture: Callable[[int, float], Mixture | None]) -> Composed | None:
+        """The same division with other ways to run its slowest rank, and then the next, as far as a `mixture` is
+        quicker than that rank is busy; None where none is."""
+        assert tried.found is not None
+        assert tried.division is not None
+        (_, state, fillings), held, m = tried.found, tried.division.block_ranges, self.setting.micro_batches
         ranks, seen = list(fillings), set[int]()
         parts = [float(filled.part[n]) for filled, n in zip(tried.ranks, held, strict=True)]
         steps = [float(filled.step[n]) for filled, n in zip(tried.ranks, held, strict=True)]
-        while (slowest := max(range(len(ranks)), key=lambda rank: m * parts[rank] + steps[rank])) not in seen:
+        while (slowest := max(range(len(held)), key=lambda rank: m * parts[rank] + steps[rank])) not in seen:
+            found = mixture(slowest, m * parts[slowest] + steps[slowest])
+            if found is None:
+                break
             seen.add(slowest)
-            filled = tried.ranks[slowest].filling(held[slowest])
-            found = free_chunks(
-                tried.described[slowest][filled.variant],
-                [column for (column,) in self.pool(slowest)],
-                int(self.block_ranges.lengths[held[slowest]]),
-                setting.fullest[slowest],
-                m,
-                self.capacity(slowest),
-            )
-            if found is not None and found.busy < m * parts[slowest] + steps[slowest]:
-                parts[slowest], steps[slowest] = found.part, found.step
-                ranks[slowest] = replace(ranks[slowest], inner=found.inner, peak=found.peak, beside=found.beside)
-        seconds = step_of(parts, steps, m, setting.chunks)
-        return (seconds, state, tuple(ranks)) if seconds < tried.found[0] else tried.found
+            parts[slowest], steps[slowest] = found.part, found.step
+            ranks[slowest] = replace(ranks[slowest], inner=found.inner, peak=found.peak, beside=found.beside)
+        return (step_of(parts, steps, m, self.setting.chunks), state, tuple(ranks)) if seen else None
 
     def mixed(self, tried: Tried) -> Composed | None:
         """The same division, where the slowest rank, and then the next, is quicker with more ways to run its blocks, or
@@ -153,26 +167,12 @@ class Composition:
             return None
         if self.covering:  # the master mixes all ways
             return None
-        (_, state, fillings), held, m = tried.found, tried.division.block_ranges, self.setting.micro_batches
-        ranks, mixed = list(fillings), list[Mixture | None]([None] * len(held))
-        parts = [float(filled.part[n]) for filled, n in zip(tried.ranks, held, strict=True)]
-        steps = [float(filled.step[n]) for filled, n in zip(tried.ranks, held, strict=True)]
-        while True:
-            slowest = max(range(len(held)), key=lambda rank: m * parts[rank] + steps[rank])
-            found = (
-                None if mixed[slowest] else self._mixture(state, tried, slowest, m * parts[slowest] + steps[slowest])
-            )
-            if found is None:
-                break
-            mixed[slowest], parts[slowest], steps[slowest] = found, found.part, found.step
-            inner = found.inner * self.setting.chunks
-            ranks[slowest] = replace(ranks[slowest], inner=inner, peak=found.peak, beside=found.beside)
-        if not any(mixed):
-            return None
-        return step_of(parts, steps, m, self.setting.chunks), state, tuple(ranks)
+        return self._quicker(tried, partial(self._mixture, tried))
 
-    def _mixture(self, state: State, tried: Tried, rank: int, busy: float) -> Mixture | None:
-        """The blocks that a rank has in a division in the cheapest mixture of ways, where it is quicker than `busy`."""
+    def _mixture(self, tried: Tried, rank: int, busy: float) -> Mixture | None:
+        """The blocks of all chunks of a rank in a division, all alike in the cheapest mixture of ways, where it is
+        quicker than `busy`."""
+        assert tried.found is not None
         assert tried.division is not None
         block_range = tried.division.block_ranges[rank]
         if not self.block_ranges.lengths[block_range]:
@@ -182,7 +182,7 @@ class Composition:
         head, tail = tried.ends[rank][taken.variant]
         held = [column.amounts for column in (head, tail, *self._run(rank, taken)) if column is not None]
         at_once = max(a.replay for a in held) + max(a.transient for a in held) + float(filled.beside[block_range])
-        master = self.master(state, rank, block_range, at_once)
+        master = self.master(tried.found[1], rank, block_range, at_once)
         if master is None:
             return None
         start, count = int(self.block_ranges.starts[block_range]), int(self.block_ranges.lengths[block_range])
@@ -193,7 +193,9 @@ class Composition:
             self.setting.micro_batches,
             self.capacity(rank),
         )
-        return found if found is not None and found.busy < busy * (1 - _QUICKER) else None
+        if found is None or found.busy >= busy * (1 - _QUICKER):
+            return None
+        return replace(found, inner=found.inner * self.setting.chunks)
 
     def master(
         self,

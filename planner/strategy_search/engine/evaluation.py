@@ -119,7 +119,8 @@ class Evaluation:
         """Try prices until the best result is proved, or nothing more can be learnt."""
         best: Composed | None = None
         setting = self.setting
-        rounds = self.rounds * (2 if setting.unlike(self.chain) else 1)  # of which each asks for several
+        unlike, closed_since = setting.unlike(self.chain), 0  # the best was found
+        rounds = self.rounds * (2 if unlike else 1)  # of which each asks for several
         begun = self._begin()
         proved = self._bounds(self.multipliers[0].promising(setting, self.cutoff))
         self.free = 0.0 if self.known else float(proved.min())
@@ -129,7 +130,6 @@ class Evaluation:
                 multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
             proved = np.maximum(proved, self._bounds(proved < self.cutoff))
         closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
-        unlike, closed_since = setting.unlike(self.chain), 0  # the best was found
         counted = np.full(self.chain.shape, self.whole_blocks is None)
         try:
             for _ in range(3 * self.rounds if self.whole_blocks is None else 9 * self.rounds):
@@ -210,9 +210,7 @@ class Evaluation:
         under = self.chain.shares(under, self.setting.ranks)
         if not price:
             return [(0.0, 0.0, under)] if any(under) else []
-        setting = self.setting
-        middle = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
-        return [(price, one, under) for one in (setting.asked if setting.unlike(self.chain) else middle)]
+        return [(price, one, under) for one in self.setting.tried_first(self.chain)]
 
     def _impossible(self) -> NDArray[np.bool_]:
         """States of the boundary in which provably nothing fits; asked where nothing was found in one."""

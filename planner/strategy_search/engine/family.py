@@ -181,9 +181,9 @@ class _Bounds:
             return alone
         price, under = hint
         chain = self.pipeline_of_kinds.chain
-        unlike, under = setting.unlike(chain), chain.shares(under, setting.ranks)
-        flights = setting.asked if unlike else sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
-        leanest = [(math.inf, number, NEITHER) for number in (flights[1:] if unlike else flights[-1:])]
+        under, flights = chain.shares(under, setting.ranks), setting.tried_first(chain)
+        most = flights[1:] if setting.unlike(chain) else flights[-1:]
+        leanest = [(math.inf, number, NEITHER) for number in most]
         priced = [(float(f"{price:.3g}"), number, under) for number in flights if price]
         shares = [(0.0, 0.0, under)] if any(under) else []
         proved = np.zeros(chain.shape)
