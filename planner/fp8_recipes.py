@@ -9,7 +9,7 @@ H100, makes 5,760 tokens/s of a device in bf16, 6,418 so, 7,186 with one scale f
 
 MXFP8 = 0.90
 """What is left of it with scales for each 32 elements: fitted to the ratio of step times of five pairs of runs of
-Megatron Bridge on Blackwell that differ in nothing else (3.7 to 11.8% longer): docs/validate.md."""
+Megatron Bridge on Blackwell that differ in nothing else (3.7 to 11.8% longer): docs/validate-findings.md."""
 
 BLOCK = 128
 """Elements of a row for which there is one scale, and of both dims of a weight (arXiv 2412.19437, section 3.3.2)."""

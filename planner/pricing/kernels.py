@@ -71,7 +71,7 @@ DROPLESS_KERNELS = 50
 megatron/core/transformer/moe at d98e8a64dd, forward, all-to-all dispatcher: router 12, its auxiliary loss 14, counts of
 rows and their copies to the host 12, rows put together 7, exchanges 3, sorted there and back 3, products and activation
 5, put back 3, which makes 59, and 45 without the loss; kernels that Transformer Engine fuses are 10 fewer. 14 runs that
-wait for the host lie between (docs/validate.md), least off with this number."""
+wait for the host lie between (docs/validate-findings.md), least off with this number."""
 
 ROUTER_KERNELS = 12
 """Of these the router, and what counts and sorts rows before their exchange, which CUDA graphs may hold."""

@@ -59,7 +59,7 @@ def test_none_of_them_is_among_the_published_runs(bench: ModuleType) -> None:
 
 def test_the_page_says_what_was_predicted_first(bench: ModuleType) -> None:
     """By source, and over all that were predicted before anything was mended."""
-    page = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "validate-findings.md").read_text(encoding="utf-8")
     runs = bench.unseen()
     for name, some in bench.groups(runs).items():
         errors = bench.first_errors(some)
@@ -72,7 +72,7 @@ def test_the_page_says_what_was_predicted_first(bench: ModuleType) -> None:
 
 
 def test_the_page_says_how_the_third_draw_was_predicted(bench: ModuleType) -> None:
-    page = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "validate-findings.md").read_text(encoding="utf-8")
     drawn = [run for run in bench.unseen() if run["first_commit"] == "1d7505fd"]
     errors, peaks = bench.first_errors(drawn), bench.peak_errors(drawn)
     by_source = [one.mean for some in bench.groups(drawn).values() if (one := bench.first_errors(some)).runs]
@@ -83,7 +83,7 @@ def test_the_page_says_how_the_third_draw_was_predicted(bench: ModuleType) -> No
 
 
 def test_the_page_says_how_the_fourth_draw_was_predicted(bench: ModuleType) -> None:
-    page = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "validate-findings.md").read_text(encoding="utf-8")
     drawn = [run for run in bench.unseen() if run["first_commit"] == "b58526e8"]
     errors, peaks = bench.first_errors(drawn), bench.peak_errors(drawn)
     by_source = [bench.first_errors(some).mean for some in bench.groups(drawn).values()]
