@@ -547,7 +547,7 @@ class Options:
             SEARCH,
             "ALGORITHM",
             "The algorithm; the others: plan help search. They are recursive_programming, ilp, exhaustive, and"
-            " sharding_propagation, which spreads what --shard says (docs/search.md).",
+            " sharding_propagation, which spreads what --shard says (docs/questions.md).",
             "dynamic_programming",
             known=completion.algorithms,
         ),
