@@ -66,6 +66,16 @@ def test_the_page_says_what_was_predicted_first(bench: ModuleType) -> None:
     assert f"{len(runs)} runs of {len({run['source'] for run in runs})} sources" in page
 
 
+def test_the_page_has_every_known_source() -> None:
+    """Runs of the sources in the table of known ones are as many as its last line says."""
+    page = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+    table = page[page.index("## By source") : page.index("### Unknown sources")]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    sources = [cells for cells in rows if not cells[0].startswith("| mean")]
+    assert [cells[1] for cells in rows if cells not in sources] == [f"{sum(int(cells[1]) for cells in sources):,}"]
+    assert f"| mean over the {len(sources)} sources |" in table
+
+
 @pytest.mark.parametrize("commit", ["58abd655", "58abd655 and the mends", "1d7505fd", "ac10c236", "b58526e8"])
 def test_the_page_of_findings_says_how_each_draw_was_predicted(bench: ModuleType, commit: str) -> None:
     page = (ROOT / "docs" / "validate-findings.md").read_text(encoding="utf-8")
