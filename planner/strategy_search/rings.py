@@ -2,7 +2,8 @@
 
     best plan    data 4 x tensor 2 x context 8, attention by heads (Ulysses)
     tried        context 8 as ring 2 x heads 4, 4 x 2, 8 x 1
-                 and context 16 in all such ways, with half of the data, tensor or pipeline devices
+                 and context 16 in all such ways, with half of the data or tensor devices, or of a pipeline that
+                 nobody decided
 
 A ring overlaps keys and values with attention and needs no heads to divide, so it can win where a context reaches over
 slow links or further than there are heads. On meshes of its own it would double the space and seldom win, so it is
@@ -25,6 +26,7 @@ from planner.strategy_search.around import Listener, Stop, exact, fastest_of, to
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 
@@ -41,11 +43,12 @@ class _Degrees:
     tensor: int
     context: int
 
-    @property
-    def around(self) -> "Iterator[_Degrees]":
-        """These degrees, and those with twice the context and half of another."""
+    def around(self, pinned: Pinned) -> "Iterator[_Degrees]":
+        """These degrees, and those with twice the context and half of another that is not decided."""
         yield self
         for name in ("data", "tensor", "pipeline"):
+            if getattr(pinned, name) is not None:
+                continue
             degree = getattr(self, name)
             if degree % 2 == 0:
                 yield replace(self, context=2 * self.context, **{name: degree // 2})
@@ -100,7 +103,7 @@ def _improved(
         return result
     degrees = _Degrees(pipeline=words.pipeline, data=words.data, tensor=words.tensor, context=words.context)
     found, statistics = None, result.statistics
-    for one in degrees.around:
+    for one in degrees.around(request.pinned):
         if cancelled() or reached():
             break
         with contextlib.suppress(InfeasibleError, RequestError):

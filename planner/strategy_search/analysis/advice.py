@@ -21,6 +21,7 @@ from planner.plan.plan import PRECISIONS
 from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.variants import variants_of
 from planner.strategy_search.within import anything_fits, best_plans
 
 _DOUBLINGS = 8  # of the devices
@@ -106,7 +107,7 @@ class _Advisor:
                 return None
             self.on_change(text)
             try:
-                request = made()
+                request = next(variants_of(made()))
                 if anything_fits(request, self.late):
                     return _priced(text, request, self.cancelled)
             except (PlannerError, HardwareProfileError):  # nothing divides, no machine has so many devices, or no disk

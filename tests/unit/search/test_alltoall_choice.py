@@ -8,6 +8,7 @@ from planner.errors import RequestError
 from planner.plan.compare.repricing import repriced
 from planner.report.command import command_of
 from planner.sharding.mesh import NODE, build_mesh
+from planner.strategy_search.analysis.advice import changes
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.variants import variants_of
 from tests.refusals import refused
@@ -46,6 +47,13 @@ def test_auto_is_every_way_that_can_be_had() -> None:
 def test_another_word_is_refused() -> None:
     with refused(RequestError, "alltoall", "pod", "node", "auto"):
         request_of("llama-4", cluster_of("h100-80gb", 8), 64, alltoall="pod")
+
+
+def test_what_would_fit_is_said_of_the_first_way() -> None:
+    asked = request_of("perceptron", cluster_of("h100-80gb", 8), 8, alltoall="auto", memory_limit=2e8)
+    found = changes(asked)
+    assert "--memory-limit left out" in [change.text for change in found]
+    assert all(change.seconds is not None for change in found)
 
 
 @pytest.mark.slow

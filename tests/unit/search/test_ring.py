@@ -147,6 +147,14 @@ def test_rings_are_tried_around_the_best_plan_where_that_splits_sequences() -> N
     assert {(way.ring, way.heads) for way in free.contexts} >= {(16, 1), (2, 8)}
 
 
+def test_rings_around_the_best_plan_keep_a_pipeline_that_is_decided() -> None:
+    """A ring over all four devices takes 50 ms, and a pipeline of two, which was asked for, 54 ms."""
+    job: dict[str, Any] = {"devices": 4, "seq_len": 32768, "global_batch": 2}
+    found = planner.search("llama-tiny", "a100-80gb", pinned={"pipeline": 2, "micro_batches": 2}, **job)
+    assert roles(found.bound).context > 1
+    assert found.plan.pipeline == 2
+
+
 @pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
