@@ -267,7 +267,7 @@ def _one_at_a_time(options: Options) -> int | None:
     """Micro-batches that take turns, as they are asked for."""
     asked = None if options.interleave is None else parse_count("interleave", options.interleave)
     if options.no_overlap and asked not in (None, 1):
-        raise RequestError("--no-overlap has no micro-batches that take turns; leave out it, or --interleave")
+        raise RequestError("--no-overlap has no micro-batches that take turns; leave out --no-overlap, or --interleave")
     return 1 if options.no_overlap else asked
 
 

@@ -75,7 +75,7 @@ def parse_chunks(text: str | None, *, none: bool) -> int | None:
     from planner.plan.plan import MOST_CHUNKS
 
     if none and text not in (None, "off", "1"):
-        raise RequestError(f"--no-overlap has no chunks; leave out it, or --tensor-overlap {text}")
+        raise RequestError(f"--no-overlap has no chunks; leave out --no-overlap, or --tensor-overlap {text}")
     if none or (text is not None and text.lower() == "off"):
         return 1
     found = None if text is None else parse_count("tensor-overlap", text)
@@ -92,7 +92,7 @@ def parse_expert_overlap(text: str | None, *, none: bool) -> bool | None:
     if word not in known:
         raise RequestError(f"--expert-overlap {text}: it is auto, on or off")
     if none and word == "on":
-        raise RequestError("--no-overlap waits for experts, too; leave out it, or --expert-overlap on")
+        raise RequestError("--no-overlap waits for experts, too; leave out --no-overlap, or --expert-overlap on")
     return False if none else known[word]
 
 

@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hardware_profiles import Bytes, Machine, device_type_of
-from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlap_name, possible_expert_overlaps
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.walk import Walk, walks_of
-from planner.strategy_search.engine.product_overlap import Overlapped
+from planner.strategy_search.engine.product_overlap import OverlapError, Overlapped, taken_by
 from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
@@ -40,14 +39,14 @@ def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
     """The same plan with experts exchanged under other work, where that is faster or asked for; on ranks whose devices
     may use so many bytes. And what it lacks to have that, if it is only memory.
 
-    Raises RequestError where it is asked for, and no experts of the plan are exchanged, or there is no memory for it.
+    Raises OverlapError where it is asked for, and no experts of the plan are exchanged, or there is no memory for it.
     """
     if not may_exchange_under_work(pinned, cluster):
         return Overlapped(bound)
     chosen = best_expert_overlaps(bound, cluster, every=bool(pinned.expert_overlap))
     if not chosen:
         if pinned.expert_overlap:
-            raise RequestError(
+            raise OverlapError(
                 "expert_overlap: the plan that was found exchanges no rows of experts, or a recomputed block keeps what"
                 " they make; leave it out, or decide about expert"
             )
@@ -59,7 +58,10 @@ def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
         return Overlapped(bound)
     missing = max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
     if missing and pinned.expert_overlap:
-        raise RequestError("expert_overlap: it needs more memory than the plan that was found leaves; leave it out")
+        raise OverlapError(
+            "expert_overlap: it needs more memory than the plan that was found leaves; leave it out",
+            needed=taken_by(prediction, bound.plan.prediction),
+        )
     if missing:
         return Overlapped(bound, missing, bound.plan.prediction.step_seconds - prediction.step_seconds)
     return Overlapped(replace(tried, plan=replace(tried.plan, prediction=prediction)))

@@ -22,9 +22,7 @@ from planner.strategy_search.engine.orders import Orders
 from planner.strategy_search.engine.other_sums import IDLE, OtherSums
 from planner.strategy_search.engine.overlapping import Overlapping
 from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.product_overlap import (
-    ChunksError,
-)
+from planner.strategy_search.engine.product_overlap import OverlapError
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
 from planner.strategy_search.engine.room import Room
 from planner.strategy_search.engine.scheduling import (
@@ -83,7 +81,7 @@ class Finalists:
         top, plans, known = self.request.top, list[Ranked](), self.known
         fitting = [] if known is None else [known]
         longest = 0.0  # seconds to make a plan of one
-        refusal = None
+        refusal: OverlapError | None = None
         # what is known says how fast others must be; the least sum first, which others are measured by
         ordered = sorted(self.found, key=lambda found: (id(found) not in self._known, found.objective, found.order))
         for found in ordered:
@@ -95,15 +93,15 @@ class Finalists:
             began = reading()
             try:
                 ranked = self._priced_once(found, slowest)
-            except ChunksError as error:  # this one has nothing that could be in so many
-                refusal = refusal or error
+            except OverlapError as error:  # this one has nothing that could be in so many, or no room for it
+                refusal = error if refusal is None or error.needed > refusal.needed == 0.0 else refusal
                 continue
             longest = max(longest, reading() - began)
             plans.append(ranked)
             if self.maker.fits(ranked.configuration, ranked.plan.prediction):
                 fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
         if refusal is not None and not plans and not fitting:
-            raise refusal
+            raise OverfullError(refusal.needed, self.maker.bound, str(refusal)) if refusal.needed else refusal
         beaten = known is None or (fitting[0] is known and any(one.seconds < known.seconds for one in plans))
         if not fitting or (beaten and known is not None and not self.settles):
             raise _overfull(plans, self.maker.limits[0], self.maker.bound)
@@ -149,7 +147,7 @@ class Finalists:
         settled = self._settled[id(found)] = self.maker.settled(before)
         certified = replace(overlapped, certificate=settled.certificate)
         if settled.bound is not before.bound:
-            with contextlib.suppress(LimitError):
+            with contextlib.suppress(LimitError, OverlapError):  # what is asked for has room beside the other
                 settled = self.orders.reordered(settled, cutoff) if reorders(self.request.pinned) else settled
                 other = self.overlapping.overlapped(settled)
                 if self.maker.storable(other) and other.seconds < overlapped.seconds:

@@ -41,8 +41,12 @@ Chunked = tuple[str, int, int, int]
 Chosen = tuple[Chunked, ...]
 
 
-class ChunksError(RequestError):
-    """Chunks are asked for that a plan cannot have."""
+class OverlapError(RequestError):
+    """An overlap is asked for that a plan cannot have; if only for memory, it would have with so many bytes left."""
+
+    def __init__(self, message: str, *, needed: Bytes = 0.0) -> None:
+        super().__init__(message)
+        self.needed = needed
 
 
 class Overlapped(NamedTuple):
@@ -83,7 +87,7 @@ def with_tensor_overlap(
     """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
     `everything`: with all of them, where that is known.
 
-    Raises ChunksError where chunks are asked for, and nothing of the plan can be in so many.
+    Raises OverlapError where chunks are asked for, and nothing of the plan can be in so many.
     """
     found, missing = everything or with_everything(bound, pinned, cluster, limits)
     if not missing:
@@ -98,7 +102,7 @@ def with_tensor_overlap(
 def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Everything:
     """The same plan with all overlaps that save time, or that are asked for.
 
-    Raises ChunksError where chunks are asked for, and nothing of the plan can be in so many, or they do not fit.
+    Raises OverlapError where chunks are asked for, and nothing of the plan can be in so many, or they do not fit.
     """
     asked = pinned.tensor_overlap
     if not may_overlap(pinned, cluster):
@@ -106,7 +110,7 @@ def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: 
     tried = _tried(bound, pinned, cluster)
     if tried is None:
         if asked:
-            raise ChunksError(
+            raise OverlapError(
                 "the plan that was found has no collective of tensor parallelism, next to a linear layer, whose rows"
                 f" {asked} chunks divide; take --tensor-overlap auto, or decide about --tensor"
             )
@@ -114,9 +118,10 @@ def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: 
     prediction = predict(tried, cluster)
     missing = _lacking(prediction, limits)
     if asked and missing:
-        raise ChunksError(
+        raise OverlapError(
             f"{asked} chunks under products need more memory than the plan that was found leaves; take --tensor-overlap"
-            " auto, or off"
+            " auto, or off",
+            needed=taken_by(prediction, bound.plan.prediction),
         )
     if not asked and prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
         return Everything(bound)
@@ -178,6 +183,12 @@ def _with(overlapped: BoundPlan, chosen: Sequence[Chunked], cluster: Machine) ->
 def _lacking(prediction: Prediction, limits: Sequence[Bytes]) -> Bytes:
     """What the rank that lacks most lacks."""
     return max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
+
+
+def taken_by(overlapped: Prediction, plain: Prediction) -> Bytes:
+    """What overlaps take, on the rank where they take most."""
+    pairs = zip(overlapped.stages, plain.stages, strict=True)
+    return max(one.peak_bytes - other.peak_bytes for one, other in pairs)
 
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:

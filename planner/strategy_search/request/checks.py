@@ -1,5 +1,6 @@
 """Choices that contradict each other or mean nothing, whatever the model and the devices are."""
 
+from dataclasses import replace
 from typing import get_args
 
 from costmodels import SCHEDULES
@@ -47,6 +48,8 @@ def turns_fault(request: SearchRequest) -> Fault | None:
             hint=f"leave it out, or set software to {PYTORCH.name}",
         )
     clash = None if schedule not in SCHEDULES else tensor_overlap_fault(asked, schedule, interleave, slices)
+    if clash is not None:
+        clash = replace(clash, value=f"{pinned.tensor_overlap or 'auto'}")
     if schedule in SCHEDULES:
         clash = clash or stale_fp8_fault(request.fp8, SCHEDULES[schedule], schedule)
     return clash or schedule_fault(

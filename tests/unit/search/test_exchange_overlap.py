@@ -24,12 +24,13 @@ from planner.strategy_search.engine.exchange_overlap import best_expert_overlaps
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
 from planner.strategy_search.tables.candidates import CandidateLists
 from planner.strategy_search.tables.under_experts import Exchanged, saved_by_exchange
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
 from tests.refusals import refused
-from tests.unit.search.cases import cluster_of
+from tests.unit.search.cases import cluster_of, request_of
 
 ENDLESS = (float("inf"),)
 
@@ -181,3 +182,17 @@ def test_sums_know_what_is_exchanged_under_work() -> None:
     assert cut.plan.training.expert_overlap
     assert free.plan.prediction.step_seconds <= cut.plan.prediction.step_seconds
     assert free.bound_seconds <= cut.plan.prediction.step_seconds
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_room_is_left_for_what_is_asked_for() -> None:
+    """The fastest plan fits with its experts waited for, and not with their exchange under other work."""
+    cluster = cluster_of("cpu", 4)
+    bare = replace(cluster, device=replace(cluster.device, reserved=0.0, allocator_slack=0.0))
+    asked = request_of("few-experts", bare, 8, pinned=Pinned(expert_overlap=True))
+    fastest = search(asked).plan.prediction
+    found = search(replace(asked, memory_limit=fastest.peak_bytes * 0.9999)).plan
+    assert found.training.expert_overlap
+    assert found.prediction.peak_bytes <= fastest.peak_bytes * 0.9999
+    assert found.prediction.step_seconds < fastest.step_seconds * 1.01
