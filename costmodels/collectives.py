@@ -19,6 +19,7 @@ are free.
     in-network     1 / (inner B e) where switches reduce     count-1, the members they wait for; others as hierarchical
     direct         (n-inner)/n / (B e)   + own               all-to-all, count-1 of each level
     broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree; a reduce the same
+                                                             (NCCL has no tree for either: tuning.cc)
     neighbours     1 / (B e) of the outermost level          one: send and receive
 
 p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. `own` stands where inner = 1: a further
@@ -162,7 +163,11 @@ def _ring_broadcast(group: Group, index: int) -> Affine:
     return _setup(group, index) + _ring_hops(group, index), _pipelined_load(group, index)
 
 
-def _tree_broadcast(group: Group, index: int) -> Affine:
+def _tree_broadcast(group: Group, index: int) -> Affine | None:
+    """None under NCCL, whose kernels along rings and trees broadcast, and reduce to one device, along rings alone
+    (src/graph/tuning.cc, since 2.6: `coll == ncclFuncBroadcast && a != NCCL_ALGO_RING`)."""
+    if _protocol(group.spans[0], index).serves == "rings":
+        return None
     return _setup(group, index) + _tree_depth(group, index), _pipelined_load(group, index)
 
 

@@ -86,6 +86,8 @@ class Software:
             --recompute-modules), so that nothing outside of them is computed or moved again; else the block is run
             again but for the results that it keeps (torch's selective checkpoint).
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
+        sums_narrow: whether gradients are added up in the dtype of their weights (autograd), whatever dtype they are
+            reduced in.
         hidden: communication that computation hides.
         products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
         keeps_fp8: whether products in fp8 keep of their operands the fp8 copies that they have multiplied, not what
@@ -130,6 +132,8 @@ class Software:
         dispatcher: how rows get to their experts.
         fused_experts: whether one kernel multiplies the rows of all experts, activates them, and brings operands into
             fp8 on the way.
+        routes_fused: whether Transformer Engine's kernels choose experts and compute the auxiliary loss
+            (moe-router-fusion of Megatron-LM).
         sinks: how many times longer attention with learned sinks takes than the same without.
         has_sinks: whether attention has learned sinks.
         window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
@@ -148,6 +152,8 @@ class Software:
             gradient).
         exchanges_at_once: whether rows go to experts by one all-to-all among all devices that share these out, not by
             one along each axis of the mesh.
+        owns_whole: whether its ZeRO 1 shares optimizer states out by whole parameters: gradients are all-reduced, and
+            each owner broadcasts what it has updated.
         sums_biases: whether gradients of biases are sums over all rows that take a kernel of their own (autograd), not
             the epilogue of another product (Transformer Engine).
         repeats_keys: whether keys and values are copied for every query head before attention.
@@ -212,6 +218,9 @@ class Software:
     composed_norms: bool = False
     current_scaling: bool = False
     exchanges_at_once: bool = False
+    owns_whole: bool = False
+    routes_fused: bool = False
+    sums_narrow: bool = False
     sums_biases: bool = False
     repeats_keys: bool = False
     looks_first: bool = False

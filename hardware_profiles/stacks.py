@@ -61,6 +61,7 @@ class _StackFile(Strict):
     grouped_us: Number | None = None
     adds: bool = False
     exchanges_at_once: bool = False
+    owns_whole: bool = False
     sums_biases: bool = False
     casts: Portion | None = None
     dispatcher: Dispatcher = "alltoall"
@@ -105,6 +106,7 @@ class _StackFile(Strict):
             buffers=self.buffers_mib.value * MIB,
             adds=self.adds,
             exchanges_at_once=self.exchanges_at_once,
+            owns_whole=self.owns_whole,
             sums_biases=self.sums_biases,
             casts=1.0 if self.casts is None else self.casts.value,
             grouped=0.0 if self.grouped_us is None else seconds_from_us(self.grouped_us.value),

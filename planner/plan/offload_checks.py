@@ -34,7 +34,8 @@ def owners_fault(update: Update, machine: Machine) -> Fault | None:
     if not update.owned:
         return None
     parts, value = parts_of(machine), f"'{update.zero_by}'"
-    other = next((part.software.name for part in parts if part.software.name != PYTORCH.name), None)
+    able = [part.software.name == PYTORCH.name or (part.software.owns_whole and not update.served) for part in parts]
+    other = next((part.software.name for part, can in zip(parts, able, strict=True) if not can), None)
     if other is not None:
         reason = f"is about our own runtime, not {other}"
         hint = f"take slices, or set software to {PYTORCH.name}"

@@ -76,6 +76,12 @@ wait for the host lie between (docs/validate-findings.md), least off with this n
 ROUTER_KERNELS = 12
 """Of these the router, and what counts and sorts rows before their exchange, which CUDA graphs may hold."""
 
+FUSED_ROUTER_KERNELS = 15
+"""Operators that Transformer Engine's router saves of these: of softmax, the largest, the two maps that they are
+scattered to and their casts one is left of 8, of those for the auxiliary loss one of 6, of the loss itself one of 4
+(megatron/core/transformer/moe/moe_utils.py at d98e8a64dd: topk_routing_with_score_function,
+compute_routing_scores_for_aux_loss, switch_load_balancing_loss_func)."""
+
 APART_KERNELS = 18
 """Operators that a framework launches in either pass for each expert, where its products in fp8 are launched by
 themselves: half of nine products, each with the casts of both operands, and a copy of its result."""
@@ -139,7 +145,9 @@ def _launched(call: KernelCall) -> int:
     if experts:
         if not call.software.counts_rows:
             return EXPERTS_KERNELS
-        return DROPLESS_KERNELS if graphs == "none" else DROPLESS_KERNELS - ROUTER_KERNELS
+        if graphs == "none":
+            return DROPLESS_KERNELS - (FUSED_ROUTER_KERNELS if call.software.routes_fused else 0)
+        return DROPLESS_KERNELS - ROUTER_KERNELS
     if is_composed(call):
         return KERNELS
     if composed_losses.is_composed_loss(call):

@@ -7,7 +7,7 @@ the optimizer updates its piece, and the new weights are brought back into the l
 
 Every micro-batch: its gradient, in the compute dtype, is added to the accumulated one in fp32. That reads both and
 writes one, a pass over the parameters that software with a fused weight gradient saves (`Software.accumulates`); the
-runtime does not fuse.
+runtime does not fuse. Where autograd adds up, sums have the compute dtype (`Software.sums_narrow`).
 
 ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and reduce-scatters that of every use, ZeRO-3
 cuts the weight too and gathers it at every use; both are priced with the use. The
@@ -166,7 +166,8 @@ def price_parameter(
     if own:
         padded = _padded(tensor, stored, sizes)
         copies = np.where(apart | served | padded, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
-    added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
+    kept_in = tensor if software.sums_narrow else accumulated
+    added = gradient * (tensor.element_bytes + 2 * kept_in.element_bytes)
     device = cluster.device
     launched = device.host_latency * software.host if software.counts_gradients else 0.0
     kept = state * (per.state + tensor.element_bytes * copies)

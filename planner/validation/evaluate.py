@@ -22,9 +22,10 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.binding.bind import bind
 from planner.plan.plan import INTERLEAVED, Plan, Prediction, Stage
 from planner.plan.prediction.predict import predict
-from planner.sharding.update import DEFAULT
+from planner.sharding.update import DEFAULT, PARAMETERS
 from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.request.space import Pinned
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
 from planner.validation.contradictions import refuse_peak, refuse_rate
@@ -45,6 +46,7 @@ CLIP_NORM = 1.0
 max_norm of torchtitan, all by default): a pass for the norm, its all-reduces, and a pass that scales."""
 
 _ENDLESS = 1e18  # bytes
+_FP32 = 4
 _NARROW = ("deepspeed-zero3", "internevo")
 
 INFERRED = "recomputation inferred"
@@ -274,18 +276,33 @@ def _priced(
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
     job: Job = run.job
     asked = given_job(graph, cluster, batch=TRACED_BATCH, global_batch=job.global_batch, precision=job.model.precision)
-    update = replace(DEFAULT, gradient_dtype=gradient_dtype(cluster.software, asked.precision), clip_norm=CLIP_NORM)
+    update = replace(
+        DEFAULT,
+        gradient_dtype=gradient_dtype(cluster.software, asked.precision, run.pinned.zero),
+        clip_norm=CLIP_NORM,
+        zero_by=shared_out_by(cluster.software, run.pinned),
+    )
     request = asked.request(placing="fit", pinned=run.pinned, update=update)
     result = plan_for(request, lambda _: None, lambda: False)
     return result.plan if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
 
 
-def gradient_dtype(software: Software, precision: str) -> str:
+def shared_out_by(software: Software, pinned: Pinned) -> str:
+    """How a stack shares optimizer states out under ZeRO 1: in slices, or by whole parameters. Those of which there are
+    copies (HSDP) are priced in slices, which comes to the same within a node."""
+    whole = software.owns_whole and pinned.zero == 1 and (pinned.replicas or 1) == 1
+    return PARAMETERS if whole else DEFAULT.zero_by
+
+
+def gradient_dtype(software: Software, precision: str, zero: int | None = None) -> str:
     """How a stack adds up and reduces gradients: in fp16 where it keeps nothing wider of them (`Stored.fp16`), so do
     ZeRO 3 of DeepSpeed, and InternEvo, in bf16 (`Stored.bf16`), else as plans do. (Recipes of NVIDIA do so in bf16,
-    too; what they hide of it was fitted to messages in fp32.)"""
+    too; what they hide of it was fitted to messages in fp32.) Under Megatron that is what ZeRO 2 reduces of every
+    micro-batch, too (Megatron-LLaMA@25306de megatron/optimizer/overlapped_dist_optimizer.py: `collect_param_grad`)."""
     kept = {"fp16": software.stored.fp16, "bf16": software.stored.bf16 if software.name in _NARROW else None}
     narrow = kept.get(precision) == TRAINED[precision].nbytes
+    if not narrow and zero == 2 and software.name == "megatron" and software.stored.bf16 == _FP32:
+        return "fp32"
     return "parameter" if narrow else DEFAULT.gradient_dtype
 
 

@@ -8,7 +8,9 @@
     Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, and
                                                                  RMS norms are chains of operators
     eager                                                        operators are kernels of their own, RMS norms chains of
-                                                                 them, and gradients have the dtype of weights
+                                                                 them, and gradients have the dtype of weights, also
+                                                                 where they are added up,
+    accumulate_grad_in_fp32                                      unless flags say this
     RMSNorm kernel, fused RMSNorm                                RMS norms are one kernel all the same
     nanotron, until July 2024                                    what sequence parallelism gathers is kept whole
 
@@ -45,7 +47,10 @@ _GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
 of December 2024)."""
 
 _NARROW = r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16|grad_reduce_in_fp32\s*[=:]\s*false"
-_WIDE = r"grad_reduce_in_fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|grad_sync_dtype\s*[=:]\s*\S*32\b"
+_WIDE = (
+    r"grad_reduce_in_fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|grad_sync_dtype\s*[=:]\s*\S*32\b"
+    r"|accumulate[-_]grads?[-_]in[-_]fp32"
+)
 _FP8_WEIGHTS = (
     r"fp8[-_]param(?:s|eters)?(?:[-_]gather)?\b|fp8[-_]primary[-_]weights"
     r"|weights (?:are )?(?:stored|kept|gathered)\b[^;,]* in fp8"
@@ -98,10 +103,13 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
     own = stack.name == megatron.name and not mentions(flags, _MEGATRON)
     eager = mentions(flags, _EAGER_WORD) and (own or stack.name in _EAGER)
     if eager and own:
-        notes.append("operators are kernels of their own, gradients have the dtype of weights (eager)")
+        wide = narrow_gradients(flags) is False
+        summed = "32 bits, as flags say" if wide else "the dtype of weights"
+        notes.append(f"operators are kernels of their own, gradients have {summed} (eager)")
         like = load_software("internevo")
-        stored = replace(stack.stored, bf16=stack.stored.weight, fp16=stack.stored.weight)
+        stored = stack.stored if wide else replace(stack.stored, bf16=stack.stored.weight, fp16=stack.stored.weight)
         stack = replace(stack, passes=like.passes, fused=like.fused, accumulates=like.accumulates, stored=stored)
+        stack = replace(stack, sums_narrow=not wide)
         heads = load_software("deepspeed").softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
         stack = replace(stack, loss="whole", softmax_heads=heads)
     if mentions(flags, NANOTRON) and own and date < _GATHERED_AGAIN:

@@ -90,6 +90,9 @@ _MEGATRON_FSDP = r"megatron[-_ ]fsdp"
 _ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
 """Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
 
+_FUSED_ROUTER = r"moe[-_]router[-_]fusion"
+"""Words for a router of few kernels (Megatron-LM, on Transformer Engine)."""
+
 _SLOW_SINKS = "26.06.01"
 """Container whose notes tell of slow attention with learned sinks, as before 26.06 (issue 256 of cudnn-frontend)."""
 
@@ -201,6 +204,8 @@ def _share_of_blocks(row: Row) -> float:
 
 def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Software:
     """The stack with what recipes decide about experts, and how its dispatcher sorts rows."""
+    if mentions(flags, _FUSED_ROUTER):
+        stack = replace(stack, routes_fused=True)
     if row.text("arch").lower() == "moe" and stack.name == "nemo" and (release := release_of(row)):
         recipe = recipe_of(row, release)
         sent = "once" if recipe.dispatcher == "once" else "for each expert"

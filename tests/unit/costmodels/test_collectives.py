@@ -64,6 +64,15 @@ def test_a_node_drives_all_its_ports() -> None:
     assert collective_time("broadcast", message, TWO_BY_FOUR) == pytest.approx(18 * US + message / (4 * 10 * GB))
 
 
+def test_nccl_broadcasts_and_reduces_to_one_device_along_rings_alone() -> None:
+    kernels = replace(NETWORK.protocols[0], serves="rings")
+    nccl = group((replace(NETWORK, protocols=(kernels,)), 64))
+    for kind in ("broadcast", "reduce"):
+        assert collective_time(kind, 1.0, group((NETWORK, 64))) == pytest.approx(10 * US + 6 * 5 * US, rel=1e-5)
+        assert collective_time(kind, 1.0, nccl) == pytest.approx(10 * US + 63 * 5 * US, rel=1e-5)
+    assert collective_time("all_reduce", 1.0, nccl) == collective_time("all_reduce", 1.0, group((NETWORK, 64)))
+
+
 def test_trees_win_on_small_messages_between_many_nodes() -> None:
     many = group((NETWORK, 64))
     assert collective_time("all_reduce", 1.0, many) == pytest.approx(10 * US + 2 * 6 * 5 * US, rel=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodels import collective_time
-from hardware_profiles import PYTORCH, load_profile
+from hardware_profiles import PYTORCH, load_profile, load_software
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.pricing import OperatorPrices, keeping_fault, price_operator
@@ -147,3 +147,19 @@ def test_in_fp8_each_expert_is_launched_by_itself_here_and_all_at_once_elsewhere
         one, other = (getattr(prices, name) - prices.late[place] for prices in (apart, together))
         launched = (9 if name == "forward" else 18) * held * device.launch_latency
         assert one - other == pytest.approx(launched, rel=1e-6)
+
+
+def test_a_fused_router_launches_fewer_operators_where_no_graph_holds_them() -> None:
+    """moe-router-fusion: 15 of softmax, choice, maps and loss in either pass."""
+    rule, graded = RULES[CALL.op].build(CALL), [tensor.floating for tensor in OPERANDS]
+    chosen = [named_strategy(rule, ("b", "e@b"), "experts")]
+    software, seconds = load_software("megatron"), {}
+    for fused, graphs in ((False, "none"), (True, "none"), (False, "attention"), (True, "attention")):
+        cluster = CLUSTER.with_software(replace(software, routes_fused=fused, graphs=graphs))
+        prices = price_operator(rule, chosen, OPERANDS, OPERANDS[:1], graded, MESH, cluster)
+        seconds[fused, graphs] = prices.host
+    each = software.host * CLUSTER.device.host_latency
+    for plain, less in zip(seconds[False, "none"], seconds[True, "none"], strict=True):
+        assert plain - less == pytest.approx(15 * each)
+    for plain, less in zip(seconds[False, "attention"], seconds[True, "attention"], strict=True):
+        assert plain == less
