@@ -239,7 +239,7 @@ class BestFirst:
         whether it was stopped before its end (see `least_share`). Those that are bounded by what the best plan is
         compared with do not contend: other orders of turns than theirs are of whole stages."""
         self.interleaved.sort(key=lambda one: (one[0], _order(one[1])), reverse=True)
-        step, asked = math.inf, set[Configuration]()
+        step, asked = math.inf, set[tuple[Configuration, bool]]()
         if self.interleaved:
             self._make_first()
         if self.first is not None:
@@ -257,9 +257,12 @@ class BestFirst:
             bound = max(bound, proved * share)
             if bound < cutoff and family is not None:
                 hint, plain = self._hint_for(family), self.plain[c.family][c.micro_batches]
-                if math.isinf(alone) and plain not in asked:  # what it proves is proved of all numbers of stages
-                    asked.add(plain)
-                    family.priced_seconds(plain, hint, cutoff / share)
+                for free in (True, False):  # what it proves is proved of all numbers of stages
+                    if bound < cutoff and math.isinf(alone):
+                        if (plain, free) not in asked:
+                            asked.add((plain, free))
+                            family.priced_seconds(plain, hint, cutoff / share, free=free)
+                        bound = max(bound, family.seconds_with_one_stage(c, cutoff))
                 bound = max(bound, family.priced_seconds(c, hint, cutoff))
             if bound < min(self.best, cutoff) or (bound < cutoff and alone * share < cutoff):
                 self._evaluate(c, family, bound, cutoff)
@@ -350,14 +353,14 @@ class BestFirst:
         return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
 
     def _evaluate_with_virtual_stages(self, slowest: float) -> None:
-        """Evaluate pipelines of several stages on each rank that were cut off by what sums with all of their transfers
+        """Evaluate pipelines of several stages on each rank that were left out by what sums with all of their transfers
         are proved to take, as far as they may take less than `slowest` with these under work: by what was found with
         one stage on each rank, where that has memory for more in flight, and the share of a transfer that work beside
         it takes longer; the most promising few. Where plans with several contend they were compared with those."""
         if any(found.configuration.virtual_stages > 1 for found in self.contenders.found) or asks(self.request.pinned):
             return
         beside, several = 1 - self.engine.groups[0].device.overlapped, []
-        for bound, c, family in self.cut_off:
+        for bound, c, family in self._not_evaluated():
             alone, _ = self.alone.get((c.family, c.micro_batches), (math.inf, 0.0))
             roomy = c.virtual_stages > 1 and (c.family, c.micro_batches) in self.roomy
             if roomy and family is not None and alone * least_share(c) < slowest:
@@ -373,10 +376,9 @@ class BestFirst:
     def _evaluate_short_ones(self, slowest: float) -> None:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
         their bounds say that another order may take less than `slowest`; the most promising few."""
-        known = [(bound, c, family) for bound, _, family, members, _ in self.queue for c in members]
         short = [
             (max(bound, self.engine.bound(c)), c, family)
-            for bound, c, family in (*known, *self.cut_off)
+            for bound, c, family in self._not_evaluated()
             if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1 and c not in self.contenders.left
         ]
         short.sort(key=lambda one: (one[0] * without_weight_gradients(one[1]), _order(one[1])))
@@ -388,6 +390,10 @@ class BestFirst:
                 with contextlib.suppress(NothingAgreesError):
                     outcome = self.engine.evaluate(c, cutoff=cutoff)
                     self._take(c, outcome, max(bound, outcome.bound))
+
+    def _not_evaluated(self) -> list[tuple[float, Configuration, Family | None]]:
+        """What is left in the queue, and what was cut off."""
+        return [*((bound, c, family) for bound, _, family, members, _ in self.queue for c in members), *self.cut_off]
 
     def _slowest(self, plans: tuple[Ranked, ...]) -> float:
         """Seconds of the slowest plan that was asked for."""

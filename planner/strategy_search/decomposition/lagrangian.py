@@ -408,6 +408,18 @@ class Multipliers:
         """Whether it is known what the average rank takes, or there is but one."""
         return setting.ranks == 1 or setting.chunks in self._averaged
 
+    def whatever_memory(self, known: Setting, setting: Setting) -> float:
+        """Least seconds of a step where memory is free, and all ranks are as quick as the average one, of a setting that
+        is known, or has more virtual stages: there a micro-batch counts for a part w of what it does for the one that
+        is known, takes no less than that part, and its transfers come to what they do between all stages."""
+        if setting.ranks == 1:
+            return float(self.bounds(setting).min())
+        seconds = self._averaged[known.chunks]
+        if setting.chunks != known.chunks:
+            weight, own = self._average_weight(known), self._average_weight(setting)
+            seconds = (seconds - weight * self.crossings(known)) * (own / weight) + own * self.crossings(setting)
+        return float(seconds.min())
+
     def promising(self, setting: Setting, limit: float) -> NDArray[np.bool_] | None:
         """States of which nothing is proved to take as long as that where memory is free; None if that was not
         asked."""
@@ -763,22 +775,16 @@ class Multipliers:
         return functools.reduce(np.minimum, own)
 
 
-def first_bounds(members: Sequence[tuple[Multipliers, Setting]]) -> list[float]:
-    """Least seconds of a step in which memory is free and all ranks are as quick as the average one, of each; all are
-    solved at once."""
+def first_bounds(members: Sequence[tuple[Multipliers, Setting]]) -> None:
+    """Solve the pieces of each for memory that is free and, of several ranks, for the average one; all at once."""
     asked = [
         (multipliers, multipliers._average(setting) if setting.ranks > 1 else multipliers._priced(0.0, 0.0))
         for multipliers, setting in members
     ]
-    found = []
     for (multipliers, setting), priced in zip(members, _answers(asked), strict=True):
         multipliers.priced.append(priced)
         if setting.ranks > 1:
             multipliers._note_average(setting)
-            found.append(float(multipliers._averaged[setting.chunks].min()))
-        else:
-            found.append(float(multipliers.bounds(setting).min()))
-    return found
 
 
 def _answers(asked: Sequence[tuple[Multipliers, _Question]]) -> list[Priced]:

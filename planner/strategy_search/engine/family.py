@@ -8,7 +8,7 @@ launches  of a micro-batch take as long however small it is, and no block takes 
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -82,12 +82,12 @@ class Family:
         known = floors or [0.0] * len(members)
         least = {c: max(floor, self._launched_seconds(c)) for c, floor in zip(members, known, strict=True)}
         plain = {c.micro_batches: c for c in members if c.virtual_stages == 1}
-        asked = dict.fromkeys(plain.get(c.micro_batches, c) for c in members if least[c] < cutoff)
-        found = dict(zip(asked, fastest.step_seconds(tuple(asked)), strict=True))
+        alike: dict[Configuration, list[Configuration]] = {}
         for c in members:
-            one = plain.get(c.micro_batches, c)
-            if one in found:
-                least[c] = max(least[c], found[c] if c in found else least_share(c) * found[one])
+            if least[c] < cutoff:
+                alike.setdefault(plain.get(c.micro_batches, c), []).append(c)
+        for c, seconds in fastest.step_seconds(alike).items():
+            least[c] = max(least[c], seconds)
         return [least[c] for c in members]
 
     def busy_seconds(self, configuration: Configuration) -> float:
@@ -101,17 +101,27 @@ class Family:
         (_, fastest), *_ = self._parts
         return fastest.transfer_seconds(configuration)
 
-    def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float = math.inf) -> float:
+    def priced_seconds(
+        self, configuration: Configuration, hint: Hint, cutoff: float = math.inf, *, free: bool = False
+    ) -> float:
         """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
         before; infinite where even the leanest choice does not fit. Ways that are proved to take as long as the cutoff
-        are not looked at again."""
+        are not looked at again. With `free` memory nothing else is asked."""
         launched, proved = self._launched_seconds(configuration), self._known(configuration)
         if launched >= cutoff:
             return launched
         for ways, part in self._parts:
             if proved.get(ways, 0.0) < cutoff:
-                proved[ways] = max(proved.get(ways, 0.0), part.priced_seconds(configuration, hint, cutoff))
+                proved[ways] = max(proved.get(ways, 0.0), part.priced_seconds(configuration, hint, cutoff, free=free))
         return max(launched, min(proved.values()))
+
+    def seconds_with_one_stage(self, configuration: Configuration, cutoff: float) -> float:
+        """What is proved of a member with virtual stages, by what was asked of it with one stage on each rank."""
+        proved = self._known(configuration)
+        for ways, part in self._parts:
+            if proved.get(ways, 0.0) < cutoff:
+                proved[ways] = max(proved.get(ways, 0.0), part.seconds_with_one_stage(configuration, cutoff))
+        return min(proved.values())
 
     def _launched_seconds(self, configuration: Configuration) -> float:
         """Least step time of a member from launches alone: with p ranks the slowest takes a p-th of them or more."""
@@ -158,27 +168,33 @@ class _Bounds:
         self._duals: dict[tuple[int, float], list[Multipliers]] = {}
         self._known: set[tuple[int, float, float, float, Passes]] = set()
 
-    def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
-        """Least step time of each member, whatever the memory; to be asked once."""
-        known = [self._of(configuration) for configuration in members]
+    def step_seconds(self, alike: Mapping[Configuration, Sequence[Configuration]]) -> dict[Configuration, float]:
+        """Least step time of members, whatever the memory, by those that are asked for the others; to be asked once."""
+        known = {asked: self._of(asked) for asked in alike}
         if len(self.pipeline_of_kinds.chains) == 1:
-            bounds = first_bounds([(multipliers[0], setting) for multipliers, setting in known])
+            first_bounds([(multipliers[0], setting) for multipliers, setting in known.values()])
+            found = {
+                c: multipliers[0].whatever_memory(setting, self._setting_of(c))
+                for asked, (multipliers, setting) in known.items()
+                for c in alike[asked]
+            }
             if self.states >= _MANY_STATES:
                 self._duals.clear()
-            return bounds
-        found = []
-        for multipliers, setting in known:
+            return found
+        found = {}
+        for asked, (multipliers, setting) in known.items():
             for one in multipliers:
                 one.solve(0.0, 0.0)
-            found.append(float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min()))
+            seconds = float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min())
+            found |= {c: seconds if c == asked else least_share(c) * seconds for c in alike[asked]}
         return found
 
-    def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float) -> float:
+    def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float, *, free: bool = False) -> float:
         """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
         even the leanest choice does not fit. What is cheap to ask comes first, until the cutoff is reached."""
-        multipliers, setting = self._of(configuration)
-        if (alone := self._proved_with_one_stage(configuration, setting, cutoff)) >= cutoff:
+        if (alone := self.seconds_with_one_stage(configuration, cutoff)) >= cutoff:
             return alone
+        multipliers, setting = self._of(configuration)
         price, under = hint
         chain = self.pipeline_of_kinds.chain
         under, flights = chain.shares(under, setting.ranks), setting.tried_first(chain)
@@ -187,7 +203,7 @@ class _Bounds:
         priced = [(float(f"{price:.3g}"), number, under) for number in flights if price]
         shares = [(0.0, 0.0, under)] if any(under) else []
         proved = np.zeros(chain.shape)
-        for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], leanest):
+        for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], leanest)[: 1 if free else None]:
             known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
             asked = [one for key, one in known.items() if key not in self._known]
             if len(multipliers) == 1 and asked and not multipliers[0].averages(setting):
@@ -224,14 +240,16 @@ class _Bounds:
         multipliers, setting = self._of(configuration)
         return multipliers[0].busy(setting) if len(multipliers) == 1 else 0.0
 
-    def _proved_with_one_stage(self, configuration: Configuration, setting: Setting, cutoff: float) -> float:
+    def seconds_with_one_stage(self, configuration: Configuration, cutoff: float) -> float:
         """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where
         a micro-batch counts less: no more than what its own would, nor than the cutoff. Nothing is solved for it, and
         states are left out that take as long by what the average rank does with one stage (`least_share`)."""
         if configuration.virtual_stages == 1:
             return 0.0
+        ratio = configuration.micro_batches // self.micro_batches
+        setting = self._setting_of(configuration).scaled(ratio)
         weight = replace(setting, chunks=1).shared_weight
-        known = self._duals.get((configuration.micro_batches // self.micro_batches, weight))
+        known = self._duals.get((ratio, weight))
         if known is None or not known[0].knows(0.0, 0.0, NEITHER):
             return 0.0
         share = least_share(configuration)
@@ -254,7 +272,7 @@ class _Bounds:
     def _of(self, configuration: Configuration) -> tuple[list[Multipliers], Setting]:
         """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
         ratio = configuration.micro_batches // self.micro_batches
-        setting = setting_of(configuration, self.pipeline_of_kinds.capacities[0])
+        setting = self._setting_of(configuration)
         key = (ratio, setting.shared_weight)
         if key not in self._duals:
             chains, weight = self.pipeline_of_kinds.chains, setting.shared_weight
@@ -270,6 +288,9 @@ class _Bounds:
                 for chain, other in zip(chains, others, strict=True)
             ]
         return self._duals[key], setting.scaled(ratio)
+
+    def _setting_of(self, configuration: Configuration) -> Setting:
+        return setting_of(configuration, self.pipeline_of_kinds.capacities[0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
