@@ -87,8 +87,6 @@ def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[fl
     pinned, best, found = request.pinned, result.plans[0].configuration, result.plans[0].found
     own = replace(pinned, pipeline=best.pipeline, virtual_stages=best.virtual_stages, micro_batches=best.micro_batches)
     alike = replace(own, mesh=best.mesh if pinned.free else pinned.mesh)
-    if pinned.tensor_overlap is None and may_overlap(pinned, request.cluster):
-        yield OPEN, "without overlap", replace(request, pinned=replace(alike, tensor_overlap=1))
     if request.update.gathers == AUTO_GATHERS:
         for way in ways_to_gather(request, result.plans[0].bound.blocks.count):
             if found is not None and found.outcome.gathers == way:

@@ -133,6 +133,13 @@ class Engine:
         return Engine(request=self.request, template=self.template, limits=self.limits, capped=False)
 
     @cached_property
+    def without_overlap(self) -> "Engine":
+        """The same in which tensor parallelism waits for its collectives."""
+        request = replace(self.request, pinned=replace(self.request.pinned, tensor_overlap=1))
+        built = Built(scaled=self.built.scaled, paths=self.built.paths)
+        return replace(self, request=request, built=built)
+
+    @cached_property
     def waiting(self) -> "Engine":
         """The same in which all that is reduced once a step is waited for."""
         return replace(self, waits=True)

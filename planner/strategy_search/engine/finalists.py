@@ -39,6 +39,9 @@ from planner.strategy_search.request.space import Configuration
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
 
+_OVERLAPPED = 5e-3
+"""Share by which a step may take longer than its sum, before plans are sought that wait for tensor parallelism."""
+
 _TURNED = 2
 """Results whose stages are tried in a V, at most."""
 
@@ -170,7 +173,7 @@ class Finalists:
         """A contender as a plan, in an order of turns that takes it least, as far as it may take less than `cutoff`,
         and with what runs under its products. Raises RequestError where chunks are asked for that it cannot have."""
         if id(found) not in self._known:
-            ranked = self._best_of(found, cutoff)
+            ranked = self._waiting_for_collectives(found, self._best_of(found, cutoff), cutoff)
             overlapped = self.overlapping.overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
@@ -202,6 +205,28 @@ class Finalists:
         return min(
             roomy, self._finished(source, other, cutoff), key=lambda one: self.overlapping.overlapped(one).seconds
         )
+
+    def _waiting_for_collectives(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """The plan of a contender, or the best of its configuration in which tensor parallelism waits for its
+        collectives, if that is faster: sums of such layouts are exact, others hope for overlap."""
+        if self.request.pinned.tensor_overlap is not None or not self.engine.overlapped:
+            return ranked
+        least = min(cutoff, self.overlapping.overlapped(ranked).seconds)
+        if least <= found.objective * (1 + _OVERLAPPED):
+            return ranked
+        own, configuration = self._without_overlap, found.configuration
+        outcome = own.engine.evaluate(configuration, cutoff=least)
+        if not outcome.ranks or outcome.seconds >= least:
+            return ranked
+        other = own._best_of(own.engine.contender(configuration, outcome), least)
+        faster = own.overlapping.overlapped(other).seconds < least
+        return other if faster and self.maker.storable(other) else ranked
+
+    @cached_property
+    def _without_overlap(self) -> "Finalists":
+        """What makes plans in which tensor parallelism waits for its collectives."""
+        engine = self.engine.without_overlap
+        return Finalists(maker=replace(self.maker, request=engine.request, engine=engine), found=())
 
     def _sum_for(self, found: Contender, cutoff: Seconds) -> Seconds:
         """What a plan of a contender takes by its sum that may take `cutoff` in some order of turns."""
