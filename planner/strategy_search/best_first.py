@@ -70,10 +70,11 @@ class BestFirst:
         *,
         settles: bool = False,
         takes: Callable[[Configuration], bool] = lambda _: True,
+        among: Callable[[Configuration], bool] = lambda _: True,
         bounds: Mapping[Configuration, float] = MappingProxyType({}),
     ) -> None:
         self.started = time.perf_counter()
-        self.known, self.settles, self.takes, self.known_bounds = known, settles, takes, bounds
+        self.known, self.settles, self.takes, self.among, self.known_bounds = known, settles, takes, among, bounds
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request, shared)
         hides = request.cluster.software.hidden != Hidden() or AHEAD in self.engine.gathers
@@ -419,8 +420,8 @@ class BestFirst:
             self.covered = self.contenders.found[0].configuration != adopted
 
     def _space(self) -> list[Configuration]:
-        """All configurations of the request."""
-        space = all_configurations(self.engine)
+        """All configurations of the request, among those of interest."""
+        space = list(filter(self.among, all_configurations(self.engine)))
         if not space:
             raise RequestError(no_configuration(self.request, self.engine.template))
         return space

@@ -5,36 +5,32 @@ weights ahead, and that the backward pass hides all reductions. Where a plan can
 shorter step. So the configuration of the best plan is searched again, each time with one more decision pinned, and only
 for plans that are faster than the best one so far:
 
-    from gap     decided
-    half of 1%   tensor parallelism waits for its collectives: sums of such layouts are exact
-    4%           weights of the configuration come each, by block, or ahead
-    4%           every axis has one purpose, for the pipeline and the micro-batches of the plan; after a search of few
-                 configurations for all pipelines
+    weights of the configuration come each, by block, or ahead
+    every axis has one purpose, for the pipeline and the micro-batches of the plan, and degrees of half, once or twice
+    what it has; for all degrees and pipelines after a search of few configurations
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
+from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.around import Listener, Stop, exact, together, told
-from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.engine.scheduling import IN_A_V
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 
-OPEN = 0.005
-"""The gap from which on plans that wait for collectives are looked for."""
-
 WIDE = 0.04
-"""The gap from which on the other narrower searches run: each takes a tenth to a half of the time of the search."""
+"""The gap from which on narrower searches run: each takes a tenth to a half of the time of the search."""
 
 FEW = 30
-"""Configurations that a search has evaluated at most for all pipelines to be searched with one purpose for every axis,
+"""Configurations that a search has evaluated at most for all of them to be searched with one purpose for every axis,
 which takes as long as the search itself."""
 
 
@@ -42,16 +38,17 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
     """A result, with the fastest plan of narrower searches in the place of its best one, where that is faster."""
     if not _left_open(request):
         return result
-    every, as_asked = result.bounds, (request.update, request.pinned.tensor_overlap)
-    for gap, what, asked in _narrower(request, result):
-        if result.gap < gap:
-            continue
+    every = result.bounds
+    for what, asked, among in _narrower(request, result):
+        if result.gap < WIDE:
+            break
         if result.statistics.stopped or cancelled() or reached():
             return result.cut_short()
         best, bound = result.plans[0], result.bound_seconds
         try:
-            bounds = every if (asked.update, asked.pinned.tensor_overlap) == as_asked else {}
-            found = search(asked, told(on_progress, result, f"trying {what}"), cancelled, known=best, bounds=bounds)
+            bounds = every if asked.update == request.update else {}
+            listener = told(on_progress, result, f"trying {what}")
+            found = search(asked, listener, cancelled, known=best, among=among, bounds=bounds)
         except LimitError:
             return result.cut_short()
         except (InfeasibleError, RequestError):
@@ -82,8 +79,10 @@ def _left_open(request: SearchRequest) -> bool:
     return exact(request) and not (narrow or request.shards or request.stores or request.default != "search")
 
 
-def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[float, str, SearchRequest]]:
-    """From which gap on what is tried, and the request for it."""
+def _narrower(
+    request: SearchRequest, result: SearchResult
+) -> Iterator[tuple[str, SearchRequest, Callable[[Configuration], bool]]]:
+    """What is tried, the request for it, and the configurations that are looked at."""
     pinned, best, found = request.pinned, result.plans[0].configuration, result.plans[0].found
     own = replace(pinned, pipeline=best.pipeline, virtual_stages=best.virtual_stages, micro_batches=best.micro_batches)
     alike = replace(own, mesh=best.mesh if pinned.free else pinned.mesh)
@@ -92,8 +91,23 @@ def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[fl
             if found is not None and found.outcome.gathers == way:
                 continue  # so it was found
             update = replace(request.update, gathers=way)
-            yield WIDE, f"weights gathered {way}", replace(request, pinned=alike, update=update)
+            yield f"weights gathered {way}", replace(request, pinned=alike, update=update), lambda _: True
     if pinned.free and pinned.mesh is None and pinned.context_by is None:
         few = result.statistics.evaluated <= FEW
-        roles = replace(pinned if few else own, replicas=1)
-        yield WIDE, "one purpose for every axis", replace(request, pinned=roles)
+        asked = replace(request, pinned=replace(pinned if few else own, replicas=1))
+        yield "one purpose for every axis", asked, (lambda _: True) if few else near(roles(result.plans[0].bound))
+
+
+def near(words: Roles) -> Callable[[Configuration], bool]:
+    """Whether a configuration whose axes have one purpose each has half, once or twice the tensor parallelism, and of
+    the context, of a plan."""
+
+    def is_near(configuration: Configuration) -> bool:
+        degrees = {"tensor": 1, "context": 1}
+        for size, role in zip(configuration.mesh, configuration.roles, strict=True):
+            name = "context" if role == "ring" else role
+            degrees[name] = degrees.get(name, 1) * size
+        tensor, context = degrees["tensor"], degrees["context"]
+        return all(a <= 2 * b and b <= 2 * a for a, b in ((tensor, words.tensor), (context, words.context)))
+
+    return is_near

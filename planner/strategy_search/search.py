@@ -51,6 +51,7 @@ def search(
     shared: Shared | None = None,
     known: Ranked | None = None,
     takes: Callable[[Configuration], bool] = lambda _: True,
+    among: Callable[[Configuration], bool] = lambda _: True,
     bounds: Mapping[Configuration, float] = MappingProxyType({}),
 ) -> SearchResult:
     """The fastest plans that fit, of those whose objectives are close to the least.
@@ -60,7 +61,8 @@ def search(
     objective is `cutoff` seconds or more are of no interest. `shared` is for several searches that differ in their
     memory and global batch alone. A plan of the space, or of another that is searched beside it, may be `known`: only
     faster ones are looked for, and without one it is the result; of the one fastest plan. `takes` says
-    which configurations may become plans; others are evaluated for comparison alone. `bounds` are what a search of the
+    which configurations may become plans; others are evaluated for comparison alone. Of those that are not `among` them
+    nothing is looked at. `bounds` are what a search of the
     same request with free axes has proved of its configurations.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
@@ -69,7 +71,7 @@ def search(
     with limited(request.time_limit):
         try:
             check()
-            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known, takes, bounds)
+            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known, takes, among, bounds)
         except (LimitError, MemoryError) as error:
             raise nothing_before(request, error) from error
 
@@ -82,12 +84,24 @@ def _searched(
     shared: Shared,
     known: Ranked | None,
     takes: Callable[[Configuration], bool],
+    among: Callable[[Configuration], bool],
     bounds: Mapping[Configuration, float],
 ) -> SearchResult:
     kind = ByRecursion if request.algorithm == "recursive_programming" else BestFirst
 
     def begun(asked: SearchRequest, *, settles: bool = False) -> BestFirst:
-        return kind(asked, on_progress, cancelled, cutoff, shared, known, settles=settles, takes=takes, bounds=bounds)
+        return kind(
+            asked,
+            on_progress,
+            cancelled,
+            cutoff,
+            shared,
+            known,
+            settles=settles,
+            takes=takes,
+            among=among,
+            bounds=bounds,
+        )
 
     attempt, stated = begun(request), None
     for tried in range(1, _ROUNDS + 1):

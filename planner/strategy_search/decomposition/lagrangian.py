@@ -409,9 +409,9 @@ class Multipliers:
         return setting.ranks == 1 or setting.chunks in self._averaged
 
     def whatever_memory(self, known: Setting, setting: Setting) -> float:
-        """Least seconds of a step where memory is free, and all ranks are as quick as the average one, of a setting that
-        is known, or has more virtual stages: there a micro-batch counts for a part w of what it does for the one that
-        is known, takes no less than that part, and its transfers come to what they do between all stages."""
+        """Least seconds of a step where memory is free, and all ranks are as quick as the average one, of the setting
+        that is known, or one with more virtual stages: there a micro-batch counts for a part of what it does for the
+        one that is known, takes no less than that part, and its transfers come to what they do between all stages."""
         if setting.ranks == 1:
             return float(self.bounds(setting).min())
         seconds = self._averaged[known.chunks]
