@@ -330,6 +330,20 @@ def test_prices_asked_for_with_one_stage_on_each_rank_bound_virtual_stages() -> 
 
 
 @pytest.mark.slow
+def test_bounds_of_virtual_stages_count_what_crosses_between_all_of_them() -> None:
+    engine = engine_of("llama-4", "cpu", 2, None)
+    space = configurations(engine.template, 2, 12, Pinned(pipeline=2, virtual_stages=0))
+    members = {(c.virtual_stages, c.micro_batches): c for c in space}
+    family = engine.family(members[1, 2])
+    asked = [members[v, m] for m in (2, 6) for v in (1, 2)]
+    found = dict(zip(asked, family.step_seconds(asked), strict=True))
+    for m in (2, 6):
+        plain, several = members[1, m], members[2, m]
+        assert family_module.least_share(several) * found[plain] * 1.01 < found[several]
+        assert found[several] <= engine.evaluate(several).seconds * ALL
+        assert found[several] == pytest.approx(family.step_seconds([several])[0], rel=0.05)  # asked for by itself
+
+
 def test_what_is_forgotten_of_many_states_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of members of a family in turn no more is kept than what was asked last, and the same is proved."""
     engine = engine_of("llama-4", "h100-80gb", 2, None)

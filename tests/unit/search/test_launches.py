@@ -11,6 +11,8 @@ import planner
 from hardware_profiles import Cluster
 from planner.api.searching import search
 from planner.sharding.update import AHEAD, Update
+from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine import family as families
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import NO_HINT
@@ -166,11 +168,11 @@ def test_launches_bound_small_micro_batches_as_they_are_counted_for_them(monkeyp
         bound = min(proved(engine, member), proved(engine.launched_apart, member))
         assert 0.9 * bound < least <= bound * (1 + 1e-9)
         assert family.priced_seconds(member, NO_HINT, cutoff=least / 2) == pytest.approx(least, rel=0.1)
-    numbers = list[int]()
+    numbers, first_bounds = list[int](), families.first_bounds
 
-    def noted(asked: Sequence[object]) -> list[float]:
+    def noted(asked: Sequence[tuple[Multipliers, Setting]]) -> None:
         numbers.append(len(asked))
-        return [0.0] * len(asked)
+        first_bounds(asked)
 
     monkeypatch.setattr(families, "first_bounds", noted)
     assert family.step_seconds(members, cutoff=every[0] * 0.9) == pytest.approx(every, rel=0.1)  # by launches
