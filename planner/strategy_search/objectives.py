@@ -142,20 +142,26 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
             found = best_plans(replace(request, memory_limit=high), told, cancelled)
     except LimitError:
         late = True
-    except InfeasibleError:  # plans state more than bounds count, as what is received ahead
-        found, late = _within(request, found, high, on_progress, cancelled)
+    except InfeasibleError as error:  # plans state more than bounds count, as what is received ahead
+        found, late = _within(request, found, high, error.needed, on_progress, cancelled)
     return found.cut_short() if late else found
 
 
 def _within(
-    request: SearchRequest, found: SearchResult, low: Bytes, on_progress: Listener, cancelled: Stop
+    request: SearchRequest,
+    found: SearchResult,
+    low: Bytes,
+    needed: Bytes | None,
+    on_progress: Listener,
+    cancelled: Stop,
 ) -> tuple[SearchResult, bool]:
-    """`least_memory` between a limit within which no plan is found and the peak of one that is, by whole searches; and
-    whether there was too little time."""
+    """`least_memory` between a limit within which no plan is found and the peak of one that is, by whole searches, the
+    first of them within what a plan `needed`, where one was made; and whether there was too little time."""
     high = found.plan.prediction.peak_bytes
     try:
         while high - low > PRECISION * high and not cancelled():
-            middle = (low + high) / 2
+            middle = needed if needed is not None and low < needed < high else (low + high) / 2
+            needed = None
             told = _named(on_progress, f"within {_gib(middle)}")
             try:
                 with sharing(2):

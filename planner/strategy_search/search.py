@@ -33,7 +33,7 @@ from planner.strategy_search.by_recursion import ByRecursion
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.finalists import OverfullError
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.limit_words import nothing_before
 from planner.strategy_search.request.request import SearchRequest
@@ -103,27 +103,31 @@ def _searched(
             bounds=bounds,
         )
 
-    attempt, stated = begun(request), None
+    attempt, stated, overfull = begun(request), None, None
+    high = math.inf  # memory within which what was found is overfull
     for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
         except OverfullError as error:
             if isinstance(request.cluster, MixedCluster):
-                raise InfeasibleError(error.message) from None
-            stated = stated or attempt.limits
-            memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
-            leaner = replace(attempt.request, memory_limit=memory)
+                raise InfeasibleError(error.message, needed=error.needed) from None
+            stated, high = stated or attempt.limits, attempt.memory
+            memory = max(high - tried * error.excess, high / 2)  # lean blocks come whole
             proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
-            attempt = begun(leaner)
-            attempt.limits, attempt.most_proved = stated, proved
             overfull = error
-        except InfeasibleError:
+        except LimitError:
+            raise
+        except InfeasibleError as error:  # too lean: what fits in between may have room
             if stated is None:
                 raise
-            break
+            low, least, proved = attempt.memory, (error.needed or 0.0) * (1 + OPTIMAL), attempt.most_proved
+            memory = least if low < least < high else (low + high) / 2
+        attempt = begun(replace(attempt.request, memory_limit=memory))
+        attempt.limits, attempt.most_proved = stated, proved
+    assert overfull is not None
     if known is not None:
         return begun(request, settles=True).run()
-    raise InfeasibleError(overfull.message) from None
+    raise InfeasibleError(overfull.message, needed=overfull.needed) from None
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:

@@ -49,11 +49,12 @@ _TURNED = 2
 class OverfullError(Exception):
     """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
     holds more than 1F1B keeps for too little, and of states that are shared out by whole parameters the mean. No plan
-    takes less than `bound` seconds by its objective."""
+    takes less than `bound` seconds by its objective. The leanest plan that was found has a peak of `needed` bytes, if
+    any has all that is asked for."""
 
-    def __init__(self, excess: float, bound: float, message: str) -> None:
+    def __init__(self, excess: float, bound: float, message: str, needed: float | None = None) -> None:
         super().__init__(message)
-        self.excess, self.bound, self.message = excess, bound, message
+        self.excess, self.bound, self.message, self.needed = excess, bound, message, needed
 
 
 @dataclass(kw_only=True)
@@ -378,4 +379,5 @@ def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:
         bound,
         f"{what}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and there are"
         f" {limit / 2**30:.1f} GiB; {hint}",
+        needed,
     )

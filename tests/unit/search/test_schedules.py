@@ -232,6 +232,26 @@ def test_what_another_order_made_the_fastest_is_kept_where_the_search_goes_on() 
     assert free <= decided * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("needed", "third"), [(0.75, 0.75), (None, 0.75), (0.6, 0.6), (0.3, 0.75)])
+def test_between_memory_that_is_too_little_and_an_overfull_plan_something_fits(
+    monkeypatch: pytest.MonkeyPatch, needed: float | None, third: float
+) -> None:
+    tried, original = list[float](), BestFirst.run
+
+    def run(self: BestFirst) -> SearchResult:
+        tried.append(self.memory)
+        if len(tried) == 1:
+            raise OverfullError(0.6 * self.memory, 0.0, "overfull")
+        if len(tried) == 2:
+            raise InfeasibleError("too lean", needed=None if needed is None else needed * tried[0])
+        return original(self)
+
+    monkeypatch.setattr(BestFirst, "run", run)
+    found = search(request_of("perceptron", cluster_of("h100-80gb", 2), 8))
+    assert tried[1:] == pytest.approx([0.5 * tried[0], third * tried[0]])
+    assert found.bound_seconds == 0.0  # less memory proves nothing
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_what_is_proved_with_less_memory_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
