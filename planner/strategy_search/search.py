@@ -42,6 +42,9 @@ from planner.strategy_search.result import Progress, SearchResult
 
 _ROUNDS = 4  # with less memory each, where a schedule holds more than the search thought
 
+_CLOSE = 0.01
+"""Share of the memory within which a plan was overfull, by which another limit differs, if it is to find another."""
+
 
 def search(
     request: SearchRequest,
@@ -122,6 +125,8 @@ def _searched(
                 raise
             low, least, proved = attempt.memory, (error.needed or 0.0) * (1 + OPTIMAL), attempt.most_proved
             memory = least if low < least < high else (low + high) / 2
+            if memory > high * (1 - _CLOSE):
+                break
         attempt = begun(replace(attempt.request, memory_limit=memory))
         attempt.limits, attempt.most_proved = stated, proved
     assert overfull is not None

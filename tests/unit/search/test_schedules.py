@@ -252,6 +252,22 @@ def test_between_memory_that_is_too_little_and_an_overfull_plan_something_fits(
     assert found.bound_seconds == 0.0  # less memory proves nothing
 
 
+def test_memory_next_to_that_of_an_overfull_plan_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[float]()
+
+    def run(self: BestFirst) -> SearchResult:
+        tried.append(self.memory)
+        if len(tried) == 1:
+            raise OverfullError(0.1 * self.memory, 0.0, "overfull", needed=1.1 * self.memory)
+        raise InfeasibleError("too lean", needed=0.995 * tried[0])
+
+    monkeypatch.setattr(BestFirst, "run", run)
+    with pytest.raises(InfeasibleError, match="overfull") as found:
+        search(request_of("perceptron", cluster_of("h100-80gb", 2), 8))
+    assert len(tried) == 2
+    assert found.value.needed == 1.1 * tried[0]
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_what_is_proved_with_less_memory_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
