@@ -280,9 +280,11 @@ class BestFirst:
         decides = self.request.prune and self.request.top == 1 and not hides and not self.made_first
         if self.contenders.found and decides and seconds_left() == math.inf:
             self.made_first = True
-            self.finalists = self._finalists(self.contenders.found[:1])
+            best, *others = self.contenders.found
+            self.finalists = self._finalists([best])
             with contextlib.suppress(OverfullError, InfeasibleError, RequestError):
-                (self.first,) = self.finalists.plans(settle=False)
+                rival = min((one.objective for one in others), default=math.inf)
+                (self.first,) = self.finalists.plans(settle=False, rival=rival)
 
     def _too_slow(self, configuration: Configuration, bound: float) -> bool:
         """Whether what is proved of a configuration in one stage, whose operators come in order, says that its step is

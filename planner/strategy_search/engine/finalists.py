@@ -74,14 +74,15 @@ class Finalists:
         self.room = Room(maker=self.maker, overlapping=self.overlapping, orders=self.orders)
         self.sums = OtherSums(maker=self.maker, overlapping=self.overlapping, orders=self.orders, room=self.room)
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
+        self._waited: dict[int, Contender] = {}  # tried so, by identity
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._settled: dict[int, Ranked] = {}  # of contenders, by identity
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
         self._laid: dict[tuple[Configuration, str], Ranked | None] = {}  # in a V, by ways to gather weights
 
-    def plans(self, *, settle: bool = True) -> tuple[Ranked, ...]:
+    def plans(self, *, settle: bool = True, rival: Seconds = math.inf) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced. Unless it is
-        for their seconds alone, they are settled."""
+        for their seconds alone, they are settled. `rival`: the least sum of contenders that are not among them."""
         top, plans, known = self.request.top, list[Ranked](), self.known
         fitting = [] if known is None else [known]
         longest = 0.0  # seconds to make a plan of one
@@ -106,6 +107,8 @@ class Finalists:
                 fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
         if refusal is not None and not plans and not fitting:
             raise OverfullError(refusal.needed, self.maker.bound, str(refusal)) if refusal.needed else refusal
+        if fitting and fitting[0].seconds <= rival:
+            fitting = self._with_waiting(fitting)
         beaten = known is None or (fitting[0] is known and any(one.seconds < known.seconds for one in plans))
         if not fitting or (beaten and known is not None and not self.settles):
             raise _overfull(plans, self.maker.limits[0], self.maker.bound)
@@ -174,7 +177,7 @@ class Finalists:
         """A contender as a plan, in an order of turns that takes it least, as far as it may take less than `cutoff`,
         and with what runs under its products. Raises RequestError where chunks are asked for that it cannot have."""
         if id(found) not in self._known:
-            ranked = self._waiting_for_collectives(found, self._best_of(found, cutoff), cutoff)
+            ranked = self._best_of(found, cutoff)
             overlapped = self.overlapping.overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
@@ -207,21 +210,33 @@ class Finalists:
             roomy, self._finished(source, other, cutoff), key=lambda one: self.overlapping.overlapped(one).seconds
         )
 
-    def _waiting_for_collectives(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """The plan of a contender, or the best of its configuration in which tensor parallelism waits for its
-        collectives, if that is faster: sums of such layouts are exact, others hope for overlap."""
-        if self.request.pinned.tensor_overlap is not None or not self.engine.overlapped:
-            return ranked
-        least = min(cutoff, self.overlapping.overlapped(ranked).seconds)
-        if least <= found.objective * (1 + _OVERLAPPED):
-            return ranked
-        own, configuration = self._without_overlap, found.configuration
+    def _with_waiting(self, fitting: list[Ranked]) -> list[Ranked]:
+        """Plans, fastest first, with the fastest one as it is where tensor parallelism waits for its collectives, if
+        that is faster; tried once for each."""
+        for found, overlapped in self._known.values():
+            if overlapped is fitting[0] and id(found) not in self._waited:
+                self._waited[id(found)] = found
+                other = self._waiting_for_collectives(found, overlapped)
+                if other is not None:
+                    faster = self.overlapping.overlapped(other)
+                    self._before[id(faster)], self._known[id(found)] = other, (found, faster)
+                    return sorted([faster, *fitting[1:]], key=lambda ranked: ranked.seconds)
+                break
+        return fitting
+
+    def _waiting_for_collectives(self, found: Contender, overlapped: Ranked) -> Ranked | None:
+        """The best plan of a contender's configuration in which tensor parallelism waits for its collectives, if that
+        is faster than one with overlaps: sums of such layouts are exact, others hope for overlap."""
+        least, configuration = overlapped.seconds, found.configuration
+        hopes = self.request.pinned.tensor_overlap is None and self.engine.overlapped
+        if not hopes or least <= found.objective * (1 + _OVERLAPPED):
+            return None
+        own = self._without_overlap
         outcome = own.engine.evaluate(configuration, cutoff=least)
         if not outcome.ranks or outcome.seconds >= least:
-            return ranked
+            return None
         other = own._best_of(own.engine.contender(configuration, outcome), least)
-        faster = own.overlapping.overlapped(other).seconds < least
-        return other if faster and self.maker.storable(other) else ranked
+        return other if own.overlapping.overlapped(other).seconds < least and self.maker.storable(other) else None
 
     @cached_property
     def _without_overlap(self) -> "Finalists":

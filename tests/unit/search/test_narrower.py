@@ -143,12 +143,13 @@ def test_where_overlap_is_hoped_for_in_vain_layouts_that_wait_are_tried(slow: Se
     contender = engine.contender(configuration, engine.evaluate(configuration))
     maker = PlanMaker(request=asked, engine=engine, prepared=prepared, bound=0.0, limits=(math.inf,), covered=True)
     finalists, worse = Finalists(maker=maker, found=()), slow.plans[0]
-    found = finalists._waiting_for_collectives(contender, worse, math.inf)
+    found = finalists._waiting_for_collectives(contender, worse)
+    assert found is not None
     assert found.seconds < 0.99 * worse.seconds
-    assert finalists._waiting_for_collectives(contender, worse, found.seconds * 0.9) is worse  # others are faster
+    assert finalists._waiting_for_collectives(contender, found) is None
     close = replace(contender, outcome=replace(contender.outcome, seconds=worse.seconds))
     assert close.objective == worse.seconds
-    assert finalists._waiting_for_collectives(close, worse, math.inf) is worse
+    assert finalists._waiting_for_collectives(close, worse) is None
     decided = replace(asked, pinned=replace(asked.pinned, tensor_overlap=4))
     given = Finalists(maker=replace(maker, request=decided), found=())
-    assert given._waiting_for_collectives(contender, worse, math.inf) is worse
+    assert given._waiting_for_collectives(contender, worse) is None
