@@ -15,8 +15,9 @@ are free.
     algorithm      load of a level, per byte of message      steps
     ring           p (n-1)/n / (inner B e)   + own           p (n-1), along one ring through all devices
     hierarchical   2 (Q-1)/Q / (inner B e)   + own           2 (count-1) of each level: reduce-scatter, all-gather back
+                                                             (HCCL has it, NCCL has not)
     tree           2 / (inner B e), 1 where Q = 2   + own    2 (count-1) in a bounded level, 2 log2(count) in another
-    in-network     1 / (inner B e) where switches reduce     count-1, the members they wait for; others as hierarchical
+    in-network     1 / (inner B e) where switches reduce     count-1, the members they wait for; other levels as a tree
     direct         (n-inner)/n / (B e)   + own               all-to-all, count-1 of each level
     broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree; a reduce the same
                                                              (NCCL has no tree for either: tuning.cc)
@@ -26,15 +27,22 @@ p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. `own` stan
 k/n / (B e), as if the n-th of the message that a device keeps cost k of a sent one. Measured is that the time per byte
 rises more slowly from 2 to 4 to 8 devices than (n-1)/n, by a term in 1/n. That it is the copy of the own part is our
 reading; where a fit finds k > 1 it cannot be all of it. Trees are double binary trees between nodes and chains inside
-(NCCL). Not good for: libraries that pick a protocol that is not the fastest, as they do near the sizes where they
-switch; collectives of different axes at the same time (what shares a link: `hardware_profiles.cluster`). One pass over
-the table costs O(kinds x protocols x levels), once per kind and group; after that a price is a few multiply-adds.
+(NCCL); in-network is NCCL's NVLS where all devices share the switch, and its NVLS tree beyond, with such trees between
+the nodes. So a long all-reduce of NCCL over three and more nodes takes as long as a reduce-scatter and an all-gather,
+which go along rings, whose (n-1)/n is nearly that of the tree. The factors on bandwidth in NCCL's tuning.cc (0.92 for a
+tree, less for middle sizes) are what it chooses by; here the quickest is taken, at the efficiencies that profiles have.
+
+Not good for: libraries that pick a protocol that is not the fastest, as they do near the sizes where they switch;
+collectives of different axes at the same time (what shares a link: `hardware_profiles.cluster`); networks whose
+switches reduce for NCCL (CollNet, off by default), unless their level says so. One pass over the table costs O(kinds x
+protocols x levels), once per kind and group; after that a price is a few multiply-adds.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
 2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009 (ring);
 Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing
-35(12), 2009; Hu et al., "Demystifying NCCL", arXiv 2507.04786, 2025 (protocols, chunks); NCCL src/graph/tuning.cc
-(steps of each).
+35(12), 2009; Hu et al., "Demystifying NCCL", arXiv 2507.04786, 2025 (protocols, chunks); NCCL src/graph/tuning.cc at
+5067397c (which algorithms an all-reduce has, steps of each); HCCL user guide of CANN 8.1, hcclug_000005 (an AllReduce
+is a ReduceScatter in the server, an AllReduce between servers and an AllGather in the server).
 """
 
 import math
@@ -90,13 +98,14 @@ def _level_steps(group: Group, index: int) -> Seconds:
     return math.fsum((span.count - 1) * _protocol(span, index).latency for span in group.spans)
 
 
-def _tree_depth(group: Group, index: int) -> Seconds:
+def _depth(span: Span, index: int) -> Seconds:
     """Latency from leaf to root: a chain in a bounded level, a binary tree over the unbounded one."""
-    return math.fsum(
-        (math.ceil(math.log2(span.count)) if span.level.fan_out is None else span.count - 1)
-        * _protocol(span, index).latency
-        for span in group.spans
-    )
+    steps = math.ceil(math.log2(span.count)) if span.level.fan_out is None else span.count - 1
+    return steps * _protocol(span, index).latency
+
+
+def _tree_depth(group: Group, index: int) -> Seconds:
+    return math.fsum(_depth(span, index) for span in group.spans)
 
 
 def _setup(group: Group, index: int) -> Seconds:
@@ -115,7 +124,15 @@ def _ring(passes: int) -> Algorithm:
     return ring
 
 
-def _hierarchical(group: Group, index: int) -> Affine:
+def _nccl(group: Group, index: int) -> bool:
+    """Whether the protocol is one of NCCL's kernels along rings and trees, which send between peers by others."""
+    return _protocol(group.spans[0], index).serves == "rings"
+
+
+def _hierarchical(group: Group, index: int) -> Affine | None:
+    """None under NCCL, whose all-reduce is a ring, a tree, NVLS or CollNet (src/graph/tuning.cc)."""
+    if _nccl(group, index):
+        return None
     load = 0.0
     for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
         units = group.size // inner
@@ -123,26 +140,35 @@ def _hierarchical(group: Group, index: int) -> Affine:
     return _setup(group, index) + 2 * _level_steps(group, index), load
 
 
+def _tree_load(group: Group, index: int, span: Span, inner: int) -> float:
+    """A unit of two double binary trees sends what it has up one and the sum down the other, half of the message each
+    way in both; of three and more units one is a leaf of one tree and has two children in the other."""
+    sends = 1 if group.size == 2 * inner else 2
+    return (sends + _own(group, index, inner)) / (inner * _rate(span, index))
+
+
 def _tree(group: Group, index: int) -> Affine:
-    load = 0.0
-    for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
-        sends = 1 if group.size == 2 * inner else 2
-        load = max(load, (sends + _own(group, index, inner)) / (inner * _rate(span, index)))
+    load = max(
+        _tree_load(group, index, span, inner) for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
+    )
     return _setup(group, index) + 2 * _tree_depth(group, index), load
 
 
 def _in_network(group: Group, index: int) -> Affine | None:
+    """NCCL's NVLS, and its NVLS tree where only some levels have switches that reduce: what the switches have summed
+    goes up and down double binary trees (tuning.cc gives it half of the bandwidth between three and more nodes, and
+    two log2(nodes) steps)."""
     if all(span.level.in_network is None for span in group.spans):
         return None
     load, latency = 0.0, 0.0
     for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
-        switch, units = span.level.in_network, group.size // inner
+        switch = span.level.in_network
         if switch is not None:
             load = max(load, 1 / (inner * span.bandwidth * switch.efficiency))
             latency += switch.setup + (span.count - 1) * switch.latency
         else:
-            load = max(load, (2 * (units - 1) / units + _own(group, index, inner)) / (inner * _rate(span, index)))
-            latency += 2 * (span.count - 1) * _protocol(span, index).latency
+            load = max(load, _tree_load(group, index, span, inner))
+            latency += 2 * _depth(span, index)
     return _setup(group, index) + latency, load
 
 
@@ -166,7 +192,7 @@ def _ring_broadcast(group: Group, index: int) -> Affine:
 def _tree_broadcast(group: Group, index: int) -> Affine | None:
     """None under NCCL, whose kernels along rings and trees broadcast, and reduce to one device, along rings alone
     (src/graph/tuning.cc, since 2.6: `coll == ncclFuncBroadcast && a != NCCL_ALGO_RING`)."""
-    if _protocol(group.spans[0], index).serves == "rings":
+    if _nccl(group, index):
         return None
     return _setup(group, index) + _tree_depth(group, index), _pipelined_load(group, index)
 

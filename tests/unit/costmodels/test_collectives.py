@@ -5,6 +5,7 @@ import pytest
 
 from costmodels import COLLECTIVES, CostModelError, affine_pieces, collective_lower_bound, collective_time
 from hardware_profiles import Group, Level, Protocol, Span
+from hardware_profiles.network import Serves
 from tests.refusals import refused
 
 US = 1e-6
@@ -71,6 +72,37 @@ def test_nccl_broadcasts_and_reduces_to_one_device_along_rings_alone() -> None:
         assert collective_time(kind, 1.0, group((NETWORK, 64))) == pytest.approx(10 * US + 6 * 5 * US, rel=1e-5)
         assert collective_time(kind, 1.0, nccl) == pytest.approx(10 * US + 63 * 5 * US, rel=1e-5)
     assert collective_time("all_reduce", 1.0, nccl) == collective_time("all_reduce", 1.0, group((NETWORK, 64)))
+
+
+def over_nodes(nodes: int, serves: Serves = "rings", node: Level = NODE) -> Group:
+    """Four devices in each node, whose kernels along rings serve `serves`: "rings" is NCCL."""
+    levels = [replace(one, protocols=(replace(one.protocols[0], serves=serves),)) for one in (node, NETWORK)]
+    return group((levels[0], 4), (levels[1], nodes))
+
+
+def test_nccl_has_no_hierarchical_all_reduce() -> None:
+    """Over four nodes 2 (N-1)/N of the message leave a node along the ring of all 16 devices, where an all-reduce
+    between the four would send 2 (Q-1)/Q. Two nodes send it once, on a tree."""
+    message = 100 * GB
+    ring = 10 * US + 2 * (12 * 1 * US + 3 * 5 * US) + 2 * 15 / 16 * message / (4 * 10 * GB)
+    assert collective_time("all_reduce", message, over_nodes(4)) == pytest.approx(ring)
+    hierarchical = 10 * US + 2 * (3 * 1 * US + 3 * 5 * US) + 2 * 3 / 4 * message / (4 * 10 * GB)
+    assert collective_time("all_reduce", message, over_nodes(4, "all")) == pytest.approx(hierarchical)
+    tree = 10 * US + 2 * (3 * 1 * US + 1 * 5 * US) + message / (4 * 10 * GB)
+    assert collective_time("all_reduce", message, over_nodes(2)) == pytest.approx(tree)
+    parts = [collective_time(kind, message, over_nodes(4)) for kind in ("reduce_scatter", "all_gather")]
+    assert collective_time("all_reduce", message, over_nodes(4)) == pytest.approx(sum(parts), rel=1e-4)
+
+
+def test_an_nvls_tree_has_trees_between_nodes() -> None:
+    """2 of the message through the ports of a node of eight, 1 of two; two log2 steps beside the switch's."""
+    node = level(25 * GB, 1 * US, bounded=True, reduces=True)
+    assert node.in_network is not None
+    node = replace(node, in_network=replace(node.in_network, efficiency=1.0))
+    for nodes, sends, steps in ((2, 1, 1), (8, 2, 3)):
+        latency, load = affine_pieces("all_reduce", over_nodes(nodes, node=node))[-1]
+        assert latency == pytest.approx((10 + 5 + 3 + 2 * steps * 5) * US)
+        assert load == pytest.approx(max(1 / (1.0 * 25 * GB), sends / (4 * 10 * GB)))
 
 
 def test_trees_win_on_small_messages_between_many_nodes() -> None:
