@@ -105,7 +105,9 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
     if answer.request.pinned.offload is None and offload_of(answer.result.plan).stores:
-        console.print(offload_text(), soft_wrap=True)
+        alone = answer.result.on_devices_alone
+        own = offload_text(answer.result.plan.prediction.step_seconds, None if alone is None else alone.seconds)
+        console.print(own, soft_wrap=True)
     if answer.request.fp8 and not answer.result.plan.training.fp8:
         console.print(without_fp8_text(answer.request.fp8.recipe), soft_wrap=True)
     if (simpler := answer.result.simpler) is not None:

@@ -17,11 +17,12 @@ from planner.limits import limited, reached, reading, seconds_after, seconds_lef
 from planner.nearest import divisors
 from planner.sharding.mesh import NODE
 from planner.sharding.update import AUTO_ZERO_BY
+from planner.strategy_search.around import told
 from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.narrower import with_narrower
 from planner.strategy_search.neighbours import with_neighbours
-from planner.strategy_search.offloading import decided_as, with_offload
+from planner.strategy_search.offloading import decided_as, with_faster_offload, with_offload
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
@@ -61,13 +62,13 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
 def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     engines: dict[object, Shared] = {}
 
-    def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop, cutoff: float = math.inf) -> SearchResult:
         shared = Shared()
         if request.simplicity:
             engines[one.update.placed, one.offload] = shared
 
         def best(asked: SearchRequest) -> SearchResult:
-            found = best_plans(asked, on_progress, cancelled, shared=shared)
+            found = best_plans(asked, on_progress, cancelled, cutoff, shared)
             return with_narrower(asked, found, on_progress, cancelled)
 
         return with_rings(one, best, shared, on_progress, cancelled)
@@ -80,6 +81,13 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
         lambda asked: with_placing(asked, lambda one: solve(one, on_progress, cancelled), score, cancelled),
         cancelled,
     )
+    if request.objective == "time":
+
+        def faster(asked: SearchRequest, cutoff: float) -> SearchResult:
+            listener = told(on_progress, result, "trying offload")
+            return with_placing(asked, lambda one: fastest(one, listener, cancelled, cutoff), score, cancelled)
+
+        result = with_faster_offload(request, result, faster, cancelled)
     found = settled(request, result)
     whole = with_neighbours(found, result, on_progress, cancelled)
     shared = engines.get((found.update.placed, found.offload), Shared())

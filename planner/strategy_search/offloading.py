@@ -1,20 +1,33 @@
-"""Offload where nothing fits on the devices alone.
+"""Offload where nothing fits on the devices alone, or where it makes the step much shorter.
 
 Where nobody decided what is offloaded, everything stays on the devices as long as that fits: what is offloaded costs
 time, and memory of hosts that others may use. Where nothing fits, the search is made once more with all that the hosts
-can hold, each thing where it makes the step fastest. `--offload none` excludes that, `--offload auto` offers it also to
-plans that fit without.
+can hold, each thing where it makes the step fastest.
+
+Where memory binds, the best plan has a price of memory, in seconds of the step per byte (a Lagrange multiplier). Bytes
+of optimizer states that left the device would save no more than that price for each. Where that is `WORTH` of the step,
+the search is made once more, too, and a plan that is faster by as much is taken.
+
+`--offload none` excludes that, `--offload auto` offers it to all plans.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from hardware_profiles import HardwareProfileError
+from hardware_profiles import HardwareProfileError, Seconds, device_type_of
 from planner.errors import InfeasibleError, LimitError, RequestError
+from planner.limits import reached
 from planner.plan.plan import Plan
+from planner.plan.prediction.chunk_memory import STATES
+from planner.strategy_search.around import exact, together
+from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, offload_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult
+
+WORTH = 0.05
+"""Share of a step by which offload must make it shorter where plans fit without it: what links of hosts carry beside
+each other was measured on few machines, and more on a host may fail."""
 
 
 def with_offload(
@@ -38,6 +51,40 @@ def with_offload(
             if cancelled():
                 raise
         raise
+
+
+def with_faster_offload(
+    request: SearchRequest,
+    result: SearchResult,
+    solve: Callable[[SearchRequest, Seconds], SearchResult],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> SearchResult:
+    """A result, or that of plans that may offload anything, where memory binds, offload was left to the search, and its
+    best plan is faster by `WORTH`; `solve` looks for plans that take less than so many seconds."""
+    best, stopped = result.plans[0], result.statistics.stopped
+    if stopped or not exact(request) or request.top > 1 or request.certify or may_save(best) < WORTH * best.bounded:
+        return result
+    offloading = None if cancelled() else _offloading(request)
+    if offloading is None or device_type_of(request.cluster) == "cpu":  # where hosts have no memory beside that
+        return result
+    if reached():
+        return result.cut_short()
+    cutoff = best.bounded * (1 - WORTH)
+    try:
+        found = solve(offloading, cutoff)
+    except LimitError:
+        return result.cut_short()
+    except (InfeasibleError, RequestError):  # none is as fast, or a stage does not divide
+        return result
+    if found.plans[0].bounded >= cutoff or not offload_of(found.plan).stores:
+        return result
+    statistics = replace(together(result.statistics, found.statistics), stopped=found.statistics.stopped)
+    return replace(found, statistics=statistics, on_devices_alone=best)
+
+
+def may_save(ranked: Ranked) -> Seconds:
+    """What a step would take less at most, by the price of memory, if no device held optimizer states."""
+    return ranked.memory_price * dict(ranked.plan.prediction.memory).get(STATES, 0.0)
 
 
 def decided_as(request: SearchRequest, plan: Plan) -> SearchRequest:

@@ -90,7 +90,8 @@ class SearchResult:
     that a plan may be predicted to need on a device of each group. `close` are configurations whose objectives were
     close to the least, that first; `priced` are plans of these, until the plans of the result name them
     (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and `simpler`
-    says so. `bounds` is what is proved of each configuration.
+    says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though that one
+    fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration.
     """
 
     plans: tuple[Ranked, ...]
@@ -104,6 +105,7 @@ class SearchResult:
     close: tuple[Configuration, ...] = ()
     priced: tuple[Ranked, ...] = ()
     simpler: Simpler | None = None
+    on_devices_alone: Ranked | None = None
     bounds: Mapping[Configuration, float] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:

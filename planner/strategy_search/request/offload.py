@@ -9,7 +9,7 @@
 --offload auto                      wherever that makes the step fastest: on the device or on the host
 --offload none                      nothing
 
-By default nothing, unless nothing fits on the devices alone: then as with auto.
+By default nothing, unless nothing fits on the devices alone, or a step is much shorter so: then as with auto.
 """
 
 from dataclasses import dataclass, fields, replace
