@@ -21,6 +21,7 @@ from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import AUTO_GATHERS, PLAIN, Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.offloading import WORTH, with_faster_offload
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, offload_of, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
@@ -155,7 +156,7 @@ def test_what_does_not_fit_otherwise_is_offloaded_in_some_blocks() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_left_to_the_search_it_is_offloaded_where_nothing_fits_and_nowhere_else() -> None:
+def test_left_to_the_search_it_is_offloaded_where_nothing_fits_or_that_is_much_faster() -> None:
     request = request_of("llama-2", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4)
     high = planned(request).plan.prediction.peak_bytes
     low = 0.0
@@ -163,8 +164,11 @@ def test_left_to_the_search_it_is_offloaded_where_nothing_fits_and_nowhere_else(
         middle = (low + high) / 2
         low, high = (low, middle) if find_fitting(replace(request, memory_limit=middle)) else (middle, high)
     enough, little = replace(request, memory_limit=1.03 * high), replace(request, memory_limit=0.9 * low)
-    assert not offload_of(planned(enough).plan).stores
+    assert not offload_of(planned(request).plan).stores
+    found = planned(enough)
+    assert found.on_devices_alone is not None or not offload_of(found.plan).stores
     found = planned(little)
+    assert found.on_devices_alone is None
     assert offload_of(found.plan).stores == ("host",)
     assert found.plan == planned(replace(little, pinned=Pinned(offload=ANYTHING))).plan
     for excluded in (
@@ -363,3 +367,53 @@ def test_words() -> None:
         parse_offload("optimiser")
     with refused(RequestError, "--offload optimizer,optimizer:disk"):
         parse_offload("optimizer,optimizer:disk")
+
+
+@pytest.mark.slow
+def test_where_memory_costs_much_of_a_step_offload_is_tried_and_taken_where_it_saves_as_much() -> None:
+    """As far as the price of memory says, which is made up here, no longer than states that left would save."""
+    decided = Pinned(pipeline=1, tensor=8, micro_batches=8, interleave=1, tensor_overlap=1)
+    request = request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 64, precision="bf16", pinned=decided)
+    hosted = search(replace(request, pinned=replace(decided, offload=HOST)))
+    # blocks run again take longer than what is offloaded
+    again = search(replace(request, pinned=replace(decided, recompute="full")))
+    assert hosted.plan.prediction.step_seconds < again.plan.prediction.step_seconds * (1 - WORTH)
+    asked = list[tuple[Offload | None, float]]()
+
+    def tried(result: SearchResult, share: float, found: SearchResult = hosted, **other: object) -> SearchResult:
+        """What comes of a result whose memory may save such a share, where that is found with offload."""
+        best = result.plans[0]
+        price = share * best.bounded / dict(best.plan.prediction.memory)["optimizer state"]
+        dear = replace(result, plans=(replace(best, memory_price=price),))
+
+        def solve(one: SearchRequest, cutoff: float) -> SearchResult:
+            asked.append((one.pinned.offload, cutoff))
+            return found
+
+        found_so = with_faster_offload(replace(request, **other), dear, solve)  # type: ignore[arg-type]
+        assert found_so.plan == dear.plan or found_so.on_devices_alone == dear.plans[0]
+        return found_so
+
+    assert tried(again, 0.06).plan == hosted.plan
+    assert asked == [(ANYTHING, again.plans[0].bounded * (1 - WORTH))]
+    alone = search(request)
+    assert tried(alone, 0.06, again).plan == alone.plan  # what is found is slower
+    assert tried(again, 0.06, alone).plan == again.plan  # or offloads nothing
+    assert len(asked) == 3
+    cpu = replace(request, cluster=cluster_of("cpu", 8), precision="fp32")
+    for other in ({"pinned": replace(decided, offload=NOTHING)}, {"top": 2}, {"cluster": cpu.cluster}):
+        assert tried(again, 0.06, **other).plan == again.plan
+    assert tried(again, 0.04).plan == again.plan
+    assert len(asked) == 3  # it was not even tried
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_states_are_offloaded_where_recomputation_takes_longer() -> None:
+    request = request_of("llama8b", cluster_of("h100-80gb", 8), 64, precision="bf16", memory_limit=24 * 2**30)
+    found = planned(request)
+    alone = planned(replace(request, pinned=Pinned(offload=NOTHING)))
+    assert found.on_devices_alone is not None
+    assert found.on_devices_alone.seconds <= alone.plan.prediction.step_seconds * 1.01  # which may be a simpler one
+    assert found.plan.prediction.step_seconds < 0.95 * alone.plan.prediction.step_seconds
+    assert {stored.state_home for group in found.plan.groups for _, stored in group.parameters} == {"host"}
