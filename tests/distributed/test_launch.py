@@ -89,7 +89,7 @@ def test_a_measured_run_is_recorded_term_by_term(tmp_path: Path) -> None:
     assert run.step_seconds == tuple(step.seconds for step in steps[2:5]), "warm-up and the profiled step are left out"
     assert run.profiled_seconds == steps[5].seconds
     for rank in run.ranks:
-        assert min(run.step_seconds) <= sum(rank.seconds.values()) <= 1.5 * max(run.step_seconds)
+        assert 0.8 * min(run.step_seconds) <= sum(rank.seconds.values()) <= 1.5 * max(run.step_seconds)
         assert min(rank.seconds[name] for name in ("forward", "backward", "update", "reduction")) > 0
         assert rank.memory["weights"] == dict(plan.prediction.memory).get("weights", rank.memory["weights"])
     assert run.operators["matmul"] > 0
