@@ -107,7 +107,7 @@ def _searched(
         )
 
     attempt, stated, overfull = begun(request), None, None
-    high = math.inf  # memory within which what was found is overfull
+    low, high = 0.0, math.inf  # memory in which nothing fits, and within which what was found is overfull
     for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
@@ -118,6 +118,10 @@ def _searched(
             memory = max(high - tried * error.excess, high / 2)  # lean blocks come whole
             proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
             overfull = error
+            if memory <= low:
+                memory = (low + high) / 2
+                if memory > high * (1 - _CLOSE):
+                    break
         except LimitError:
             raise
         except InfeasibleError as error:  # too lean: what fits in between may have room

@@ -216,7 +216,9 @@ class Finalists:
         for found, overlapped in self._known.values():
             if overlapped is fitting[0] and id(found) not in self._waited:
                 self._waited[id(found)] = found
-                other = self._waiting_for_collectives(found, overlapped)
+                other = None
+                with contextlib.suppress(LimitError):  # then the fastest stays what it is
+                    other = self._waiting_for_collectives(found, overlapped)
                 if other is not None:
                     faster = self.overlapping.overlapped(other)
                     self._before[id(faster)], self._known[id(found)] = other, (found, faster)
@@ -229,6 +231,7 @@ class Finalists:
         is faster than one with overlaps: sums of such layouts are exact, others hope for overlap."""
         least, configuration = overlapped.seconds, found.configuration
         hopes = self.request.pinned.tensor_overlap is None and self.engine.overlapped
+        hopes = hopes and self.request.algorithm != "recursive_programming"  # which decides axis by axis, not of all
         if not hopes or least <= found.objective * (1 + _OVERLAPPED):
             return None
         own = self._without_overlap

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from planner.errors import LimitError
 from planner.limits import limited
 from planner.plan.layout.roles import roles
 from planner.sharding.update import Update
+from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.engine.finalists import Finalists
+from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import with_proof
 from planner.strategy_search.narrower import FEW, WIDE, near, with_narrower
@@ -153,3 +156,24 @@ def test_where_overlap_is_hoped_for_in_vain_layouts_that_wait_are_tried(slow: Se
     decided = replace(asked, pinned=replace(asked.pinned, tensor_overlap=4))
     given = Finalists(maker=replace(maker, request=decided), found=())
     assert given._waiting_for_collectives(contender, worse) is None
+    by_recursion = Finalists(maker=replace(maker, request=replace(asked, algorithm="recursive_programming")), found=())
+    assert by_recursion._waiting_for_collectives(contender, worse) is None
+
+
+def test_where_time_is_over_before_layouts_that_wait_are_found_the_plan_is_kept(
+    slow: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request()
+    engine, prepared = engine_of(asked)
+    configuration = replace(slow.plans[0].configuration, roles=(), decided=None)
+    contender = engine.contender(configuration, engine.evaluate(configuration))
+    maker = PlanMaker(request=asked, engine=engine, prepared=prepared, bound=0.0, limits=(math.inf,), covered=True)
+    finalists, plan = Finalists(maker=maker, found=(contender,)), slow.plans[0]
+    finalists._known[id(contender)], finalists._before[id(plan)] = (contender, plan), plan
+
+    def late(*_: object, **__: object) -> Outcome:
+        raise LimitError("the time limit of 1 s is reached")
+
+    monkeypatch.setattr(Engine, "evaluate", late)
+    (found,) = finalists.plans(settle=False)
+    assert found.seconds <= plan.seconds

@@ -252,6 +252,23 @@ def test_between_memory_that_is_too_little_and_an_overfull_plan_something_fits(
     assert found.bound_seconds == 0.0  # less memory proves nothing
 
 
+def test_memory_that_was_too_little_is_not_searched_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plan that is overfull once more, what it lacks may be more than what is known to be too much."""
+    tried, original = list[float](), BestFirst.run
+
+    def run(self: BestFirst) -> SearchResult:
+        tried.append(self.memory)
+        if len(tried) == 2:
+            raise InfeasibleError("too lean")
+        if len(tried) < 4:
+            raise OverfullError(0.5 * self.memory, 0.0, "overfull")
+        return original(self)
+
+    monkeypatch.setattr(BestFirst, "run", run)
+    search(request_of("perceptron", cluster_of("h100-80gb", 2), 8))
+    assert tried[1:] == pytest.approx([0.5 * tried[0], 0.75 * tried[0], 0.625 * tried[0]])
+
+
 def test_memory_next_to_that_of_an_overfull_plan_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[float]()
 
