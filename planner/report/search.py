@@ -38,14 +38,10 @@ def placements_text(compared: int) -> str:
 def offload_text(step: float, alone: float | None) -> str:
     """That the search offloads without having been asked to: nothing fits otherwise, or the step takes so much less
     than on the devices `alone`."""
-    if alone is None:
-        return (
-            "Nothing fits on the devices alone: the host holds what costs the step least; --offload none excludes that"
-        )
-    return (
-        f"On the devices alone the step takes {seconds_text(alone)}, {alone / step - 1:.0%} longer: the host holds what"
-        " costs the step least; --offload none excludes that"
-    )
+    why = "Nothing fits on the devices alone"
+    if alone is not None:
+        why = f"On the devices alone the step takes {seconds_text(alone)}, {alone / step - 1:.0%} longer"
+    return f"{why}: the host holds what costs the step least; --offload none excludes that"
 
 
 def misaligned_text(rows: Mapping[str, int], times: float) -> str:

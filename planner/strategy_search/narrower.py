@@ -10,6 +10,7 @@ for plans that are faster than the best one so far:
     what it has; for all degrees and pipelines after a search of few configurations
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -103,11 +104,8 @@ def near(words: Roles) -> Callable[[Configuration], bool]:
     the context, of a plan."""
 
     def is_near(configuration: Configuration) -> bool:
-        degrees = {"tensor": 1, "context": 1}
-        for size, role in zip(configuration.mesh, configuration.roles, strict=True):
-            name = "context" if role == "ring" else role
-            degrees[name] = degrees.get(name, 1) * size
-        tensor, context = degrees["tensor"], degrees["context"]
+        tensor = dict(zip(configuration.roles, configuration.mesh, strict=True)).get("tensor", 1)
+        context = math.prod(configuration.context)
         return all(a <= 2 * b and b <= 2 * a for a, b in ((tensor, words.tensor), (context, words.context)))
 
     return is_near

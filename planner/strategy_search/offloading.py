@@ -61,11 +61,13 @@ def with_faster_offload(
 ) -> SearchResult:
     """A result, or that of plans that may offload anything, where memory binds, offload was left to the search, and its
     best plan is faster by `WORTH`; `solve` looks for plans that take less than so many seconds."""
-    best, stopped = result.plans[0], result.statistics.stopped
-    if stopped or not exact(request) or request.top > 1 or request.certify or may_save(best) < WORTH * best.bounded:
+    best = result.plans[0]
+    if result.statistics.stopped or not exact(request) or request.top > 1 or request.certify:
+        return result
+    if device_type_of(request.cluster) == "cpu" or may_save(best) < WORTH * best.bounded:  # CPUs have the host's memory
         return result
     offloading = None if cancelled() else _offloading(request)
-    if offloading is None or device_type_of(request.cluster) == "cpu":  # where hosts have no memory beside that
+    if offloading is None:
         return result
     if reached():
         return result.cut_short()

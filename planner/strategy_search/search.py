@@ -106,9 +106,12 @@ def _searched(
             bounds=bounds,
         )
 
-    attempt, stated, overfull = begun(request), None, None
+    asked, stated, overfull, proved = request, None, None, math.inf
     low, high = 0.0, math.inf  # memory in which nothing fits, and within which what was found is overfull
     for tried in range(1, _ROUNDS + 1):
+        attempt = begun(asked)
+        if stated is not None:
+            attempt.limits, attempt.most_proved = stated, proved
         try:
             return attempt.run()
         except OverfullError as error:
@@ -127,12 +130,11 @@ def _searched(
         except InfeasibleError as error:  # too lean: what fits in between may have room
             if stated is None:
                 raise
-            low, least, proved = attempt.memory, (error.needed or 0.0) * (1 + OPTIMAL), attempt.most_proved
+            low, least = attempt.memory, (error.needed or 0.0) * (1 + OPTIMAL)
             memory = least if low < least < high else (low + high) / 2
             if memory > high * (1 - _CLOSE):
                 break
-        attempt = begun(replace(attempt.request, memory_limit=memory))
-        attempt.limits, attempt.most_proved = stated, proved
+        asked = replace(request, memory_limit=memory)
     assert overfull is not None
     if known is not None:
         return begun(request, settles=True).run()

@@ -46,7 +46,6 @@ CLIP_NORM = 1.0
 max_norm of torchtitan, all by default): a pass for the norm, its all-reduces, and a pass that scales."""
 
 _ENDLESS = 1e18  # bytes
-_FP32 = 4
 _NARROW = ("deepspeed-zero3", "internevo")
 
 INFERRED = "recomputation inferred"
@@ -301,7 +300,7 @@ def gradient_dtype(software: Software, precision: str, zero: int | None = None) 
     micro-batch, too (Megatron-LLaMA@25306de megatron/optimizer/overlapped_dist_optimizer.py: `collect_param_grad`)."""
     kept = {"fp16": software.stored.fp16, "bf16": software.stored.bf16 if software.name in _NARROW else None}
     narrow = kept.get(precision) == TRAINED[precision].nbytes
-    if not narrow and zero == 2 and software.name == "megatron" and software.stored.bf16 == _FP32:
+    if not narrow and zero == 2 and software.name == "megatron" and software.stored.bf16 == TRAINED["fp32"].nbytes:
         return "fp32"
     return "parameter" if narrow else DEFAULT.gradient_dtype
 

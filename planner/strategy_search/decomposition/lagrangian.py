@@ -381,11 +381,9 @@ class Multipliers:
     ) -> Array:
         """Least busy seconds of the slowest rank where blocks are measured in units, of `some` states; rules out those
         that are not `possible` in which they do not fit."""
-        slowest, among = np.zeros(possible.shape), None
-        if setting.unlike(
-            self.chain
-        ):  # no two ranks are alike: the slowest is the first, the last, or about the second
-            among = sorted({0, min(1, setting.ranks - 1), setting.ranks - 1})
+        slowest, last = np.zeros(possible.shape), setting.ranks - 1
+        # where no two ranks are alike, the slowest is the first, the last, or about the second
+        among = sorted({0, min(1, last), last}) if setting.unlike(self.chain) else None
         for units in self.units(possible, some):
             total = self.whole(units)
             lines = self.lines(setting, possible, units, among, some)

@@ -21,7 +21,7 @@ from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlap_nam
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.walk import Walk, walks_of
-from planner.strategy_search.engine.product_overlap import OverlapError, Overlapped, taken_by
+from planner.strategy_search.engine.product_overlap import OverlapError, Overlapped, lacking, taken_by
 from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
@@ -56,7 +56,7 @@ def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
     prediction = predict(tried, cluster)
     if not pinned.expert_overlap and prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
         return Overlapped(bound)
-    missing = max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
+    missing = lacking(prediction, limits)
     if missing and pinned.expert_overlap:
         raise OverlapError(
             "expert_overlap: it needs more memory than the plan that was found leaves; leave it out",

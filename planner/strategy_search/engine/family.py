@@ -174,7 +174,7 @@ class _Bounds:
         if len(self.pipeline_of_kinds.chains) == 1:
             first_bounds([(multipliers[0], setting) for multipliers, setting in known.values()])
             found = {
-                c: multipliers[0].whatever_memory(setting, self._setting_of(c))
+                c: multipliers[0].whatever_memory(setting, self._setting_of(c)[1])
                 for asked, (multipliers, setting) in known.items()
                 for c in alike[asked]
             }
@@ -246,8 +246,7 @@ class _Bounds:
         states are left out that take as long by what the average rank does with one stage (`least_share`)."""
         if configuration.virtual_stages == 1:
             return 0.0
-        ratio = configuration.micro_batches // self.micro_batches
-        setting = self._setting_of(configuration).scaled(ratio)
+        ratio, setting = self._setting_of(configuration)
         weight = replace(setting, chunks=1).shared_weight
         known = self._duals.get((ratio, weight))
         if known is None or not known[0].knows(0.0, 0.0, NEITHER):
@@ -271,8 +270,7 @@ class _Bounds:
 
     def _of(self, configuration: Configuration) -> tuple[list[Multipliers], Setting]:
         """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
-        ratio = configuration.micro_batches // self.micro_batches
-        setting = self._setting_of(configuration)
+        ratio, setting = self._setting_of(configuration)
         key = (ratio, setting.shared_weight)
         if key not in self._duals:
             chains, weight = self.pipeline_of_kinds.chains, setting.shared_weight
@@ -287,10 +285,13 @@ class _Bounds:
                 )
                 for chain, other in zip(chains, others, strict=True)
             ]
-        return self._duals[key], setting.scaled(ratio)
+        return self._duals[key], setting
 
-    def _setting_of(self, configuration: Configuration) -> Setting:
-        return setting_of(configuration, self.pipeline_of_kinds.capacities[0])
+    def _setting_of(self, configuration: Configuration) -> tuple[int, Setting]:
+        """Into how many parts a member cuts the micro-batches of the family's chain, and how it is run, with those in
+        flight counted in these."""
+        ratio = configuration.micro_batches // self.micro_batches
+        return ratio, setting_of(configuration, self.pipeline_of_kinds.capacities[0]).scaled(ratio)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

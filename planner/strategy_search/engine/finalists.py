@@ -74,7 +74,7 @@ class Finalists:
         self.room = Room(maker=self.maker, overlapping=self.overlapping, orders=self.orders)
         self.sums = OtherSums(maker=self.maker, overlapping=self.overlapping, orders=self.orders, room=self.room)
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
-        self._waited: dict[int, Contender] = {}  # tried so, by identity
+        self._waited = set[int]()  # contenders that are known, by identity, tried so
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._settled: dict[int, Ranked] = {}  # of contenders, by identity
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
@@ -213,18 +213,19 @@ class Finalists:
     def _with_waiting(self, fitting: list[Ranked]) -> list[Ranked]:
         """Plans, fastest first, with the fastest one as it is where tensor parallelism waits for its collectives, if
         that is faster; tried once for each."""
-        for found, overlapped in self._known.values():
-            if overlapped is fitting[0] and id(found) not in self._waited:
-                self._waited[id(found)] = found
-                other = None
-                with contextlib.suppress(LimitError):  # then the fastest stays what it is
-                    other = self._waiting_for_collectives(found, overlapped)
-                if other is not None:
-                    faster = self.overlapping.overlapped(other)
-                    self._before[id(faster)], self._known[id(found)] = other, (found, faster)
-                    return sorted([faster, *fitting[1:]], key=lambda ranked: ranked.seconds)
-                break
-        return fitting
+        best, *others = fitting
+        found = next((found for found, ranked in self._known.values() if ranked is best), None)
+        if found is None or id(found) in self._waited:
+            return fitting
+        self._waited.add(id(found))
+        waiting = None
+        with contextlib.suppress(LimitError):  # then the fastest stays what it is
+            waiting = self._waiting_for_collectives(found, best)
+        if waiting is None:
+            return fitting
+        faster = self.overlapping.overlapped(waiting)
+        self._before[id(faster)], self._known[id(found)] = waiting, (found, faster)
+        return sorted([faster, *others], key=lambda ranked: ranked.seconds)
 
     def _waiting_for_collectives(self, found: Contender, overlapped: Ranked) -> Ranked | None:
         """The best plan of a contender's configuration in which tensor parallelism waits for its collectives, if that
@@ -244,7 +245,10 @@ class Finalists:
     @cached_property
     def _without_overlap(self) -> "Finalists":
         """What makes plans in which tensor parallelism waits for its collectives."""
-        engine = self.engine.without_overlap
+        return self._asking(self.engine.without_overlap)
+
+    def _asking(self, engine: Engine) -> "Finalists":
+        """What makes plans of what another engine finds, for its request."""
         return Finalists(maker=replace(self.maker, request=engine.request, engine=engine), found=())
 
     def _sum_for(self, found: Contender, cutoff: Seconds) -> Seconds:
@@ -376,8 +380,7 @@ class Finalists:
         """What makes plans where such an order is asked for: nothing travels under its products, so that layouts are
         others."""
         request = replace(self.request, pinned=replace(self.request.pinned, schedule=IN_A_V[0]))
-        engine = Engine(request=request, template=self.engine.template, limits=self.engine.limits)
-        return Finalists(maker=replace(self.maker, request=request, engine=engine), found=())
+        return self._asking(Engine(request=request, template=self.engine.template, limits=self.engine.limits))
 
 
 def _in_order(found: Contender, schedule: str) -> tuple[Configuration, str]:

@@ -116,7 +116,7 @@ def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: 
             )
         return Everything(bound)
     prediction = predict(tried, cluster)
-    missing = _lacking(prediction, limits)
+    missing = lacking(prediction, limits)
     if asked and missing:
         raise OverlapError(
             f"{asked} chunks under products need more memory than the plan that was found leaves; take --tensor-overlap"
@@ -154,7 +154,7 @@ def with_fewer(
     @functools.cache
     def priced(count: int) -> Everything:
         fewer = _with(overlapped, [one for one, _ in chosen[:count]], cluster)
-        return Everything(fewer, _lacking(fewer.plan.prediction, limits))
+        return Everything(fewer, lacking(fewer.plan.prediction, limits))
 
     def wanted(count: int) -> bool:
         return priced(count).missing > 0 and priced(count).seconds < below
@@ -180,7 +180,7 @@ def _with(overlapped: BoundPlan, chosen: Sequence[Chunked], cluster: Machine) ->
     return replace(fewer, plan=replace(fewer.plan, prediction=predict(fewer, cluster)))
 
 
-def _lacking(prediction: Prediction, limits: Sequence[Bytes]) -> Bytes:
+def lacking(prediction: Prediction, limits: Sequence[Bytes]) -> Bytes:
     """What the rank that lacks most lacks."""
     return max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
 

@@ -10,6 +10,7 @@ from planner.errors import LimitError
 from planner.limits import limited
 from planner.plan.layout.roles import roles
 from planner.sharding.update import Update
+from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.engine.finalists import Finalists
@@ -138,13 +139,18 @@ def test_what_is_proved_with_free_axes_holds_where_each_has_one_purpose() -> Non
     assert found.statistics.evaluated < without.statistics.evaluated
 
 
-def test_where_overlap_is_hoped_for_in_vain_layouts_that_wait_are_tried(slow: SearchResult) -> None:
-    """The plan of a contender takes longer than its sum, as its norms are replicated; what waits is found for it."""
+def made(slow: SearchResult) -> tuple[PlanMaker, Contender]:
+    """What makes plans of the request without its decisions, and the contender of its configuration."""
     asked = request()
     engine, prepared = engine_of(asked)
     configuration = replace(slow.plans[0].configuration, roles=(), decided=None)
-    contender = engine.contender(configuration, engine.evaluate(configuration))
     maker = PlanMaker(request=asked, engine=engine, prepared=prepared, bound=0.0, limits=(math.inf,), covered=True)
+    return maker, engine.contender(configuration, engine.evaluate(configuration))
+
+
+def test_where_overlap_is_hoped_for_in_vain_layouts_that_wait_are_tried(slow: SearchResult) -> None:
+    """The plan of a contender takes longer than its sum, as its norms are replicated; what waits is found for it."""
+    maker, contender = made(slow)
     finalists, worse = Finalists(maker=maker, found=()), slow.plans[0]
     found = finalists._waiting_for_collectives(contender, worse)
     assert found is not None
@@ -153,21 +159,17 @@ def test_where_overlap_is_hoped_for_in_vain_layouts_that_wait_are_tried(slow: Se
     close = replace(contender, outcome=replace(contender.outcome, seconds=worse.seconds))
     assert close.objective == worse.seconds
     assert finalists._waiting_for_collectives(close, worse) is None
-    decided = replace(asked, pinned=replace(asked.pinned, tensor_overlap=4))
-    given = Finalists(maker=replace(maker, request=decided), found=())
+    given = Finalists(maker=replace(maker, request=request(tensor_overlap=4)), found=())
     assert given._waiting_for_collectives(contender, worse) is None
-    by_recursion = Finalists(maker=replace(maker, request=replace(asked, algorithm="recursive_programming")), found=())
+    recursion = replace(maker.request, algorithm="recursive_programming")
+    by_recursion = Finalists(maker=replace(maker, request=recursion), found=())
     assert by_recursion._waiting_for_collectives(contender, worse) is None
 
 
 def test_where_time_is_over_before_layouts_that_wait_are_found_the_plan_is_kept(
     slow: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = request()
-    engine, prepared = engine_of(asked)
-    configuration = replace(slow.plans[0].configuration, roles=(), decided=None)
-    contender = engine.contender(configuration, engine.evaluate(configuration))
-    maker = PlanMaker(request=asked, engine=engine, prepared=prepared, bound=0.0, limits=(math.inf,), covered=True)
+    maker, contender = made(slow)
     finalists, plan = Finalists(maker=maker, found=(contender,)), slow.plans[0]
     finalists._known[id(contender)], finalists._before[id(plan)] = (contender, plan), plan
 
