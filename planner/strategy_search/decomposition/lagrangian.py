@@ -84,10 +84,10 @@ class Priced:
         """The choices of some pieces at a state, one for each way to run blocks."""
         found = []
         for solved in pieces:
-            key = (id(solved), state)
+            inside = tuple(state[chain.boundary.index(name)] for name in solved.piece.boundary)
+            key = (id(solved), inside)
             if key not in self.known:
-                inside = [chain.boundary.index(name) for name in solved.piece.boundary]
-                self.known[key] = solved.column([state[axis] for axis in inside])
+                self.known[key] = solved.column(inside)
             found.append(self.known[key])
         return found
 
@@ -418,12 +418,12 @@ class Multipliers:
             seconds = (seconds - weight * self.crossings(known)) * (own / weight) + own * self.crossings(setting)
         return float(seconds.min())
 
-    def promising(self, setting: Setting, limit: float) -> NDArray[np.bool_] | None:
-        """States of which nothing is proved to take as long as that where memory is free; None if that was not
-        asked."""
-        if limit == math.inf or not self.priced or not self.averages(setting):
+    def where_free(self, setting: Setting) -> Array | None:
+        """Least seconds of a step for every state where memory is free, as far as that was asked; None if it was
+        not."""
+        if not self.priced or not self.averages(setting):
             return None
-        return np.maximum(self._unpriced(setting), self._averaged.get(setting.chunks, 0.0)) < limit
+        return np.maximum(self._unpriced(setting), self._averaged.get(setting.chunks, 0.0))
 
     def _unpriced(self, setting: Setting) -> Array:
         """Least seconds of a single rank, of every state, where memory is free; nothing of several."""

@@ -23,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import LimitError
-from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Chain, Passes, Piece
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import fill_best
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
+from planner.strategy_search.decomposition.state_bounds import StateBounds
 from planner.strategy_search.engine.composition import Composed, Composition
 from planner.strategy_search.engine.next_price import CAPS, Asked, NextPrice
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
@@ -122,24 +123,24 @@ class Evaluation:
         unlike, closed_since = setting.unlike(self.chain), 0  # the best was found
         rounds = self.rounds * (2 if unlike else 1)  # of which each asks for several
         begun = self._begin()
-        proved = self._bounds(self.multipliers[0].promising(setting, self.cutoff))
-        self.free = 0.0 if self.known else float(proved.min())
-        hinted = self._hinted() if proved.min() < self.cutoff else []
-        if hinted and (any(hinted[0][2]) or not self._roomy(proved)):
+        proved = StateBounds.of(self.pipeline_of_kinds, self.multipliers, setting)
+        fastest, free = proved.least(self.cutoff)
+        self.free = 0.0 if self.known else free
+        hinted = self._hinted() if free < self.cutoff else []
+        if hinted and (any(hinted[0][2]) or not self._roomy(fastest)):
             for kind, multipliers in enumerate(self.multipliers):
                 multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
-            proved = np.maximum(proved, self._bounds(proved < self.cutoff))
-        closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
+            proved.outdate()
+        ruled_out = False
         counted = np.full(self.chain.shape, self.whole_blocks is None)
         try:
             for _ in range(3 * self.rounds if self.whole_blocks is None else 9 * self.rounds):
-                open_bounds = np.where(closed, math.inf, proved)
-                state = tuple(int(i) for i in np.unravel_index(int(open_bounds.argmin()), open_bounds.shape))
                 limit = min(self.cutoff, math.inf if best is None else best[0])
-                if open_bounds[state] >= limit * (1 - TOLERANCE):
+                state, least = proved.least(limit)
+                if least >= limit * (1 - TOLERANCE):
                     break
                 if self.whole_blocks is not None and not counted[state]:
-                    proved[state] = max(proved[state], self.whole_blocks.step_seconds(state, limit))
+                    proved.raise_to(self.whole_blocks.step_seconds(state, limit), state)
                     counted[state] = True
                     continue
                 tried = self.composition.compose(state)
@@ -148,8 +149,8 @@ class Evaluation:
                     best, closed_since = found, 0
                 if best is not None and (best[0] <= self.enough or (unlike and closed_since >= _STATES)):
                     break
-                if found is not None and found[0] <= proved[state] * (1 + TOLERANCE):
-                    closed[state] = True
+                if found is not None and found[0] <= least * (1 + TOLERANCE):
+                    proved.close(state)
                     continue
                 asked = self.next_price.next(state, tried.ranks, tried.division)
                 if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= rounds:
@@ -158,8 +159,9 @@ class Evaluation:
                         best = mixed
                         limit = min(limit, best[0])
                     if found is None and not ruled_out:
-                        proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
-                    closed[state] = True
+                        proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
+                        ruled_out = True
+                    proved.close(state)
                     closed_since += 1
                     continue
                 multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
@@ -169,16 +171,18 @@ class Evaluation:
                 share = max(self.next_price.share, CAPS[1]) if asked.price == math.inf else self.next_price.share
                 if share:
                     multipliers.solve(*prices, cap=self.pipeline_of_kinds.capacities[asked.kind] / share)
-                before = float(proved[state])
-                proved = np.maximum(proved, self._bounds(proved < limit))
-                if proved[state] <= before and (others := self.next_price.of_later_ranks(asked)):
+                proved.outdate()
+                if proved.value(state) <= least and (others := self.next_price.of_later_ranks(asked)):
                     multipliers.solve_all([(one.price, one.flights, one.under) for one in others])
-                    proved = np.maximum(proved, self._bounds(proved < limit))
+                    proved.outdate()
         except (LimitError, MemoryError):
             if best is None:
                 raise
-            return self._outcome(best[0], min(float(proved.min()), best[0]), best[1], best[2])
-        bound = float(proved.min())
+            proved.reopen()
+            _, bound = proved.least(-math.inf)
+            return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+        proved.reopen()
+        _, bound = proved.least(min(self.cutoff, math.inf if best is None else best[0]))
         if (
             best is None
             and setting.ranks == 1
@@ -218,10 +222,6 @@ class Evaluation:
             return np.zeros(self.chain.shape, dtype=np.bool_)
         return impossible(self.chain, self.setting)
 
-    def _bounds(self, among: NDArray[np.bool_] | None = None) -> Array:
-        """What is proved of every state by now; of those that are not `among` some, less."""
-        return step_bounds(self.pipeline_of_kinds, self.multipliers, self.setting, among)
-
     def _look_at_the_leanest(self) -> None:
         """Compose where the boundary takes the least memory, to know how much is missing."""
         flights = self.setting.flights(0)
@@ -233,11 +233,10 @@ class Evaluation:
                 total = multipliers.value(known)
                 self.composition.compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
 
-    def _roomy(self, proved: Array) -> bool:
-        """Whether the fastest way to run the first rank fits without a price, so that no hint is needed."""
+    def _roomy(self, state: State) -> bool:
+        """Whether the fastest way to run the first rank at a state fits without a price, so that no hint is needed."""
         if len(self.multipliers) > 1:
             return False
-        state = tuple(int(i) for i in np.unravel_index(int(proved.argmin()), proved.shape))
         flights, ends = self.setting.flights(0), self.setting.in_flight
         free, chain = self.multipliers[0].priced[0], self.chain
         sides = [(free.best_column(free.head, state, chain), 1.0, ends[0][0])]

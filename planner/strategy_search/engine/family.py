@@ -21,6 +21,7 @@ from planner.strategy_search.decomposition.heterogeneous_pipeline import Heterog
 from planner.strategy_search.decomposition.lagrangian import Multipliers, first_bounds
 from planner.strategy_search.decomposition.pieces import NEITHER, Passes
 from planner.strategy_search.decomposition.setting import Setting, setting_of
+from planner.strategy_search.decomposition.state_bounds import StateBounds
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import Template
@@ -202,7 +203,7 @@ class _Bounds:
         leanest = [(math.inf, number, NEITHER) for number in most]
         priced = [(float(f"{price:.3g}"), number, under) for number in flights if price]
         shares = [(0.0, 0.0, under)] if any(under) else []
-        proved = np.zeros(chain.shape)
+        bounds, proved = None, 0.0
         for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], leanest)[: 1 if free else None]:
             known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
             asked = [one for key, one in known.items() if key not in self._known]
@@ -212,17 +213,16 @@ class _Bounds:
                 for each in multipliers:
                     each.solve_all(asked)
             self._known |= known.keys()
-            if tries:
-                among = proved < cutoff
-                if len(multipliers) == 1 and (promising := multipliers[0].promising(setting, cutoff)) is not None:
-                    among &= promising
-                found = step_bounds(self.pipeline_of_kinds, multipliers, setting, among, cutoff)
-                proved = np.maximum(proved, found)
-            if proved.min() >= cutoff:
+            if bounds is None:
+                bounds = StateBounds.of(self.pipeline_of_kinds, multipliers, setting, limit=cutoff)
+            elif tries:
+                bounds.outdate()
+            _, proved = bounds.least(cutoff)
+            if proved >= cutoff:
                 break
         if self.states >= _MANY_STATES:
             self._note(configuration.micro_batches // self.micro_batches)
-        return float(proved.min())
+        return proved
 
     def _note(self, parts: int) -> None:
         """What was asked last is about micro-batches cut into so many parts: a number or two for every state at each
@@ -242,8 +242,8 @@ class _Bounds:
 
     def seconds_with_one_stage(self, configuration: Configuration, cutoff: float) -> float:
         """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where
-        a micro-batch counts less: no more than what its own would, nor than the cutoff. Nothing is solved for it, and
-        states are left out that take as long by what the average rank does with one stage (`least_share`)."""
+        a micro-batch counts less: no more than what its own would. Nothing is solved for it, and states are left out
+        that take as long as the cutoff by what the average rank does with one stage (`least_share`)."""
         if configuration.virtual_stages == 1:
             return 0.0
         ratio, setting = self._setting_of(configuration)
@@ -252,9 +252,10 @@ class _Bounds:
         if known is None or not known[0].knows(0.0, 0.0, NEITHER):
             return 0.0
         share = least_share(configuration)
-        among = known[0].promising(replace(setting, chunks=1), cutoff / share) if len(known) == 1 else None
-        found = step_bounds(self.pipeline_of_kinds, known, setting, among)
-        return float(found.min() if among is None else found[among].min(initial=cutoff))
+        alone = known[0].where_free(replace(setting, chunks=1)) if len(known) == 1 else None
+        least = None if alone is None else share * alone
+        _, seconds = StateBounds.of(self.pipeline_of_kinds, known, setting, known=least).least(cutoff)
+        return seconds
 
     def transfer_seconds(self, configuration: Configuration) -> float:
         """Seconds of a step in which the rank that sends longest does, for the layouts that take least."""
