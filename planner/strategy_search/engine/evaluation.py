@@ -63,9 +63,12 @@ TOLERANCE = 1e-9
 """A result this close to its bound, relatively, is optimal: sums in another order differ by less."""
 
 
-_STATES = 6
-"""States of the boundary in which nothing better is found, after which no others are looked at where chunks run unlike
-each other: whole blocks leave a part of what prices prove, which says of many states that they may be better."""
+_STATES = 16
+"""States of the boundary in which nothing better is found, after which no others are looked at: whole blocks, and
+stages that cannot be equal, leave a part of what prices prove, which says of many states that they may be better."""
+
+_STATES_UNLIKE = 6
+"""The same where chunks run unlike each other, which leaves more."""
 
 
 class Evaluation:
@@ -122,6 +125,7 @@ class Evaluation:
         setting = self.setting
         unlike, closed_since = setting.unlike(self.chain), 0  # the best was found
         rounds = self.rounds * (2 if unlike else 1)  # of which each asks for several
+        states = math.inf if self.whole_blocks is not None else _STATES_UNLIKE if unlike else _STATES
         begun = self._begin()
         proved = StateBounds.of(self.pipeline_of_kinds, self.multipliers, setting)
         fastest, free = proved.least(self.cutoff)
@@ -147,7 +151,7 @@ class Evaluation:
                 found = tried.found
                 if found is not None and (best is None or found[0] < best[0]):
                     best, closed_since = found, 0
-                if best is not None and (best[0] <= self.enough or (unlike and closed_since >= _STATES)):
+                if best is not None and (best[0] <= self.enough or closed_since >= states):
                     break
                 if found is not None and found[0] <= least * (1 + TOLERANCE):
                     proved.close(state)
