@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Bytes
-from planner.strategy_search.decomposition.lagrangian import Lines, Multipliers
+from planner.strategy_search.decomposition.lagrangian import Lines, Multipliers, States
 from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.setting import Setting
 
@@ -97,14 +97,15 @@ def step_bounds(
     pipeline_of_kinds: HeterogeneousPipeline,
     multipliers: Sequence[Multipliers],
     setting: Setting,
-    among: NDArray[np.bool_] | None = None,
+    some: States | None = None,
     limit: float = math.inf,
 ) -> Array:
-    """Least seconds of a step for every state of the boundary, from what the multipliers of every kind prove; of those
-    that are not `among` some, or take as long as the `limit`, less may be proved."""
+    """Least seconds of a step for every state of the boundary, or for `some`, as many, from what the multipliers of
+    every kind prove; of those that take as long as the `limit` less may be proved."""
     if len(multipliers) == 1:
-        return multipliers[0].bounds(setting, among, limit)
-    return _Mixed(pipeline_of_kinds, multipliers, setting).bounds()
+        return multipliers[0].bounds(setting, some, limit)
+    found = _Mixed(pipeline_of_kinds, multipliers, setting).bounds()
+    return found if some is None else found[some]
 
 
 class _Mixed:

@@ -43,6 +43,9 @@ from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]
 State = tuple[int, ...]
+States = tuple[NDArray[np.intp], ...]
+"""Some states of the boundary: as many numbers for each of its axes."""
+
 _Combination = tuple[tuple[int, float], ...]
 """Numbers of prices, and shares of what they say."""
 
@@ -337,9 +340,9 @@ class Multipliers:
             values=(self._least_value(head), self._least_values(inner), self._least_value(tail)),
         )
 
-    def bounds(self, setting: Setting, among: NDArray[np.bool_] | None = None, limit: float = math.inf) -> Array:
-        """Least seconds of a step for every state of the boundary; of those that are not `among` some less is proved,
-        and of those that take as long as the `limit` no more than that.
+    def bounds(self, setting: Setting, some: States | None = None, limit: float = math.inf) -> Array:
+        """Least seconds of a step for every state of the boundary, or for `some`, as many; of those that take as long
+        as the `limit` no more than that is proved.
 
         `setting` has the micro-batches that are bounded, but flights counted in those of the chain.
 
@@ -347,15 +350,13 @@ class Multipliers:
         is busy for at least the time in which all ranks together have room for all blocks, whole ones, of several kinds
         in their order.
         """
-        everywhere = self._possible(setting)
-        some: NDArray[np.bool_] | None = None if among is None else everywhere & among
-        if some is not None and (not some.ndim or 2 * some.sum() > some.size):
-            some = None  # nearly all
-        possible = everywhere.copy() if some is None else np.ones(int(some.sum()), dtype=np.bool_)
+        possible = self._possible(setting, some)
         # the slowest rank takes as long as the average one; what of its weight the prices have not counts so
         own_weight = 1 / setting.chunks + (setting.weight - self.weight) / setting.ranks
-        lone = self._sum_of_parts(setting) * own_weight if setting.ranks > 1 else np.zeros(everywhere.shape)
-        within = None if limit == math.inf else limit - _picked(lone, some)
+        lone = np.zeros(possible.shape)
+        if setting.ranks > 1:
+            lone = _picked(self._sum_of_parts(setting), some) * own_weight
+        within = None if limit == math.inf else limit - lone
         if len(self.counts) > 1 and setting.ranks > 1 and setting.chunks == 1:
             slowest = InOrder(self.reaches(setting, possible, some), self.chain.block_ranges.along).pace(
                 self._halvings, within
@@ -363,20 +364,17 @@ class Multipliers:
             possible &= np.isfinite(slowest)
         else:
             slowest = self._in_units(setting, possible, some, within)
-        if some is not None:
-            least = self._unpriced(setting)
-            everywhere[some], least[some] = possible, slowest
-            possible, slowest = everywhere, least
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
-        bound = np.maximum(slowest + lone, self._averaged.get(setting.chunks, 0.0))
+        averaged = self._averaged.get(setting.chunks)
+        bound = slowest + lone if averaged is None else np.maximum(slowest + lone, _picked(averaged, some))
         return np.where(possible, bound, math.inf)
 
     def _in_units(
         self,
         setting: Setting,
         possible: NDArray[np.bool_],
-        some: NDArray[np.bool_] | None,
+        some: States | None,
         within: Array | None,
     ) -> Array:
         """Least busy seconds of the slowest rank where blocks are measured in units, of `some` states; rules out those
@@ -431,11 +429,11 @@ class Multipliers:
             return self.value(self.priced[0]).copy()
         return np.zeros(self.chain.shape)
 
-    def _possible(self, setting: Setting) -> NDArray[np.bool_]:
+    def _possible(self, setting: Setting, some: States | None) -> NDArray[np.bool_]:
         """States for which there is a choice, whatever it takes: as the first price has it, if it lets all count."""
         if setting.ranks == 1 and self.priced and self.priced[0].proves:
-            return np.isfinite(self.value(self.priced[0]))
-        return np.isfinite(self._sum_of_parts(setting))
+            return np.isfinite(self.value(self.priced[0], some))
+        return np.isfinite(_picked(self._sum_of_parts(setting), some))
 
     def leanest(self, flights: float, most: float, interiors: tuple[float, float, float]) -> tuple[Array, Array, Array]:
         """Least bytes of head, inner blocks (kinds, *states) and tail for every state, in which no operator needs more
@@ -473,9 +471,9 @@ class Multipliers:
             return min(map(min, setting.in_flight))
         return setting.flights(setting.ranks - 1)
 
-    def value(self, priced: Priced) -> Array:
-        """What all pieces come to at a price, for every state."""
-        head, inner, tail = priced.values
+    def value(self, priced: Priced, some: States | None = None) -> Array:
+        """What all pieces come to at a price, for every state or for `some`."""
+        head, inner, tail = (_picked(values, some) for values in priced.values)
         whole: Array = head + self.whole(inner) + tail
         return whole
 
@@ -485,7 +483,7 @@ class Multipliers:
             (count * values for count, values in zip(self.counts, inner, strict=True)), np.zeros(inner.shape[1:])
         )
 
-    def units(self, possible: NDArray[np.bool_], some: NDArray[np.bool_] | None = None) -> list[Array]:
+    def units(self, possible: NDArray[np.bool_], some: States | None = None) -> list[Array]:
         """Units to measure blocks in, of every kind and state, or of `some` states: one where there is one kind, else
         what they take at the prices."""
         shape = (len(self.counts), *possible.shape)
@@ -504,7 +502,7 @@ class Multipliers:
         possible: NDArray[np.bool_],
         units: Array,
         among: Sequence[int] | None = None,
-        some: NDArray[np.bool_] | None = None,
+        some: States | None = None,
     ) -> list["Lines"]:
         """What the prices prove for the ranks, or some `among` them, at `some` states, if not at all; those for which
         the same is known are taken together."""
@@ -517,9 +515,7 @@ class Multipliers:
             for (usable, *_), ranks in alike.items()
         ]
 
-    def reaches(
-        self, setting: Setting, possible: NDArray[np.bool_], some: NDArray[np.bool_] | None = None
-    ) -> list[Reach]:
+    def reaches(self, setting: Setting, possible: NDArray[np.bool_], some: States | None = None) -> list[Reach]:
         """What the prices prove for the ranks in their order, at `some` states, if not at all."""
         return [
             self._reach(setting, possible, usable, list(ranks), some)
@@ -573,7 +569,7 @@ class Multipliers:
             found.append(((*inside.items(), (points[-1][1], last)), chunks[0]))
         return tuple(found)
 
-    def _combined(self, combination: _Combination, place: int, some: NDArray[np.bool_] | None) -> Array:
+    def _combined(self, combination: _Combination, place: int, some: States | None) -> Array:
         """Values of some pieces (`Priced.values`) by shares of prices; what takes nothing has the number -1."""
         known = [(share, _picked(self.priced[at].values[place], some)) for at, share in combination if at >= 0]
         if len(known) == 1 and known[0][0] == 1.0:
@@ -588,7 +584,7 @@ class Multipliers:
         possible: NDArray[np.bool_],
         usable: Sequence[tuple[_Combination, _Combination]],
         ranks: Sequence[int],
-        some: NDArray[np.bool_] | None,
+        some: States | None,
     ) -> Reach:
         """What the prices that are `usable` prove for ranks that are alike."""
         rank = ranks[0]
@@ -817,9 +813,9 @@ def over(chain: Chain, solved: Solved) -> Array:
     return np.broadcast_to(_own(chain, solved), chain.shape)
 
 
-def _picked(values: Array, some: NDArray[np.bool_] | None) -> Array:
+def _picked(values: Array, some: States | None) -> Array:
     """Values of `some` states, if not of all; axes before those of the boundary stay."""
-    return values if some is None else values[..., some]
+    return values if some is None else values[(..., *some)]  # type: ignore[arg-type]  # numpy's stubs
 
 
 def _own(chain: Chain, solved: Solved) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
-from planner.strategy_search.decomposition.lagrangian import Multipliers, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers, State, States
 from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]
@@ -31,10 +31,10 @@ _MORE = 4
 
 
 class StateBounds:
-    """What is proved of every state. `ask` bounds states that are marked, as (*states), and the others by less, by all
-    that is known by now; `known`: what is proved before anything is asked, (*states)."""
+    """What is proved of every state. `ask` bounds some states, as many, or all, (*states), by all that is known by now;
+    `known`: what is proved before anything is asked, (*states)."""
 
-    def __init__(self, ask: Callable[[Mask], Array], known: Array) -> None:
+    def __init__(self, ask: Callable[[States | None], Array], known: Array) -> None:
         self._ask = ask
         self._proved = known.copy()  # of what is open; infinite where it is closed
         self._closed: dict[State, float] = {}
@@ -104,5 +104,10 @@ class StateBounds:
         return float(self._proved[state])
 
     def _make_good(self, asked: Mask) -> None:
-        self.raise_to(self._ask(asked))
-        self._fresh |= asked
+        if 2 * np.count_nonzero(asked) > asked.size:
+            self.raise_to(self._ask(None))
+            self._fresh[...] = True
+            return
+        some = np.nonzero(asked)
+        self._proved[some] = np.maximum(self._proved[some], self._ask(some))
+        self._fresh[some] = True
