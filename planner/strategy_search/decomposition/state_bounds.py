@@ -36,7 +36,7 @@ class StateBounds:
 
     def __init__(self, ask: Callable[[States | None], Array], known: Array) -> None:
         self._ask = ask
-        self._proved = known.copy()  # of what is open; infinite where it is closed
+        self._proved = np.array(known)  # of what is open; infinite where it is closed
         self._closed: dict[State, float] = {}
         self._fresh = np.zeros(known.shape, dtype=np.bool_)
         self._at_once = _AT_ONCE
