@@ -102,18 +102,24 @@ def _all_stored(shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool)
 def _grown(
     shape: Sequence[int], sizes: Sequence[int], allowed: Sequence[Sequence[Option]]
 ) -> tuple[StoredParameter, ...]:
-    """Equal layouts are one object, and whether a state can be cut so is asked once."""
+    """Equal layouts are one object, and whether a parameter can be cut so is asked once. A state is cut wherever its
+    weight and gradient are, so these fit where it does, unless there is padding: 62 and two more are 4 x 2 x 2 pieces,
+    but never 2 x 2, as only a whole dim is padded."""
     layouts, fits = dict[Layout, Layout](), dict[Layout, bool]()
+    padded = isinstance(shape, PaddedShape)
     grown: list[tuple[Layout, Layout, Layout]] = [((), (), ())]
     for axis in range(len(sizes)):
         longer = list[tuple[Layout, Layout, Layout]]()
         for weight, gradient, state in grown:
             for of_weight, of_gradient, of_state in allowed[axis]:
-                cut = (*state, of_state)
-                if cut not in fits:
-                    fits[cut] = divides(shape, cut, sizes[: axis + 1])
-                if fits[cut]:
-                    longer.append(((*weight, of_weight), (*gradient, of_gradient), cut))
+                cuts = (*weight, of_weight), (*gradient, of_gradient), (*state, of_state)
+                for cut in cuts if padded else cuts[2:]:
+                    if cut not in fits:
+                        fits[cut] = divides(shape, cut, sizes[: axis + 1])
+                    if not fits[cut]:
+                        break
+                else:
+                    longer.append(cuts)
         grown = longer
     return tuple(
         [

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from planner.faults import Fault
-from planner.sharding.layout import PARTIAL, REPLICATE, divides, shard
+from planner.sharding.layout import PARTIAL, REPLICATE, PaddedShape, divides, shard
 from planner.sharding.stored import StoredParameter, legal_stored, stored_fault
 
 
@@ -15,9 +15,10 @@ def test_options_of_one_axis(shape: tuple[int, ...], count: int) -> None:
     assert len(legal_stored(shape, (2,), False)) == 1 + len(shape)
 
 
-def test_what_is_listed_is_what_has_no_fault() -> None:
-    shape, sizes = (4, 6), (2, 2)
-    layouts = list(itertools.product((REPLICATE, PARTIAL, shard(0), shard(1)), repeat=2))
+@pytest.mark.parametrize(("shape", "sizes"), [((4, 6), (2, 2)), (PaddedShape((62,)), (4, 2, 2))])
+def test_what_is_listed_is_what_has_no_fault(shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    placements = (REPLICATE, PARTIAL, *map(shard, range(len(shape))))
+    layouts = list(itertools.product(placements, repeat=len(sizes)))
     legal = {
         stored
         for weight, gradient, state in itertools.product(layouts, repeat=3)
