@@ -151,7 +151,9 @@ class Evaluation:
                 found = tried.found
                 if found is not None and (best is None or found[0] < best[0]):
                     best, closed_since = found, 0
-                if best is not None and (best[0] <= self.enough or closed_since >= states):
+                if best is not None and best[0] <= self.enough:
+                    break
+                if (best is not None or self.cutoff < math.inf) and closed_since >= states:
                     break
                 if found is not None and found[0] <= least * (1 + TOLERANCE):
                     proved.close(state)

@@ -18,7 +18,6 @@ taken in blocks of rows, and never stand in memory as a whole. Bertele and Brios
 of large width.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -133,16 +132,13 @@ def backtrack(schedule: Schedule, tables: list[Array], last: Sequence[int] = ())
     for bucket, candidate in zip(schedule.buckets[done:], last, strict=True):
         choice[bucket.variable] = candidate
     everything = slice(None)
-    for variable, buckets in itertools.groupby(reversed(schedule.buckets[:done]), key=lambda one: one.variable):
+    for variable, sources in schedule.descent(done):
         column: Array | None = None
-        for bucket in buckets:
-            for source in bucket.inputs + bucket.child_inputs:
-                if source.axes:
-                    others = source.others
-                    part = tables[source.table]
-                    if others:
-                        part = part[(everything, *[choice[v] for v in others])]  # type: ignore[arg-type]  # numpy's stubs
-                    column = part if column is None else column + part
+        for table, others in sources:
+            part = tables[table]
+            if others:
+                part = part[(everything, *[choice[v] for v in others])]  # type: ignore[arg-type]  # numpy's stubs
+            column = part if column is None else column + part
         assert column is not None, "every variable has a node"
         choice[variable] = int(column.argmin())
     return choice

@@ -120,6 +120,29 @@ class Schedule:
         return max(1 + len(bucket.scope) for bucket in self.buckets)
 
     @cached_property
+    def _descents(self) -> dict[int, tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]]:
+        return {}
+
+    def descent(self, done: int) -> tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]:
+        """The variables of the first `done` buckets, the last one first, and what says which candidate is cheapest: the
+        tables that have it, each with the other variables that it depends on."""
+        if done not in self._descents:
+            groups = itertools.groupby(reversed(self.buckets[:done]), key=lambda one: one.variable)
+            self._descents[done] = tuple(
+                (
+                    variable,
+                    tuple(
+                        (source.table, tuple(source.others))
+                        for bucket in buckets
+                        for source in bucket.inputs + bucket.child_inputs
+                        if source.axes
+                    ),
+                )
+                for variable, buckets in groups
+            )
+        return self._descents[done]
+
+    @cached_property
     def _shapes(self) -> dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
         return {}
 
