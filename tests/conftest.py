@@ -11,6 +11,7 @@ nothing under pytest 9.2 (pytest-xdist #1386).
 
 import gc
 import os
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import Phase, settings
 
 from tests import suite_times
 from tests.long_lists import mark_long_lists
+from tests.traced_once import traced_once
 
 # Test runs make many objects that live long; looking through all of them again and again takes 7% of the time.
 gc.set_threshold(100_000, 50, 1000)
@@ -43,6 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long_lists(items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zoo_traced_once() -> Iterator[None]:
+    """Models of the zoo are traced once for all files."""
+    with traced_once():
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -3,9 +3,11 @@
     build/tests/<sources>/<name>.pickle      <sources>: a digest of all of our code, and versions of Python and PyTorch
 
 Any change of the code makes everything anew. The folder is the project's own and only its owner writes there, so that
-pickles are safe to read. Processes that make the same thing at once both do, and the last to finish leaves its file.
+pickles are safe to read. Of processes that want the same thing at once one makes it, and the others wait for it: ranks
+of a pool, above all, which all want the same graph at the same time.
 """
 
+import fcntl
 import hashlib
 import os
 import pickle
@@ -20,8 +22,10 @@ from typing import TypeVar
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-_CODE = ("costmodels", "hardware_profiles", "planner", "runtime", "tests/distributed")
+_CODE = ("costmodels", "hardware_profiles", "planner", "runtime", "tests/distributed", "tests/unit/search/cases.py")
 _KEPT = 3  # folders of sources that stay
+
+_making = set[str]()  # by this process: it would wait for itself
 
 T = TypeVar("T")
 
@@ -30,24 +34,28 @@ def kept(name: str, make: Callable[[], T]) -> T:
     """What `make` returns, or returned in another process for this `name`, which says all that it depends on beside
     our code."""
     path = _folder() / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.pickle"
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        made = make()
-        own = path.with_suffix(f".{os.getpid()}")
-        own.write_bytes(pickle.dumps(made))
-        own.replace(path)
-        return made
+    if not path.exists():
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # which a process that ends gives back, however it ends
+            if not path.exists():
+                assert name not in _making
+                _making.add(name)
+                made = make()
+                _making.remove(name)
+                own = path.with_suffix(f".{os.getpid()}")
+                own.write_bytes(pickle.dumps(made))
+                own.replace(path)
+                return made
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own classes, about how they are pickled
-        return pickle.loads(content)
+        return pickle.loads(path.read_bytes())
 
 
 @cache
 def _folder() -> Path:
     digest = hashlib.sha256(f"{sys.version} {torch.__version__}".encode())
     for place in _CODE:
-        for path in sorted((ROOT / place).rglob("*.py")):
+        for path in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]:
             digest.update(f"{path}\n".encode() + path.read_bytes())
     above = ROOT / "build" / "tests"
     folder = above / digest.hexdigest()[:16]

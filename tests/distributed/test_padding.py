@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from planner.cli.main import app
 from tests.distributed.forked_ranks import forked_ranks
-from tests.traced_once import traced_once
 
 ODD = ("--model", "llama-tiny", "--set", "vocab_size=1001", "--set", "ffn_size=510", "--set", "num_layers=2",
        "--set", "hidden_size=192", "--set", "num_heads=6", "--set", "num_kv_heads=3")  # fmt: skip
@@ -91,7 +90,7 @@ def call(folder: Path, *words: str) -> str:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        with traced_once(), forked_ranks():
+        with forked_ranks():
             done = CliRunner().invoke(app, [*words])
     finally:
         os.chdir(before)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from planner.cli.main import app
 from tests.distributed.forked_ranks import forked_ranks
 from tests.long_lists import first
-from tests.traced_once import traced_once
 
 CASES = {
     "dense": ("llama", 3, (2, 2), {}),
@@ -116,7 +115,7 @@ def test_a_damaged_file_is_refused_on_every_rank_and_nothing_has_changed(pool, t
 
 
 def _plan(folder: Path, *words: str) -> Result:
-    with pytest.MonkeyPatch.context() as patch, traced_once(), forked_ranks():
+    with pytest.MonkeyPatch.context() as patch, forked_ranks():
         patch.chdir(folder)
         return CliRunner().invoke(app, words)
 

@@ -22,7 +22,6 @@ from planner.cli.main import app
 from planner.plan.file import save_plan
 from tests.distributed.listening import Listening, listening, marked
 from tests.distributed.test_launch import plan_for
-from tests.traced_once import traced_once
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
@@ -184,7 +183,7 @@ def test_a_run_that_goes_on_listens_on_loopback(folder: Path, options: tuple[str
 def test_parameter_servers_of_a_run_listen_on_loopback(folder: Path) -> None:
     words = ("--model", "dlrm-tiny", "--devices", "2", "--hardware", "cpu", "--global-batch", "8", "-q")
     served = ("--place", "tables.*=servers", "-o", "served.json")
-    with pytest.MonkeyPatch.context() as patch, traced_once():
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert CliRunner().invoke(app, [*words, *served]).exit_code == 0
     listens_on_loopback(folder, "run", "served.json", "--steps", "1", "--no-check")

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from planner.cli.main import app
 from tests.distributed.forked_ranks import forked_ranks
 from tests.long_lists import rarely
-from tests.traced_once import traced_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -204,8 +203,8 @@ print(loss)
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly() -> Iterator[None]:
-    """Models of the zoo are traced once for all commands, and ranks start as quickly as they can."""
-    with traced_once(), forked_ranks():
+    """Ranks start as quickly as they can."""
+    with forked_ranks():
         yield
 
 

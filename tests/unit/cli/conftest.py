@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import tests.traced_once
 from planner.cli.main import app
+from tests.traced_once import users_traced_once
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,10 @@ class CommandLine:
         return outcome.err
 
 
-@pytest.fixture(scope="session", autouse=True)
-def zoo_traced_once() -> Iterator[None]:
-    """Models of the zoo are traced once for all files."""
-    with tests.traced_once.traced_once():
-        yield
-
-
 @pytest.fixture(scope="module")
 def traced_once() -> Iterator[None]:
     """Every model is traced once for all cases of a file."""
-    with tests.traced_once.traced_once(users=True):
+    with users_traced_once():
         yield
 
 

@@ -39,6 +39,7 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, Running
 from planner.strategy_search.request.template import Template, fold
 from planner.strategy_search.tables.cost_table import TableBuilder
+from tests.kept import kept
 
 BATCH = 2  # of the traced examples
 SEQUENCE = 16
@@ -364,6 +365,10 @@ LARGE: Mapping[str, Model] = {
 @cache
 def traced(name: str) -> OperatorGraph:
     """The graph of one of the models; the small ones are in fp32."""
+    return kept(f"case {name}", lambda: _traced(name))
+
+
+def _traced(name: str) -> OperatorGraph:
     make, example = {**MODELS, **LARGE}[name]
     with torch.device("meta"):
         return trace(make(), example())

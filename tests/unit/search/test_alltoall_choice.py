@@ -12,14 +12,7 @@ from planner.strategy_search.analysis.advice import changes
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.variants import variants_of
 from tests.refusals import refused
-from tests.traced_once import traced_once
 from tests.unit.search.cases import cluster_of, request_of
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with traced_once():
-        yield
 
 
 def has(cluster: Cluster, *sizes: int) -> list[bool]:

@@ -5,15 +5,8 @@ import pytest
 import planner
 from planner.errors import RequestError
 from tests.refusals import refused
-from tests.traced_once import traced_once
 
 JOB = {"devices": 4, "global_batch": 97, "seq_len": 32, "time_limit": 60}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    with traced_once():
-        yield
 
 
 @pytest.mark.slow
