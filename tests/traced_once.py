@@ -22,8 +22,7 @@ def traced_once() -> Iterator[None]:
 
 @contextmanager
 def users_traced_once() -> Iterator[None]:
-    """Models of the user's, too, whose files are known not to change: otherwise these are traced whenever they are asked
-    for."""
+    """Models of the user's, too, whose files do not change: otherwise they are traced whenever they are asked for."""
     with _remembering(lambda model: not model.published, lambda _, make: make()):
         yield
 

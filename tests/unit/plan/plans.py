@@ -23,7 +23,7 @@ Content = Any  # of a JSON file
 Edit = Callable[[Content], object]
 
 LEAST_FREE = Pinned(schedule="1f1b", virtual_stages=1, interleave=1, slices=1, tensor_overlap=1)
-"""One order of passes and nothing under products: little memory is all that blocks differ by, and the search is short."""
+"""One order of passes, nothing under products: blocks differ by what memory they need, and the search is short."""
 
 NAMES: dict[str, tuple[str, str, int, Pinned]] = {
     "no axes": ("chain", "cpu", 1, FREE),

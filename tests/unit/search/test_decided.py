@@ -11,6 +11,7 @@ from planner.plan.layout.roles import roles
 from planner.sharding.labels import factor_labels
 from planner.sharding.rule import strategy_names
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import DEFAULT, PLAIN, Update
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import Shard
 from planner.strategy_search.request.shard import shard
@@ -23,8 +24,12 @@ from tests.unit.search.cases import cluster_of, request_of
 MULTIPLIED = ("matmul", "embedding")
 
 
-def result_of(model: str, devices: int, pinned: Pinned = FREE, shards: tuple[Shard, ...] = ()) -> SearchResult:
-    return search(request_of(model, cluster_of("h100-80gb", devices), 8, pinned=pinned, shards=shards))
+def result_of(
+    model: str, devices: int, pinned: Pinned = FREE, shards: tuple[Shard, ...] = (), update: Update = PLAIN
+) -> SearchResult:
+    """Each weight is gathered by itself, unless something else is said: that has nothing to do with what is decided."""
+    asked = request_of(model, cluster_of("h100-80gb", devices), 8, pinned=pinned, shards=shards, update=update)
+    return search(asked)
 
 
 def labelled(bound: BoundPlan) -> list[tuple[str, str, bool, tuple[str | None, ...]]]:
@@ -45,7 +50,7 @@ def cut(stored: StoredParameter, axis: int) -> tuple[bool, bool, bool]:
 
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied"])
 def test_a_data_axis_splits_samples_and_nothing_else(model: str) -> None:
-    result = result_of(model, 4, Pinned(data=4, tensor=1, context=1))
+    result = result_of(model, 4, Pinned(data=4, tensor=1, context=1), update=DEFAULT)
     assert (result.plans[0].configuration.roles, result.plan.mesh.sizes) == (("data",), (4,))
     for name, _, _, split in labelled(result.bound):
         assert split[0] in ("batch", None), name

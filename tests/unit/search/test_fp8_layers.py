@@ -24,6 +24,7 @@ from planner.plan.compare.verify import verify
 from planner.plan.plan import ModelReference
 from planner.report.command import command_of
 from planner.sharding.mesh import build_mesh
+from planner.sharding.update import PLAIN
 from planner.strategy_search.fp8_ends import ends_of
 from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.request import SearchRequest
@@ -131,9 +132,8 @@ def test_a_free_search_is_as_good_as_all_layers_in_fp8_and_as_none(profile: str,
 def test_products_overlap_with_tensor_parallelism_or_are_in_fp8() -> None:
     """Layers in fp8 cover no collectives; on tensor parallel devices with fast links that decides."""
     graph = traced("llama70b-4-layers")
-    asked = request_of(
-        "llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=TENSORWISE, pinned=Pinned(tensor=8)
-    )
+    cluster, pinned = cluster_of("h100-80gb", 8), Pinned(tensor=8, interleave=1)
+    asked = request_of("llama70b-4-layers", cluster, 16, precision="bf16", fp8=TENSORWISE, pinned=pinned, update=PLAIN)
     found = best_plans(opened(asked))
     products = [op for op in bind(found.plan, graph, BATCH).graph.operators if recipe_of(op) is not None]
     assert seconds(found) < 0.9 * seconds(search(asked))
@@ -156,7 +156,7 @@ def test_where_fp8_pays_nowhere_the_plan_has_none() -> None:
 
 
 def test_layers_that_are_meant_are_in_fp8_whatever_it_takes() -> None:
-    asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=TENSORWISE)
+    asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=TENSORWISE, update=PLAIN)
     found = best_plans(with_fp8_layers(replace(asked, fp8_layers=("*.up_proj.weight",)))).plan.training.fp8
     assert found.left_out
     assert not any("up_proj" in pattern for pattern in found.left_out)

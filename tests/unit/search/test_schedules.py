@@ -33,8 +33,9 @@ DEEP = {"pipeline": 4, "micro_batches": 4}
 
 
 def result_of(model: str, memory_limit: float | None = None, **pinned: object) -> SearchResult:
-    request = request_of(model, cluster_of("h100-80gb", 4), 8, pinned=Pinned(**pinned), memory_limit=memory_limit)  # type: ignore[arg-type]
-    return search(request)
+    """Each weight is gathered by itself, in whatever order ranks take their turns."""
+    own, cluster = Pinned(**pinned), cluster_of("h100-80gb", 4)  # type: ignore[arg-type]
+    return search(request_of(model, cluster, 8, pinned=own, memory_limit=memory_limit, update=PLAIN))
 
 
 def test_zero_bubble_is_taken_where_it_is_faster() -> None:
@@ -123,7 +124,8 @@ def test_one_and_several_stages_on_each_rank_are_laid_in_the_same_v_once(monkeyp
 
 def test_finalists_that_cannot_win_are_neither_settled_nor_sought_in_a_v(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan in a V has to beat the step that is known, not what its sum has with the bubble of 1F1B."""
-    request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, pinned=Pinned(pipeline=2, micro_batches=4))
+    pinned = Pinned(pipeline=2, micro_batches=4)
+    request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, pinned=pinned, update=PLAIN)
     searched = BestFirst(request, lambda _: None, lambda: False, math.inf, Shared())
     searched.run()
     finalists = searched._finalists(searched.contenders.found)
@@ -196,7 +198,7 @@ def test_values_that_all_blocks_read_are_handed_on() -> None:
 @pytest.mark.slow
 def test_pipelines_that_are_left_out_by_the_bubble_of_1f1b_contend() -> None:
     """Two ranks have the longer sum, and with weight gradients apart the shorter step; four were not evaluated."""
-    request = request_of("residual", with_quick_host(cluster_of("ascend-910b-64gb", 4)), 8)
+    request = request_of("residual", with_quick_host(cluster_of("ascend-910b-64gb", 4)), 8, update=PLAIN)
     free = search(request).plan
     assert (free.schedule, free.pipeline) == ("zb_h1", 2)
     for ranks in (1, 2, 4):
