@@ -22,7 +22,10 @@ from typing import TypeVar
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-_CODE = ("costmodels", "hardware_profiles", "planner", "runtime", "tests/distributed", "tests/unit/search/cases.py")
+_CODE = (
+    "costmodels", "hardware_profiles", "planner", "runtime", "tests/distributed", "tests/replicas.py",
+    "tests/unit/search/cases.py",
+)  # fmt: skip
 _KEPT = 3  # folders of sources that stay
 
 _making = set[str]()  # by this process: it would wait for itself

@@ -19,6 +19,7 @@ from tests.distributed import plans
 from tests.distributed.drawing import Drawn, drawn
 from tests.distributed.tasks import CPU, KEPT, SEED, known, planned, relative
 from tests.distributed.tasks_alltoall import without
+from tests.kept import kept
 
 RATE = OptimizerSettings(learning_rate=3e-2)
 STEPS = 3
@@ -27,6 +28,10 @@ STEPS = 3
 @cache
 def traced(model: str) -> OperatorGraph:
     """The graph of a model in which nothing is computed in float32."""
+    return kept(f"in float64 {model}", lambda: _traced(model))
+
+
+def _traced(model: str) -> OperatorGraph:
     with InFloat64():
         return discover(trace(plans.build(model).double(), plans.inputs(model)))
 
