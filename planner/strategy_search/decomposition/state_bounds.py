@@ -32,10 +32,10 @@ _MORE = 4
 
 class StateBounds:
     """What is proved of every state. `ask` bounds some states, as many, or all, (*states), by all that is known by now;
-    `known`: what is proved before anything is asked, (*states)."""
+    `known`: what is proved before anything is asked, (*states); `apart`: whether some take less than all to ask."""
 
-    def __init__(self, ask: Callable[[States | None], Array], known: Array) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[States | None], Array], known: Array, *, apart: bool = True) -> None:
+        self._ask, self._apart = ask, apart
         self._proved = np.array(known)  # of what is open; infinite where it is closed
         self._closed: dict[State, float] = {}
         self._fresh = np.zeros(known.shape, dtype=np.bool_)
@@ -56,7 +56,8 @@ class StateBounds:
         if known is None and len(multipliers) == 1:
             known = multipliers[0].where_free(setting)
         known = np.zeros(pipeline_of_kinds.chain.shape) if known is None else known
-        return cls(partial(step_bounds, pipeline_of_kinds, multipliers, setting, limit=limit), known)
+        ask = partial(step_bounds, pipeline_of_kinds, multipliers, setting, limit=limit)
+        return cls(ask, known, apart=len(multipliers) == 1)
 
     def outdate(self) -> None:
         """More is known than was asked for."""
@@ -104,7 +105,7 @@ class StateBounds:
         return float(self._proved[state])
 
     def _make_good(self, asked: Mask) -> None:
-        if 2 * np.count_nonzero(asked) > asked.size:
+        if not self._apart or 2 * np.count_nonzero(asked) > asked.size:
             self.raise_to(self._ask(None))
             self._fresh[...] = True
             return

@@ -85,3 +85,13 @@ def test_what_else_is_proved_counts_for_closed_states_too() -> None:
 def test_a_chain_without_a_boundary_has_one_state() -> None:
     bounds = StateBounds(lambda _: np.array(3.0), np.array(2.0))
     assert bounds.least() == ((), 3.0)
+
+
+def test_where_some_take_as_long_as_all_these_are_asked_once() -> None:
+    rising = Rising(10)
+    bounds = StateBounds(rising, rising.bounds * 0.5, apart=False)
+    for price in range(1, 4):
+        state, least = bounds.least()
+        assert least == rising.bounds.min() == bounds.value(state)
+        assert rising.asked == price * rising.bounds.size
+        bounds.outdate()
