@@ -160,15 +160,13 @@ class Evaluation:
                     continue
                 asked = self.next_price.next(state, tried.ranks, tried.division)
                 if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= rounds:
-                    mixed = self.composition.mixed(tried)
+                    mixed, closed_since = self.composition.mixed(tried), closed_since + 1
                     if mixed is not None and (best is None or mixed[0] < best[0]):
-                        best = mixed
-                        limit = min(limit, best[0])
+                        best, closed_since = mixed, 0
                     if found is None and not ruled_out:
                         proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
                         ruled_out = True
                     proved.close(state)
-                    closed_since += 1
                     continue
                 multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
                 wanted = [(asked.price, one, asked.under) for one in asked.of_chunks or (asked.flights,)]

@@ -18,7 +18,9 @@ from planner.plan.prediction.predict import stage_costs
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Piece
+from planner.strategy_search.engine import evaluation
 from planner.strategy_search.engine import family as family_module
+from planner.strategy_search.engine.composition import Composed, Composition, Tried
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation
 from planner.strategy_search.engine.outcome import RankFilling
@@ -184,6 +186,25 @@ def test_where_nothing_known_fits_a_price_is_tried_all_the_same() -> None:
     scarce = Evaluation(case.chain, replace(case.setting, capacity=capacity))
     assert not scarce.run().ranks
     assert any(0 < priced.price < math.inf for priced in scarce.multipliers[0].priced)
+
+
+def test_states_in_which_a_mixture_is_better_do_not_count_as_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration = Configuration(pipeline=2, mesh=(2, 2), micro_batches=8)
+    case = make_case("gpt-4-tied", "cpu", configuration, 16, recomputation=("none",))
+    peak = max(rank.peak for rank in Evaluation(case.chain, case.setting).run().ranks)
+    tight = replace(case.setting, capacity=0.588 * peak)
+    seconds, mixed = Evaluation(case.chain, tight).run().seconds, list[float]()
+
+    def quicker(_: Composition, tried: Tried) -> Composed | None:
+        if tried.found is None:
+            return None
+        mixed.append(seconds * (1 - 1e-3 * (1 + len(mixed))))
+        return (mixed[-1], *tried.found[1:])
+
+    monkeypatch.setattr(Composition, "mixed", quicker)
+    monkeypatch.setattr(evaluation, "_STATES", 2)
+    assert Evaluation(case.chain, tight).run().seconds == mixed[-1]
+    assert len(mixed) > 4
 
 
 def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> tuple[RankFilling, ...]:
