@@ -33,7 +33,7 @@ from planner.strategy_search.decomposition.stage_problem import Part, parts_prob
 from planner.strategy_search.decomposition.state_bounds import StateBounds
 from planner.strategy_search.engine.composition import Composed, Composition
 from planner.strategy_search.engine.next_price import CAPS, Asked, NextPrice
-from planner.strategy_search.engine.outcome import Outcome, RankFilling
+from planner.strategy_search.engine.outcome import COARSE, Outcome, RankFilling
 from planner.strategy_search.engine.whole_blocks import WholeBlocks
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.solvers import dynamic_programming
@@ -64,8 +64,9 @@ TOLERANCE = 1e-9
 
 
 _STATES = 16
-"""States of the boundary in which nothing better is found, after which no others are looked at: whole blocks, and
-stages that cannot be equal, leave a part of what prices prove, which says of many states that they may be better."""
+"""States of the boundary in which nothing better is found, after which no others are looked at where nothing is proved
+to be better by more than `COARSE`: whole blocks, and stages that cannot be equal, leave a part of what prices prove,
+which says of many states that they may be better. Twice as many where nothing is as fast as the cutoff in any."""
 
 _STATES_UNLIKE = 6
 """The same where chunks run unlike each other, which leaves more."""
@@ -153,7 +154,10 @@ class Evaluation:
                     best, closed_since = found, 0
                 if best is not None and best[0] <= self.enough:
                     break
-                if (best is not None or self.cutoff < math.inf) and closed_since >= states:
+                limit = limit if best is None else min(limit, best[0])
+                near = unlike or least >= limit * (1 - COARSE)
+                nothing = best is None and self.cutoff < math.inf
+                if closed_since >= states * (1 if near else 2 if nothing else math.inf):
                     break
                 if found is not None and found[0] <= least * (1 + TOLERANCE):
                     proved.close(state)

@@ -207,6 +207,20 @@ def test_states_in_which_a_mixture_is_better_do_not_count_as_no_better(monkeypat
     assert len(mixed) > 4
 
 
+def test_states_that_may_be_much_better_are_looked_at_however_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration = Configuration(pipeline=1, mesh=(2, 2), micro_batches=4)
+    case = make_case("llama-6-tied", "cpu", configuration, 16, recomputation=("none", "full"))
+    peak = max(rank.peak for rank in Evaluation(case.chain, case.setting).run().ranks)
+    tight = replace(case.setting, capacity=0.459 * peak)
+    found = list[float]()
+    for states in (1, 1000):
+        monkeypatch.setattr(evaluation, "_STATES", states)
+        outcome = Evaluation(case.chain, tight).run()
+        assert outcome.bound < outcome.seconds * 0.95
+        found.append(outcome.seconds)
+    assert found[0] == found[1]
+
+
 def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> tuple[RankFilling, ...]:
     """A few other choices, alike for equal blocks."""
 
