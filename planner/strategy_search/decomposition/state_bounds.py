@@ -64,13 +64,14 @@ class StateBounds:
         self._fresh[...] = False
         self._at_once = _AT_ONCE
 
-    def raise_to(self, least: Array | float, state: State | None = None) -> None:
-        """Note what else is proved, of one state or as (*states)."""
-        at = ... if state is None else state
-        self._proved[at] = np.maximum(self._proved[at], least)
-        for closed, known in self._closed.items():
-            if isinstance(least, np.ndarray):
-                self._closed[closed] = max(known, float(least[closed]))
+    def raise_to(self, least: Array) -> None:
+        """Note what else is proved, (*states)."""
+        np.maximum(self._proved, least, out=self._proved)
+        self._closed = {state: max(known, float(least[state])) for state, known in self._closed.items()}
+
+    def raise_at(self, state: State, least: float) -> None:
+        """Note what else is proved of an open state."""
+        self._proved[state] = max(float(self._proved[state]), least)
 
     def close(self, state: State) -> None:
         """Leave a state out of what is open."""

@@ -126,7 +126,6 @@ class Evaluation:
         setting = self.setting
         unlike, closed_since = setting.unlike(self.chain), 0  # the best was found
         rounds = self.rounds * (2 if unlike else 1)  # of which each asks for several
-        states = math.inf if self.whole_blocks is not None else _STATES_UNLIKE if unlike else _STATES
         begun = self._begin()
         proved = StateBounds.of(self.pipeline_of_kinds, self.multipliers, setting)
         fastest, free = proved.least(self.cutoff)
@@ -145,7 +144,7 @@ class Evaluation:
                 if least >= limit * (1 - TOLERANCE):
                     break
                 if self.whole_blocks is not None and not counted[state]:
-                    proved.raise_to(self.whole_blocks.step_seconds(state, limit), state)
+                    proved.raise_at(state, self.whole_blocks.step_seconds(state, limit))
                     counted[state] = True
                     continue
                 tried = self.composition.compose(state)
@@ -154,10 +153,7 @@ class Evaluation:
                     best, closed_since = found, 0
                 if best is not None and best[0] <= self.enough:
                     break
-                limit = limit if best is None else min(limit, best[0])
-                near = unlike or least >= limit * (1 - COARSE)
-                nothing = best is None and self.cutoff < math.inf
-                if closed_since >= states * (1 if near else 2 if nothing else math.inf):
+                if closed_since >= self._patience(least, best):
                     break
                 if found is not None and found[0] <= least * (1 + TOLERANCE):
                     proved.close(state)
@@ -183,14 +179,14 @@ class Evaluation:
                 if proved.value(state) <= least and (others := self.next_price.of_later_ranks(asked)):
                     multipliers.solve_all([(one.price, one.flights, one.under) for one in others])
                     proved.outdate()
+            proved.reopen()
+            _, bound = proved.least(min(self.cutoff, math.inf if best is None else best[0]))
         except (LimitError, MemoryError):
             if best is None:
                 raise
             proved.reopen()
             _, bound = proved.least(-math.inf)
             return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
-        proved.reopen()
-        _, bound = proved.least(min(self.cutoff, math.inf if best is None else best[0]))
         if (
             best is None
             and setting.ranks == 1
@@ -203,6 +199,16 @@ class Evaluation:
                 self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+
+    def _patience(self, least: float, best: Composed | None) -> float:
+        """How many states in which nothing better is found are enough, where `least` is proved of the next one."""
+        if self.whole_blocks is not None or (best is None and self.cutoff == math.inf):
+            return math.inf  # of what may fit nothing is known but what was found
+        if self.setting.unlike(self.chain):
+            return _STATES_UNLIKE
+        if least >= min(self.cutoff, math.inf if best is None else best[0]) * (1 - COARSE):
+            return _STATES
+        return 2 * _STATES if best is None else math.inf
 
     def _begin(self) -> list[int]:
         """Solve the pieces with memory for free; how many prices of each kind of devices were known before."""

@@ -23,6 +23,7 @@ from planner.strategy_search.engine import family as family_module
 from planner.strategy_search.engine.composition import Composed, Composition, Tried
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation
+from planner.strategy_search.engine.next_price import NextPrice
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
@@ -219,6 +220,29 @@ def test_states_that_may_be_much_better_are_looked_at_however_many_are_not(monke
         assert outcome.bound < outcome.seconds * 0.95
         found.append(outcome.seconds)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("cutoff", [math.inf, 1e6])
+def test_where_nothing_is_found_yet_states_are_given_up_for_a_cutoff_alone(
+    monkeypatch: pytest.MonkeyPatch, cutoff: float
+) -> None:
+    """Chunks of a rank run unlike each other, and the first states have nothing that fits."""
+    configuration = Configuration(pipeline=2, virtual_stages=2, mesh=(2,), micro_batches=4)
+    case, compose = make_case("llama-4", "cpu", configuration, 16), Composition.compose
+    assert case.setting.unlike(case.chain)
+    given_up = list[State]()
+
+    def late(own: Composition, state: State) -> Tried:
+        tried = compose(own, state)
+        if len(given_up) < 3:
+            given_up.append(state)
+            return replace(tried, found=None, division=None)
+        return tried
+
+    monkeypatch.setattr(Composition, "compose", late)
+    monkeypatch.setattr(NextPrice, "next", lambda *_: None)
+    monkeypatch.setattr(evaluation, "_STATES_UNLIKE", 1)
+    assert bool(Evaluation(case.chain, case.setting, cutoff=cutoff).run().ranks) == (cutoff == math.inf)
 
 
 def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> tuple[RankFilling, ...]:
