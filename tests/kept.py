@@ -43,8 +43,10 @@ def kept(name: str, make: Callable[[], T]) -> T:
             if not path.exists():
                 assert name not in _making
                 _making.add(name)
-                made = make()
-                _making.remove(name)
+                try:
+                    made = make()
+                finally:
+                    _making.remove(name)
                 own = path.with_suffix(f".{os.getpid()}")
                 own.write_bytes(pickle.dumps(made))
                 own.replace(path)

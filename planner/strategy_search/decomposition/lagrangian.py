@@ -87,7 +87,7 @@ class Priced:
         """The choices of some pieces at a state, one for each way to run blocks."""
         found = []
         for solved in pieces:
-            inside = tuple(state[chain.boundary.index(name)] for name in solved.piece.boundary)
+            inside = tuple([state[axis] for axis in _axes(chain, solved)])
             key = (id(solved), inside)
             if key not in self.known:
                 self.known[key] = solved.column(inside)
@@ -426,7 +426,7 @@ class Multipliers:
     def _unpriced(self, setting: Setting) -> Array:
         """Least seconds of a single rank, of every state, where memory is free; nothing of several."""
         if setting.ranks == 1 and self.priced and self.priced[0].proves and not self.priced[0].price:
-            return self.value(self.priced[0]).copy()
+            return self.value(self.priced[0])
         return np.zeros(self.chain.shape)
 
     def _possible(self, setting: Setting, some: States | None) -> NDArray[np.bool_]:
@@ -818,10 +818,14 @@ def _picked(values: Array, some: States | None) -> Array:
     return values if some is None else values[(..., *some)]  # type: ignore[arg-type]  # numpy's stubs
 
 
+def _axes(chain: Chain, solved: Solved) -> list[int]:
+    """The axes of the chain's boundary that are on that of a piece."""
+    return [chain.boundary.index(name) for name in solved.piece.boundary]
+
+
 def _own(chain: Chain, solved: Solved) -> Array:
     """Values of a piece, with axes of one for what is not on its boundary."""
-    axes = [chain.boundary.index(name) for name in solved.piece.boundary]
     shape = [1] * len(chain.boundary)
-    for axis, size in zip(axes, solved.values.shape, strict=True):
+    for axis, size in zip(_axes(chain, solved), solved.values.shape, strict=True):
         shape[axis] = size
     return solved.values.reshape(shape)

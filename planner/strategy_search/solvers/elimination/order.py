@@ -50,6 +50,8 @@ Pairs = tuple[tuple[int, int], ...]
 Index = tuple[slice | None, ...]
 Graph = dict[int, set[int]]
 Score = tuple[float, float]
+Descent = tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]
+"""Variables, each with tables and the other variables that these depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +122,10 @@ class Schedule:
         return max(1 + len(bucket.scope) for bucket in self.buckets)
 
     @cached_property
-    def _descents(self) -> dict[int, tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]]:
+    def _descents(self) -> dict[int, Descent]:
         return {}
 
-    def descent(self, done: int) -> tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]:
+    def descent(self, done: int) -> Descent:
         """The variables of the first `done` buckets, the last one first, and what says which candidate is cheapest: the
         tables that have it, each with the other variables that it depends on."""
         if done not in self._descents:
@@ -132,7 +134,7 @@ class Schedule:
                 (
                     variable,
                     tuple(
-                        (source.table, tuple(source.others))
+                        (source.table, source.others)
                         for bucket in buckets
                         for source in bucket.inputs + bucket.child_inputs
                         if source.axes
