@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from planner import save_plan, search
+
 REGISTERED = """
 import torch
 from tests.unit.runtime.stand_in_device import register
@@ -20,23 +22,32 @@ registered = register()
 PLAN = """
 import json, sys
 import torch.distributed as dist
-from planner import search
+from planner import load_plan
+from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from runtime.comm.device_mesh import current_device
 from runtime.data.datasets import synthetic_batch
 from runtime.step.arguments import Arguments
 from runtime.step.training_step import parallelize
 
-pinned, rank, world = {"micro_batches": 2, **json.loads(sys.argv[1])}, int(sys.argv[2]), int(sys.argv[3])
+plan, rank, world = load_plan(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 if world > 1:
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[4]}", rank=rank, world_size=world)
-plan = search("llama-tiny", "cpu", devices=world, global_batch=4, precision="fp32", seq_len=16, pinned=pinned).plan
+
+
+def model():
+    torch.manual_seed(0)
+    return build_model("llama-tiny", dtype="float32", device="cpu", sequence_length=16)
+
+
+example = model()
+graph = trace(example.module, example.args, example.kwargs)
 
 
 def steps(device, lowered):
-    torch.manual_seed(0)
-    built = build_model("llama-tiny", dtype="float32", device="cpu", sequence_length=16)
-    step = parallelize(built.module, plan, device=device, lowered=lowered)
+    built = model()
+    traced = None if lowered and device.type == "stand_in" else graph
+    step = parallelize(built.module, plan, device=device, lowered=lowered, traced=traced)
     step.prepare(*built.args, **built.kwargs)
     shapes = Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors()
     batches = [
@@ -132,8 +143,12 @@ def test_a_process_takes_its_device_copies_wait_for_events_and_a_thread_goes_on_
 def test_a_plan_trains_and_evaluates_on_it_as_on_the_host(
     pinned: dict[str, object], processes: int, tmp_path: Path
 ) -> None:
-    """Both executors: tensors are on the device all the time, losses and weights those of the host."""
-    words = [sys.executable, "-c", REGISTERED + PLAN, json.dumps(pinned)]
+    """Both executors: tensors are on the device all the time, losses and weights those of the host. One of them traces
+    the model on its way to the device, the others know its graph."""
+    asked = {"devices": processes, "global_batch": 4, "precision": "fp32", "seq_len": 16}
+    plan = search("llama-tiny", "cpu", **asked, pinned={"micro_batches": 2, **pinned}).plan
+    save_plan(plan, tmp_path / "plan.json")
+    words = [sys.executable, "-c", REGISTERED + PLAN, str(tmp_path / "plan.json")]
     started = [
         subprocess.Popen(
             [*words, str(rank), str(processes), str(tmp_path / "store")],
