@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from planner.cli.main import app
 from tests.traced_once import users_traced_once
+from tests.unit.cli.searched_once import searched_once
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ class CommandLine:
 def traced_once() -> Iterator[None]:
     """Every model is traced once for all cases of a file."""
     with users_traced_once():
+        yield
+
+
+@pytest.fixture(name="searched_once")
+def _searched_once() -> Iterator[None]:
+    """The same search is made once for all tests that ask for this."""
+    with searched_once():
         yield
 
 

@@ -22,6 +22,8 @@ from runtime.processes.stragglers import SlowRank
 from tests.unit.runtime.checkpoint_states import write_model
 from tests.unit.validation.runs import row, write
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 PATH = Path(__file__).parents[3] / "docs" / "json-schema.json"
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
 TO_MEGATRON = ("--to", "megatron", "--approximate")

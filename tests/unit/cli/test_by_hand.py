@@ -8,6 +8,8 @@ import pytest
 
 from planner.plan.file import load_plan
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 Q_PROJ = "model.layers.0.self_attn.q_proj/linear"
 

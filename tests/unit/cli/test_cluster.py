@@ -10,6 +10,8 @@ from hardware_profiles import compose
 from planner import search
 from planner.plan.file import load_plan
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "h100-80gb", "--devices", "8", "--mode", "data_parallel")
 LEVELS = "node=2,rack=2@50,cluster=4@25/2"
 WRITTEN = "node=2@450,rack=2@50,cluster=4@25/2"
@@ -28,7 +30,7 @@ def test_slower_networks_cost_more(plan: Any) -> None:
 
 @pytest.mark.slow
 def test_a_plan_knows_its_machine(plan: Any, here: Path) -> None:
-    made = plan.json(*TINY, "--cluster", LEVELS, "-o", "plan.json")
+    made = plan.json(*TINY, "--cluster", LEVELS, "--pipeline", "1", "--micro-batches", "1", "-o", "plan.json")
     assert (made["hardware"], made["cluster"]) == ("h100-80gb", WRITTEN)
     cluster = load_plan(here / "plan.json").cluster
     assert (cluster.composition, cluster.digest) == (WRITTEN, compose("h100-80gb", LEVELS).digest())

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from planner.cli.main import app
 from planner.plan.file import load_plan
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--global-batch", "8")
 EMBEDDING, ON_SERVERS = "model.embed_tokens.*=host", "model.embed_tokens.*=servers"
 BUCKETS = ("--buckets", "4MiB")  # the same, whatever would be best

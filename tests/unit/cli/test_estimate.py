@@ -7,6 +7,8 @@ import pytest
 
 from planner.plan.file import load_plan
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
 

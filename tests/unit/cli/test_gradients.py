@@ -13,6 +13,8 @@ from planner.plan.file import load_plan
 from planner.sharding.update import PLAIN, Update
 from tests.refusals import refused
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4", "--mesh", "4")
 
 

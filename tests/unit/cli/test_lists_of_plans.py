@@ -30,6 +30,8 @@ from planner.report.explanation import explanation_lines
 from planner.report.html.colours import STEP
 from planner.report.search import proof_text, sum_text
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
 

@@ -155,9 +155,8 @@ def test_a_profile_of_its_own_keeps_the_levels_of_a_plan(plan: Any, here: Path) 
     """Its file says what the devices are, the plan how they are connected."""
     packaged = Path(hardware_profiles.__file__).with_name("cpu.toml")
     (here / "own.toml").write_text(packaged.read_text())
-    made = plan.json(
-        "--model", "llama-tiny", "--devices", "4", "--hardware", "cpu", "--cluster", "machine=4@1", "-o", "plan.json"
-    )
+    asked = ("--model", "llama-tiny", "--devices", "4", "--hardware", "cpu", "--cluster", "machine=4@1")
+    made = plan.json(*asked, "--mesh", "4", "--micro-batches", "2", "-o", "plan.json")
     again = plan.json("estimate", "plan.json", "--hardware", "own.toml")
     assert again["cluster"] == made["cluster"] == "machine=4@1"
     assert again["step_seconds"] == made["step_seconds"]

@@ -22,6 +22,8 @@ from planner.plan.file import load_plan, save_plan
 from tests import refusals
 from tests.unit.cli.conftest import CommandLine
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 plan = CommandLine()
 
 OWN = """

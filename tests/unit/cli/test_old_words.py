@@ -11,6 +11,8 @@ from planner.old_words import KEYS, with_new_options
 from planner.plan.file import load_plan
 from runtime.run_settings import parse_arguments
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8", "--micro-batches", "4")
 
 

@@ -9,6 +9,8 @@ import pytest
 
 import hardware_profiles
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 USUAL = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 SERVERS = ("--zero-by", "servers")
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
 

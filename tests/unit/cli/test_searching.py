@@ -17,6 +17,7 @@ from planner.plan.compare import differences
 from planner.strategy_search.analysis import sensitivity
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.result import Progress
+from tests.unit.cli.searched_once import searched_once
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
@@ -149,7 +150,8 @@ def test_nothing_is_said_without_a_terminal(capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture
 def file(plan: Any) -> str:
     """A plan file."""
-    plan.json(*TINY, "-o", "plan.json")
+    with searched_once():
+        plan.json(*TINY, "-o", "plan.json")
     return "plan.json"
 
 

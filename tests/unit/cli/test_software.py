@@ -8,6 +8,8 @@ import pytest
 
 from planner.plan.file import load_plan
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TINY = ("--model", "llama-tiny", "--devices", "8", "--mode", "data_parallel")
 
 

@@ -12,6 +12,8 @@ from planner.validation.evaluate import evaluate_rows, traced
 from planner.validation.rows import read_rows
 from tests.unit.validation.runs import row, write
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 HUGE = {
     "n_layers": "4",
     "hidden": "16384",

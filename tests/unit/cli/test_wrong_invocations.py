@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from planner.cli.main import app
 from tests.refusals import says
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 USER = """
 import torch
 from torch import nn
