@@ -9,7 +9,7 @@ import planner
 from planner.errors import InfeasibleError
 from planner.plan.layout.per_step_communication import reduction_starts
 from planner.sharding.buckets import trainable_positions
-from planner.sharding.update import Buckets, Update
+from planner.sharding.update import PLAIN, Buckets, Update
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.finalists import Finalists
 from planner.strategy_search.engine.proofs import Ranked
@@ -29,7 +29,7 @@ def test_the_search_goes_on_past_the_sum_of_its_incumbent() -> None:
 
 
 def test_configurations_that_are_not_taken_become_no_plans() -> None:
-    request = request_of("llama-4", cluster_of("h100-80gb", 2), 8, pinned=Pinned(micro_batches=4))
+    request = request_of("llama-4", cluster_of("h100-80gb", 2), 8, pinned=Pinned(micro_batches=4), update=PLAIN)
     (best, *_) = search(request).plans
     ranks = best.configuration.pipeline
     asked = search(request, takes=lambda configuration: configuration.pipeline != ranks)

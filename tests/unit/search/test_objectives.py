@@ -9,6 +9,7 @@ import pytest
 from hardware_profiles import Cluster
 from planner.errors import InfeasibleError
 from planner.nearest import divisors
+from planner.sharding.update import PLAIN
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
 from planner.strategy_search.request.request import Objective, SearchRequest
@@ -67,7 +68,8 @@ def test_no_number_of_devices_is_cheaper(model: str) -> None:
 
 def test_numbers_of_devices_that_fill_no_whole_nodes_are_left_out() -> None:
     """Of 12 devices in nodes of 4, 6 are one node and a half."""
-    asked = request_of("perceptron", cluster_of("gh200-96gb", 12), 12, pinned=Pinned(pipeline=1, micro_batches=1))
+    pinned = Pinned(pipeline=1, micro_batches=1)
+    asked = request_of("perceptron", cluster_of("gh200-96gb", 12), 12, pinned=pinned, update=PLAIN)
     assert least_cost(asked, nothing, never).plan.cluster.devices in (12, 4, 3, 2, 1)
 
 
@@ -113,7 +115,7 @@ def test_a_front_can_be_stopped() -> None:
 
 def test_a_front_of_nothing_says_why() -> None:
     with refused(InfeasibleError, "llama-4", "2 x cpu"):
-        front(replace(request("llama-4", 2), memory_limit=100.0))
+        front(replace(request("llama-4", 2), memory_limit=100.0, update=PLAIN))
 
 
 @pytest.mark.cases(0, 1)
@@ -128,7 +130,7 @@ def test_the_objective_decides(objective: Objective) -> None:
 
 
 def test_searches_that_differ_in_memory_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, shared, built = request("chain", 2), Shared(), list[object]()
+    asked, shared, built = replace(request("chain", 2), update=PLAIN), Shared(), list[object]()
     build = TableBuilder.build
     monkeypatch.setattr(TableBuilder, "build", lambda *given: (built.append(given), build(*given))[1])
     first = search(asked, shared=shared)

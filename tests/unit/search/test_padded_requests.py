@@ -12,13 +12,14 @@ JOB = {"devices": 4, "global_batch": 97, "seq_len": 32, "time_limit": 60}
 @pytest.mark.slow
 def test_a_batch_is_padded_from_python() -> None:
     degrees = {"data": 4, "tensor": 1, "pipeline": 1, "micro_batches": 1, "zero": 0}
-    plan = planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 4}, **JOB).plan
+    job = {**JOB, "update": {"gathers": "each"}}
+    plan = planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 4}, **job).plan
     assert (plan.training.global_batch, plan.training.padded_batch) == (97, 100)
     with pytest.warns(UserWarning, match=r"data = 4 does not divide the global batch 97, which gets 3 samples"):
-        same = planner.search("llama-tiny", "cpu", pinned=degrees, **JOB).plan
+        same = planner.search("llama-tiny", "cpu", pinned=degrees, **job).plan
     assert same.training == plan.training
     with refused(RequestError, "data", 4, 97, "--pad batch=4"):
-        planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 1}, **JOB)
+        planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 1}, **job)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def graph() -> OperatorGraph:
 
 def plan_of(graph: OperatorGraph, pattern: str, pinned: dict[str, Any], devices: int = 4, **asked: Any) -> planner.Plan:
     words = {"global_batch": SAMPLES, "batch": SAMPLES, "precision": "fp32", "pinned": pinned, "per_replica": [pattern]}
+    words["update"] = {"gathers": "each"}
     return planner.search(graph, "cpu", devices=devices, **{**words, **asked}).plan
 
 

@@ -165,6 +165,7 @@ def test_rings_around_the_best_plan_keep_a_pipeline_that_is_decided() -> None:
     ],
 )
 def test_no_ring_is_tried_where_sequences_are_whole_or_degrees_are_decided(job: dict[str, Any]) -> None:
+    job = {**job, "update": {"gathers": "each"}}
     free = planner.search("llama-tiny", "a100-80gb", **job)
     heads = planner.search(
         "llama-tiny", "a100-80gb", **{**job, "pinned": {**job.get("pinned", {}), "context_by": "heads"}}

@@ -5,6 +5,7 @@ Time is counted in calls of functions, so that every run sees the same.
 
 import sys
 from dataclasses import replace
+from functools import cache
 from types import FrameType
 
 import pytest
@@ -55,6 +56,13 @@ def asked(what: str) -> SearchRequest:
     return replace(request, objective=what)  # type: ignore[arg-type]
 
 
+@cache
+def halved(what: str) -> tuple[SearchResult, SearchResult, float]:
+    """What is found without a limit, and within one of half the time, and how long that takes of `LIMIT`."""
+    best, whole = run(asked(what), None, 1.0)
+    return best, *run(asked(what), LIMIT, 0.5 * whole / LIMIT)
+
+
 @pytest.mark.parametrize(
     "what",
     [
@@ -66,8 +74,7 @@ def asked(what: str) -> SearchRequest:
 )
 def test_a_request_ends_within_its_time_with_a_plan(what: str) -> None:
     request = asked(what)
-    best, whole = run(request, None, 1.0)
-    found, took = run(request, LIMIT, 0.5 * whole / LIMIT)
+    best, found, took = halved(what)
     assert took <= LATE * LIMIT
     assert found.statistics.stopped
     assert not best.statistics.stopped
@@ -78,8 +85,6 @@ def test_a_request_ends_within_its_time_with_a_plan(what: str) -> None:
 
 def test_what_a_short_limit_leaves_is_a_conventional_plan() -> None:
     """A few times as slow a machine would not come to anything else."""
-    request = asked("time")
-    best, whole = run(request, None, 1.0)
-    found, _ = run(request, LIMIT, 0.5 * whole / LIMIT)
+    best, found, _ = halved("time")
     assert found.statistics.stopped
     assert found.bound_seconds <= best.plans[0].seconds <= found.plans[0].seconds <= 1.1 * best.plans[0].seconds
