@@ -47,6 +47,10 @@ _LOG = logging.getLogger(__name__)
 _REORDERED = 2
 """Pipelines whose sums do not contend that are priced in other orders, at most, and with virtual stages."""
 
+_ASKED, _SHORT = 24, 6
+"""Pipelines with few micro-batches of which it is asked what they take at least, and those that are evaluated, at most:
+uneven stages and what a rank does once a step count for much there, and bounds say little of either."""
+
 _IN_A_V = 64
 """Families of pipelines that are asked how busy their ranks are at least, at most, where the best plan is in a V."""
 
@@ -378,21 +382,27 @@ class BestFirst:
 
     def _evaluate_short_ones(self, slowest: float) -> None:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
-        their bounds say that another order may take less than `slowest`; the most promising few."""
-        short = [
+        their bounds say that another order may take less than `slowest`; the most promising few. Of those that launches
+        alone tell apart it is asked first what they take."""
+        few = [
             (max(bound, self.engine.bound(c)), c, family)
             for bound, c, family in self._not_evaluated()
             if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1 and c not in self.contenders.left
         ]
-        short.sort(key=lambda one: (one[0] * without_weight_gradients(one[1]), _order(one[1])))
-        for bound, c, family in short[:_REORDERED]:
-            cutoff = slowest * (1 - WORTH) / without_weight_gradients(c)
+        few.sort(key=lambda one: (one[0] * without_weight_gradients(one[1]), _order(one[1])))
+        short = list[tuple[float, tuple[object, ...], float, Configuration]]()
+        for bound, c, family in few[:_ASKED]:
+            share = without_weight_gradients(c)
+            cutoff = slowest * (1 - WORTH) / share
             if bound < cutoff and family is not None:
                 bound = max(bound, family.priced_seconds(c, self._hint_for(family), cutoff))
             if bound < cutoff:
-                with contextlib.suppress(NothingAgreesError):
-                    outcome = self.engine.evaluate(c, cutoff=cutoff)
-                    self._take(c, outcome, max(bound, outcome.bound))
+                short.append((bound * share, _order(c), bound, c))
+        for _, _, bound, c in sorted(short)[:_SHORT]:
+            cutoff = slowest * (1 - WORTH) / without_weight_gradients(c)
+            with contextlib.suppress(NothingAgreesError):
+                outcome = self.engine.evaluate(c, cutoff=cutoff)
+                self._take(c, outcome, max(bound, outcome.bound))
 
     def _not_evaluated(self) -> list[tuple[float, Configuration, Family | None]]:
         """What is left in the queue, and what was cut off."""
@@ -622,8 +632,9 @@ class BestFirst:
 
     def _least_in_a_v(self) -> float:
         """No plan with its stages in a V takes less: its passes follow each other on each rank, unless experts exchange
-        under those of another micro-batch, and the slowest rank is as busy as the average one or more. The work alone,
-        where passes may run together, or where that would have to be asked of many families."""
+        under those of another micro-batch, the slowest rank is as busy as the average one or more, and every micro-
+        batch passes all stages. The work alone, where passes may run together, or where that would have to be asked of
+        many families."""
         least, families = self.engine.least_work, [one for one in self.families if one[0].pipeline > 1]
         graph = self.engine.template.graph
         experts = any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
@@ -636,7 +647,7 @@ class BestFirst:
             family = family_of(self.engine, plain) if plain else None
             if family is None:
                 return least
-            found = min(found, *(family.busy_seconds(c) for c in plain))
+            found = min(found, *(max(family.busy_seconds(c), self.engine.seconds_of_one(c)) for c in plain))
         return max(least, found)
 
     def _finalists(self, found: Sequence[Contender]) -> Finalists:

@@ -37,9 +37,13 @@ table 2)."""
 
 
 def without_weight_gradients(configuration: Configuration) -> float:
-    """Share of the step of a pipeline of equal ranks that an order with weight gradients apart takes, about."""
+    """Share of the step of a pipeline of equal ranks that an order with weight gradients apart takes, about: its bubble
+    is as much shorter; but with few micro-batches they wait for all other passes that the last rank does, forward and
+    back (each of m micro-batches comes to rank r behind the passes before it: of these bounds, weighted so that every
+    rank counts as much, the mean is p / (1 - (1 - 1/m)^p) passes)."""
     p, m = configuration.pipeline, configuration.micro_batches
-    return 1 - (1 - _BUBBLE_LEFT) * (p - 1) / (m + p - 1)
+    passes = (1 - _BUBBLE_LEFT) * p / (1 - (1 - 1 / m) ** p)
+    return max(m + _BUBBLE_LEFT * (p - 1), passes) / (m + p - 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -181,6 +181,14 @@ class Engine:
             return mixed_step_seconds(self.limits, devices, configuration, request.padded_batch, recompute)
         return self.limits[0].step_seconds(configuration, request.cluster.devices, request.padded_batch, recompute)
 
+    def seconds_of_one(self, configuration: Configuration) -> float:
+        """Least seconds in which a micro-batch passes all stages and comes back, from the work alone; 0 on several
+        kinds of devices."""
+        request = self.request
+        if len(self.groups) > 1:
+            return 0.0
+        return self.limits[0].seconds_of_one(configuration, request.cluster.devices, request.padded_batch)
+
     @property
     def least_work(self) -> float:
         """Least seconds of a step, from the work that all devices share and nothing else."""

@@ -92,10 +92,11 @@ class Family:
         return [least[c] for c in members]
 
     def busy_seconds(self, configuration: Configuration) -> float:
-        """Least busy seconds of the average rank of a member, whatever the memory and the order of turns; 0 where ranks
-        are on several kinds of devices."""
+        """Least busy seconds of the average rank of a member, whatever the memory and the order of turns; what its host
+        launches where ranks are on several kinds of devices."""
         (_, fastest), *_ = self._parts
-        return fastest.busy_seconds(configuration)
+        launched = self.launched / configuration.pipeline * configuration.micro_batches
+        return max(launched, fastest.busy_seconds(configuration))
 
     def transfer_seconds(self, configuration: Configuration) -> float:
         """About the seconds of a step in which a rank of a member sends to others and back, all exposed."""

@@ -30,12 +30,18 @@ class Bounds:
     work: float  # seconds of one device for the forward and backward work of one sample
     recomputed: float  # seconds of one device to do the forward work of all blocks once more
     parameters: float  # bytes of weights, gradients and optimizer states
+    passed_on: float  # seconds of one device for what of `work` other stages wait for: all but gradients of parameters
 
     def step_seconds(self, configuration: Configuration, devices: int, global_batch: int, recompute: bool) -> float:
         """Least step time of a configuration, with blocks fully recomputed where `recompute` says so."""
         m, p, v = configuration.micro_batches, configuration.pipeline, configuration.virtual_stages
         seconds = self.work + (self.recomputed if recompute else 0.0)
         return seconds * global_batch / devices * (1 + (p - 1) / (v * m))
+
+    def seconds_of_one(self, configuration: Configuration, devices: int, global_batch: int) -> float:
+        """Least seconds in which a micro-batch passes all stages forward, and back, in whatever order of turns: each of
+        p stages waits for the one before it, and has 1/p of the devices. No step takes less."""
+        return self.passed_on * global_batch / configuration.micro_batches * configuration.pipeline / devices
 
     def device_bytes(self, devices: int) -> float:
         """Least bytes on the fullest device."""
@@ -65,15 +71,17 @@ def bounds(
     """Bounds of a model whose template graph has `batch` samples; what of them may be offloaded takes no
     memory."""
     graph = template.graph
-    forward = recomputed = backward = 0.0
+    forward = recomputed = backward = passed_back = 0.0
+    owned = {parameter.name for parameter in graph.parameters}
     for index, op in enumerate(graph.operators):
         rule = rule_of(graph, op)
         seconds = _work_seconds(graph, index, rule, cluster)
-        graded = sum(name in graph.differentiable for i, name in enumerate(op.operands) if i not in rule.addends)
+        graded = [name for i, name in enumerate(op.operands) if i not in rule.addends and name in graph.differentiable]
         count = template.times(index)
         forward += seconds * count
         recomputed += seconds * count if template.works(index) else 0.0
-        backward += seconds * count * rule.backward_work(graded)
+        backward += seconds * count * rule.backward_work(len(graded))
+        passed_back += seconds * count * rule.backward_work(sum(name not in owned for name in graded))
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
     offloaded = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
     held = per.total - per.weight - (0.0 if offload.optimizer == NOTHING.optimizer else per.state)
@@ -83,7 +91,12 @@ def bounds(
         * template.parameter_times(p.name)
         for p in graph.parameters
     )
-    return Bounds(work=(forward + backward) / batch, recomputed=recomputed / batch, parameters=math.fsum(sizes))
+    return Bounds(
+        work=(forward + backward) / batch,
+        recomputed=recomputed / batch,
+        parameters=math.fsum(sizes),
+        passed_on=(forward + passed_back) / batch,
+    )
 
 
 def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster) -> float:
