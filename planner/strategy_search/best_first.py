@@ -576,6 +576,7 @@ class BestFirst:
             limits=self.limits,
             close=tuple(found.configuration for found in self.contenders.found),
             bounds=self._bounds_of_all(),
+            in_a_v=self._in_a_v,
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=len(self.evaluated),
@@ -626,9 +627,13 @@ class BestFirst:
             return min(bound, self.engine.least_work)
         if not ranked.plan.schedule_kind.v_shaped:
             return bound
+        return self._in_a_v() if self.request.pinned.in_a_v else min(bound, self._in_a_v())
+
+    def _in_a_v(self) -> float:
+        """`_least_in_a_v`, asked once."""
         if self.in_a_v is None:
             self.in_a_v = self._least_in_a_v()
-        return self.in_a_v if self.request.pinned.in_a_v else min(bound, self.in_a_v)
+        return self.in_a_v
 
     def _least_in_a_v(self) -> float:
         """No plan with its stages in a V takes less: its passes follow each other on each rank, unless experts exchange

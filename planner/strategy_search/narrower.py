@@ -57,11 +57,13 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
         stopped = found.statistics.stopped
         statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
         result = replace(result, statistics=statistics)
-        proved = not _in_a_v(found.plans[0]) or _in_a_v(best)  # else the bound is not one of such plans
-        if found.plans[0].seconds < best.seconds and proved:
+        if found.plans[0].seconds < best.seconds:
+            if _in_a_v(found.plans[0]) and not _in_a_v(best):  # the bound is not one of such plans
+                bound = min(bound, result.in_a_v())
             covered = result.covered and found.covered and _axes(found.plans[0]) <= 2
             first = with_proof(found.plans[0], bound, covered=covered)
-            result = replace(result, plans=(first,), priced=(*found.priced, *result.priced), covered=covered)
+            priced = (*found.priced, *result.priced)
+            result = replace(result, plans=(first,), priced=priced, covered=covered, bound_seconds=bound)
     return result
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from costmodels import SCHEDULES
+from costmodels import SCHEDULES, schedule_orders
 from hardware_profiles import Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import reached, reading, seconds_left
@@ -347,12 +347,22 @@ class Finalists:
         # with several stages on each rank, or one, the same is divided anew
         distinct = {_in_order(one[2], IN_A_V[0]): one for one in reversed(hopeful)}
         for (least, _, found), schedule in product(sorted(distinct.values())[:_TURNED], IN_A_V):
-            if least < best.seconds * (1 - WORTH) and not reached():
+            if least < best.seconds * (1 - WORTH) and not reached() and not self._laid_alike(found, schedule):
                 with contextlib.suppress(LimitError):
-                    laid = self._laid_in_a_v(found, schedule, best.seconds)
-                    if laid is not None and laid.seconds < best.seconds * (1 - WORTH):
-                        best = laid
+                    self._laid_in_a_v(found, schedule, best.seconds)
+            known = (laid for laid in self._laid.values() if laid is not None)  # of earlier contenders, too
+            laid = min(known, key=lambda ranked: ranked.seconds, default=best)
+            best = laid if laid.seconds < best.seconds * (1 - WORTH) else best
         return best
+
+    def _laid_alike(self, found: Contender, schedule: str) -> bool:
+        """Whether a schedule has the same turns as one before it, as with few micro-batches, and none that run
+        together."""
+        p, m = found.configuration.pipeline, found.configuration.micro_batches
+        if self.overlapping.has_experts and SCHEDULES[schedule].paired:
+            return False
+        turns = schedule_orders(schedule, p, m, virtual=2)
+        return any(schedule_orders(one, p, m, virtual=2) == turns for one in IN_A_V[: IN_A_V.index(schedule)])
 
     def _laid_in_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
         """What a contender has, with its stages in a V; None where that takes `cutoff` or does not fit."""
