@@ -37,13 +37,12 @@ table 2)."""
 
 
 def without_weight_gradients(configuration: Configuration) -> float:
-    """Share of the step of a pipeline of equal ranks that an order with weight gradients apart takes, about: its bubble
-    is as much shorter; but with few micro-batches they wait for all other passes that the last rank does, forward and
-    back (each of m micro-batches comes to rank r behind the passes before it: of these bounds, weighted so that every
-    rank counts as much, the mean is p / (1 - (1 - 1/m)^p) passes)."""
+    """Share of the step of a pipeline of equal ranks that an order with weight gradients apart takes, about. With fewer
+    micro-batches than ranks weight gradients are too few for the bubble: what is left are m + p - 1 passes forward and
+    back, and the last weight gradient."""
     p, m = configuration.pipeline, configuration.micro_batches
-    passes = (1 - _BUBBLE_LEFT) * p / (1 - (1 - 1 / m) ** p)
-    return max(m + _BUBBLE_LEFT * (p - 1), passes) / (m + p - 1)
+    passes = m + p - 1
+    return max(m + _BUBBLE_LEFT * (p - 1), (1 - _BUBBLE_LEFT) * passes + _BUBBLE_LEFT) / passes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,8 +67,10 @@ class Contender:
     def promise(self) -> float:
         """About what a step takes in an order with weight gradients apart: with as little of its bubble, and nothing of
         it under products; or in one that holds more, with transfers under work."""
-        work = self.work
+        work, c = self.work, self.configuration
         apart = work + max(0.0, self.objective - work) * _BUBBLE_LEFT
+        if c.micro_batches <= c.pipeline:  # most of a step is bubble, and few passes fill it
+            apart = max(apart, self.objective * without_weight_gradients(c))
         return max(apart, min(apart + self.beneath, self.sum_with(self.outcome.ranks)))
 
     def least_step(self, *, any_order: bool = False) -> float:

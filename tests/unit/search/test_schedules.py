@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import planner
+from costmodels import ChunkSeconds, PassSeconds, RankSeconds, schedule_orders, simulate
 from hardware_profiles import Machine
 from planner.errors import InfeasibleError, RequestError
 from planner.plan.binding.bind import BoundPlan
@@ -16,14 +17,14 @@ from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine import room, scheduling
-from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.contenders import Contender, without_weight_gradients
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.finalists import Finalists, OverfullError
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
-from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from tests.refusals import refused
@@ -50,6 +51,18 @@ def test_one_rank_has_no_schedule_to_choose() -> None:
     assert result_of("llama-4", pipeline=1).plan.schedule == "1f1b"
     with refused(RequestError, "schedule = zb_h1", 2, "pipeline = 1"):
         result_of("llama-4", pipeline=1, schedule="zb_h1")
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (4, 2), (8, 4), (8, 8), (4, 16)])
+def test_what_is_expected_of_weight_gradients_apart_is_what_equal_ranks_take(ranks: int, micro_batches: int) -> None:
+    def seconds(schedule: str, backward: float, apart: float) -> float:
+        passes = [(PassSeconds(computation=one, blocking=0, overlapped=0),) for one in (1.0, backward, apart) if one]
+        names = ("forward", "backward", "weight_gradient")
+        rank = RankSeconds(chunks=(ChunkSeconds(**dict(zip(names, passes, strict=False))),))
+        return simulate([rank] * ranks, schedule_orders(schedule, ranks, micro_batches), record=False).seconds
+
+    expected = without_weight_gradients(Configuration(pipeline=ranks, mesh=(1,), micro_batches=micro_batches))
+    assert seconds("zb_h1", 1, 1) == pytest.approx(expected * seconds("1f1b", 2, 0))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "interleaved_1f1b", "eager_1f1b"])
@@ -81,6 +94,53 @@ def test_no_plan_in_a_v_is_faster_than_its_ranks_are_busy(schedule: str) -> None
         assert ranked.found is not None
         assert bound <= ranked.found.busy <= ranked.seconds * (1 + 1e-9)
     assert found.bound_seconds > 0.8 * found.plan.prediction.step_seconds
+
+
+def test_every_micro_batch_passes_all_stages_of_a_v() -> None:
+    """With one, that takes longer than ranks work; and the bound that says so is no more than a step."""
+    pinned = Pinned(pipeline=2, mesh=(4,), schedule="zb_v", micro_batches=1)
+    found = search(request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 8, precision="bf16", pinned=pinned))
+    (ranked, *_) = found.plans
+    assert ranked.found is not None
+    assert 1.1 * ranked.found.busy < found.bound_seconds <= ranked.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("micro_batches", "tried"), [(2, ["zb_v"]), (16, ["zb_v", "dualpipe_v"])])
+def test_orders_in_a_v_with_the_same_turns_are_tried_once(
+    micro_batches: int, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def divided(_: Finalists, found: Contender, schedule: str, cutoff: float) -> None:
+        asked.append(schedule)
+
+    monkeypatch.setattr(Finalists, "_divided_for_a_v", divided)
+    cluster, pinned = cluster_of("h100-80gb", 4), Pinned(pipeline=4, mesh=(1,), micro_batches=micro_batches)
+    search(request_of("residual-8", cluster, 16, pinned=pinned, update=PLAIN))
+    assert list(dict.fromkeys(asked)) == tried
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "hardware", "asked", "pinned"),
+    [
+        ("bert-base+num_layers=4", "b200", {"devices": 4, "global_batch": 16}, {"pipeline": 2, "micro_batches": 1}),
+        (
+            "llama8b+num_layers=16",
+            "h100",
+            {"devices": 16, "global_batch": 16, "seq_len": 2048, "pinned": {"pipeline": 8}},
+            {"pipeline": 8, "micro_batches": 16, "tensor": 2, "schedule": "dualpipe_v"},
+        ),
+    ],
+)
+def test_few_micro_batches_are_found_in_a_v_by_a_free_search(
+    model: str, hardware: str, asked: dict[str, Any], pinned: dict[str, Any]
+) -> None:
+    """Sums of 1F1B say that pipelines with so few take much longer than others."""
+    free = planner.search(model, hardware, **asked).plan.prediction.step_seconds
+    decided = planner.search(model, hardware, **{**asked, "pinned": pinned}).plan.prediction.step_seconds
+    assert free <= decided * (1 + WORTH)
 
 
 @pytest.mark.thorough
