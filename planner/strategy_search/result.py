@@ -91,8 +91,8 @@ class SearchResult:
     close to the least, that first; `priced` are plans of these, until the plans of the result name them
     (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and `simpler`
     says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though that one
-    fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration; `in_a_v` says what
-    no plan in the space with its stages in a V takes less than, which takes a while.
+    fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration; `in_a_v` says
+    what no plan in the space with its stages in a V takes less than, which takes a while.
     """
 
     plans: tuple[Ranked, ...]
