@@ -169,7 +169,7 @@ def test_the_plan_is_legal_and_costs_what_it_says(model: str, profile: str, devi
 def test_what_is_pinned_is_kept() -> None:
     cluster = cluster_of("h100-80gb", 8)
     pinned = Pinned(pipeline=2, mesh=(2, 2), micro_batches=4, recompute="full")
-    plan = search(request_of("llama-4", cluster, 8, pinned=pinned)).plan
+    plan = search(request_of("llama-4", cluster, 8, pinned=pinned, update=PLAIN)).plan
     assert (plan.pipeline, plan.mesh.sizes) == (2, (2, 2))
     assert plan.training.micro_batches == 4
     assert {group.recomputation for group in plan.groups if group.blocks} == {"full"}
@@ -179,7 +179,7 @@ def test_what_is_pinned_is_kept() -> None:
 @pytest.mark.parametrize(("recompute", "words"), [("none", {"none"}), ("selective", {"selective"})])
 def test_blocks_are_run_as_is_pinned(recompute: str, words: set[str]) -> None:
     pinned = Pinned(recompute=recompute)  # type: ignore[arg-type]
-    plan = search(request_of("llama-4", cluster_of("h100-80gb", 4), 8, pinned=pinned)).plan
+    plan = search(request_of("llama-4", cluster_of("h100-80gb", 4), 8, pinned=pinned, update=PLAIN)).plan
     assert {group.recomputation for group in plan.groups if group.blocks} == words
 
 

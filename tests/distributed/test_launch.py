@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 
 import pytest
@@ -88,8 +89,9 @@ def test_a_measured_run_is_recorded_term_by_term(tmp_path: Path) -> None:
     assert (run.plan.model, run.plan.devices, len(run.ranks)) == ("llama-tiny", 2, 2)
     assert run.step_seconds == tuple(step.seconds for step in steps[2:5]), "warm-up and the profiled step are left out"
     assert run.profiled_seconds == steps[5].seconds
+    assert sum(run.ranks[0].seconds.values()) == pytest.approx(fmean(run.step_seconds)), "steps are those of rank 0"
     for rank in run.ranks:
-        assert 0.8 * min(run.step_seconds) <= sum(rank.seconds.values()) <= 1.5 * max(run.step_seconds)
+        assert min(rank.seconds.values()) > -1e-9, "nothing counts twice, so that something is left of a step"
         assert min(rank.seconds[name] for name in ("forward", "backward", "update", "reduction")) > 0
         assert rank.memory["weights"] == dict(plan.prediction.memory).get("weights", rank.memory["weights"])
     assert run.operators["matmul"] > 0
