@@ -47,9 +47,9 @@ _LOG = logging.getLogger(__name__)
 _REORDERED = 2
 """Pipelines whose sums do not contend that are priced in other orders, at most, and with virtual stages."""
 
-_ASKED, _SHORT = 24, 6
-"""Pipelines with few micro-batches of which it is asked what they take at least, and those that are evaluated, at most:
-uneven stages and what a rank does once a step count for much there, and bounds say little of either."""
+_SHORT = 6
+"""Pipelines with few micro-batches that are evaluated, at most: uneven stages and what a rank does once a step count
+for much there, and bounds say little of either."""
 
 _IN_A_V = 64
 """Families of pipelines that are asked how busy their ranks are at least, at most, where the best plan is in a V."""
@@ -382,26 +382,28 @@ class BestFirst:
 
     def _evaluate_short_ones(self, slowest: float) -> None:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
-        their bounds say that another order may take less than `slowest`; the most promising few. Of those that launches
-        alone tell apart it is asked first what they take."""
+        their bounds say that another order may take less than `slowest`; the most promising few. What was bounded by
+        launches alone is asked first what it takes."""
         few = [
             (max(bound, self.engine.bound(c)), c, family)
             for bound, c, family in self._not_evaluated()
             if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1 and c not in self.contenders.left
         ]
-        few.sort(key=lambda one: (one[0] * without_weight_gradients(one[1]), _order(one[1])))
-        short = list[tuple[float, tuple[object, ...], float, Configuration]]()
-        for bound, c, family in few[:_ASKED]:
+        queue = [(bound * without_weight_gradients(c), _order(c), bound, c, family) for bound, c, family in few]
+        heapq.heapify(queue)
+        asked, least = set[Configuration](), slowest * (1 - WORTH)
+        evaluated = 0
+        while queue and queue[0][0] < least and evaluated < _SHORT:
+            _, order, bound, c, family = heapq.heappop(queue)
             share = without_weight_gradients(c)
-            cutoff = slowest * (1 - WORTH) / share
-            if bound < cutoff and family is not None:
-                bound = max(bound, family.priced_seconds(c, self._hint_for(family), cutoff))
-            if bound < cutoff:
-                short.append((bound * share, _order(c), bound, c))
-        for _, _, bound, c in sorted(short)[:_SHORT]:
-            cutoff = slowest * (1 - WORTH) / without_weight_gradients(c)
+            if family is not None and c not in asked:
+                asked.add(c)
+                bound = max(bound, family.priced_seconds(c, self._hint_for(family), least / share))
+                heapq.heappush(queue, (bound * share, order, bound, c, family))
+                continue
+            evaluated += 1
             with contextlib.suppress(NothingAgreesError):
-                outcome = self.engine.evaluate(c, cutoff=cutoff)
+                outcome = self.engine.evaluate(c, cutoff=least / share)
                 self._take(c, outcome, max(bound, outcome.bound))
 
     def _not_evaluated(self) -> list[tuple[float, Configuration, Family | None]]:
