@@ -153,6 +153,11 @@ class BestFirst:
         with finishing():
             return self._result(True)
 
+    def least_in_a_v(self) -> float:
+        """What no plan with its stages in a V takes less than, in place of a search."""
+        self._open_families()
+        return self._in_a_v()
+
     def _begin(self) -> None:
         """Look for the incumbent, as soon as it is known what there is; where time is limited make it a plan."""
         self._open_families()
@@ -578,7 +583,6 @@ class BestFirst:
             limits=self.limits,
             close=tuple(found.configuration for found in self.contenders.found),
             bounds=self._bounds_of_all(),
-            in_a_v=self._in_a_v,
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=len(self.evaluated),

@@ -19,13 +19,14 @@ from planner.limits import reached
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.around import Listener, Stop, exact, together, told
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.engine.scheduling import IN_A_V
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
-from planner.strategy_search.search import search
+from planner.strategy_search.search import least_in_a_v, search
 
 WIDE = 0.04
 """The gap from which on narrower searches run: each takes a tenth to a half of the time of the search."""
@@ -35,8 +36,11 @@ FEW = 30
 which takes as long as the search itself."""
 
 
-def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """A result, with the fastest plan of narrower searches in the place of its best one, where that is faster."""
+def with_narrower(
+    request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
+) -> SearchResult:
+    """A result, with the fastest plan of narrower searches in the place of its best one, where that is faster. `shared`
+    is that of the search."""
     if not _left_open(request):
         return result
     every = result.bounds
@@ -50,6 +54,8 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
             bounds = every if asked.update == request.update else {}
             listener = told(on_progress, result, f"trying {what}")
             found = search(asked, listener, cancelled, known=best, among=among, bounds=bounds)
+            if _in_a_v(found.plans[0]) and not _in_a_v(best):  # the bound is not one of such plans
+                bound = min(bound, least_in_a_v(request, shared))
         except LimitError:
             return result.cut_short()
         except (InfeasibleError, RequestError):
@@ -58,8 +64,6 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
         statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
         result = replace(result, statistics=statistics)
         if found.plans[0].seconds < best.seconds:
-            if _in_a_v(found.plans[0]) and not _in_a_v(best):  # the bound is not one of such plans
-                bound = min(bound, result.in_a_v())
             covered = result.covered and found.covered and _axes(found.plans[0]) <= 2
             first = with_proof(found.plans[0], bound, covered=covered)
             priced = (*found.priced, *result.priced)

@@ -69,7 +69,7 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
 
         def best(asked: SearchRequest) -> SearchResult:
             found = best_plans(asked, on_progress, cancelled, cutoff, shared)
-            return with_narrower(asked, found, on_progress, cancelled)
+            return with_narrower(asked, found, shared, on_progress, cancelled)
 
         return with_rings(one, best, shared, on_progress, cancelled)
 

@@ -1,6 +1,6 @@
 """What a search says while it runs, and what it has found."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.plan.binding.bind import BoundPlan
@@ -91,8 +91,7 @@ class SearchResult:
     close to the least, that first; `priced` are plans of these, until the plans of the result name them
     (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and `simpler`
     says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though that one
-    fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration; `in_a_v` says
-    what no plan in the space with its stages in a V takes less than, which takes a while.
+    fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration.
     """
 
     plans: tuple[Ranked, ...]
@@ -108,7 +107,6 @@ class SearchResult:
     simpler: Simpler | None = None
     on_devices_alone: Ranked | None = None
     bounds: Mapping[Configuration, float] = field(default_factory=dict, repr=False, compare=False)
-    in_a_v: Callable[[], float] = field(default=lambda: 0.0, repr=False, compare=False)
 
     def __repr__(self) -> str:
         more = f" and {len(self.plans) - 1} more" if len(self.plans) > 1 else ""

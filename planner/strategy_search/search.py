@@ -141,6 +141,12 @@ def _searched(
     raise InfeasibleError(overfull.message, needed=overfull.needed) from None
 
 
+def least_in_a_v(request: SearchRequest, shared: Shared) -> float:
+    """What no plan in the space of a request with its stages in a V takes less than. Raises LimitError where a limit of
+    the planner is reached."""
+    return BestFirst(request, lambda _: None, lambda: False, math.inf, shared).least_in_a_v()
+
+
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
     answer and so with False, where it is cancelled. Raises LimitError where a limit of the planner is reached."""

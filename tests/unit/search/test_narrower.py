@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from planner.errors import LimitError
 from planner.limits import limited
 from planner.plan.layout.roles import roles
-from planner.sharding.update import Update
+from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.families import all_configurations, engine_of
+from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
 from planner.strategy_search.engine.finalists import Finalists
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.plan_maker import PlanMaker
@@ -21,7 +22,7 @@ from planner.strategy_search.narrower import FEW, WIDE, near, with_narrower
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import Progress, SearchResult
-from planner.strategy_search.search import search
+from planner.strategy_search.search import least_in_a_v, search
 from tests.unit.search.cases import cluster_of, request_of
 
 MODEL = "llama70b-4-layers"
@@ -52,13 +53,13 @@ def told(_: Progress) -> None:
 def phases(request: SearchRequest, result: SearchResult) -> list[str]:
     """What was tried, in order."""
     found: dict[str, None] = {}
-    with_narrower(request, result, lambda progress: found.update({progress.phase: None}), lambda: False)
+    with_narrower(request, result, Shared(), lambda progress: found.update({progress.phase: None}), lambda: False)
     return list(found)
 
 
 def test_a_faster_plan_with_one_purpose_for_every_axis_comes_in_the_place_of_the_best_one(slow: SearchResult) -> None:
     wide = opened(slow, 0.5)
-    found = with_narrower(request(), wide, told, lambda: False)
+    found = with_narrower(request(), wide, Shared(), told, lambda: False)
     assert found.plan.prediction.step_seconds < 0.99 * slow.plan.prediction.step_seconds
     assert found.bound_seconds == wide.bound_seconds
     assert found.gap < wide.gap
@@ -67,9 +68,9 @@ def test_a_faster_plan_with_one_purpose_for_every_axis_comes_in_the_place_of_the
 
 def test_nothing_is_looked_for_where_it_could_not_be_faster(slow: SearchResult) -> None:
     closed, wide = opened(slow, WIDE / 2), opened(slow, 0.5)
-    assert with_narrower(request(), closed, told, lambda: False) is closed
-    assert with_narrower(replace(request(), top=3), wide, told, lambda: False) is wide
-    assert with_narrower(request(), wide, told, lambda: True) == wide.cut_short()
+    assert with_narrower(request(), closed, Shared(), told, lambda: False) is closed
+    assert with_narrower(replace(request(), top=3), wide, Shared(), told, lambda: False) is wide
+    assert with_narrower(request(), wide, Shared(), told, lambda: True) == wide.cut_short()
 
 
 def test_a_limit_of_memory_that_the_last_search_reaches_is_told(slow: SearchResult) -> None:
@@ -77,14 +78,14 @@ def test_a_limit_of_memory_that_the_last_search_reaches_is_told(slow: SearchResu
     clock, readings = itertools.count(), itertools.chain([0.0], itertools.repeat(2.0))
     wide = opened(slow, 0.5)
     with limited(memory=1.0, clock=lambda: float(next(clock)), resident=lambda: next(readings)):
-        assert with_narrower(request(), wide, told, lambda: False) == wide.cut_short()
+        assert with_narrower(request(), wide, Shared(), told, lambda: False) == wide.cut_short()
 
 
 def test_a_plan_that_is_found_when_time_is_over_stays(slow: SearchResult) -> None:
     """Whatever would have been tried, weights gathered otherwise first."""
     asked, clock = replace(request(tensor_overlap=1), update=Update(gathers="auto")), itertools.count()
     with limited(seconds=0.5, clock=lambda: float(next(clock))):
-        assert with_narrower(asked, opened(slow, 0.5), told, lambda: False) == opened(slow, 0.5).cut_short()
+        assert with_narrower(asked, opened(slow, 0.5), Shared(), told, lambda: False) == opened(slow, 0.5).cut_short()
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_after_a_long_search_only_degrees_near_those_of_the_plan_are_looked_at(s
     few, wide = opened(slow, 0.5), opened(slow, 0.5)
     many = replace(wide, statistics=replace(wide.statistics, evaluated=FEW + 1))
     asked = replace(request(), update=Update(gathers="each"))
-    every, some = (with_narrower(asked, one, told, lambda: False).statistics for one in (few, many))
+    every, some = (with_narrower(asked, one, Shared(), told, lambda: False).statistics for one in (few, many))
     assert some.configurations - many.statistics.configurations == len(looked_at)
     assert every.configurations - few.statistics.configurations > len(looked_at)
 
@@ -118,7 +119,7 @@ def test_weights_come_in_the_way_that_makes_the_step_shorter() -> None:
     """The search may have ended with one by one, where layouts of one purpose are slower, too."""
     decided = request(data=8, zero=3, tensor_overlap=1, micro_batches=1)
     found = opened(search(replace(decided, update=Update(gathers="each"))), 0.5)
-    better = with_narrower(replace(decided, update=Update(gathers="auto")), found, told, lambda: False)
+    better = with_narrower(replace(decided, update=Update(gathers="auto")), found, Shared(), told, lambda: False)
     assert better.plan.training.update.gathers == "ahead"
     assert better.plan.prediction.step_seconds < found.plan.prediction.step_seconds
 
@@ -179,3 +180,23 @@ def test_where_time_is_over_before_layouts_that_wait_are_found_the_plan_is_kept(
     monkeypatch.setattr(Engine, "evaluate", late)
     (found,) = finalists.plans(settle=False)
     assert found.seconds <= plan.seconds
+
+
+def test_of_a_plan_in_a_v_that_comes_in_the_place_of_another_is_said_what_is_proved_of_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Pinned(pipeline=4, mesh=(1,), micro_batches=4)
+    free = request_of("llama-12", cluster_of("h100-80gb", 4), 16, pinned=ranks, update=PLAIN)
+    plain, lying = (search(replace(free, pinned=replace(ranks, schedule=name))) for name in ("1f1b", "zb_v"))
+    monkeypatch.setattr("planner.strategy_search.narrower.search", lambda *_, **__: lying)
+    asked, shared = replace(free, update=Update(gathers="auto")), Shared()
+    found = with_narrower(asked, opened(plain, 0.05), shared, told, lambda: False)
+    assert found.plan.schedule == "zb_v"
+    assert found.bound_seconds == least_in_a_v(asked, shared) < 0.95 * plain.plan.prediction.step_seconds
+
+
+def test_a_result_holds_nothing_of_its_search(slow: SearchResult) -> None:
+    """Nor what it was told to call: it can be sent to another process."""
+    again = pickle.loads(pickle.dumps(slow))
+    assert again.plan == slow.plan
+    assert again.bound_seconds == slow.bound_seconds
