@@ -398,7 +398,7 @@ class BestFirst:
         heapq.heapify(queue)
         asked, least = set[Configuration](), slowest * (1 - WORTH)
         evaluated = 0
-        while queue and queue[0][0] < least and evaluated < _SHORT:
+        while queue and queue[0][0] < least and evaluated < _SHORT and not self.cancelled():
             _, order, bound, c, family = heapq.heappop(queue)
             share = without_weight_gradients(c)
             if family is not None and c not in asked:

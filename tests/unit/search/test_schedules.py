@@ -120,6 +120,23 @@ def test_orders_in_a_v_with_the_same_turns_are_tried_once(
     assert list(dict.fromkeys(asked)) == tried
 
 
+def test_no_pipelines_with_few_micro_batches_are_looked_at_once_a_search_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at, short_ones = list[int](), BestFirst._evaluate_short_ones
+
+    def counted(self: BestFirst, slowest: float) -> None:
+        self.cancelled, before = (lambda: bool(looked_at)), len(self.evaluated)
+        short_ones(self, slowest)
+        looked_at.append(len(self.evaluated) - before)
+
+    monkeypatch.setattr(BestFirst, "_evaluate_short_ones", counted)
+    request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, update=PLAIN)
+    search(request)
+    search(request)
+    assert looked_at[0] > looked_at[1] == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
