@@ -35,6 +35,36 @@ def test_an_order_has_all_variables_and_what_is_kept_last(seed: int) -> None:
     assert tuple(found[-2:]) == last
 
 
+@pytest.mark.parametrize("fill_first", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_variable_of_the_least_score_goes_first(seed: int, fill_first: bool) -> None:
+    """Hubs join many variables; a score by its definition is what all missing edges weigh, and the clique."""
+    drawn = random.Random(seed)
+    count = drawn.randint(8, 40)
+    pairs = {(one, one + 1) for one in range(count - 1)} | {
+        (hub, other) for hub in (0, 1) for other in range(3, count, 2)
+    }
+    sizes, kept = tuple(drawn.choice([1, 2, 5]) for _ in range(count)), frozenset(drawn.sample(range(count), 2))
+    graph = {one: {b if a == one else a for a, b in pairs if one in (a, b)} for one in range(count)}
+    logs = [round(math.log2(size) * 10**6) for size in sizes]
+    cells, found = order._greedy(graph, sizes, logs, kept, fill_first=fill_first)
+    counted = 0
+    for variable in found:
+
+        def score(one: int) -> tuple[int, int]:
+            fill = sum(logs[a] + logs[b] for a, b in combinations(sorted(graph[one]), 2) if b not in graph[a])
+            clique = logs[one] + sum(logs[other] for other in graph[one])
+            return (fill, clique) if fill_first else (clique, fill)
+
+        assert (score(variable), variable) == min((score(one), one) for one in graph if one not in kept)
+        near = graph.pop(variable)
+        counted += sizes[variable] * math.prod(sizes[other] for other in near)
+        for other in near:
+            graph[other] = (graph[other] | near) - {other, variable}
+    assert set(graph) == kept
+    assert cells == counted
+
+
 def test_tree_decompositions_are_never_worse_and_sometimes_better(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = []
     for seed in range(60):

@@ -27,7 +27,7 @@ one of many, and costs what it costs. A step of a scan that reads slices of four
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -49,7 +49,10 @@ most variables have one candidate, as in a loop of many steps whose results are 
 Pairs = tuple[tuple[int, int], ...]
 Index = tuple[slice | None, ...]
 Graph = dict[int, set[int]]
-Score = tuple[float, float]
+
+_UNITS = 10**6
+"""To which the logarithm of a number of candidates is rounded."""
+
 Descent = tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]
 """Variables, each with tables and the other variables that these depend on."""
 
@@ -299,15 +302,8 @@ def elimination_order(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...
         graph[second].add(first)
     kept = frozenset(last)
     peeled = _peel(graph, kept)
-    logs = [round(math.log2(size), 6) for size in sizes]  # rounded: the same on every machine
-
-    def by_fill(core: Graph, variable: int) -> Score:
-        return _fill(core, variable, logs), _log_cells(core, variable, logs)
-
-    def by_size(core: Graph, variable: int) -> Score:
-        return _log_cells(core, variable, logs), _fill(core, variable, logs)
-
-    orders = [_greedy({v: set(near) for v, near in graph.items()}, sizes, score, kept) for score in (by_fill, by_size)]
+    logs = [round(math.log2(size) * _UNITS) for size in sizes]  # whole numbers: the same on every machine
+    orders = [_greedy(graph, sizes, logs, kept, fill_first=fill_first) for fill_first in (True, False)]
     orders += [(_cells(graph, sizes, order), order) for order in _decompositions(graph, kept)]
     _, best = min(orders, key=lambda found: found[0])
     return [*peeled, *best, *last]
@@ -366,10 +362,25 @@ def _peel(graph: Graph, kept: frozenset[int]) -> list[int]:
 
 
 def _greedy(
-    core: Graph, sizes: tuple[int, ...], score: Callable[[Graph, int], Score], kept: frozenset[int]
+    core: Graph, sizes: tuple[int, ...], logs: list[int], kept: frozenset[int], *, fill_first: bool
 ) -> tuple[int, list[int]]:
-    """Eliminate the variable of the least score, again and again; the cells of all tables, and the order."""
-    current = {variable: score(core, variable) for variable in core if variable not in kept}
+    """Eliminate the variable of the least score, again and again; the cells of all tables, and the order.
+
+    A score is what the edges weigh that eliminating the variable adds, and its clique, or first the clique. Where hubs
+    join hundreds of variables most time goes into counting edges, so neighbours are the bits of a number, too.
+    """
+    graph = {variable: set(others) for variable, others in core.items()}
+    near = {variable: sum(1 << other for other in others) for variable, others in core.items()}
+
+    def score(variable: int) -> tuple[int, int]:
+        own, fill, clique = near[variable], 0, logs[variable]
+        others = own.bit_count() - 1
+        for other in graph[variable]:
+            fill += logs[other] * (others - (own & near[other]).bit_count())
+            clique += logs[other]
+        return (fill, clique) if fill_first else (clique, fill)
+
+    current = {variable: score(variable) for variable in core if variable not in kept}
     heap = [(value, variable) for variable, value in current.items()]
     heapq.heapify(heap)
     order, cells = [], 0
@@ -380,29 +391,31 @@ def _greedy(
             continue
         del current[variable]
         order.append(variable)
-        cells += sizes[variable] * math.prod(sizes[neighbour] for neighbour in core[variable])
-        neighbours = core.pop(variable)
+        neighbours, clique = graph.pop(variable), near.pop(variable)
+        cells += sizes[variable] * math.prod(sizes[neighbour] for neighbour in neighbours)
         for neighbour in neighbours:
-            core[neighbour].discard(variable)
-        touched = set(neighbours)
-        for one, other in itertools.combinations(neighbours, 2):
-            if other not in core[one]:
-                core[one].add(other)
-                core[other].add(one)
-                touched |= core[one] & core[other]  # an edge that they would have had to add is there now
-        for other in sorted(touched - kept):
-            if (renewed := score(core, other)) != current[other]:
+            graph[neighbour].discard(variable)
+            near[neighbour] &= ~(1 << variable)
+        touched = clique
+        for one in neighbours:
+            for other in _bits(clique & ~near[one] & ~(1 << one)):
+                graph[one].add(other)
+                graph[other].add(one)
+                near[one] |= 1 << other
+                near[other] |= 1 << one
+                touched |= near[one] & near[other]  # an edge that they would have had to add is there now
+        for other in _bits(touched):
+            if other not in kept and (renewed := score(other)) != current[other]:
                 current[other] = renewed
                 heapq.heappush(heap, (renewed, other))
     return cells, order
 
 
-def _log_cells(graph: Graph, variable: int, logs: list[float]) -> float:
-    return logs[variable] + math.fsum(logs[neighbour] for neighbour in graph[variable])
-
-
-def _fill(graph: Graph, variable: int, logs: list[float]) -> float:
-    """Weight of the edges that eliminating the variable would add: the logarithm of the cells of each."""
-    near = sorted(graph[variable])
-    missing = [logs[a] + logs[b] for i, a in enumerate(near) for b in near[i + 1 :] if b not in graph[a]]
-    return math.fsum(missing)
+def _bits(number: int) -> list[int]:
+    """The places of the bits of a number, lowest first."""
+    found = []
+    while number:
+        lowest = number & -number
+        found.append(lowest.bit_length() - 1)
+        number ^= lowest
+    return found
