@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 
 from hardware_profiles import Hidden
@@ -116,7 +117,6 @@ class BestFirst:
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
         self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
-        self.in_a_v: float | None = None  # what no plan with stages in a V takes less than, once it was asked
 
     @property
     def cutoff(self) -> float:
@@ -156,7 +156,7 @@ class BestFirst:
     def least_in_a_v(self) -> float:
         """What no plan with its stages in a V takes less than, in place of a search."""
         self._open_families()
-        return self._in_a_v()
+        return self._in_a_v
 
     def _begin(self) -> None:
         """Look for the incumbent, as soon as it is known what there is; where time is limited make it a plan."""
@@ -387,8 +387,8 @@ class BestFirst:
 
     def _evaluate_short_ones(self, slowest: float) -> None:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
-        their bounds say that another order may take less than `slowest`; the most promising few. What was bounded by
-        launches alone is asked first what it takes."""
+        their bounds say that another order may take less than `slowest`; the most promising few. Each is asked first
+        what it takes at least with memory at the price that mattered last."""
         few = [
             (max(bound, self.engine.bound(c)), c, family)
             for bound, c, family in self._not_evaluated()
@@ -633,15 +633,10 @@ class BestFirst:
             return min(bound, self.engine.least_work)
         if not ranked.plan.schedule_kind.v_shaped:
             return bound
-        return self._in_a_v() if self.request.pinned.in_a_v else min(bound, self._in_a_v())
+        return self._in_a_v if self.request.pinned.in_a_v else min(bound, self._in_a_v)
 
+    @cached_property
     def _in_a_v(self) -> float:
-        """`_least_in_a_v`, asked once."""
-        if self.in_a_v is None:
-            self.in_a_v = self._least_in_a_v()
-        return self.in_a_v
-
-    def _least_in_a_v(self) -> float:
         """No plan with its stages in a V takes less: its passes follow each other on each rank, unless experts exchange
         under those of another micro-batch, the slowest rank is as busy as the average one or more, and every micro-
         batch passes all stages. The work alone, where passes may run together, or where that would have to be asked of

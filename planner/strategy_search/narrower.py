@@ -21,7 +21,6 @@ from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.around import Listener, Stop, exact, together, told
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
-from planner.strategy_search.engine.scheduling import IN_A_V
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -72,7 +71,7 @@ def with_narrower(
 
 
 def _in_a_v(ranked: Ranked) -> bool:
-    return ranked.plan.schedule in IN_A_V
+    return ranked.plan.schedule_kind.v_shaped
 
 
 def _axes(ranked: Ranked) -> int:
