@@ -389,22 +389,19 @@ class BestFirst:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
         their bounds say that another order may take less than `slowest`; the most promising few. Each is asked first
         what it takes at least with memory at the price that mattered last."""
-        few = [
-            (max(bound, self.engine.bound(c)), c, family)
-            for bound, c, family in self._not_evaluated()
+        queue = [
+            ((bound := max(known, self.engine.bound(c))) * without_weight_gradients(c), _order(c), bound, c, family)
+            for known, c, family in self._not_evaluated()
             if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1 and c not in self.contenders.left
         ]
-        queue = [(bound * without_weight_gradients(c), _order(c), bound, c, family) for bound, c, family in few]
         heapq.heapify(queue)
-        asked, least = set[Configuration](), slowest * (1 - WORTH)
-        evaluated = 0
+        least, evaluated = slowest * (1 - WORTH), 0
         while queue and queue[0][0] < least and evaluated < _SHORT and not self.cancelled():
             _, order, bound, c, family = heapq.heappop(queue)
             share = without_weight_gradients(c)
-            if family is not None and c not in asked:
-                asked.add(c)
+            if family is not None:
                 bound = max(bound, family.priced_seconds(c, self._hint_for(family), least / share))
-                heapq.heappush(queue, (bound * share, order, bound, c, family))
+                heapq.heappush(queue, (bound * share, order, bound, c, None))  # it has been asked
                 continue
             evaluated += 1
             with contextlib.suppress(NothingAgreesError):
