@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV      := .venv
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PACKAGES  := hardware_profiles costmodels planner runtime
 
 # What builds the documentation site has an environment of its own: tests do without it.
 DOCS_VENV := .venv-docs
@@ -83,11 +84,13 @@ clean:  ## remove what was built, caches too; the environment stays
 	rm -rf build dist *.egg-info $(ENGINES) .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
-# The stamp makes a second run quick; a changed pyproject.toml installs again, which fetches only what is missing.
+# The stamp makes a second run quick; a changed pyproject.toml installs again, which fetches only what is missing. Our
+# modules are compiled here: where PYTHONDONTWRITEBYTECODE is set, as in many images, each command would compile them.
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.11")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@
 
 $(DOCS): pyproject.toml
