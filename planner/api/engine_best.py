@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from planner.export.target import Target
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Prediction
+    from planner.strategy_search.engine.scheduling import Assumed
     from planner.strategy_search.result import Progress, SearchResult
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -40,11 +41,13 @@ _MOST = 32  # samples of a micro-batch that are tried
 @dataclass(frozen=True, kw_only=True)
 class EngineBest:
     """The best that was found in the words of an engine, priced; `gap` is how much faster a plan of its space may be,
-    None where the space was not searched, or gradients are in another dtype than there."""
+    None where the space was not searched, or gradients are in another dtype than there; `assumed` is what plans are
+    compared with then (`planner.strategy_search.result.SearchResult`)."""
 
     description: "Description"
     bound: "BoundPlan"
     gap: float | None = None
+    assumed: "tuple[Assumed, ...]" = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ def best_for_engine(subject: Subject, target: "Target", here: "Description", pat
     if there != best.description.update.gradient_dtype:
         return best
     slower = best.bound.plan.prediction.step_seconds > inside.plan.prediction.step_seconds * (1 + _SAME)
-    return best if slower else replace(best, gap=inside.gap)
+    return best if slower else replace(best, gap=inside.gap, assumed=inside.assumed)
 
 
 def _within_space(subject: Subject, target: "Target", here: "Description", patience: Patience) -> "SearchResult | None":

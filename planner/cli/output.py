@@ -141,6 +141,7 @@ def _search(answer: Answer) -> dict[str, Any]:
         "status": result.status,
         "gap": result.gap,
         "bound_seconds": result.bound_seconds,
+        "assumed": list(result.assumed),
         "configurations": statistics.configurations,
         "evaluated": statistics.evaluated,
         "solved": statistics.solved,

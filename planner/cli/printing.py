@@ -101,7 +101,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         full = any(statistics.full for statistics in searches)
         by = "the memory that the planner may take (--planner-memory)" if full else "the time limit"
         console.print(f"Stopped by {by}; this is the best so far.", soft_wrap=True)
-    console.print(proof_text(answer.status, answer.gap, _where(answer)), soft_wrap=True)
+    console.print(proof_text(answer.status, answer.gap, _where(answer), answer.result.assumed), soft_wrap=True)
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
     if answer.request.pinned.offload is None and offload_of(answer.result.plan).stores:
@@ -113,7 +113,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)
-    if about := sum_text(best.seconds, best.bounded, best.plan.pipeline):
+    if about := sum_text(best.seconds, best.bounded):
         console.print(about, soft_wrap=True)
     here = (answer.request.global_batch, answer.request.cluster.devices)
     for near in answer.result.neighbours:

@@ -21,9 +21,10 @@ def print_advice(
     now: "BoundPlan",
     best: "BoundPlan | None",
     changes: Sequence[Row],
-    gap: float | None = None,
+    proof: str = "",
 ) -> None:
-    """What the configuration takes, the best of its engine, and a row for each change, priced with those above it."""
+    """What the configuration takes, the best of its engine with what is proved of it, and a row for each change, priced
+    with those above it."""
     plan, figures = now.plan, now.plan.prediction
     console.print(
         f"{plan.model.reference} with {engine} on {plan.cluster.devices} x {plan.cluster.machine}: a step takes"
@@ -42,9 +43,8 @@ def print_advice(
         f" {'less' if share >= 0 else 'more'}) and {_memory(there)}",
         soft_wrap=True,
     )
-    if gap is not None:
-        much = f"more than {percent_text(max(gap, 0.001))} faster" if gap else "faster"
-        console.print(f"No plan of the engine's space is {much}", soft_wrap=True)
+    if proof:
+        console.print(proof, soft_wrap=True)
     table = table_of("\nChanges, cheapest to make first", "what", "now", "better", "saves", "step after it", "memory")
     for column in table.columns[3:]:
         column.justify = "right"

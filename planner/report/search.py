@@ -14,6 +14,13 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}
 """Among which plans the best of each objective is the fastest, in words."""
 
+_ASSUMED = {
+    "1f1b": "pipelines counted as 1F1B with exposed transfers",
+    "in order": "micro-batches counted one after the other",
+    "offload": "offload counted as exposed",
+}
+"""What an objective assumes (`planner.strategy_search.engine.scheduling.assumed`), in words."""
+
 _SAME = 5e-4
 """Steps that differ by less, relatively, are said to take as long."""
 
@@ -21,11 +28,13 @@ _LEAST_SHOWN = 1e-4
 """Smaller gaps are not told apart."""
 
 
-def proof_text(status: str, gap: float, where: str) -> str:
-    """What was proved about the plans `where`: that none is faster, or how much faster one could be at most."""
+def proof_text(status: str, gap: float, where: str, assumed: Sequence[str] = ()) -> str:
+    """What was proved about the plans `where`: that none is faster, or how much faster one could be at most; and how
+    they are compared, where their objectives have `assumed` what a step may do better."""
+    compared = "".join(f", {_ASSUMED[one]}" for one in assumed)
     if status == "optimal":
-        return f"Proved optimal: no plan {where} is faster"
-    return f"No plan {where} is more than {_rounded_up(gap)} faster"
+        return f"Proved optimal: no plan {where} is faster{compared}"
+    return f"No plan {where} is more than {_rounded_up(gap)} faster{compared}"
 
 
 def placements_text(compared: int) -> str:
@@ -61,17 +70,14 @@ def without_fp8_text(recipe: str) -> str:
     )
 
 
-def sum_text(step: float, bounded: float, pipeline: int) -> str:
-    """What the proof is about, where a step takes less than the sum that was bounded; else nothing. `pipeline`: the
-    ranks."""
+def sum_text(step: float, bounded: float) -> str:
+    """What the proof compares, where a step takes less than the objective that was bounded; else nothing."""
     change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
-    stages = "1F1B at the pace of the slowest stage, " if pipeline > 1 else ""
     return (
-        f"The proof is about a sum, {seconds_text(bounded)} here: {stages}one micro-batch after the other, gradients"
-        f" reduced under the last backward pass. The simulated step takes {percent_text(change)} less; of the plans"
-        " with the least sums this one is the fastest"
+        f"Counted so, this plan takes {seconds_text(bounded)}. Its simulated step takes {percent_text(change)} less,"
+        " the least among the plans that count least"
     )
 
 

@@ -34,7 +34,7 @@ from planner.strategy_search.engine.outcome_words import configuration_words, fa
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, with_proof
 from planner.strategy_search.engine.regions import MANY, Regions
-from planner.strategy_search.engine.scheduling import WORTH, asks, reorders, runs_in_order
+from planner.strategy_search.engine.scheduling import WORTH, asks, assumed, reorders, runs_in_order
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration
@@ -580,6 +580,7 @@ class BestFirst:
             limits=self.limits,
             close=tuple(found.configuration for found in self.contenders.found),
             bounds=self._bounds_of_all(),
+            assumed=assumed(self.request, self.space),
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=len(self.evaluated),

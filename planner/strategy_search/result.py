@@ -9,6 +9,7 @@ from planner.plan.plan import Plan
 from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, gap_of
+from planner.strategy_search.engine.scheduling import Assumed
 from planner.strategy_search.request.space import Configuration
 
 
@@ -92,6 +93,7 @@ class SearchResult:
     (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and `simpler`
     says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though that one
     fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration.
+    `assumed` is what objectives assume that a step may do better: what is proved compares plans so.
     """
 
     plans: tuple[Ranked, ...]
@@ -107,6 +109,7 @@ class SearchResult:
     simpler: Simpler | None = None
     on_devices_alone: Ranked | None = None
     bounds: Mapping[Configuration, float] = field(default_factory=dict, repr=False, compare=False)
+    assumed: tuple[Assumed, ...] = ()
 
     def __repr__(self) -> str:
         more = f" and {len(self.plans) - 1} more" if len(self.plans) > 1 else ""
@@ -114,8 +117,9 @@ class SearchResult:
 
     def _repr_html_(self) -> str:
         from planner.report.notebook import plans_html
+        from planner.report.search import proof_text
 
-        said = f"{self.status}: no plan in the space is more than {self.gap:.1%} faster"
+        said = proof_text(self.status, self.gap, "in the space", self.assumed)
         return plans_html([one.plan for one in self.plans], self.to_rows(), said)
 
     def to_rows(self) -> list[dict[str, object]]:

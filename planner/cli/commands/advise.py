@@ -149,14 +149,17 @@ def _print(advice: "Advice", output: Path | None, written: str | None, verbose: 
     from planner.report.advised import print_advice
     from planner.report.console import PlainConsole
     from planner.report.imported import Remarks, print_remarks, print_unmodelled
+    from planner.report.search import proof_text
 
     found, reading, console = advice.found, advice.found.reading, PlainConsole()
     remarks = Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)
     print_unmodelled(console, remarks)
     best = None if advice.best is None else advice.best.bound
     rows = [(one.name, one.here, one.there, one.seconds, one.after) for one in advice.changes]
-    gap = None if advice.best is None else advice.best.gap
-    print_advice(console, found.target.name, found.bound, best, rows, gap)
+    proof = ""
+    if advice.best is not None and advice.best.gap is not None:
+        proof = proof_text("feasible", advice.best.gap, "of the engine's space", advice.best.assumed)
+    print_advice(console, found.target.name, found.bound, best, rows, proof)
     print_remarks(console, remarks, verbose)
     if written is not None:
         lines = difflib.unified_diff(

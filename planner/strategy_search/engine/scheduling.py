@@ -15,6 +15,7 @@ Not good for: plans that another order would have divided otherwise, with fewer 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal, TypeAlias
 
 from costmodels import SCHEDULES
 from hardware_profiles import PYTORCH, Bytes, Hidden, Machine, Seconds
@@ -35,6 +36,9 @@ COMPARED = tuple(name for name, schedule in SCHEDULES.items() if schedule.compar
 
 IN_A_V = tuple(name for name, schedule in SCHEDULES.items() if schedule.v_shaped)
 """Orders of two stages on each rank, which are divided anew for them."""
+
+Assumed: TypeAlias = Literal["1f1b", "in order", "offload"]
+"""What an objective counts that a schedule may do better (see `assumed`)."""
 
 WORTH = 0.005
 """Share of the step that another schedule must save."""
@@ -161,6 +165,20 @@ def runs_in_order(request: SearchRequest, configuration: Configuration) -> bool:
     without turns, offload, or software that hides a share."""
     hides = request.cluster.software.hidden != Hidden()
     return configuration.pipeline == 1 and not hides and not asks(request.pinned) and request.offload == NOTHING
+
+
+def assumed(request: SearchRequest, space: Iterable[Configuration]) -> tuple[Assumed, ...]:
+    """What objectives in a space assume that a step may do better: 1F1B with exposed transfers where there are
+    pipelines, else micro-batches one after the other where they may take turns; and exposed offload. Nothing where no
+    step is shorter than its objective."""
+    pinned = request.pinned
+    undecided = all(one is None for one in (pinned.interleave, pinned.slices, pinned.schedule))
+    order: tuple[Assumed, ...] = ()
+    if any(configuration.pipeline > 1 for configuration in space):
+        order = ("1f1b",)
+    elif asks(pinned) or (undecided and runs_here(request.cluster)):
+        order = ("in order",)
+    return order if request.offload == NOTHING else (*order, "offload")
 
 
 def reorders(pinned: Pinned) -> bool:
