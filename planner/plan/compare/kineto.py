@@ -213,16 +213,17 @@ def _without_called(events: list[Mapping[str, Any]]) -> Iterator[_Ran]:
 
 def _window(events: Iterable[Mapping[str, Any]], ran: Sequence[_Ran]) -> tuple[float, float, int]:
     """From where to where the trace counts, and how many steps that is. Marks of the device's own timeline are where
-    its kernels run; those of the host are where they were launched."""
-    marks: dict[str, list[Interval]] = defaultdict(list)
+    its kernels run; those of the host are where they were launched. A step is counted by its name: Kineto marks it on
+    every stream that has kernels of it (`GpuUserEventMap` in its CuptiActivityProfiler.cpp)."""
+    marks: dict[str, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
         if event["name"].startswith(_MARK):
             cat = _text(event, "cat").lower()
-            marks[cat].append((float(event["ts"]), float(event["ts"]) + float(event["dur"])))
-    found = marks.get("gpu_user_annotation") or marks.get("user_annotation") or next(iter(marks.values()), [])
-    steps = len({start for start, _ in found})
-    if steps:
-        return min(start for start, _ in found), max(end for _, end in found), steps
+            marks[cat][event["name"]].append((float(event["ts"]), float(event["ts"]) + float(event["dur"])))
+    found = marks.get("gpu_user_annotation") or marks.get("user_annotation") or next(iter(marks.values()), {})
+    spans = [span for of_step in found.values() for span in of_step]
+    if spans:
+        return min(start for start, _ in spans), max(end for _, end in spans), len(found)
     return min(one.start for one in ran), max(one.end for one in ran), 1
 
 

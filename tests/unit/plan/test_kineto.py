@@ -70,6 +70,19 @@ def test_several_steps_are_a_mean_and_the_busiest_device_counts(tmp_path: Path) 
     assert dict(twice.terms) == pytest.approx(dict(once.terms))
 
 
+def test_a_step_that_is_marked_on_every_stream_is_one_step(tmp_path: Path) -> None:
+    """Kineto writes a mark of the device for each stream with kernels of the step: the collectives' stream has its
+    own, which begins and ends elsewhere."""
+    marks = [
+        event(f"ProfilerStep#{at}", 1000 * at + start, long, "gpu_user_annotation") | {"tid": stream}
+        for at in (5, 6)
+        for stream, start, long in ((7, 0, 1000), (20, 350, 350))
+    ]
+    kernels = [event(name, 1000 * at + 100, 500) for at in (5, 6) for name in (GEMM, ALL_REDUCE)]
+    found = read_trace(written(tmp_path, [*marks, *kernels]))
+    assert (found.steps, found.step_seconds) == (2, pytest.approx(1e-3))
+
+
 def test_a_trace_without_marks_is_one_step(tmp_path: Path) -> None:
     found = read_trace(written(tmp_path, STEP[1:]))
     assert found.step_seconds == pytest.approx(8e-4)
