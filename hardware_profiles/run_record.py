@@ -8,7 +8,8 @@ there is to a step; an accelerator is waited for at the ends of passes, so that 
 """
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,7 +40,8 @@ _STRICT = ConfigDict(extra="forbid")
 class RunPlan:
     """The plan that was run, as far as it must be the one that a record is held against; `predicted` has the seconds
     that it said for a step, by `TERMS`. `profile_digest` is that of the machine by which it said so, with the levels
-    that `composition` makes; records of before November 2026 have neither."""
+    that `composition` makes; records of before November 2026 have neither. `choices` has a digest of each part of what
+    was chosen, as its layouts; records of before 27 November 2026 have none."""
 
     __pydantic_config__ = _STRICT
 
@@ -59,6 +61,7 @@ class RunPlan:
     predicted: dict[str, _Finite]
     profile_digest: str = ""
     composition: str = ""
+    choices: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,7 @@ def load_run_record(path: Path) -> MeasuredRun:
     try:
         return parse_run_record(decoded(read_bytes(path)))
     except ForeignTextError as error:
-        raise MeasurementsError(f"{path}: {error}") from error
+        raise MeasurementsError(f"{path}: {error}; give what plan run PLAN --measure FILE wrote") from error
     except MeasurementsError as error:
         raise MeasurementsError(f"{path}: {error}") from error
 
@@ -145,7 +148,7 @@ def parse_run_record(text: str) -> MeasuredRun:
     try:
         value = parse_json(text)
     except ForeignTextError as error:
-        raise MeasurementsError(str(error)) from error
+        raise MeasurementsError(f"{error}; give what plan run PLAN --measure FILE wrote") from error
     if not is_run_record(value):
         raise MeasurementsError("it is no measured run; plan run PLAN --measure FILE writes one")
     try:
@@ -160,7 +163,28 @@ def parse_run_record(text: str) -> MeasuredRun:
     for place, terms in (("plan.predicted", found.plan.predicted), *places):
         if set(terms) != set(TERMS):
             raise MeasurementsError(f"{place}: it has {', '.join(terms)}, not {', '.join(TERMS)}")
+    if fault := _fault(found):
+        raise MeasurementsError(f"{fault}; measure the plan again")
     return found
+
+
+_ROUNDING = 1e-6  # seconds
+
+
+def _fault(run: MeasuredRun) -> str | None:
+    """Why numbers that have the right form are those of no run; None where they may be of one. Clocks leave what is
+    `rest` a little below 0."""
+    if len(run.ranks) != run.plan.devices:
+        return f"ranks: it has {len(run.ranks)}, and plan.devices is {run.plan.devices}"
+    for at, rank in enumerate(run.ranks):
+        if rank.stage >= run.plan.pipeline:
+            return f"ranks.{at}.stage: it is {rank.stage}, and plan.pipeline is {run.plan.pipeline}"
+        least = min((name for name in TERMS if name != "rest"), key=rank.seconds.__getitem__)
+        if rank.seconds[least] < -_ROUNDING:
+            return f"ranks.{at}.seconds.{least}: it is {rank.seconds[least]:.6g}, which is below 0"
+        if not 0 < sum(rank.seconds.values()) < math.inf:
+            return f"ranks.{at}.seconds: they make no step"
+    return None
 
 
 def dump_run_record(run: MeasuredRun) -> str:

@@ -64,7 +64,12 @@ _A_PLAN = "give a plan file, as plan --model ... -o FILE writes"
 
 def dump_plan(plan: Plan) -> str:
     """The text of a plan file. The same plan gives the same bytes."""
-    content = {
+    return json.dumps(plan_content(plan), indent=1, allow_nan=False) + "\n"
+
+
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """What a plan file has, as plain values."""
+    return {
         "schema_version": plan.schema_version,
         "model": _model_content(plan.model),
         "training": training_content(plan.training),
@@ -81,7 +86,6 @@ def dump_plan(plan: Plan) -> str:
         "provenance": _fields(plan.provenance),
         **_candidates_content(plan),
     }
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def _candidates_content(plan: Plan) -> dict[str, Any]:

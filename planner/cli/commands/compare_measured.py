@@ -55,6 +55,8 @@ def compare_measured(
             "give one of these beside the plan: a record of plan run --measure, --log FILE --from ENGINE, or --trace"
             " FILE"
         )
+    if clock != "wall" and record is None:
+        raise RequestError(f"--clock {clock}: logs and traces have no CPU seconds; leave it out, or give a record")
     if record is not None:
         found = _recorded(plan_file, plan, record, clock, hardware)
     elif trace is not None:
@@ -131,11 +133,11 @@ def _machine(plan: "Plan", hardware: str | None) -> "Machine":
 def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found:
     """A run that a log tells of beside its plan: the step and the peak, and TFLOP/s of a device."""
     from hardware_profiles import parts_of
-    from planner.plan.compare.measured import RunComparison
+    from planner.plan.compare.measured import RunComparison, summed
     from planner.plan.compare.training_log import read_log
     from planner.validation.peak import peak_of
 
-    run, prediction = read_log(log, engine, plan), plan.prediction
+    run, prediction = read_log(log, engine, plan), summed(plan.prediction)
     kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
     flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
     machine = parts_of(_machine(plan, hardware))[0]

@@ -27,7 +27,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,14 @@ class TracedClass:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRun:
     """What a trace says of a step: its seconds, by `TRACE_TERMS` too, in the mean of so many `steps`; kernels by class
-    and collectives by kind, the longest first."""
+    and collectives by kind, the longest first; of how many `ranks` the run was, where the profiler noted it."""
 
     step_seconds: Seconds
     steps: int
     terms: Mapping[str, Seconds]
     kernels: tuple[TracedClass, ...]
     collectives: tuple[TracedClass, ...]
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,14 @@ def read_trace(path: Path) -> TracedRun:
     run = _run(inside, begin, end, steps)
     if not 0 < run.step_seconds < math.inf:
         raise RequestError(f"{path}: its steps take no time; profile a step")
-    return run
+    return replace(run, ranks=_ranks(found))
+
+
+def _ranks(trace: Any) -> int | None:
+    """Processes of the group that torch.profiler notes beside the events of a distributed run."""
+    noted = trace.get("distributedInfo") if isinstance(trace, dict) else None
+    size = noted.get("world_size") if isinstance(noted, dict) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
 def _content(path: Path) -> bytes:

@@ -11,6 +11,9 @@ Waiting is then what the rank that computes most takes more than the mean: by th
 stood in line.
 """
 
+import hashlib
+import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from typing import Literal, TypeAlias
 from hardware_profiles import Bytes, Seconds
 from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
+from planner.plan.file import plan_content
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING
 from planner.plan.prediction.step import BETWEEN_STAGES, COVERED, REDUCED_AHEAD, UNCOVERED
@@ -48,6 +52,8 @@ WRONG = 0.1
 """A term is wrong where it is off by more than that of itself, and by more than `COUNTS` of the step."""
 
 COUNTS = 0.02
+
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +104,17 @@ class RunComparison:
         return tuple(sorted((one for one in self.terms if one.wrong), key=lambda one: -abs(one.share)))
 
 
+def summed(prediction: Prediction) -> Prediction:
+    """A prediction whose parts sum to its step. Raises RequestError for one that was edited, so that they do not."""
+    parts = math.fsum(seconds for _, seconds in prediction.time)
+    if not math.isclose(parts, prediction.step_seconds, rel_tol=_ROUNDING):
+        raise RequestError(
+            f"the prediction in the plan file was edited: its parts make {parts:.6g} s, and step_seconds is"
+            f" {prediction.step_seconds:.6g}; undo the edit (plan verify says what the plan takes)"
+        )
+    return prediction
+
+
 def predicted_terms(prediction: Prediction) -> dict[str, Seconds]:
     """A prediction by the terms of a record; they sum to its step."""
     found = dict.fromkeys(TERMS, 0.0)
@@ -130,7 +147,7 @@ def measured_terms(run: MeasuredRun, clock: Clock = "wall") -> dict[str, Seconds
 def compare_run(plan: Plan, run: MeasuredRun, clock: Clock = "wall") -> RunComparison:
     """The plan's prediction beside a run of it. Raises RequestError where the run is of another plan."""
     check_same_plan(plan, run.plan)
-    prediction = plan.prediction
+    prediction = summed(plan.prediction)
     said, found = predicted_terms(prediction), measured_terms(run, clock)
     whole = sum(found.values())
     held = dict(prediction.memory)
@@ -145,7 +162,7 @@ def compare_run(plan: Plan, run: MeasuredRun, clock: Clock = "wall") -> RunCompa
         terms=tuple(_term(name, said[name], found[name], whole) for name in TERMS if said[name] or found[name]),
         memory=tuple(_term(name, held.get(name, 0.0), size, state) for name, size in fullest.memory.items()),
         predicted_peak_bytes=prediction.peak_bytes,
-        measured_peak_bytes=max(one.peak_bytes for one in run.ranks),
+        measured_peak_bytes=max(one.peak_bytes for one in run.ranks) or None,
         peak_kind=run.peak_kind,
     )
 
@@ -169,7 +186,28 @@ def run_plan(plan: Plan) -> RunPlan:
         predicted=predicted_terms(plan.prediction),
         profile_digest=plan.cluster.digest,
         composition=plan.cluster.composition,
+        choices=choices_of(plan),
     )
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "training settings": ("training",),
+    "stages": ("stages",),
+    "schedule": ("schedule", "virtual_stages", "slices"),
+    "order of mesh axes": ("mesh",),
+    "layouts of inputs": ("inputs",),
+    "sharding, recomputation or ZeRO of its blocks": ("groups", "rules"),
+}
+"""Parts of a plan file that say what was chosen, by words for them; the others say for what, and what was predicted."""
+
+
+def choices_of(plan: Plan) -> dict[str, str]:
+    """A digest of each part of what a plan chose, whatever the machine is that it was made for."""
+    content = plan_content(plan)
+    content["mesh"] = [(axis.size, axis.order) for axis in plan.mesh.axes]
+    content["stages"] = [(stage.first_block, stage.blocks) for stage in plan.stages]
+    texts = {words: json.dumps([content.get(key) for key in keys]) for words, keys in _CHOICES.items()}
+    return {words: hashlib.sha256(text.encode()).hexdigest()[:16] for words, text in texts.items()}
 
 
 _MACHINE = (
@@ -178,7 +216,11 @@ _MACHINE = (
     "predicted",
     "profile_digest",
     "composition",
+    "choices",
 )  # of which a plan may say something else than when it was run
+
+
+_PREDICTED_BY = ("profile", "software", "profile_digest", "composition")
 
 
 def check_same_plan(plan: Plan, ran: RunPlan) -> None:
@@ -191,6 +233,20 @@ def check_same_plan(plan: Plan, ran: RunPlan) -> None:
                 f"the run is of another plan: {name.replace('_', ' ')} is {_text(there)} there and {_text(here)} in the"
                 " plan; give the plan that was run"
             )
+    for words, digest in ran.choices.items():
+        if digest != known.choices.get(words):
+            raise RequestError(f"the run is of another plan: the {words} differ; give the plan that was run")
+    if (
+        not ran.choices
+        and ran.profile_digest
+        and all(getattr(known, one) == getattr(ran, one) for one in _PREDICTED_BY)
+    ):
+        for term in TERMS:  # an older record: for one machine, plans that differ are predicted to take other times
+            if not math.isclose(known.predicted[term], ran.predicted[term], rel_tol=_ROUNDING, abs_tol=1e-9):
+                raise RequestError(
+                    f"the run is of another plan: {term} is predicted to take {ran.predicted[term]:.6g} s there and"
+                    f" {known.predicted[term]:.6g} s in the plan; give the plan that was run"
+                )
 
 
 def _text(value: object) -> str:

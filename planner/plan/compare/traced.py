@@ -6,8 +6,9 @@ What the predicted step waits for a launch is in its computation, and in a trace
 from collections.abc import Mapping
 
 from hardware_profiles import Seconds
+from planner.errors import RequestError
 from planner.plan.compare.kineto import TRACE_TERMS, TracedRun
-from planner.plan.compare.measured import RunComparison, Term
+from planner.plan.compare.measured import RunComparison, Term, summed
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.prediction.step import (
@@ -56,8 +57,14 @@ def predicted_trace_terms(prediction: Prediction) -> dict[str, Seconds]:
 
 
 def compare_trace(plan: Plan, run: TracedRun) -> RunComparison:
-    """The plan's prediction beside a step of a trace. A trace says nothing of the peak."""
-    prediction = plan.prediction
+    """The plan's prediction beside a step of a trace. A trace says nothing of the peak. Raises RequestError for one of
+    a run on another number of devices."""
+    if run.ranks not in (None, plan.cluster.devices):
+        raise RequestError(
+            f"the trace is of a run with {run.ranks} ranks, and the plan is for {plan.cluster.devices} devices; give"
+            " the plan that was run"
+        )
+    prediction = summed(plan.prediction)
     said, whole = predicted_trace_terms(prediction), run.step_seconds
     return RunComparison(
         clock="wall",

@@ -70,7 +70,7 @@ def record_of(plan: Plan) -> MeasuredRun:
         machine=RunMachine(name="a processor", device_type="cpu", torch="2.9", threads=1),
         step_seconds=(0.3,),
         profiled_seconds=0.4,
-        ranks=(rank,),
+        ranks=(rank,) * plan.cluster.devices,
         operators={"matmul": 0.1},
         collectives=(),
         peak_kind="resident",

@@ -26,10 +26,12 @@ def done(*words: str) -> dict[str, object]:
 def ran(plan: Path, times: float) -> str:
     """The file of a run in which all took so many times what its plan says."""
     record = record_of(load_plan(plan))
-    (rank,) = record.ranks
+    rank, *_ = record.ranks
     seconds = {name: times * value for name, value in record.plan.predicted.items()}
     path = plan.with_suffix(".run.json")
-    path.write_text(dump_run_record(replace(record, ranks=(replace(rank, seconds=seconds),))), encoding="utf-8")
+    path.write_text(
+        dump_run_record(replace(record, ranks=(replace(rank, seconds=seconds),) * len(record.ranks))), encoding="utf-8"
+    )
     return str(path)
 
 

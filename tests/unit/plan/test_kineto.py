@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ def test_a_step_that_is_marked_on_every_stream_is_one_step(tmp_path: Path) -> No
     kernels = [event(name, 1000 * at + 100, 500) for at in (5, 6) for name in (GEMM, ALL_REDUCE)]
     found = read_trace(written(tmp_path, [*marks, *kernels]))
     assert (found.steps, found.step_seconds) == (2, pytest.approx(1e-3))
+
+
+def test_a_trace_of_another_number_of_devices_is_refused(tmp_path: Path) -> None:
+    """The profiler notes how many ranks a run had, as `distributedInfo` beside the events."""
+    path = tmp_path / "trace.json"
+    for ranks in (4, 8):
+        noted = {"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": ranks}, "traceEvents": STEP}
+        path.write_text(json.dumps(noted), encoding="utf-8")
+        assert read_trace(path).ranks == ranks
+    assert compare_trace(plan(), replace(read_trace(path), ranks=4)).measured_seconds == pytest.approx(1e-3)
+    with refused(RequestError, 8, 4, "devices"):
+        compare_trace(plan(), read_trace(path))
 
 
 def test_a_trace_without_marks_is_one_step(tmp_path: Path) -> None:

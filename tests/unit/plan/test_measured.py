@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,8 +98,56 @@ def test_a_run_of_another_plan_is_refused() -> None:
         compare_run(plan(), other)
 
 
+def edited(content: dict[str, Any], **changes: object) -> list[object]:
+    """The ranks of a record, the first of which says something else."""
+    first, *others = content["ranks"]
+    return [{**first, **changes}, *others]
+
+
+def test_a_run_of_a_plan_with_the_same_degrees_that_splits_otherwise_is_refused() -> None:
+    """A mesh of two may split samples or tensors: degrees alone do not tell plans apart."""
+    known = plan()
+    group = known.groups[-1]
+    changed = replace(group, recomputation="full" if group.recomputation == "none" else "none")
+    for other, part in (
+        (replace(known, groups=(*known.groups[:-1], changed)), "recomputation"),
+        (replace(known, schedule="gpipe"), "schedule"),
+        (replace(known, training=replace(known.training, tokens_once=True)), "training"),
+    ):
+        with refused(RequestError, "another plan", part):
+            compare_run(other, run(rank()))
+
+
+def test_a_run_of_the_same_choices_on_another_machine_or_in_an_older_record_is_compared() -> None:
+    known, took = plan(), rank(forward=0.2)
+    elsewhere = replace(known, cluster=replace(known.cluster, profile="mine", digest="0" * 64))
+    older = replace(run(took), plan=replace(run_plan(known), choices={}))
+    for one, record in ((elsewhere, run(took)), (known, older)):
+        assert compare_run(one, record).measured_seconds == pytest.approx(0.2)
+
+
+def test_an_older_record_of_the_same_machine_says_what_its_plan_was_predicted_to_take() -> None:
+    known, ran = plan(), run_plan(plan())
+    longer = {**ran.predicted, "update": ran.predicted["update"] + 0.01}
+    other = replace(run(rank(forward=0.2)), plan=replace(ran, choices={}, predicted=longer))
+    with refused(RequestError, "another plan", "update"):
+        compare_run(known, other)
+    moved = replace(other, plan=replace(other.plan, profile_digest="0" * 64))
+    assert compare_run(known, moved).measured_seconds == pytest.approx(0.2)
+
+
+def test_a_plan_file_whose_step_was_edited_is_not_compared() -> None:
+    known = plan()
+    with refused(RequestError, 99, "plan verify"):
+        compare_run(replace(known, prediction=replace(known.prediction, step_seconds=99.0)), run(rank(forward=0.2)))
+
+
+def test_a_peak_that_was_not_counted_is_unknown() -> None:
+    assert compare_run(plan(), run(replace(rank(forward=0.2), peak_bytes=0.0))).measured_peak_bytes is None
+
+
 def test_a_record_reads_back_and_what_is_none_is_named(tmp_path: Path) -> None:
-    record = run(rank(forward=0.1))
+    record = run(*[rank(forward=0.1)] * 4)
     path = tmp_path / "run.json"
     path.write_text(dump_run_record(record), encoding="utf-8")
     assert load_run_record(path) == record
@@ -111,6 +160,10 @@ def test_a_record_reads_back_and_what_is_none_is_named(tmp_path: Path) -> None:
         ({"schema_version": 3}, "schema_version"),
         ({"schema_version": 1}, "measure the plan again"),
         ({"ranks": [{**content["ranks"][0], "seconds": {"forward": 1.0}}]}, "ranks.0.seconds"),
+        ({"ranks": content["ranks"][:3]}, "it has 3, and plan.devices is 4"),
+        ({"ranks": edited(content, stage=1)}, "ranks.0.stage"),
+        ({"ranks": edited(content, seconds={**dict.fromkeys(TERMS, 0.1), "update": -1.0})}, "ranks.0.seconds.update"),
+        ({"ranks": edited(content, seconds=dict.fromkeys(TERMS, 0.0))}, "they make no step"),
     ):
         with refused(MeasurementsError, place):
             parse_run_record(json.dumps({**content, **change}))
