@@ -9,6 +9,7 @@ there is to a step; an accelerator is waited for at the ends of passes, so that 
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -126,6 +127,13 @@ class CollectiveCalls:
 
 
 _ADAPTER = TypeAdapter(MeasuredRun)
+
+
+def middle_half(seconds: Sequence[float]) -> list[int]:
+    """Places of the middle half of steps by their times: outliers of a busy machine are at the ends."""
+    order = sorted(range(len(seconds)), key=lambda at: seconds[at])
+    quarter = len(order) // 4
+    return sorted(order[quarter : len(order) - quarter])
 
 
 def is_run_record(value: Any) -> bool:

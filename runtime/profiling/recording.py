@@ -31,6 +31,7 @@ from hardware_profiles.run_record import (
     MeasuredRun,
     RankTerms,
     RunMachine,
+    middle_half,
 )
 from planner.plan.compare.kernel_names import class_of_operator
 from planner.plan.compare.measured import run_plan
@@ -96,7 +97,8 @@ class Recorder:
         """The run, on rank 0; None elsewhere. Collective."""
         plan, device = self.plan, self.step.place.device
         counted = self.seconds[WARM_UP:] or self.seconds
-        places = [at + len(self.seconds) - len(counted) for at in _middle(counted)]
+        middle = middle_half(_of_rank_0(counted, device))
+        places = [at + len(self.seconds) - len(counted) for at in middle]
         late = waiting_of(self.by_group, least_seconds(self.by_group, device))
         terms = [without_waiting(said, waited) for said, waited in zip(self.terms, late, strict=True)]
         mine = {name: statistics.fmean(terms[at][name] for at in places) for name in TERMS}
@@ -216,11 +218,13 @@ def without_waiting(terms: Mapping[str, Seconds], waited: Mapping[str, Seconds])
     return found
 
 
-def _middle(seconds: list[Seconds]) -> list[int]:
-    """Places of the middle half of the steps by their times: outliers of a busy machine are at the ends."""
-    order = sorted(range(len(seconds)), key=lambda at: seconds[at])
-    quarter = len(order) // 4
-    return sorted(order[quarter : len(order) - quarter])
+def _of_rank_0(seconds: list[Seconds], device: torch.device) -> list[Seconds]:
+    """The seconds of the steps as rank 0 has them, so that all ranks take terms of the same steps. Collective."""
+    if not dist.is_initialized():
+        return seconds
+    found = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.broadcast(found, src=0)
+    return [float(one) for one in found.tolist()]
 
 
 def _held(step: TrainingStep) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """`plan compare PLAN`: a prediction beside what was measured, by a record, the log of an engine or a trace."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +14,11 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from hardware_profiles import Machine
+    from hardware_profiles.run_record import MeasuredRun
     from planner.plan.compare.classes import ClassTime
     from planner.plan.compare.kineto import TracedClass
     from planner.plan.compare.measured import Clock, RunComparison, Term
+    from planner.plan.compare.training_log import LoggedRun
     from planner.plan.plan import Plan
     from planner.validation.cells import PeakKind
 
@@ -25,13 +28,14 @@ SCHEMA_VERSION = 1  # of the object that `plan compare PLAN --json` prints
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """What there is to show: the comparison; TFLOP/s of a device, predicted and by a log; seconds by class of operator,
-    and collectives, of a profiler."""
+    and collectives, of a profiler; how many `steps` were measured, and in words what of them counts."""
 
     compared: "RunComparison"
     flops: tuple[float, float] | None = None
     classes: "tuple[ClassTime, ...]" = ()
     collectives: "tuple[TracedClass, ...]" = ()
-    steps: int | None = None
+    steps: int
+    steps_words: str
 
 
 def compare_measured(
@@ -72,14 +76,32 @@ def compare_measured(
 
 
 def _recorded(plan_file: Path, plan: "Plan", record: Path, clock: "Clock", hardware: str | None) -> Found:
-    from hardware_profiles.run_record import load_run_record
+    from hardware_profiles.run_record import load_run_record, middle_half
     from planner.plan.compare.classes import class_times
     from planner.plan.compare.measured import compare_run
 
     run = load_run_record(record)
     compared = compare_run(plan, run, clock)
     said = _predicted_classes(plan_file, plan, hardware) if run.operators else {}
-    return Found(compared=compared, classes=class_times(said, run.operators))
+    return Found(
+        compared=compared,
+        classes=class_times(said, run.operators),
+        steps=len(middle_half(run.step_seconds)),
+        steps_words=_recorded_steps(run),
+    )
+
+
+def _recorded_steps(run: "MeasuredRun") -> str:
+    """What the measured step is of a record, beside the median that `plan run` shows."""
+    from hardware_profiles.run_record import middle_half
+    from planner.report.units import seconds_text
+
+    ends = (seconds_text(seconds) for seconds in (min(run.step_seconds), max(run.step_seconds)))
+    return (
+        f"Measured is the mean of {len(middle_half(run.step_seconds))} of {len(run.step_seconds)} steps, those in the"
+        f" middle by their times. All took {' to '.join(ends)}, {seconds_text(statistics.median(run.step_seconds))} in"
+        " the median."
+    )
 
 
 def _traced(plan_file: Path, plan: "Plan", trace: Path, hardware: str | None) -> Found:
@@ -98,6 +120,7 @@ def _traced(plan_file: Path, plan: "Plan", trace: Path, hardware: str | None) ->
         classes=class_times(_predicted_classes(plan_file, plan, hardware), seconds, calls),
         collectives=run.collectives,
         steps=run.steps,
+        steps_words=f"Measured is the mean of {run.steps} step{'s' if run.steps > 1 else ''} of the trace.",
     )
 
 
@@ -153,7 +176,27 @@ def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found
         measured_peak_bytes=run.peak_bytes,
         peak_kind=run.peak_kind,
     )
-    return Found(compared=compared, flops=None if run.tflops is None else (flops, run.tflops))
+    return Found(
+        compared=compared,
+        flops=None if run.tflops is None else (flops, run.tflops),
+        steps=len(run.step_seconds),
+        steps_words=_logged_steps(run),
+    )
+
+
+def _logged_steps(run: "LoggedRun") -> str:
+    """What the measured step is of a log."""
+    from planner.plan.compare.training_log import WARM_UP
+
+    count = len(run.step_seconds)
+    steps = f"{count} step{'s' if count > 1 else ''} of the log"
+    if not run.warm:
+        found = f"Measured is the median of {steps}, the first after the start, which take longer: log more steps."
+    elif run.starts > 1:
+        found = f"Measured is the median of {steps}, without the first {WARM_UP} after each of {run.starts} starts."
+    else:
+        found = f"Measured is the median of {steps}, without the first {WARM_UP}."
+    return f"{found} Left out are {run.others} lines of runs unlike the plan." if run.others else found
 
 
 def content(shown: Found) -> dict[str, Any]:
@@ -177,6 +220,7 @@ def content(shown: Found) -> dict[str, Any]:
         "measured_tflops": None if flops is None else flops[1],
         "classes": [asdict(one) for one in shown.classes],
         "collectives": [asdict(one) for one in shown.collectives],
+        "measured_steps": shown.steps,
     }
 
 
@@ -209,8 +253,7 @@ def _show(shown: Found) -> None:
         console.print(f"TFLOP/s of a device: {flops[0]:.1f} predicted, of the model alone; {flops[1]:.1f} by the log.")
     _show_classes(shown.classes)
     _show_collectives(shown.collectives)
-    if shown.steps is not None:
-        console.print(f"Measured is the mean of {shown.steps} step{'s' if shown.steps > 1 else ''} of the trace.")
+    console.print(shown.steps_words, soft_wrap=True)
     if found.low_seconds is not None and found.high_seconds is not None:
         ends = f"{seconds_text(found.low_seconds)} to {seconds_text(found.high_seconds)}"
         console.print(f"The interval, {ends}, {'held' if found.inside else 'did NOT hold'}.")

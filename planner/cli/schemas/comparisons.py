@@ -297,6 +297,7 @@ class Compared(Strict):
     measured_tflops: Number
     classes: list[ClassTime]
     collectives: list[TracedCollective]
+    measured_steps: int
 
 
 class Case(Strict):
