@@ -35,8 +35,7 @@ class Collective(NamedTuple):
 
 def all_gather(piece: torch.Tensor, dim: int, group: dist.ProcessGroup, extent: int = -1) -> torch.Tensor:
     """The pieces of all processes joined along `dim` in the order of the group: dim extent d becomes n d."""
-    first = piece.movedim(dim, 0)
-    return _blocking(_gathered(first.contiguous(), [first.shape], [dim], group, [extent]))
+    return _blocking(coalesced_all_gather([piece], [dim], group, [extent]))
 
 
 def reduce_scatter(term: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -70,11 +69,11 @@ def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGr
 def coalesced_all_gather(
     pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup, extents: Sequence[int]
 ) -> Collective:
-    """`all_gather` of several pieces, from a copy of them."""
+    """`all_gather` of several pieces, from a copy of them. A lone one is sent from its own memory where it lies in it as
+    it is sent."""
     first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
-    flat = torch.cat([one.reshape(-1) for one in first])
-    shapes = [one.shape for one in first]
-    return _gathered(flat if len(pieces) > 1 else flat.view(shapes[0]), shapes, dims, group, extents)
+    flat = first[0].contiguous() if len(first) == 1 else torch.cat([one.reshape(-1) for one in first])
+    return _gathered(flat, [one.shape for one in first], dims, group, extents)
 
 
 def coalesced_reduce_scatter(pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup) -> Collective:

@@ -85,6 +85,19 @@ def test_pieces_of_one_message_are_what_each_alone_would_be(twins: Twins, count:
             assert torch.equal(made, right)
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_a_lone_piece_that_lies_as_it_is_sent_is_not_copied(twins: Twins, kind: str) -> None:
+    """As `planner.sharding.buckets` and the account of live memory have it."""
+    piece, group = torch.arange(24.0).reshape(4, 6), cast("Any", twins)
+    sent = {
+        "all_gather": lambda one: collectives.coalesced_all_gather([one], [0], group, [-1]),
+        "reduce_scatter": lambda one: collectives.coalesced_reduce_scatter([one], [0], group),
+        "all_reduce": lambda one: collectives.coalesced_all_reduce([one], group),
+    }[kind]
+    assert sent(piece).sent.data_ptr() == piece.data_ptr()
+    assert sent(piece.T).sent.data_ptr() != piece.data_ptr()
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_two_processes_do_not_divide_has_zeros_behind_it(twins: Twins, count: int) -> None:
     pieces = [torch.arange(15.0).reshape(5, 3), torch.arange(21.0).reshape(7, 3), torch.ones(3)][:count]
