@@ -1,4 +1,4 @@
-"""A server in a thread of this process, and what a stranger or a worker can say to it byte by byte."""
+"""Servers in threads of this process, and what a stranger or a worker can say to it byte by byte."""
 
 import contextlib
 import socket
@@ -18,22 +18,27 @@ from runtime.servers.transport import place_of
 
 
 @contextlib.contextmanager
-def serving(folder: Path, limits: Limits | None = None, host: str = LOOPBACK) -> Iterator[Addresses]:
-    """One server. Its thread has to be alive at the end."""
-    ended = threading.Event()
-    server = Server(storage_of(folder, 0, 1), make_key(folder), (host, 0), folder=folder, limits=limits)
-    thread = threading.Thread(target=server.serve, args=(lambda: not ended.is_set(),))
-    publish(folder, 0, server.address)
-    thread.start()
+def serving(folder: Path, limits: Limits | None = None, host: str = LOOPBACK, *, count: int = 1) -> Iterator[Addresses]:
+    """So many servers, each in a thread that has to be alive at the end."""
+    key, ended = make_key(folder), threading.Event()
+    servers = [
+        Server(storage_of(folder, number, count), key, (host, 0), folder=folder, limits=limits)
+        for number in range(count)
+    ]
+    threads = [threading.Thread(target=server.serve, args=(lambda: not ended.is_set(),)) for server in servers]
+    for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
+        publish(folder, number, server.address)
+        thread.start()
     try:
-        yield Addresses(folder=folder, count=1)
-        assert thread.is_alive(), "the server has ended"
+        yield Addresses(folder=folder, count=count)
+        assert all(thread.is_alive() for thread in threads), "a server has ended"
     finally:
         ended.set()
-        with contextlib.suppress(OSError):
-            socket.create_connection(server.address).close()  # it looks up from its select
-        thread.join()
-        server.close()
+        for server, thread in zip(servers, threads, strict=True):
+            with contextlib.suppress(OSError):
+                socket.create_connection(server.address).close()  # it looks up from its select
+            thread.join()
+            server.close()
 
 
 class Caller:

@@ -1,10 +1,8 @@
 """Workers and servers on real sockets of this process: a server in a thread, what it says, and what it refuses."""
 
-import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,26 +18,9 @@ from runtime.servers.serve import Server, storage_of
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.tables import Table
 from tests.refusals import refused
+from tests.unit.runtime.servers.served_here import serving
 
 USERS = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="sgd", learning_rate=1.0))
-
-
-@contextlib.contextmanager
-def serving(folder: Path, count: int) -> Iterator[Addresses]:
-    """Servers in threads of this process."""
-    key, ended = make_key(folder), threading.Event()
-    servers = [Server(storage_of(folder, number, count), key, folder=folder) for number in range(count)]
-    threads = [threading.Thread(target=one.serve, args=(lambda: not ended.is_set(),)) for one in servers]
-    for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
-        publish(folder, number, server.address)
-        thread.start()
-    try:
-        yield Addresses(folder=folder, count=count)
-    finally:
-        ended.set()
-        for server, thread in zip(servers, threads, strict=True):
-            thread.join()
-            server.close()
 
 
 def status(addresses: Addresses, server: int = 0) -> dict[str, object]:
@@ -52,7 +33,7 @@ def status(addresses: Addresses, server: int = 0) -> dict[str, object]:
 
 
 def test_bytes_are_those_of_the_rows_that_were_touched(tmp_path: Path) -> None:
-    with serving(tmp_path, 3) as addresses, TableClient(addresses, [USERS]) as client:
+    with serving(tmp_path, count=3) as addresses, TableClient(addresses, [USERS]) as client:
         client.begin()
         ids = np.array([7, 3, 39, 20, 0])
         rows = client.pull({"users": ids})["users"]
@@ -69,7 +50,7 @@ def test_bytes_are_those_of_the_rows_that_were_touched(tmp_path: Path) -> None:
 
 def test_a_message_is_its_rows_and_little_else(tmp_path: Path) -> None:
     """What goes over the wire, counted at the sockets: frames add some hundred bytes."""
-    with serving(tmp_path, 2) as addresses, TableClient(addresses, [USERS]) as client:
+    with serving(tmp_path, count=2) as addresses, TableClient(addresses, [USERS]) as client:
         client.begin()
         before = client.wire_bytes
         ids = np.arange(30)
@@ -87,7 +68,7 @@ def test_the_fastest_worker_waits_when_it_is_so_many_steps_ahead(tmp_path: Path)
     nothing = {"users": (np.zeros(0, np.int64), np.zeros((0, 6), np.float32))}
     row, events = np.array([1]), []
     with (
-        serving(tmp_path, 1) as addresses,
+        serving(tmp_path, count=1) as addresses,
         TableClient(addresses, [USERS], worker=0, workers=2, staleness=2) as fast,
         TableClient(addresses, [USERS], worker=1, workers=2, staleness=2) as slow,
     ):
@@ -115,7 +96,7 @@ def test_a_synchronous_step_is_the_sum_of_all_workers_applied_once(tmp_path: Pat
     table = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="adagrad", learning_rate=1.0))
     row = np.array([1])
     with (
-        serving(tmp_path, 2) as addresses,
+        serving(tmp_path, count=2) as addresses,
         TableClient(addresses, [table], worker=0, workers=2) as one,
         TableClient(addresses, [table], worker=1, workers=2) as other,
     ):
@@ -130,7 +111,7 @@ def test_a_synchronous_step_is_the_sum_of_all_workers_applied_once(tmp_path: Pat
 def test_first_values_are_those_of_the_first_worker(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((40, 6), np.float32)
     with (
-        serving(tmp_path, 2) as addresses,
+        serving(tmp_path, count=2) as addresses,
         TableClient(addresses, [USERS], worker=0, workers=2) as one,
         TableClient(addresses, [USERS], worker=1, workers=2) as other,
     ):
@@ -159,7 +140,7 @@ def test_workers_that_do_not_fit_are_refused(tmp_path: Path, made: dict[str, int
     table = {name: made[name] for name in ("rows", "width") if name in made}
     client = {name: value for name, value in made.items() if name not in table}
     optimizer = SparseOptimizer(name="sgd", learning_rate=1.0)
-    with serving(tmp_path, 1) as addresses:
+    with serving(tmp_path, count=1) as addresses:
         first = TableClient(addresses, [USERS])
         if made:
             first.close()
@@ -170,7 +151,7 @@ def test_workers_that_do_not_fit_are_refused(tmp_path: Path, made: dict[str, int
 
 
 def test_rows_and_tables_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with serving(tmp_path, 2) as addresses, TableClient(addresses, [USERS]) as client:
+    with serving(tmp_path, count=2) as addresses, TableClient(addresses, [USERS]) as client:
         client.begin()
         with refused(RequestError, "users", 40, 0, 39):
             client.pull({"users": np.array([1, 40])})
@@ -185,7 +166,7 @@ def test_rows_and_tables_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 
 def test_who_does_not_know_the_key_is_not_heard(tmp_path: Path) -> None:
-    with serving(tmp_path / "one", 1) as addresses:
+    with serving(tmp_path / "one", count=1) as addresses:
         make_key(tmp_path / "other")
         publish(tmp_path / "other", 0, addresses.of(0))
         where = ":".join(map(str, addresses.of(0)))
@@ -204,7 +185,7 @@ def test_no_servers_and_silent_servers_are_told(tmp_path: Path) -> None:
 
 def test_who_waits_for_a_worker_says_for_which(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, 1) as addresses,
+        serving(tmp_path, count=1) as addresses,
         TableClient(addresses, [USERS], worker=0, workers=2, patience=0.5) as client,
     ):
         client.begin()
@@ -242,7 +223,7 @@ def test_a_server_whose_disk_fails_says_so_and_stops(tmp_path: Path, monkeypatch
             client.push({"users": (row, np.ones((1, 6), np.float32))})
     thread.join()
     assert len(ends) == 1
-    with serving(tmp_path, 1):
+    with serving(tmp_path, count=1):
         assert client.pull({"users": row})["users"][0, 0] == -1.0
         client.push({"users": (row, np.ones((1, 6), np.float32))})
         assert client.pull({"users": row})["users"][0, 0] == -2.0
@@ -253,7 +234,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(tmp_path: P
     """One who gave up waiting at one server has not heard the others: on commit dca0d43 the next pull got the rows of
     the one before it."""
     with (
-        serving(tmp_path, 2) as addresses,
+        serving(tmp_path, count=2) as addresses,
         TableClient(addresses, [USERS], worker=0, workers=2, staleness=0) as client,
         TableClient(addresses, [USERS], worker=1, workers=2, staleness=0) as other,
     ):
@@ -275,7 +256,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(tmp_path: P
 
 
 def test_a_worker_that_went_away_between_two_servers_is_told(tmp_path: Path) -> None:
-    with serving(tmp_path, 2) as addresses:
+    with serving(tmp_path, count=2) as addresses:
         with TableClient(addresses, [USERS], workers=2) as client:
             client.begin()
             fields = {"worker": 0, "step": 0, "tables": [], "learning_rate": None}
@@ -300,12 +281,12 @@ def test_tables_that_are_restarted_have_the_contents_that_were_read(tmp_path: Pa
             client.push({"users": (np.array([40, 2, 7, 11, 30]), gradients)})
         return np.concatenate([client.read("users", part, ids) for part in parts])
 
-    with serving(tmp_path / "first", 2) as addresses, TableClient(addresses, [rows]) as client:
+    with serving(tmp_path / "first", count=2) as addresses, TableClient(addresses, [rows]) as client:
         client.begin()
         trained(client, 0)
         kept = {part: client.read("users", part, ids) for part in parts}
         wanted = trained(client, 10)
-    with serving(tmp_path / "other", 3) as addresses, TableClient(addresses, [rows]) as client:
+    with serving(tmp_path / "other", count=3) as addresses, TableClient(addresses, [rows]) as client:
         client.begin()
         trained(client, 20)
         trained(client, 30)
@@ -313,7 +294,10 @@ def test_tables_that_are_restarted_have_the_contents_that_were_read(tmp_path: Pa
         for part, values in kept.items():
             client.write("users", part, ids, values)
         client.ready()
-    with serving(tmp_path / "other", 3) as addresses, TableClient(addresses, [rows]) as client:  # replayed from the log
+    with (
+        serving(tmp_path / "other", count=3) as addresses,
+        TableClient(addresses, [rows]) as client,
+    ):  # replayed from the log
         assert client.step == 2
         with refused(RequestError, "users", "third"):
             client.read("users", "third", ids)
@@ -321,7 +305,7 @@ def test_tables_that_are_restarted_have_the_contents_that_were_read(tmp_path: Pa
 
 
 def test_a_torn_push_is_mended_by_a_restart(tmp_path: Path) -> None:
-    with serving(tmp_path, 2) as addresses:
+    with serving(tmp_path, count=2) as addresses:
         with TableClient(addresses, [USERS]) as client:
             client.begin()
             fields = {"worker": 0, "step": 0, "tables": [], "learning_rate": None}

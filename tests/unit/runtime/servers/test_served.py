@@ -1,7 +1,6 @@
 """Embeddings of torch models on servers: they compute what they computed, and train as sparse ones do."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,29 +9,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import RequestError
-from runtime.servers.addresses import Addresses, make_key, publish
-from runtime.servers.serve import Server, storage_of
+from runtime.servers.addresses import Addresses
 from runtime.servers.served import ParameterServerEmbedding, attach
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from tests.refusals import refused
+from tests.unit.runtime.servers.served_here import serving
 
 SGD = SparseOptimizer(name="sgd", learning_rate=0.5)
 
 
 @pytest.fixture
-def addresses(tmp_path: Path):
-    """Two servers in threads of this process."""
-    key, ended = make_key(tmp_path), threading.Event()
-    servers = [Server(storage_of(tmp_path, number, 2), key, folder=tmp_path) for number in range(2)]
-    threads = [threading.Thread(target=one.serve, args=(lambda: not ended.is_set(),)) for one in servers]
-    for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
-        publish(tmp_path, number, server.address)
-        thread.start()
-    yield Addresses(folder=tmp_path, count=2)
-    ended.set()
-    for server, thread in zip(servers, threads, strict=True):
-        thread.join()
-        server.close()
+def addresses(tmp_path: Path) -> Iterator[Addresses]:
+    with serving(tmp_path, count=2) as found:
+        yield found
 
 
 class Tables(nn.Module):
