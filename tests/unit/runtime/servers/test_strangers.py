@@ -8,6 +8,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,16 @@ def test_strangers_are_few_and_workers_stay(tmp_path: Path) -> None:
             one.socket.close()
 
 
+PATIENCE = 0.2
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server does once a second it does more often."""
+    monkeypatch.setattr("runtime.servers.serve._PATIENCE", PATIENCE)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_who_says_nothing_is_dropped(tmp_path: Path) -> None:
     with serving(tmp_path, Limits(connections=9, handshake=0.0)) as addresses, Caller(addresses) as silent:
         assert silent.heard().kind == "challenge"
@@ -225,6 +236,7 @@ def test_who_says_nothing_is_dropped(tmp_path: Path) -> None:
         assert worker.heard() is None
 
 
+@pytest.mark.usefixtures("impatient")
 def test_no_more_is_buffered_than_the_limit(tmp_path: Path) -> None:
     """Two frames of which each fits, but not both: the second one is read when the first one is done."""
     large = encode(Frame(kind="status", arrays={"a": np.zeros(3 * 2**20)}))  # 24 MiB, more than sockets hold
@@ -248,15 +260,16 @@ def test_no_more_is_buffered_than_the_limit(tmp_path: Path) -> None:
         thread.join()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_accept_without_descriptors_neither_ends_a_server_nor_keeps_it_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks again once a second, and not for as long as the connection stays in the queue."""
-    calls: list[int] = []
+    calls: list[float] = []
     accept = socket.socket.accept
 
     def exhausted(self: socket.socket) -> tuple[socket.socket, object]:
-        calls.append(1)
+        calls.append(time.monotonic())
         if len(calls) <= 2:
             raise OSError(errno.EMFILE, "Too many open files")
         return accept(self)
@@ -266,6 +279,7 @@ def test_accept_without_descriptors_neither_ends_a_server_nor_keeps_it_busy(
         with Caller(addresses) as caller:
             assert caller.enter().kind == "welcome"
         assert len(calls) == 3
+        assert calls[2] - calls[1] > PATIENCE
 
 
 def test_connections_stay_below_the_descriptors() -> None:
