@@ -10,7 +10,7 @@ from planner.errors import AuditError
 from planner.graph.trace import trace
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.prediction.charges import Charge
-from planner.sharding.update import Update
+from planner.sharding.update import PLAIN, Update
 from runtime import StageAudit, audit
 from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, SOME, Hand, cluster_of
@@ -297,6 +297,15 @@ UPDATES = (
     Update(buckets=8192, clip_norm=1.0),
     Update(buckets="none", master_weights=False),
 )
+
+
+def test_narrow_gradients_are_widened_as_they_are_added() -> None:
+    """By the kernel that adds them, without a copy: most lives here where the largest gradient arrives again."""
+    graph = trace(plans.build("gpt").bfloat16(), plans.batch())
+    plan = plans.hand_plan("zero1", "gpt", plans.mesh_of(2), graph=graph, micro_batches=2)
+    plan = replace(plan, training=replace(plan.training, precision="bf16", update=PLAIN))
+    (stage,) = audit(plan, graph, plans.BATCH, cluster_of(plan))
+    assert stage.peak == pytest.approx(stage.predicted_peak, rel=1e-3)
 
 
 @pytest.mark.cases(0, 1)

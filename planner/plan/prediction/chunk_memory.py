@@ -199,9 +199,7 @@ class ChunkMemory:
         shape = self.tensors.shape(name, self.bound.parameters[name].gradient)
         nbytes = float(math.prod(shape) * summed(self.bound.graph.types[name], self.update).element_bytes)
         if name in self.gradients:
-            if leaf.nbytes != nbytes:
-                self.account.brief(nbytes, OTHER)
-            self.account.release(leaf)
+            self.account.release(leaf)  # a narrow one is widened as it is added
         elif leaf.nbytes == nbytes and leaf.holders == 1:
             self.gradients[name] = self.account.claim(leaf, GRADIENTS)
         else:
