@@ -144,6 +144,7 @@ def test_plans_by_hand_agree(make: Hand) -> None:
         assert {row.phase for row in stage.products} >= {"forward", "backward"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["samples", "folded"])
 def test_tokens_that_are_sent_once_are_audited(way: str) -> None:
     """Rows over the first axis as many as are expected, and their places ahead of them."""

@@ -74,6 +74,7 @@ def launched(words: str, folder: Path) -> tuple[float, int, int]:
     return priced, passes.found.total(), update.found.total()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_as_many_kernels_are_priced_as_the_runtime_launches(model: str, tmp_path: Path) -> None:
     words, near = MODELS[model]

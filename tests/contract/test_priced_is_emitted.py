@@ -26,9 +26,9 @@ from tests.distributed import plans
 from tests.distributed.searched import searched_plan
 
 
-def emitted(model: str, plan: Plan, stage: int) -> Messages:
-    """What a rank sends and receives in a step."""
-    with one_rank(model, plan, plans.traced(model), stage) as (step, recorder):
+def emitted(model: str, plan: Plan, rank: int) -> Messages:
+    """What a device of a pipeline rank sends and receives in a step."""
+    with one_rank(model, plan, plans.traced(model), rank) as (step, recorder):
         step(*plans.inputs(model))
         return recorder.messages(step.place)
 
@@ -37,10 +37,10 @@ def cluster_of(plan: Plan) -> Cluster:
     return load_profile("cpu").with_devices(plan.cluster.devices)
 
 
-def priced(bound: BoundPlan, stage: int) -> Messages:
+def priced(bound: BoundPlan, rank: int) -> Messages:
     """What a step is charged for."""
     found: Messages = Counter()
-    for sent, times in stage_costs(bound, cluster_of(bound.plan))[stage].messages.items():
+    for sent, times in stage_costs(bound, cluster_of(bound.plan))[rank].messages.items():
         steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches
         found[sent.message.kind, sent.message.axis, sent.message.nbytes] += times * steps
     return found
@@ -167,10 +167,10 @@ MORE = [
 def test_what_is_priced_is_emitted(make: Hand | Searched) -> None:
     plan = make()
     bound = bind(plan, plans.traced(make.model), plans.BATCH)
-    for stage in range(len(plan.stages)):
-        expected = priced(bound, stage)
-        found = emitted(make.model, plan, stage)
-        assert found == expected, f"stage {stage}: sent {found - expected} unpriced, priced {expected - found} unsent"
+    for rank in range(plan.pipeline):
+        expected = priced(bound, rank)
+        found = emitted(make.model, plan, rank)
+        assert found == expected, f"rank {rank}: sent {found - expected} unpriced, priced {expected - found} unsent"
         assert sum(found.values()) > 1
 
 

@@ -50,6 +50,7 @@ MASKED: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [*MASKED])
 def test_masks_that_are_known_by_their_kind_are_cut(how: str, pair) -> None:
@@ -73,6 +74,7 @@ def test_a_weight_that_is_read_through_a_call_that_changes_nothing(pair) -> None
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("degrees", [{"tensor": 2}, {"data": 2, "zero": 3}], ids=str)
 def test_products_that_are_written_as_einsum_are_cut_and_audited(degrees: dict[str, int], pair) -> None:
     text = planned("einsums", 2, global_batch=4, **degrees)

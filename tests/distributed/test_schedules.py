@@ -193,13 +193,13 @@ def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
 
 
 V_SHAPED = [
+    Hand(model="llama8", kind="zero1", mesh=(), settings=in_a_v("dualpipe_v", 4, 2)),
     Hand(model="mixture4", kind=4, mesh=(2,), settings=schedule("dualpipe_v", 2)),
     Hand(model="llama8", kind="zero1", mesh=(), settings=in_a_v("zb_v", 4, 6)),
     Hand(model="llama4", kind="zero3", mesh=(2,), settings={**schedule("zb_v", 2), **SELECTIVE}),
     Hand(model="llama8", kind="zero1", mesh=(), settings={**in_a_v("dualpipe_v", 4, 8), **FULL}),
     Hand(model="skipping", kind="zero3", mesh=(2,), settings={**schedule("zb_v", 2), **FULL}),
     Hand(model="gpt4", kind=3, mesh=(2,), settings=schedule("zb_v", 2)),
-    Hand(model="llama8", kind="zero1", mesh=(), settings=in_a_v("dualpipe_v", 4, 2)),
 ]
 """Two stages of a rank in a V; micro-batches as many as fill it, and fewer."""
 

@@ -207,7 +207,7 @@ def test_limits_are_those_of_their_thread() -> None:
 
 SLOW_LIBRARY = """
 import time
-for _ in range(50):
+for _ in range(150):
     time.sleep(0.01)
 done = True
 """

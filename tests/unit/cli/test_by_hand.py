@@ -27,6 +27,7 @@ def test_degrees_are_kept(plan: Any, here: Path) -> None:
     assert load_plan(here / "plan.json").training.part == 4
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("zero", "words"), [("0", "off"), ("1", "1 (states)"), ("2", "2 (gradients and states)"), ("3", "3 (weights")]
 )
@@ -36,7 +37,7 @@ def test_zero(plan: Any, zero: str, words: str) -> None:
     assert content["degrees"]["data"] == 4
 
 
-@pytest.mark.cases(4, 1)
+@pytest.mark.cases(2, 3)
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [

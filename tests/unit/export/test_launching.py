@@ -55,6 +55,7 @@ def started(command: list[str], environment: dict[str, str], at: Path) -> list[s
     return done.stdout.splitlines()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("engine", TARGETS)
 def test_slurm_starts_every_node_with_its_rank_and_the_first_address(engine: str, tmp_path: Path) -> None:
     run, environment = written(folder(engine, 16), tmp_path / "run"), stubs(tmp_path / "bin")

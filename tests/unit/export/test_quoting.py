@@ -101,7 +101,7 @@ DATA: Mapping[str, Any] = {
 """What of a file is more than free text."""
 
 
-@pytest.mark.cases(60)
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
 @pytest.mark.parametrize("engine", TARGETS)
 def test_the_name_of_a_model_is_text_in_every_file(engine: str, hostile: str) -> None:

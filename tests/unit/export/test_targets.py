@@ -159,6 +159,7 @@ def arguments_in(script: str) -> list[str]:
     return found
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("version", ["0.16", "0.19", "0.20"])
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=20, deadline=None)
@@ -199,6 +200,7 @@ def test_mindformers_knows_every_key(model: str, data: st.DataObject) -> None:
             assert path in MINDFORMERS_ALSO or path.startswith(MINDFORMERS_OPEN), path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())

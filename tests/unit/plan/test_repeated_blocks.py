@@ -42,6 +42,7 @@ def all_visited(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert predict(bound, cluster) == once
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_the_prediction_is_that_of_all_visits(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_of(1, recompute)
@@ -49,7 +50,8 @@ def test_the_prediction_is_that_of_all_visits(recompute: str, monkeypatch: pytes
     all_visited(bound, monkeypatch)
 
 
-@pytest.mark.parametrize("gathers", ["block", "ahead"])
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("gathers", ["ahead", "block"])
 def test_so_it_is_where_blocks_gather_their_weights_together(gathers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_of(1, "full", gathers)
     (stage,) = segments_by_stage(bound)
@@ -58,6 +60,7 @@ def test_so_it_is_where_blocks_gather_their_weights_together(gathers: str, monke
     all_visited(bound, monkeypatch)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_so_it_is_where_stages_are_alike(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same blocks in another stage, where other numbers of micro-batches are in flight."""

@@ -40,6 +40,7 @@ def folder(graph: OperatorGraph, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("patterns", "weights", "words"),
     [

@@ -103,7 +103,7 @@ def test_copies_beside_messages_take_as_long_whatever_goes_together(zero: int, b
     assert copies(Update(buckets=buckets, gathers=gathers)) == pytest.approx(alone, rel=1e-9)
 
 
-@pytest.mark.cases(2, 2)
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("slower", [1, 30, 1e3])
 @pytest.mark.parametrize("pipeline", [1, 2])
@@ -113,6 +113,7 @@ def test_no_sum_of_a_plan_whose_weights_come_ahead_is_less_than_the_bound(pipeli
     check_bound(cluster_of("h100-80gb", 4), slower, pinned, Update(buckets="none", gathers="ahead"))
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("slower", [1, 1e3])
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 1), (1, 4), (2, 4)])
 @pytest.mark.parametrize("model", ["entered", "entered-by-one"])
@@ -124,7 +125,7 @@ def test_no_plan_takes_less_than_a_bound_that_has_what_stands_before_the_blocks(
     check_bound(cluster_of("h100-80gb", 4), slower, pinned, Update(buckets="none", gathers="ahead"), model)
 
 
-@pytest.mark.cases(4, 4)
+@pytest.mark.cases(2, 6)
 @pytest.mark.slow
 @pytest.mark.parametrize("slower", [3, 30, 300])
 @pytest.mark.parametrize("micro_batches", [1, 2])

@@ -48,6 +48,7 @@ def cut(stored: StoredParameter, axis: int) -> tuple[bool, bool, bool]:
     return stored.weight[axis].is_shard, stored.gradient[axis].is_shard, stored.state[axis].is_shard
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied"])
 def test_a_data_axis_splits_samples_and_nothing_else(model: str) -> None:
     result = result_of(model, 4, Pinned(data=4, tensor=1, context=1), update=DEFAULT)
@@ -57,6 +58,7 @@ def test_a_data_axis_splits_samples_and_nothing_else(model: str) -> None:
     assert sum(split[0] == "batch" for *_, split in labelled(result.bound)) > 20
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied"])
 def test_zero_says_what_a_data_axis_shares_out(model: str, zero: int) -> None:
@@ -117,6 +119,7 @@ def test_what_is_decided_is_never_faster_than_what_is_found(pinned: Pinned) -> N
     assert decided.plans[0].seconds >= result_of("llama-4", 4, Pinned(schedule="1f1b")).plans[0].seconds * (1 - 5e-4)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("pattern", "strategy"),
     [

@@ -150,6 +150,7 @@ def _joined(sizes: tuple[int, ...], draw: np.random.Generator, memory_limit: flo
     return Problem(variables=tuple(nodes), edges=tuple(edges), memory_limit=memory_limit)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_memory_is_limited_where_variables_of_one_candidate_have_several_buckets(
     seed: int, monkeypatch: pytest.MonkeyPatch

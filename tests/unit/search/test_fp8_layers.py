@@ -88,7 +88,7 @@ def opened(request: SearchRequest) -> SearchRequest:
     return with_fp8_layers(replace(request, fp8_layers=()))
 
 
-@pytest.mark.cases(2, 2)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("devices", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_the_search_finds_the_best_of_all_subsets(devices: int, recipe: str) -> None:

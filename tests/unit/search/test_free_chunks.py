@@ -56,6 +56,7 @@ def held(rank: Rank, moments: np.ndarray, chunks: list[tuple[Column, ...]]) -> f
     return most + max(a.replay for a in every) + max(a.transient for a in every)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_within_a_step_of_the_best(seed: int, rank: int) -> None:

@@ -51,6 +51,7 @@ def quickest(reaches: list[Reach], sums: np.ndarray, state: int) -> float:
     return best
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("leanest", [0, 2])
 @pytest.mark.parametrize("kinds", KINDS)
 def test_the_pace_is_that_of_the_best_division(kinds: str, leanest: int) -> None:

@@ -22,6 +22,7 @@ SPLITS: tuple[Mapping[str, int], ...] = (
 )
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_norms_are_reduced_once_a_step_together(split: Mapping[str, int], micro_batches: int) -> None:

@@ -40,7 +40,7 @@ def test_its_share_of_an_overlapped_collective_is_exposed(under: str) -> None:
     assert -dict(less.time)[under] == pytest.approx((1 - SHARE) * overlapped)
 
 
-@pytest.mark.cases(2, 2)
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("slower", [1, 30, 1e3])
 @pytest.mark.parametrize("pipeline", [1, 2])

@@ -32,6 +32,7 @@ def plan_of(graph: OperatorGraph, pattern: str, pinned: dict[str, Any], devices:
     return planner.search(graph, "cpu", devices=devices, **{**words, **asked}).plan
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("pattern", "pinned", "replicas"),
     [

@@ -87,6 +87,7 @@ def test_what_reads_a_value_of_replicas_is_computed_by_replicas(graph: OperatorG
     assert changed.loss == graph.loss
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("samples", [8, 32])
 def test_another_batch_has_other_samples_in_as_many_replicas(graph: OperatorGraph, samples: int) -> None:
     update = Update(per_replica=("*",), replicas=4)
