@@ -69,7 +69,7 @@ def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGr
 def coalesced_all_gather(
     pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup, extents: Sequence[int]
 ) -> Collective:
-    """`all_gather` of several pieces, from a copy of them. A lone one is sent from its own memory where it lies in it as
+    """`all_gather` of several pieces, from a copy of them. A lone one is copied only where it does not lie in memory as
     it is sent."""
     first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
     flat = first[0].contiguous() if len(first) == 1 else torch.cat([one.reshape(-1) for one in first])
