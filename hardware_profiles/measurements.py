@@ -23,6 +23,7 @@ EXTENTS = {"matmul": 3, "attention": 6}
 """Extents of a call, where its class needs any; see `KernelRow`."""
 
 _STRICT = ConfigDict(extra="forbid")
+_WANTED = "give what plan calibrate or plan run --measure writes (plan compare --log reads logs)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +120,9 @@ def parse_measurements(text: str | bytes, where: str) -> Measurements:
         content = parse_json(decoded(text) if isinstance(text, bytes) else text)
         found = TypeAdapter(Measurements).validate_python(content)
     except ForeignTextError as error:
-        raise MeasurementsError(
-            f"{where}: {error}; give what plan calibrate or plan run --measure writes (plan compare --log reads logs)"
-        ) from error
+        raise MeasurementsError(f"{where}: {error}; {_WANTED}") from error
     except ValidationError as error:
-        raise MeasurementsError(f"{where}: {form_fault(error)}") from error
+        raise MeasurementsError(f"{where}: {form_fault(error)}; {_WANTED}") from error
     for number, row in enumerate(found.kernels):
         wanted = EXTENTS.get(row.op_class, len(row.extents))
         if row.op_class not in OP_CLASSES or len(row.extents) != wanted:

@@ -34,6 +34,7 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
+_Words = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]  # they get into the sources of numbers of profiles
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -71,9 +72,9 @@ class RunMachine:
 
     __pydantic_config__ = _STRICT
 
-    name: str
+    name: _Words
     device_type: DeviceType
-    torch: str
+    torch: _Words
     threads: _Count
 
 
@@ -102,7 +103,7 @@ class MeasuredRun:
 
     kind: Literal["measured run"]
     schema_version: Literal[2]
-    date: str
+    date: _Words
     plan: RunPlan
     machine: RunMachine
     step_seconds: tuple[_Positive, ...] = Field(min_length=1)

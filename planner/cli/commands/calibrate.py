@@ -83,11 +83,15 @@ def fit(
         _check_name(output)
         for file in files:
             _check(output, file)
-        if all(map(is_run, files)):
+        others = [file for file in files if not is_run(file)]
+        if not others:
             fit_runs(files, output, hardware, clock_of(clock), as_json)
             return
         if len(files) > 1 or hardware is not None or clock != "wall":
-            raise RequestError("several files, --hardware and --clock are for runs, as plan run --measure writes them")
+            raise RequestError(
+                f"{others[0]}: it is no measured run; several files, --hardware and --clock are for runs, as plan run"
+                " --measure writes them"
+            )
         _fit(load_measurements(files[0]), files[0], output, as_json)
 
 

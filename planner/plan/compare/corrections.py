@@ -39,11 +39,20 @@ class Factor:
 
 
 def factors_of(runs: Sequence[MeasuredRun], clock: Clock = "wall") -> tuple[Factor, ...]:
-    """The factors that runs of one profile ask for. Raises RequestError where they are of several profiles or
-    machines."""
+    """The factors that runs of one profile ask for. Raises RequestError where they are of several profiles or machines,
+    where one is given twice, and where no run says anything."""
     _check_alike(runs, "profile", lambda run: run.plan.profile)
     _check_alike(runs, "machine", lambda run: run.machine.name)
-    return tuple(_factor(name, runs, clock) for name in FACTORS)
+    for at, run in enumerate(runs):
+        if run in runs[:at]:
+            raise RequestError(f"runs {runs.index(run) + 1} and {at + 1} are the same one; give each run once")
+    factors = tuple(_factor(name, runs, clock) for name in FACTORS)
+    if all(one.value is None for one in factors):
+        raise RequestError(
+            f"no term of these runs is predicted and measured to take {COUNTS:.0%} of the step, so there is nothing to"
+            " correct; measure runs that compute"
+        )
+    return factors
 
 
 def check_profile(runs: Sequence[MeasuredRun], profile: str) -> None:

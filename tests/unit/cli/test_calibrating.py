@@ -29,6 +29,15 @@ def test_a_bad_file_is_one_line_and_exit_code_2(tmp_path: Path, content: str | N
     assert not (tmp_path / "out.toml").exists()
 
 
+def test_of_several_files_the_one_that_is_no_run_is_named(tmp_path: Path) -> None:
+    for name in ("one.json", "other.json"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    (tmp_path / "one.json").write_text(json.dumps({"kind": "measured run"}), encoding="utf-8")
+    files = [str(tmp_path / name) for name in ("one.json", "other.json")]
+    result = CliRunner().invoke(app, ["fit", *files, "-o", str(tmp_path / "out.toml")])
+    assert (result.exit_code, result.stderr.startswith(f"plan: {files[1]}: it is no measured run")) == (2, True)
+
+
 @pytest.mark.parametrize("command", [["calibrate"], ["fit", "times.json"]])
 def test_a_name_that_no_profile_may_have_is_refused_before_any_work(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "-o", "machine.yaml"])

@@ -41,6 +41,18 @@ def test_runs_of_several_machines_are_not_mixed() -> None:
         factors_of([other, elsewhere])
 
 
+def test_a_run_counts_once() -> None:
+    with refused(RequestError, "runs 1 and 3", "once"):
+        factors_of([slower(2.0), slower(3.0), slower(2.0)])
+
+
+def test_runs_that_say_nothing_correct_nothing() -> None:
+    """They made a profile that was said to be corrected, with the old numbers."""
+    said = replace(run_plan(plan()), predicted=dict.fromkeys(predicted_terms(plan().prediction), 0.0))
+    with refused(RequestError, "nothing to correct", "2%"):
+        factors_of([replace(slower(2.0), plan=said)])
+
+
 def test_a_corrected_profile_takes_as_long_as_was_measured(tmp_path: Path) -> None:
     record = slower(1.6, 3.0)
     text = corrected_profile("cpu", corrections_of([record], factors_of([record])), "mine", "of a test")
