@@ -26,6 +26,7 @@ from planner.errors import PlannerError, RequestError
 from planner.plan.binding.model_of import buildable
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from planner.plan.writing import check_place
 from runtime.comm.interfaces import interface_of
 from runtime.launchers import Launched, launched_by
 from runtime.processes.rank import At, Joined, be_a_rank
@@ -54,6 +55,7 @@ def launch(
     plan = load_plan(Path(plan_path))
     _check(settings)
     _check_evaluated(plan, settings)
+    _check_measure(Path(plan_path), settings)
     buildable(plan.model, settings.model)
     launched = launched_by(os.environ)
     _check_tables(plan, settings, started_here=launched is None)
@@ -217,6 +219,16 @@ def _check_evaluated(plan: Plan, settings: RunSettings) -> None:
     }
     if given := [flag for flag, value in asked.items() if value]:
         raise RequestError(f"{given[0]}: {why}; leave it out")
+
+
+def _check_measure(plan_path: Path, settings: RunSettings) -> None:
+    """Raise where the record could not be written at the end of the run, or would be written over the plan."""
+    if settings.measure is None:
+        return
+    path = Path(settings.measure)
+    if path.resolve() == plan_path.resolve():
+        raise RequestError(f"--measure {path}: that is the plan, which the record would replace; name another file")
+    check_place(path)
 
 
 def _check_folder(settings: RunSettings) -> None:

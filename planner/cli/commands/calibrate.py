@@ -14,6 +14,7 @@ from planner.cli.errors import reporting
 from planner.cli.output import write_json
 from planner.cli.texts import say
 from planner.errors import RequestError
+from planner.plan.writing import check_place
 
 if TYPE_CHECKING:
     from costmodels.fit_machine import FittedMachine
@@ -51,6 +52,7 @@ def calibrate(
         _check_name(output)
         times = output.with_suffix(".measurements.json") if measurements is None else measurements
         _check(output, times)
+        check_place(times)
         with _progress() as on_line:
             code = measure(times, nproc or default_processes(), effort="quick" if quick else "usual", on_line=on_line)
         if code:
@@ -104,9 +106,7 @@ def _check(output: Path, times: Path) -> None:
     """What would fail only after a minute of measuring."""
     if output.resolve() == times.resolve():
         raise RequestError(f"--output {output}: the profile would overwrite the measured times")
-    for path in (output, times):
-        if path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
-            raise RequestError(f"{path}: is a folder, or lies in something that is none; name a file")
+    check_place(output)
 
 
 def _fit(measurements: "Measurements", times: Path, output: Path, as_json: bool) -> None:

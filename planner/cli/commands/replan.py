@@ -42,10 +42,13 @@ def replan(
     with reporting(as_json):
         from planner.plan.compare.repricing import repriced
         from planner.plan.file import load_plan, save_plan
+        from planner.plan.writing import check_place
         from planner.strategy_search.analysis.around import request_for
         from planner.strategy_search.search import search
 
         plan = load_plan(plan_file)
+        if output is not None:
+            check_place(output)
         with waiting() as wait:
             wait.phase("tracing the model")
             with naming(plan_file):

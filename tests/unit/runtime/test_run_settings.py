@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli.commands import run as running
-from planner.errors import RequestError
+from planner.errors import PlannerError, RequestError
 from planner.plan.file import save_plan
 from runtime.launch.launch import launch
 from runtime.processes.progress import RunSummary, StepReport, content_of, lines_of, record_of, report_of
@@ -88,6 +88,17 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, settings: dict[str, objec
     save_plan(plans.hand_plan("zero1", "llama", plans.mesh_of(2)), tmp_path / "plan.json")
     with refused(RequestError, *facts):
         launch(tmp_path / "plan.json", replace(RunSettings(), **settings), lambda report: None)  # type: ignore[arg-type]
+
+
+def test_a_record_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    """A run of days ended with the refusal, without record and without summary; the plan itself was written over."""
+    path = tmp_path / "plan.json"
+    save_plan(plans.hand_plan("zero1", "llama", plans.mesh_of(2)), path)
+    before = path.read_bytes()
+    for measure in (tmp_path, path, path / "run.json"):
+        with refused(PlannerError, "--measure" if measure == path else measure):
+            launch(path, replace(RunSettings(), measure=str(measure)), lambda report: None)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("report", [STEP, SUMMARY, SLOW], ids=["step", "summary", "slow"])
