@@ -141,23 +141,63 @@ def parse_toml(text: str, limits: Limits = SETTINGS) -> dict[str, Any]:
 
 def parse_csv(text: str, limits: Limits = USUAL) -> Iterator[tuple[int, list[str]]]:
     """The rows of a CSV text, each with the number of its first line; empty lines are left out."""
+    for line, cells in parse_csv_leniently(text, limits):
+        if isinstance(cells, str):
+            raise ForeignTextError(f"line {line}: {cells}")
+        yield line, cells
+
+
+def parse_csv_leniently(text: str, limits: Limits = USUAL) -> Iterator[tuple[int, list[str] | str]]:
+    """The same, with the reason in place of a row that is none.
+
+        3   "Llama 8B,64          a quote opens here
+        4   "Mixtral 8x7B",64     and seems to be closed here
+
+    Of lines that make no row together, or one that is not as wide as the first, the first alone is bad: reading goes on
+    at the second, so that a quote that nobody closed costs one row.
+    """
     _check_size(text, limits)
-    reader, line, values = csv.reader(io.StringIO(text, newline=""), strict=True), 1, 0
-    try:
-        for cells in reader:
-            values += len(cells)
-            if len(cells) > _COLUMNS or values > limits.values:
-                raise ForeignTextError(
-                    f"line {line}: {len(cells)} cells, {values} so far; there are {_COLUMNS} columns at most, and"
-                    f" {limits.values} cells"
-                )
-            if max(map(len, cells), default=0) > _CELL:
-                raise ForeignTextError(f"line {line}: a cell has more than {_CELL} characters")
-            if cells:
-                yield line, cells
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise ForeignTextError(f"line {reader.line_num}: {error}") from error
+    lines = _Lines(list(io.StringIO(text, newline="")))
+    reader, values, width = csv.reader(lines, strict=True), 0, 0
+    while lines.at < len(lines.lines):
+        first = lines.at
+        try:
+            cells = next(reader)
+        except csv.Error as error:
+            open_ended = lines.at == len(lines.lines) and "end of data" in str(error)
+            why = "a quote opens here and is never closed" if open_ended else str(error)
+            found: list[str] | str = f"{why}; double a quote within quotes"
+        else:
+            found, values = cells, values + len(cells)
+            width = width or len(cells)
+            if values > limits.values:
+                raise ForeignTextError(f"line {first + 1}: {values} cells so far; there are {limits.values} at most")
+            if len(cells) > _COLUMNS:
+                found = f"{len(cells)} cells; there are {_COLUMNS} columns at most"
+            elif max(map(len, cells), default=0) > _CELL:
+                found = f"a cell has more than {_CELL} characters"
+            elif lines.at > first + 1 and len(cells) != width:
+                found = f"a quote opens here and is closed in line {lines.at}, which makes {len(cells)} cells"
+        if isinstance(found, str):
+            lines.at = first + 1
+        if found:
+            yield first + 1, found
+
+
+class _Lines:
+    """Lines from any one on."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines, self.at = lines, 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        if self.at == len(self.lines):
+            raise StopIteration
+        self.at += 1
+        return self.lines[self.at - 1]
 
 
 def parse_python(text: str, limits: Limits = SETTINGS) -> ast.Module:

@@ -45,6 +45,14 @@ UNITS: Mapping[str, Mapping[str, float]] = {
 }
 """Units that a column takes, with what they are in that of its name."""
 
+UNIT_WORDS: Mapping[str, str] = {
+    "n_params_B": "billions, or with M, B or T",
+    "iter_time_s": "seconds, or with ms, us, s or min",
+    "peak_mem_GB": "1e9 bytes, or with MiB, GiB, MB or GB",
+    "tokens_per_s_per_device": "with tokens/s or without",
+}
+"""How a quantity may be written, for those who wrote it otherwise."""
+
 _WHOLE: Mapping[str, float] = {"ki": 1024}
 
 _STAGES: Mapping[str, int | None] = {
@@ -58,7 +66,8 @@ shares out, the hybrid ones within groups (`planner.validation.replicas`); it re
 is told otherwise. None: a stage that is not said."""
 
 _STAGE = re.compile(r"(?:(?:deepspeed\W+)?(?:zero|stage|zero[-_ ]?stage)[-_ ]?)?([0-3])")
-_IN_BRACKETS = re.compile(r"[\w .-]+\(([0-3])\)")
+_IN_BRACKETS = re.compile(r"(?:(?:pytorch |torch |megatron[- ])?fsdp[12]?|hsdp|deepspeed|zero)\s*\(([0-3])\)")
+"""A stage behind what says none by itself."""
 
 _ATTENTION: tuple[tuple[str, Attention], ...] = (
     (r"false|no|off|0|none|eager|math|unfused", "unfused"),
@@ -119,6 +128,8 @@ def _number(text: str, units: Mapping[str, float], *, decimals: bool) -> float:
         if decimals and _AMBIGUOUS.fullmatch(digits):
             raise UnclearError(f"it may be {digits.replace(',', '')} or {digits.replace(',', '.')}; write no comma")
         if not _GROUPED.fullmatch(digits):
+            if decimals and digits.count(",") == 1 and "." not in digits:
+                raise UnclearError("write a point for its decimals, and no comma")
             raise ValueError
     number = float(digits.replace(",", "")) * units.get(unit, 1)
     if not math.isfinite(number):

@@ -331,9 +331,15 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
     tensor, pipeline = (_degree(row, name, notes) for name in ("tp", "pp"))
     context = row.integer("cp") or 1
     virtual = _virtual_stages(row, notes) if pipeline > 1 else 1
+    if pipeline == 1 and (row.integer("vpp") or 1) > 1:
+        notes.append(f"vpp is {row.integer('vpp')}, and there is no pipeline: 1")
     rest = tensor * pipeline * context
     data = row.integer("dp")
     if data is None:
+        if devices % rest:
+            raise UnsupportedError(
+                f"tp {tensor} x pp {pipeline} x cp {context} = {rest} does not divide {devices} devices"
+            )
         data = max(1, devices // rest)
         notes.append(f"dp unknown: {data}, from the devices")
     if data * rest != devices:

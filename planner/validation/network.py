@@ -47,7 +47,8 @@ def network_of(row: Row, devices: int, notes: list[str]) -> Cluster:
     if stated:
         notes.append("network as the row states it")
     text, node = row.text("inter_bw"), row.integer("devices_per_node")
-    if bandwidth is None and text and not text.startswith("n/a") and node is not None and devices > node:
+    usual = node or cluster.devices_per_node
+    if bandwidth is None and text and not text.startswith("n/a") and usual is not None and devices > usual:
         notes.append(f"network as the profile has it: inter_bw '{text:.40}' says no bandwidth of a device or a node")
     joined = _joined(row, cluster, devices)
     if joined is not None:

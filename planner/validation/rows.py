@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hardware_profiles import software_names
-from hardware_profiles.foreign import ForeignTextError, parse_csv, read_text
+from hardware_profiles.foreign import ForeignTextError, parse_csv_leniently, read_text
 from planner.errors import RequestError, unknown_name
 from planner.validation import cells
 from planner.validation.cells import PEAK_KINDS, PeakKind
@@ -80,9 +80,10 @@ class Row:
 
     def quantity(self, column: str) -> float | None:
         """A number above 0, in the unit of the column's name. Raises RequestError for anything else."""
-        number = self._read(column, lambda text: cells.quantity(text, column), "a number above 0")
+        wanted = f"a number above 0 ({cells.UNIT_WORDS[column]})"
+        number = self._read(column, lambda text: cells.quantity(text, column), wanted)
         if number is not None and number <= 0:
-            raise self._malformed(column, "a number above 0")
+            raise self._malformed(column, wanted)
         return number
 
     def date(self) -> str:
@@ -91,7 +92,7 @@ class Row:
         text = self.text("date")
         if cells.unknown(text):
             return ""
-        if not re.fullmatch(r"20\d\d(?:-\d\d){0,2}(?:\.\.20\d\d(?:-\d\d){0,2})?", text):
+        if not re.fullmatch(rf"{_DATE}(?:\.\.{_DATE})?", text):
             raise self._malformed("date", "a date as in 2024, 2024-06 or 2024-06-30")
         return text
 
@@ -210,6 +211,8 @@ class Row:
         return RequestError(f"line {self.line}, column {column}: '{self.text(column):.40}' is not {wanted}{why}")
 
 
+_DATE = r"20[0-9]{2}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12][0-9]|3[01]))?)?"
+
 _MEASURED = re.compile(
     r"(?:step|iter\w*)_?time|throughput|(?:samples|seqs?|sequences|tokens)_per|tflops|mfu|peak|memory"
 )
@@ -218,6 +221,14 @@ _INTEGERS = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_
 _EXPERTS = ("topk", "moe_ffn_hidden")
 _DEGREES = ("devices_per_node", "tp", "cp", "ep", "pp", "vpp", "dp", "micro_batch", "global_batch")
 _QUANTITIES = tuple(cells.UNITS)
+_TEXTS = (
+    "id", "source", "profile", "device", "rank_group", "tier", "flag", "arch", "n_experts", "sp", "zero_stage",
+    "distributed_optimizer", "recompute", "recompute_detail", "precision", "precision_detail", "stack", "date",
+    "compile", "flash_attention", "other_flags", "inter_bw", "intra_bw", "peak_mem_kind", "source_locator",
+    "layers_per_stage",
+)  # fmt: skip
+COLUMNS = (*_TEXTS, *_INTEGERS, *_EXPERTS, *_DEGREES, *_QUANTITIES)
+"""Columns that are read, but for `model` and `notes`, which are words of others."""
 
 
 def read_rows(
@@ -226,15 +237,15 @@ def read_rows(
     """The rows of a file in its order, those alone whose cells are what `where` says of their columns, at most `limit`.
 
     A row with a cell that is not what its column promises, with the name of another one or with too many or too few
-    cells is there with its `fault`. Raises RequestError for a file that has no rows of this kind, and for the first
-    faulty row of all where the reader is `strict`.
+    cells is there with its `fault`. Rows of empty cells are left out. Raises RequestError for a file that has no rows
+    of this kind, or none of those that are asked for, and for the first faulty row of all where the reader is `strict`.
     """
     try:
         text = read_text(path)
     except ForeignTextError as error:
         raise RequestError(f"{path}: {error}; give a CSV file of measured runs, in UTF-8") from error
     try:
-        rows = tuple(_read(parse_csv(text), where or {}, strict))
+        rows = tuple(_read(parse_csv_leniently(text), where or {}, strict))
     except (ForeignTextError, RequestError) as error:
         raise RequestError(f"{path}: {error}") from error
     return rows[:limit]
@@ -275,40 +286,89 @@ def unread_of(row: Row) -> tuple[str, ...]:
     return (f"nothing measured is read of {', '.join(found)}: {read}",) if found else ()
 
 
-def _read(lines: Iterator[tuple[int, list[str]]], where: Mapping[str, str], strict: bool) -> Iterator[Row]:
-    columns = _columns(next(lines, (1, []))[1], where)
+def _read(lines: Iterator[tuple[int, list[str] | str]], where: Mapping[str, str], strict: bool) -> Iterator[Row]:
+    lines = (one for one in lines if isinstance(one[1], str) or any(cell.strip() for cell in one[1]))
+    first, header = next(lines, (1, []))
+    columns = _columns(first, header, where)
     known: dict[str, int] = {}
+    met: dict[str, set[str]] = {column: set() for column in where}
+    none = True
     for line, values in lines:
-        row = Row(line=line, values=dict(zip(columns, values, strict=False)))
-        whole = len(values) == len(columns)  # else nobody knows what stands under which column: shown, whatever `where`
+        row = Row(line=line, values={} if isinstance(values, str) else dict(zip(columns, values, strict=False)))
+        whole = len(values) == len(columns) and not isinstance(values, str)
+        for column, words in met.items():
+            words.add(row.text(column))
+        # of one that is not whole nobody knows what stands under which column: shown, whatever `where`
         chosen = not whole or all(row.text(column) == value for column, value in where.items())
         if not chosen and not strict:
             continue
         try:
+            if isinstance(values, str):
+                raise RequestError(f"line {line}: {values}")
             if not whole:
                 raise RequestError(_ragged(line, columns, len(values)))
+            _check_unnamed(line, columns, values)
             _check(row, known)
         except RequestError as error:
             if strict:
                 raise
             row = replace(row, fault=str(error))
         if chosen:
+            none = False
             yield row
+    if none:
+        raise RequestError(_nothing(where, met))
+
+
+def _nothing(where: Mapping[str, str], met: Mapping[str, set[str]]) -> str:
+    """Why no row is left."""
+    for column, value in where.items():
+        found = sorted(met[column] - {""})
+        if found and value not in met[column]:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            return f"--where {column}={value}: no row has that; {column} is {', '.join(found[:_SHOWN])}{more} there"
+    asked = " and ".join(f"{column}={value}" for column, value in where.items())
+    return f"--where: no row has {asked}" if asked else "it has no runs; write one in each line below the columns"
+
+
+_SHOWN = 8  # values of a column in a message
 
 
 def _ragged(line: int, columns: Sequence[str], count: int) -> str:
-    last = columns[min(count, len(columns)) - 1]
-    return f"line {line}, column {last}: {count} cells under {len(columns)} columns; quote commas"
+    place = min(count, len(columns))
+    return (
+        f"line {line}, column {columns[place - 1] or place}: {count} cells under {len(columns)} columns; quote commas"
+    )
 
 
-def _columns(values: Sequence[str], where: Mapping[str, str]) -> list[str]:
+def _check_unnamed(line: int, columns: Sequence[str], values: Sequence[str]) -> None:
+    """Raise RequestError for a cell under a column without a name: a comma too many has moved it there."""
+    for place, (name, value) in enumerate(zip(columns, values, strict=True), start=1):
+        if not name and value.strip():
+            raise RequestError(f"line {line}: '{value.strip():.40}' stands in column {place}, which has no name")
+
+
+def _columns(line: int, values: Sequence[str] | str, where: Mapping[str, str]) -> list[str]:
+    if isinstance(values, str):
+        raise RequestError(f"line {line}: {values}")
     header = [name.strip() for name in values]
-    for name in REQUIRED:
-        if name not in header:
-            raise RequestError(f"line 1: there is no column {name}; a file of runs has {', '.join(REQUIRED)}")
+    if not header:
+        raise RequestError(f"it is empty; a file of runs has {', '.join(REQUIRED)}")
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        if not any(column in header for column in REQUIRED) and any(separator in cell for cell in values):
+            raise RequestError(f"line {line}: its cells are separated by {name}; separate them by commas")
+    spelled = {re.sub(r"\W|_", "", name).lower(): name for name in (*COLUMNS, "model", "notes")}
     for name in header:
-        if header.count(name) > 1:
-            raise RequestError(f"line 1, column {name}: it stands there {header.count(name)} times")
+        meant = spelled.get(re.sub(r"\W|_", "", name).lower(), name)
+        if name != meant and meant not in header:
+            raise RequestError(f"line {line}: there is no column {meant}, but '{name:.40}'; write {meant}")
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        others = f"; a file of runs has {', '.join(REQUIRED)}" if len(missing) < len(REQUIRED) else ""
+        raise RequestError(f"line {line}: there is no column {', '.join(missing)}{others}")
+    for name in header:
+        if name and header.count(name) > 1:
+            raise RequestError(f"line {line}, column {name}: it stands there {header.count(name)} times")
     for name in where:
         if name not in header:
             raise RequestError(f"--where {name}=...: {unknown_name('column', name, header)}")
@@ -337,6 +397,7 @@ def _check(row: Row, known: dict[str, int]) -> None:
     row.shares_optimizer()
     row.layers_per_stage()
     row.peak_kind()
+    row.precision()
     row.stack()
 
 

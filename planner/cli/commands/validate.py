@@ -68,20 +68,22 @@ def validate(
         with _progress(len(rows), as_json) as advance:
             results = evaluate_rows(rows, processes or len(os.sched_getaffinity(0)), advance)
         summary, seconds = summarise(results), time.perf_counter() - started
+        if not as_json:  # before the record, which may fail
+            _show(results, summary, seconds)
         if record is not None:
             _record(results, file.name if sample is None else f"{file.name} (at most {sample} of a source)", record)
         if as_json:
             write_json("plan validate", content(results, summary, seconds))
-        else:
-            _show(results, summary, seconds)
 
 
 def _check_record(table: Path, conditions: dict[str, str], limit: int | None) -> None:
     """What would leave a table that does not say what it seems to say, or fail only in the end."""
     from hardware_profiles import RunError, recorded
+    from planner.plan.writing import check_place
 
     if limit is not None or set(conditions) - {"profile"}:
         raise RequestError("--record is for all rows of a profile: leave out --limit and any --where but profile=NAME")
+    check_place(table)
     if table.exists():
         recorded(RunError, table)
 

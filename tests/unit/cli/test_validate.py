@@ -109,6 +109,19 @@ def test_rows_can_be_chosen(runs: Path) -> None:
     assert [found["id"] for found in content["rows"]] == ["first"]
 
 
+def test_a_record_that_cannot_be_written_is_refused_before_rows_are_evaluated(runs: Path) -> None:
+    """The twelve minutes of all published rows ended with the refusal, and showed nothing."""
+    done = CliRunner().invoke(app, ["validate", str(runs), "--record", str(runs / "errors.csv")])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "cannot be written" in done.stderr
+
+
+def test_conditions_that_no_row_meets_are_refused(runs: Path) -> None:
+    done = CliRunner().invoke(app, ["validate", str(runs), "--where", "profile=a100", "--json"])
+    assert done.exit_code == 2
+    assert "profile is a100-80gb, abacus there" in json.loads(done.stdout)["error"]["message"]
+
+
 @pytest.mark.parametrize("where", ["profile", "=x", "porfile=x"])
 def test_a_bad_condition_is_bad_input(runs: Path, where: str) -> None:
     done = CliRunner().invoke(app, ["validate", str(runs), "--where", where])

@@ -52,6 +52,7 @@ EMPTY = (
     "layers_per_stage",
     "peak_mem_kind",
     "notes",
+    "date",
 )
 COLUMNS = (*GPT, *EMPTY, "tokens_per_s_per_device")
 

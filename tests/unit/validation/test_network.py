@@ -43,3 +43,12 @@ def test_nodes_of_one_device_have_the_network_alone(tmp_path: Path) -> None:
 def test_devices_that_fill_no_domain_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="73 devices do not fill NVLink domains of 72"):
         network_of(one(tmp_path, profile="gb200-186gb"), 73, [])
+
+
+@pytest.mark.parametrize(("devices", "node", "noted"), [(64, "", True), (64, "8", True), (8, "", False)])
+def test_a_network_that_is_not_read_is_noted(tmp_path: Path, devices: int, node: str, noted: bool) -> None:
+    """Whether or not the row says how many devices a node has, the profile knows it."""
+    notes: list[str] = []
+    network_of(one(tmp_path, profile="a100-80gb", inter_bw="50GB/s", devices_per_node=node), devices, notes)
+    wanted = ["network as the profile has it: inter_bw '50GB/s' says no bandwidth of a device or a node"]
+    assert notes == (wanted if noted else [])

@@ -42,6 +42,13 @@ def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path)
         ("n_params_B", '"1,024"', "it may be 1024 or 1.024"),
         ("n_layers", '"1,02"', "'1,02' is not a whole number"),
         ("zero_stage", "sharded", "'sharded' is not 0 to 3"),
+        ("zero_stage", "ZeRO-3 (1)", "'ZeRO-3 (1)' is not 0 to 3"),
+        ("zero_stage", "full_shard (1)", "'full_shard (1)' is not 0 to 3"),
+        ("date", "2024-13", "'2024-13' is not a date"),
+        ("date", "2024-12-32", "'2024-12-32' is not a date"),
+        ("precision", "int8", "'int8' is not bf16"),
+        ("iter_time_s", '"2,7555"', "write a point for its decimals"),
+        ("iter_time_s", "2.7 s/it", "(seconds, or with ms, us, s or min)"),
         ("zero_stage", "SHARDED", "'SHARDED' is not 0 to 3"),
         ("flash_attention", "maybe", "'maybe' is not True, False"),
         ("distributed_optimizer", "perhaps", "'perhaps' is not True, False"),
@@ -76,10 +83,20 @@ def test_a_malformed_cell_is_named(tmp_path: Path, column: str, cell: str, wante
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("", "line 1: there is no column id"),
-        ("id,profile\n", "line 1: there is no column n_layers"),
+        ("", "it is empty; a file of runs has id, profile"),
+        (",,\n\n", "it is empty"),
+        ("id,profile\n", "line 1: there is no column n_layers, hidden, n_heads"),
         (",".join([*COLUMNS, "tp"]) + "\n", "line 1, column tp: it stands there 2 times"),
-        (",".join(COLUMNS) + '\n"a,b\n', "line 2: "),
+        (",".join(COLUMNS) + "\n", "it has no runs"),
+        (",".join(COLUMNS) + ",,\n,,,\n", "it has no runs"),
+        (";".join(COLUMNS) + "\n", "line 1: its cells are separated by semicolons; separate them by commas"),
+        ("\t".join(COLUMNS) + "\n", "line 1: its cells are separated by tabs"),
+        (
+            ",".join(COLUMNS).replace("n_layers", "N Layers") + "\n",
+            "no column n_layers, but 'N Layers'; write n_layers",
+        ),
+        (",".join(COLUMNS).replace("micro_batch", "micro-batch") + "\n", "no column micro_batch, but 'micro-batch'"),
+        ('"id"x,profile\n', "line 1: ',' expected after '\"'"),
     ],
 )
 def test_a_malformed_file_is_named(tmp_path: Path, text: str, wanted: str) -> None:
@@ -88,6 +105,53 @@ def test_a_malformed_file_is_named(tmp_path: Path, text: str, wanted: str) -> No
     with pytest.raises(RequestError) as raised:
         read_rows(path)
     assert wanted in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ('"Llama" 8B{rest}', "line 3: ',' expected after"),
+        ('"Llama 8B{rest}', "line 3: "),
+        ("Llama 8B{rest},x", "line 3, column tokens_per_s_per_device: "),
+        (20_000 * "x" + "{rest}", "line 3: a cell has more than 16384 characters"),
+        (2_000 * ",", "line 3: 2001 cells"),
+    ],
+)
+@pytest.mark.parametrize("quoted", ["", '"quoted, too"'])
+def test_a_bad_line_costs_one_row(tmp_path: Path, bad: str, reason: str, quoted: str) -> None:
+    """Also where a later row has the quote with which one that nobody closed would end, and a cell of two lines."""
+    path = write(tmp_path / "runs.csv", row(id="first"), row(id="bad"), row(id="third", notes=quoted), row(id="fourth"))
+    head, first, line, *others = path.read_text(encoding="utf-8").splitlines()
+    cell = bad.replace("{rest}", line.removeprefix("bad"))
+    others[-1] = others[-1].replace("paper", '"a\npaper"')
+    path.write_text("\n".join([head, first, cell, *others]) + "\n", encoding="utf-8")
+    found = read_rows(path)
+    assert [(one.line, one.id) for one in found if not one.fault] == [(2, "first"), (4, "third"), (5, "fourth")]
+    (refused_one,) = [one for one in found if one.fault]
+    assert refused_one.fault.startswith(reason)
+    assert found[1] == refused_one
+    with refused(RequestError, "line 3"):
+        read_rows(path, strict=True)
+
+
+def test_a_sheet_with_empty_columns_and_lines_is_read(tmp_path: Path) -> None:
+    """As spreadsheets export it: commas behind the last column, and lines of nothing else."""
+    path = write(tmp_path / "runs.csv", row(), row(id="b"))
+    lines = [f"{line},,," for line in path.read_text(encoding="utf-8").splitlines()]
+    count = lines[0].count(",")
+    moved = lines[2].replace("b,", "c,", 1) + "400"
+    path.write_text("\n".join(["," * count, *lines, "," * count, moved]) + "\n", encoding="utf-8")
+    first, second, third = read_rows(path)
+    assert (first.line, first.fault, second.fault) == (3, "", "")
+    assert third.fault.startswith("line 6: '400' stands in column ")
+
+
+def test_a_condition_that_no_row_meets_says_what_there_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", row(), row(id="b", profile="h100-80gb", tier="B"))
+    with refused(RequestError, "--where profile=a100", "a100-80gb, h100-80gb"):
+        read_rows(path, {"profile": "a100"})
+    with refused(RequestError, "profile=h100-80gb and tier=A"):
+        read_rows(path, {"profile": "h100-80gb", "tier": "A"})
 
 
 def test_a_row_with_cells_missing_is_refused_whatever_is_asked_for(tmp_path: Path) -> None:
@@ -169,6 +233,12 @@ def test_a_row_becomes_a_request(tmp_path: Path) -> None:
     pinned = run.pinned
     assert (pinned.tensor, pinned.pipeline, pinned.data, pinned.context, pinned.virtual_stages) == (2, 2, 2, 1, 1)
     assert (pinned.zero, pinned.micro_batch, pinned.recompute, pinned.sequence_parallel) == (1, 2, "full", False)
+
+
+def test_degrees_that_do_not_fit_together_are_named_or_noted(tmp_path: Path) -> None:
+    with refused(UnsupportedError, "tp 2 x pp 3 x cp 1 = 6", 8):  # nobody wrote a dp
+        run_of(one(tmp_path, pp="3", dp=""))
+    assert "vpp is 2, and there is no pipeline: 1" in run_of(one(tmp_path, pp="1", vpp="2", dp="4")).notes
 
 
 def test_what_is_unknown_is_what_frameworks_do_and_noted(tmp_path: Path) -> None:
