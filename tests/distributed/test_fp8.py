@@ -78,7 +78,7 @@ WITHOUT = [
 """Axes that lack the all-to-all, and ways that exchange rows on the other one alone."""
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise", "mxfp8"])
 @pytest.mark.parametrize(("lacking", "ways"), WITHOUT)
 def test_axes_without_the_alltoall(pool, recipe: str, lacking: tuple[int, ...], ways: list[str]) -> None:

@@ -281,7 +281,20 @@ def syntax(module: str) -> ast.Module:
 @functools.cache
 def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
     """Everything in a module, which many tests look through."""
-    return tuple(ast.walk(tree))
+    return tuple(walked(tree))
+
+
+def walked(top: ast.AST) -> list[ast.AST]:
+    """What `ast.walk` finds, in half the time, without `ctx`, which is looked at where it stands."""
+    found = [top]
+    for node in found:
+        for name in node._fields:
+            child = getattr(node, name, None) if name != "ctx" else None
+            if isinstance(child, list):
+                found += [one for one in child if isinstance(one, ast.AST)]
+            elif isinstance(child, ast.AST):
+                found.append(child)
+    return found
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -594,7 +607,7 @@ def module_state(tree: ast.Module) -> set[str]:
 
 
 def _changed(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) -> Iterator[str]:
-    nodes = list(ast.walk(function))
+    nodes = walked(function)
     bound = {one.arg for one in nodes if isinstance(one, ast.arg)}
     bound |= {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
     for node in nodes:
