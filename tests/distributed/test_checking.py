@@ -42,6 +42,7 @@ def test_a_wrong_rule_is_named(pool) -> None:
     assert all(word in message for word in [*words, "the rule of aten.amax.default is wrong"]), message
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["zero1", "megatron"])
 def test_another_weight_on_one_rank_is_named(pool, kind: str) -> None:
     message = same(pool.run("tasks_checking", "other_weights", kind))

@@ -39,7 +39,7 @@ def test_tied_weights_and_biases(pool, kind: str) -> None:
     assert max(pool.run("tasks", "train", "gpt", kind, (2, 2), "sgd", 1)) < TOLERANCE
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 def test_zero2_reduces_the_gradient_of_every_micro_batch(pool, recomputation: str) -> None:
     """As ZeRO-1 but earlier: 21 gradients in the backward pass, nothing but the weights in the update."""

@@ -50,7 +50,7 @@ def configurations(engine: str, model: str = MODEL) -> tuple[Configuration, ...]
     return tuple(all_configurations(engine_of(within(SPACES[engine], request))[0]))
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("engine", SPACES)
 def test_configurations_come_in_one_order(engine: str) -> None:
     found = configurations(engine)

@@ -51,6 +51,7 @@ def predicted(name: str, folder: Path) -> tuple[float, float, float]:
     return plan.prediction.step_seconds, live, plan.prediction.peak_bytes
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in ROWS]
 )

@@ -185,6 +185,7 @@ def test_mindspeed_knows_every_argument(model: str, data: st.DataObject) -> None
     assert set(algorithms) <= set(known["mindspeed"]["context-parallel-algo"])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
@@ -217,6 +218,7 @@ def test_deepspeed_knows_every_key(model: str, data: st.DataObject) -> None:
     assert content["train_batch_size"] % math.prod(sizes) == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())

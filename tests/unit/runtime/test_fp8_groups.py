@@ -47,6 +47,7 @@ def counting(patch: pytest.MonkeyPatch, name: str) -> Counter[str]:
     return calls
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(192, 64), (64, 48), (48, 320), (512, 256)])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise", "mxfp8"])

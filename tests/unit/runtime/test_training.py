@@ -76,6 +76,7 @@ def test_batches_without_a_step_are_made_up_for(run: Any, tmp_path: Path) -> Non
     assert (saved.step, saved.samples) == (5, 6 * SIZE)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stop", [2, 3, 4])
 def test_what_is_resumed_skips_the_same(run: Any, stop: int) -> None:
     """Before the broken batch, behind it, and where the epoch ends."""

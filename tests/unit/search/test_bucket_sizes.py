@@ -48,6 +48,7 @@ def test_the_bound_is_about_the_step(free: SearchResult) -> None:
     assert free.bound_seconds <= prediction.step_seconds
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("buckets", [2**16, 2**28])
 def test_no_size_of_buckets_beats_the_one_that_is_found_or_the_bound(free: SearchResult, buckets: int) -> None:
     """In the largest all gradients wait for the last."""

@@ -219,6 +219,7 @@ def test_experts_are_cut_over_devices_that_split_tokens(
     assert experts_of(result) == split
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("zero", range(1, 4))
 def test_copies_of_what_zero_shares_out(zero: int) -> None:
     """Parameters are whole on the outer axis, as copies, and cut on the inner one."""
@@ -231,6 +232,7 @@ def test_copies_of_what_zero_shares_out(zero: int) -> None:
     assert roles(result.bound).replicas == 2
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("zero", range(4))
 def test_zero_shares_out_what_experts_leave(zero: int) -> None:
     """On the axis that cuts experts their weights are cut; on the data axis, and all others, ZeRO is what it says."""

@@ -84,6 +84,7 @@ def test_tree_decompositions_are_never_worse_and_sometimes_better(monkeypatch: p
     assert any(one < other for one, other in zip(with_them, without, strict=True))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("last", [(), (9, 41)])
 def test_cliques_have_no_more_variables_than_tables_may_have_axes(last: tuple[int, ...]) -> None:
     """All of 80 variables are joined, and all but three have one candidate: the best of the 27 choices is found."""

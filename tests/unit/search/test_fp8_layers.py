@@ -335,6 +335,7 @@ def test_experts_are_in_fp8_where_that_pays(devices: int, pinned: Pinned, recipe
     assert not verify(free.plan, traced("few-experts"), BATCH, asked(NO_FP8).cluster).remarks
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("left_out", [("*.experts.*",), ("*.mlp.*",)])
 def test_experts_that_are_left_out_by_name_are_not_in_fp8(left_out: tuple[str, ...]) -> None:
     fp8 = Fp8(recipe="tensorwise", left_out=left_out, experts=True)

@@ -78,6 +78,7 @@ def test_of_more_blocks_than_prices_speak_of_so_many_in_a_row_count(kinds: str) 
         assert found == pytest.approx([quickest(reaches, sums, state) for state in range(4)], rel=1e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("model", "ranks"), [("kinds-three", 3), ("mixture-after-two-dense", 2)])
 def test_little_is_left_where_blocks_of_several_kinds_have_little_memory(model: str, ranks: int) -> None:
     """In units that every kind is so many of, as much as 24% was left."""

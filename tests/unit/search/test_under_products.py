@@ -73,7 +73,8 @@ def test_an_operand_that_comes_again_saves_what_it_saved_at_first_unless_all_of_
     assert result.gap < (0.001 if never == "matmul" else 0.01)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("schedule", ["zb_h1", "1f1b"])
 def test_an_order_with_weight_gradients_apart_has_nothing_under_products(schedule: str) -> None:
     """So that it need not be tried where that would cost more than its bubble: no order takes less than is said, which
     is more than what its ranks work in 1F1B."""
@@ -92,6 +93,7 @@ def test_an_order_with_weight_gradients_apart_has_nothing_under_products(schedul
     assert predict(other, cluster).step_seconds >= least
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recompute", ["selective", "none"])
 def test_no_rank_loses_less_without_overlap_than_is_said(recompute: Running) -> None:
     """Results that recomputed blocks keep travel under no product."""
