@@ -443,8 +443,9 @@ def test_plans_settled_exactly_fit(memory: float) -> None:
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("model", "micro_batches"), [("gpt-4-tied", 1), ("llama-4", 1), ("residual-8", 2)])
 def test_settling_the_slowest_rank_makes_no_step_longer(model: str, micro_batches: int) -> None:
-    """Where micro-batches are few, less once a step does not make up for more in each."""
-    pinned = Pinned(pipeline=2, recompute="full", micro_batches=micro_batches)
+    """Where micro-batches are few, less once a step does not make up for more in each. In the order of the objective:
+    a plan that wins by its schedule may have a longer one than others could."""
+    pinned = Pinned(pipeline=2, recompute="full", micro_batches=micro_batches, schedule="1f1b")
     found = search(request_of(model, launched_at_once(cluster_of("h100-80gb", 8)), 32, pinned=pinned))
     assert found.gap < 0.02
     assert found.plan.provenance.gap == pytest.approx(found.gap, rel=1e-2)
