@@ -7,16 +7,18 @@ Rows of one model share its traced graph. With several processes the rows are de
 results come back in the order of the rows, whatever the number of processes.
 """
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from costmodels import CostModelError
 from hardware_profiles import TRAINED, Bytes, Cluster, HardwareProfileError, Software, is_known, spread_of
-from planner.errors import PlannerError
+from planner.errors import PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.binding.bind import bind
@@ -147,15 +149,27 @@ def evaluate_rows(
             found.update((one.row.line, one) for one in evaluate_chunk(chunk, change))
             on_done(len(chunk))
     else:
-        with ProcessPoolExecutor(min(processes, len(chunks)), mp_context=get_context("spawn")) as pool:
+        before = set(active_children())
+        with ProcessPoolExecutor(
+            min(processes, len(chunks)), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+        ) as pool:
             waiting = {pool.submit(evaluate_chunk, chunk, change) for chunk in sorted(chunks, key=len, reverse=True)}
             try:
                 for done in as_completed(waiting):
                     results = done.result()
                     found.update((one.row.line, one) for one in results)
                     on_done(len(results))
-            except BaseException:
+            except BrokenProcessPool as error:
+                raise RequestError(
+                    f"one of {processes} processes was killed, for want of memory perhaps; give --processes 1"
+                ) from error
+            except BaseException:  # else the rows that processes have already would be evaluated to their end
+                started = set(active_children()) - before
+                for process in started:
+                    process.terminate()
                 pool.shutdown(wait=False, cancel_futures=True)
+                for process in started:
+                    process.join()
                 raise
     return tuple(found[row.line] for row in rows)
 

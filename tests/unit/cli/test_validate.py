@@ -1,16 +1,20 @@
 """`plan validate` on a small file: every row is there, whatever became of it."""
 
 import json
+import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from planner.cli.main import app
+from planner.errors import RequestError
 from planner.models.dimensions import Dimensions, ExpertDimensions, Family
 from planner.validation.evaluate import evaluate_rows, traced
 from planner.validation.rows import read_rows
-from tests.unit.validation.runs import row, write
+from tests.refusals import refused
+from tests.unit.validation.runs import endless, killed, row, write
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -170,6 +174,30 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
     ]
     read = read_rows(write(tmp_path / "runs.csv", *rows))
     assert evaluate_rows(read, 2) == evaluate_rows(read)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_an_interrupt_ends_processes_at_once(tmp_path: Path) -> None:
+    """They went on with the rows that they had, for minutes, and then with the next ones."""
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    rows = read_rows(write(tmp_path / "runs.csv", row(id="a", arch="ssm"), *(row(id=f"b{at}") for at in range(13))))
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_rows(rows, 2, interrupt, endless)
+    assert time.monotonic() - began < 120
+    assert not active_children()
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
+    rows = read_rows(write(tmp_path / "runs.csv", *(row(id=f"b{at}") for at in range(13))))
+    with refused(RequestError, "--processes 1"):
+        evaluate_rows(rows, 2, change=killed)
 
 
 @pytest.mark.parametrize(("family", "tied"), [("gpt", True), ("llama", True), ("llama", False)])

@@ -1,6 +1,11 @@
 """Rows of a small file of measured runs."""
 
+import os
+import signal
+import time
 from pathlib import Path
+
+from hardware_profiles import Cluster
 
 GPT = {
     "id": "gpt",
@@ -67,3 +72,15 @@ def write(path: Path, *rows: dict[str, str]) -> Path:
     lines = [",".join(COLUMNS), *(",".join(one[name] for name in COLUMNS) for one in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def endless(cluster: Cluster) -> Cluster:
+    """A change of a machine that takes longer than any test."""
+    time.sleep(600)
+    return cluster
+
+
+def killed(cluster: Cluster) -> Cluster:
+    """One for which the process is killed, as by a machine that runs out of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return cluster
