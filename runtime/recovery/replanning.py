@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hardware_profiles import Cluster, HardwareProfileError
+from hardware_profiles import Cluster, HardwareProfileError, UnknownProfileError
 from planner.errors import CheckpointError, PlannerError, RequestError, RunError
 from planner.plan.file import dump_plan, load_plan, parse_plan
 from planner.plan.plan import Plan
@@ -108,6 +108,11 @@ class Plans:
             if not isinstance(cluster, Cluster):
                 raise RequestError("--elastic: a plan for several kinds of devices does not say which of them are left")
             found = search(request_for(self._first, graph, model.batch, cluster)).plan
+        except UnknownProfileError:
+            named = self._first.cluster.profile
+            return RequestError(
+                f"--elastic: a plan for other devices needs a profile that is shipped; '{named}' is none"
+            )
         except (PlannerError, HardwareProfileError) as error:
             return error if isinstance(error, PlannerError) else RequestError(str(error))
         ensure_folder(self._folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.commands.show import ExecutedModel, built_again, naming
+from planner.cli.commands.show import ExecutedModel, Hardware, built_again, naming
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
@@ -29,6 +29,7 @@ _NAMED = 10
 def audit(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     model: ExecutedModel = None,
+    hardware: Hardware = None,
     as_json: Annotated[bool, typer.Option("--json", help="Every operator's row, as one object on stdout.")] = False,
 ) -> None:
     """Run one rank of every stage on fake tensors, and compare it with the prediction.
@@ -40,7 +41,7 @@ def audit(
     """
     with reporting(as_json):
         found = []
-        for stage in _stages(plan_file, model):
+        for stage in _stages(plan_file, hardware, model):
             found.append(stage)
             if not as_json:
                 _print(stage)
@@ -52,14 +53,14 @@ def audit(
         raise typer.Exit(0 if agrees else 1)
 
 
-def _stages(plan_file: Path, given: str | None) -> "Iterator[StageAudit]":
+def _stages(plan_file: Path, hardware: str | None, given: str | None) -> "Iterator[StageAudit]":
     from planner.plan.binding.machine import machine_of
     from planner.plan.file import load_plan
     from runtime.auditing.audit import audit as audited
 
     plan = load_plan(plan_file)
     with naming(plan_file):
-        cluster = machine_of(plan.cluster)
+        cluster = machine_of(plan.cluster, hardware)
         model = built_again(plan, given, ", and an audit runs its operators")
         yield from audited(plan, model.graph, model.batch, cluster)
 

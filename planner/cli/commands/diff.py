@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.commands.show import OfModel, naming, traced_again
+from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
@@ -23,6 +23,7 @@ def diff(
     first: Annotated[Path, typer.Argument(help="A plan file.")],
     second: Annotated[Path, typer.Argument(help="Another plan file of the same model.")],
     model: OfModel = None,
+    hardware: Hardware = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two plans: what differs, and what each difference costs or saves.
@@ -42,7 +43,7 @@ def diff(
             graphs = _graphs(plans, (first, second), model)
             wait.phase("pricing both plans")
             with stoppable(lambda: wait.phase("stopping")) as stopped:
-                found = compare(*plans, graphs, partial(wait.phase, "pricing the plans on the way"), stopped)
+                found = compare(*plans, graphs, partial(wait.phase, "pricing the plans on the way"), stopped, hardware)
         if as_json:
             write_json("plan diff", {**_content((first, second), found), "stopped": stopped()})
         else:

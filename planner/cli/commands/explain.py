@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.commands.show import OfModel, naming, traced_again
+from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import explanation_content, write_json
 from planner.cli.printing import console_of
@@ -36,6 +36,7 @@ def explain(
         float, typer.Option(metavar="SECONDS", help="Start no search after this many seconds.", min=0)
     ] = 120.0,
     model: OfModel = None,
+    hardware: Hardware = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Explain what limits a plan, and what other choices would cost.
@@ -51,7 +52,7 @@ def explain(
         patience = _Patience(wanted=search, ends=time.perf_counter() + time_limit)
         with waiting() as wait:
             wait.phase("tracing the model")
-            world, known, bound = _world(plan_file, model)
+            world, known, bound = _world(plan_file, hardware, model)
             with stoppable(lambda: wait.phase("stopping")) as stopped:
                 again = _again(patience, wait, stopped)
                 if name is not None:
@@ -104,7 +105,7 @@ def _again(patience: _Patience, wait: Waiting, stopped: Callable[[], bool]) -> "
     return Search(begins=patience.begins, on_progress=wait.searched, cancelled=stopped)
 
 
-def _world(plan_file: Path, given: str | None) -> "tuple[World, PlannedModel, BoundPlan]":
+def _world(plan_file: Path, hardware: str | None, given: str | None) -> "tuple[World, PlannedModel, BoundPlan]":
     """The plan, priced as it is now, and all that it was made for."""
     from planner.plan.binding.machine import machine_of
     from planner.plan.compare.repricing import repriced
@@ -113,7 +114,7 @@ def _world(plan_file: Path, given: str | None) -> "tuple[World, PlannedModel, Bo
 
     plan = load_plan(plan_file)
     with naming(plan_file):
-        cluster = machine_of(plan.cluster)
+        cluster = machine_of(plan.cluster, hardware)
         model = traced_again(plan, given)
         bound = repriced(plan, model.graph, model.batch, cluster)
     return World(plan=bound.plan, graph=model.graph, batch=model.batch, cluster=cluster), model, bound

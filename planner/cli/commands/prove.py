@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.commands.show import ExecutedModel, built_again, naming
+from planner.cli.commands.show import ExecutedModel, Hardware, built_again, naming
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
@@ -28,6 +28,7 @@ _NAMED = 8
 def prove(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     model: ExecutedModel = None,
+    hardware: Hardware = None,
     small: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A small model with the same layers, where a factory builds the large one."),
@@ -44,7 +45,7 @@ def prove(
         plan prove llama70b-64.json
     """
     with reporting(as_json):
-        found = _proof(plan_file, model, small, processes)
+        found = _proof(plan_file, hardware, model, small, processes)
         if as_json:
             write_json("plan prove", _content(found))
         else:
@@ -52,7 +53,7 @@ def prove(
         raise typer.Exit(0 if found.agrees else 1)
 
 
-def _proof(plan_file: Path, given: str | None, small: str | None, processes: int) -> "Proof":
+def _proof(plan_file: Path, hardware: str | None, given: str | None, small: str | None, processes: int) -> "Proof":
     from planner.plan.binding.machine import machine_of
     from planner.plan.binding.model_of import buildable
     from planner.plan.file import load_plan
@@ -60,7 +61,7 @@ def _proof(plan_file: Path, given: str | None, small: str | None, processes: int
 
     plan = load_plan(plan_file)
     with naming(plan_file), waiting() as wait:
-        machine = machine_of(plan.cluster)
+        machine = machine_of(plan.cluster, hardware)
         wait.phase("tracing the model")
         model = built_again(plan, given, ", and a proof runs it")
         return proved(

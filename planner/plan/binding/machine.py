@@ -8,14 +8,17 @@ from hardware_profiles import (
     Cluster,
     Machine,
     TopologyError,
+    UnknownProfileError,
     clusters_of_ranks,
     compose,
     is_mixed,
+    load_machine,
     load_mixed,
     load_profile,
     load_software,
     parse_mixed,
     parts_of,
+    profile_names,
 )
 from planner.errors import PlanFileError, RequestError
 from planner.plan.plan import ClusterReference, Stage, products_in
@@ -40,6 +43,11 @@ def machine_of(reference: ClusterReference, profile: str | None = None) -> Machi
     `HardwareProfileError` where there is no such profile or it cannot have so many devices, PlanFileError where the
     composition does not read.
     """
+    if profile is None and reference.profile not in profile_names() and not is_mixed(reference.profile):
+        raise UnknownProfileError(
+            f"the plan was made for the profile '{reference.profile}', which is none of those shipped; give its"
+            f" file, as in --hardware {reference.profile}.toml"
+        )
     software = load_software(reference.software)
     if reference.products:
         software = replace(software, products=reference.products)
@@ -52,6 +60,13 @@ def machine_of(reference: ClusterReference, profile: str | None = None) -> Machi
         except TopologyError as error:
             raise PlanFileError(f"cluster.composition '{reference.composition}': {error}") from error
     return cluster.with_software(software).with_devices(reference.devices)
+
+
+def own_machine(reference: ClusterReference, profile: str | None) -> Machine:
+    """The machine that a plan names, by the file of a profile where that has the name of the plan's. Raises as
+    `machine_of`."""
+    named = profile is not None and load_machine(profile).name == reference.profile
+    return machine_of(reference, profile if named else None)
 
 
 def computing_in(machine: Machine, precision: str) -> Machine:

@@ -22,7 +22,7 @@ from hardware_profiles import HardwareProfileError
 from planner.errors import PlannerError
 from planner.graph.operator_graph import ROWS_FROM, OperatorGraph
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.binding.machine import machine_of
+from planner.plan.binding.machine import own_machine
 from planner.plan.compare.contrasts import Difference, blocks_words, degree_words, item_rows, model_words, update_text
 from planner.plan.compare.repricing import repriced
 from planner.plan.plan import Plan, Prediction
@@ -133,14 +133,16 @@ def compare(
     traced: Mapping[str, Traced],
     on_progress: Listener = lambda made, of: None,
     cancelled: Callable[[], bool] = lambda: False,
+    profile: str | None = None,
 ) -> Comparison:
     """Price two plans and every difference between them, by the profiles of machines as they are now.
 
-    `traced` has the graphs of both by their fingerprints. `on_progress` is told how many differences are made, and of
+    `traced` has the graphs of both by their fingerprints, `profile` is the file of the profile of one or both, where
+    that is none that is shipped. `on_progress` is told how many differences are made, and of
     how many. Where `cancelled` says so, those that are left are made at once, as the last step. Raises PlanFileError
     and the like where one of the plans is not legal.
     """
-    here, there = (_priced(plan, traced) for plan in (first, second))
+    here, there = (_priced(plan, traced, profile) for plan in (first, second))
     start, end = loosened(here), loosened(there)
     changes = tuple(_changes(here, there, start, end))
     if _operators(start) != _operators(end):  # nothing on the way
@@ -150,7 +152,7 @@ def compare(
             after=there.plan.prediction,
         )
         return Comparison(first=here, second=there, steps=(step,))
-    way = _Way(plan=start, traced=traced, on_progress=on_progress, cancelled=cancelled)
+    way = _Way(plan=start, traced=traced, profile=profile, on_progress=on_progress, cancelled=cancelled)
     steps = tuple(way.steps(changes))
     last = way.plan.prediction
     assert (last.step_seconds, last.peak_bytes) == (
@@ -160,9 +162,9 @@ def compare(
     return Comparison(first=here, second=there, steps=steps)
 
 
-def _priced(plan: Plan, traced: Mapping[str, Traced]) -> BoundPlan:
+def _priced(plan: Plan, traced: Mapping[str, Traced], profile: str | None) -> BoundPlan:
     model = traced[plan.model.fingerprint]
-    return repriced(plan, model.graph, model.batch, machine_of(plan.cluster))
+    return repriced(plan, model.graph, model.batch, own_machine(plan.cluster, profile))
 
 
 @dataclass(kw_only=True)
@@ -171,6 +173,7 @@ class _Way:
 
     plan: Plan
     traced: Mapping[str, Traced]
+    profile: str | None
     on_progress: Listener
     cancelled: Callable[[], bool]
 
@@ -213,7 +216,7 @@ class _Way:
         for change in changes:
             plan = change.apply(plan)
         try:
-            return _priced(plan, self.traced).plan
+            return _priced(plan, self.traced, self.profile).plan
         except (PlannerError, HardwareProfileError, CostModelError):
             return None
 

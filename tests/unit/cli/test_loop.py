@@ -54,6 +54,17 @@ def test_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_once
     assert another.exit_code == 2
     assert "plan replan" in another.stderr  # its terms are by another profile
 
+    for words in (
+        ("diff", "first.json", "second.json"),  # one of them is for a profile that is shipped
+        ("explain", "second.json", "--no-search"),
+        ("audit", "second.json"),
+    ):
+        assert done(*words, "--hardware", "mine.toml")
+        refused = CliRunner().invoke(app, [*words])
+        assert refused.exit_code == 2
+        assert "made for the profile 'mine'" in refused.stderr
+        assert "--hardware mine.toml" in refused.stderr
+
     done("fit", second, "--hardware", "mine.toml", "-o", "mine2.toml")
     was, once, twice = (load_profile(name) for name in ("cpu", "mine.toml", "mine2.toml"))
     for machine, times in ((once, 2.0), (twice, 2.5)):

@@ -65,6 +65,12 @@ def test_where_no_plan_fits_fewer_devices_are_tried(first: Plan, tmp_path: Path)
         plans.most(1)
 
 
+def test_a_plan_for_a_profile_of_ones_own_has_none_for_fewer_devices(first: Plan, tmp_path: Path) -> None:
+    mine = replace(first, cluster=replace(first.cluster, profile="mine"))
+    with refused(RunError, "--elastic", "mine", "profile that is shipped"):
+        Plans(mine, tmp_path, Range(least=2, most=4)).most(2)
+
+
 def test_what_cannot_be_elastic_is_refused(first: Plan, tmp_path: Path) -> None:
     with refused(RequestError, "--elastic 1:2", 4, 4, "1:4"):
         Plans(first, tmp_path, Range(least=1, most=2))
