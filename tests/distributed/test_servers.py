@@ -163,6 +163,7 @@ def test_no_server_outlives_the_fleet(tmp_path: Path) -> None:
             os.kill(pid, 0)
 
 
+@pytest.mark.thorough
 def test_a_second_fleet_is_refused_and_leaves_the_first_one_alone(tmp_path: Path) -> None:
     """It removed the addresses of the servers that ran, before it was told that it may not start."""
     with Fleet(tmp_path, 1) as first, TableClient(first.addresses, [ITEMS]) as client:

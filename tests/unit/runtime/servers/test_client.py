@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from planner.errors import RequestError, RunError
+from runtime.servers.__main__ import main
 from runtime.servers.addresses import Addresses, make_key, publish
 from runtime.servers.client import TableClient
 from runtime.servers.connection import Link
@@ -17,7 +19,7 @@ from runtime.servers.frames import Frame
 from runtime.servers.serve import Server, storage_of
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.tables import Table
-from tests.refusals import refused
+from tests.refusals import refused, says
 from tests.unit.runtime.servers.served_here import serving
 
 USERS = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="sgd", learning_rate=1.0))
@@ -228,6 +230,18 @@ def test_a_server_whose_disk_fails_says_so_and_stops(tmp_path: Path, monkeypatch
         client.push({"users": (row, np.ones((1, 6), np.float32))})
         assert client.pull({"users": row})["users"][0, 0] == -2.0
     client.close()
+
+
+def test_a_second_server_is_refused_and_leaves_the_address_of_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("runtime.servers.storage._ENDING", 0.1)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # this process keeps its own
+    with serving(tmp_path) as addresses:
+        where = addresses.of(0)
+        assert main([str(tmp_path), "--servers", "1", "--number", "0"]) == 2
+        assert addresses.of(0) == where
+    says(capsys.readouterr().err, tmp_path / "server-0", "in use")
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
