@@ -85,9 +85,12 @@ def _chosen(bound: BoundPlan) -> list[int]:
 
 
 def _choice(bound: BoundPlan, block: int) -> int:
-    inside = bound.blocks.operators(block)
-    parameters = tuple(bound.parameters[name] for name in block_parameters(bound.graph, bound.blocks, block))
-    return _number(bound, (bound.recompute_of(block), *_of(bound, inside), parameters), _layouts(bound, inside))
+    graph, inside = bound.graph, bound.blocks.operators(block)
+    parameters = tuple(bound.parameters[name] for name in block_parameters(graph, bound.blocks, block))
+    read = dict.fromkeys(name for at in inside for name in graph.operators[at].operands)
+    buffers = (name for name in read if name not in graph.parameter_names and _read_by(graph, name, inside))
+    told = (bound.recompute_of(block), *_of(bound, inside), parameters, tuple(bound.promised[name] for name in buffers))
+    return _number(bound, told, _layouts(bound, inside))
 
 
 def _overlaps(bound: BoundPlan) -> object:
@@ -185,7 +188,7 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
                 if not first <= made < inside.stop:
                     return None
                 found.append(made - inside.start)
-            elif name in graph.parameter_names:
+            elif name in graph.parameter_names or _read_by(graph, name, inside):
                 uses = graph.consumers[name]
                 found.append(tuple([use - inside.start for use in uses]))
             else:
@@ -201,6 +204,11 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
             found += (graph.types[result], result in graph.differentiable, result in alive.kept)
             found.append(alive.share(result))
     return found
+
+
+def _read_by(graph: OperatorGraph, name: str, inside: range) -> bool:
+    """Whether something that nobody makes is read by the operators of one block alone, as its buffers are."""
+    return name not in graph.producer and all(use in inside for use in graph.consumers[name])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+import planner
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction import predict as predicting
@@ -121,3 +122,21 @@ def test_deferred_gradients_are_visited() -> None:
     bound = bound_of(1)
     deferring = replace(bound, plan=replace(bound.plan, schedule="zb_h1"))
     assert repeated_blocks(block_keys(deferring, liveness(bound.graph))) == {}
+
+
+@pytest.mark.slow
+def test_blocks_with_buffers_of_their_own_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that evens loads out reads how full its experts were from buffers; no two blocks share one."""
+    bound = planner.search("deepseek-tiny+num_layers=7", "h100", devices=2, pinned=Pinned(pipeline=1)).bound
+    like = repeated_blocks(block_keys(bound, liveness(bound.graph)))
+    assert like, "the blocks with experts, but for the first and the last"
+    all_visited(bound, monkeypatch)
+    block = max(like)
+    names = {name for at in bound.blocks.operators(block) for name in bound.graph.operators[at].operands}
+    made, stored, inside = bound.graph.producer, bound.graph.parameter_names, bound.blocks.operators(block)
+    read = (name for name in sorted(names) if name not in made and name not in stored)
+    buffer = next(name for name in read if all(use in inside for use in bound.graph.consumers[name]))
+    other = next(layout for layout in bound.promised.values() if layout != bound.promised[buffer])
+    moved = replace(bound)
+    monkeypatch.setitem(vars(moved), "promised", {**bound.promised, buffer: other})
+    assert block not in repeated_blocks(block_keys(moved, liveness(moved.graph)))
