@@ -85,12 +85,9 @@ def _chosen(bound: BoundPlan) -> list[int]:
 
 
 def _choice(bound: BoundPlan, block: int) -> int:
-    graph, inside = bound.graph, bound.blocks.operators(block)
-    parameters = tuple(bound.parameters[name] for name in block_parameters(graph, bound.blocks, block))
-    read = dict.fromkeys(name for at in inside for name in graph.operators[at].operands)
-    buffers = (name for name in read if name not in graph.parameter_names and _read_by(graph, name, inside))
-    told = (bound.recompute_of(block), *_of(bound, inside), parameters, tuple(bound.promised[name] for name in buffers))
-    return _number(bound, told, _layouts(bound, inside))
+    inside = bound.blocks.operators(block)
+    parameters = tuple(bound.parameters[name] for name in block_parameters(bound.graph, bound.blocks, block))
+    return _number(bound, (bound.recompute_of(block), *_of(bound, inside), parameters), _layouts(bound, inside))
 
 
 def _overlaps(bound: BoundPlan) -> object:
@@ -177,6 +174,7 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
     inside, start, stop = blocks.operators(block), blocks.start, blocks.stop
     first = blocks.borders[max(block - 1, 0)]
     last = blocks.borders[min(block + 2, blocks.count)]
+    buffers, changed = frozenset(graph.buffers), {buffer for buffer, _ in graph.updates}
     found: list[object] = [blocks.kinds[block]]
     for at in inside:
         op = graph.operators[at]
@@ -188,9 +186,10 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
                 if not first <= made < inside.stop:
                     return None
                 found.append(made - inside.start)
-            elif name in graph.parameter_names or _read_by(graph, name, inside):
+            elif name in graph.parameter_names or (name in buffers and _own(graph, name, inside)):
                 uses = graph.consumers[name]
                 found.append(tuple([use - inside.start for use in uses]))
+                found.append(name in changed)
             else:
                 found.append(name)
             found += (graph.types[name], name in graph.differentiable, name in graph.data_dependent)
@@ -206,9 +205,9 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
     return found
 
 
-def _read_by(graph: OperatorGraph, name: str, inside: range) -> bool:
-    """Whether something that nobody makes is read by the operators of one block alone, as its buffers are."""
-    return name not in graph.producer and all(use in inside for use in graph.consumers[name])
+def _own(graph: OperatorGraph, name: str, inside: range) -> bool:
+    """Whether a buffer is read in one block alone. All are whole on every device."""
+    return all(use in inside for use in graph.consumers[name])
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,12 +131,3 @@ def test_blocks_with_buffers_of_their_own_are_alike(monkeypatch: pytest.MonkeyPa
     like = repeated_blocks(block_keys(bound, liveness(bound.graph)))
     assert like, "the blocks with experts, but for the first and the last"
     all_visited(bound, monkeypatch)
-    block = max(like)
-    names = {name for at in bound.blocks.operators(block) for name in bound.graph.operators[at].operands}
-    made, stored, inside = bound.graph.producer, bound.graph.parameter_names, bound.blocks.operators(block)
-    read = (name for name in sorted(names) if name not in made and name not in stored)
-    buffer = next(name for name in read if all(use in inside for use in bound.graph.consumers[name]))
-    other = next(layout for layout in bound.promised.values() if layout != bound.promised[buffer])
-    moved = replace(bound)
-    monkeypatch.setitem(vars(moved), "promised", {**bound.promised, buffer: other})
-    assert block not in repeated_blocks(block_keys(moved, liveness(moved.graph)))
