@@ -21,13 +21,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from planner.errors import RunError
+from hardware_profiles import GIB, MIB
+from planner.errors import RequestError, RunError
+from planner.limits import available_bytes
 from runtime.launchers.launched import LOOPBACK
 from runtime.launchers.own import environment_of
 from runtime.processes.breakdown import failure_of
 from runtime.processes.lifeline import held
 from runtime.processes.watch import Watch
 from runtime.stopping import stopped_by_signals
+
+_OWN = 140 * MIB
+"""What a process has for itself alone once PyTorch is imported, and before it does anything; measured with 2.13."""
 
 
 def run_ranks(
@@ -43,8 +48,10 @@ def run_ranks(
     The module takes `--notes FOLDER`, for `be_a_rank`. What the ranks print goes to stdout, or line by line to
     `on_line`. Where `leave` says so they get the note that asks them to end (`runtime.processes.watch.LEAVE`). Raises
     RunError, with what went wrong first, where a rank fails, is killed, or where no rank makes progress for `timeout`
-    seconds (None: for ever). Nothing that was started is left when this returns or raises.
+    seconds (None: for ever), RequestError where this machine has no memory for so many processes. Nothing that was
+    started is left when this returns or raises.
     """
+    _check_memory(processes)
     with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="plan-run-") as folder:
         notes = Path(folder)
         command = [sys.executable, "-u", "-m", module, *arguments, "--notes", folder]
@@ -59,6 +66,16 @@ def run_ranks(
         if message:
             raise RunError(message, exit_code=code)
         return code
+
+
+def _check_memory(processes: int) -> None:
+    """Raise RequestError where so many processes need more memory than is free, whatever they do."""
+    free = available_bytes()
+    if free is not None and processes * _OWN > free:
+        raise RequestError(
+            f"{processes:,} processes need {processes * _OWN / GIB:,.1f} GiB of this machine before they do anything,"
+            f" and {free / GIB:.1f} GiB are free; start {int(free // _OWN):,} or fewer"
+        )
 
 
 def threads_per_rank(processes: int) -> int:
