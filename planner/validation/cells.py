@@ -66,7 +66,10 @@ shares out, the hybrid ones within groups (`planner.validation.replicas`); it re
 is told otherwise. None: a stage that is not said."""
 
 _STAGE = re.compile(r"(?:(?:deepspeed\W+)?(?:zero|stage|zero[-_ ]?stage)[-_ ]?)?([0-3])")
-_IN_BRACKETS = re.compile(r"(?:(?:pytorch |torch |megatron[- ])?fsdp[12]?|hsdp|deepspeed|zero)\s*\(([0-3])\)")
+_IN_BRACKETS = re.compile(
+    r"(?:(?:pytorch |torch |megatron[- ])?fsdp[12]?|hsdp|deepspeed|zero"
+    r"|(?:megatron[- ](?:lm |core )?)?(?:distributed|dist)[-_ ]?opt(?:imi[sz]er)?)\s*\(([0-3])\)"
+)
 """A stage behind what says none by itself."""
 
 _ATTENTION: tuple[tuple[str, Attention], ...] = (

@@ -261,6 +261,7 @@ def test_what_is_unknown_is_what_frameworks_do_and_noted(tmp_path: Path) -> None
     [
         ("3", "", 3),
         ("fsdp2 (3)", "", 3),
+        ("distributed optimizer (1)", "", 1),
         ("FULL_SHARD", "True", 3),
         ("SHARD_GRAD_OP", "", 2),
         ("NO_SHARD", "", 0),
