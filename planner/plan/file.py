@@ -231,6 +231,8 @@ def parse_plan(text: str) -> Plan:
             f"{error}: the file is truncated or was edited wrongly; undo the edit or plan again"
         ) from error
     _check_printable(content)
+    if isinstance(content, dict) and isinstance(kind := content.get("kind"), str):  # other files of ours have one
+        raise PlanFileError(f"not a plan file, but one of the kind '{kind:.40}'; {_A_PLAN}")
     if not isinstance(content, dict) or "schema_version" not in content:
         raise PlanFileError("not a plan file: it has no schema_version; make one with plan --model ... -o FILE")
     content, changed = migrated(content)
