@@ -37,8 +37,8 @@ _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?)"
 class _Engine:
     """Patterns: of the number of a step; of its time with its unit in seconds, or of the tokens that a device does in a
     second; of TFLOP/s; of the global batch, the sequence length and the devices of a run; of peaks, reserved and
-    allocated, with their unit in bytes, in lines that have `memory` in them. Each starts with a word and takes time in
-    proportion to its line, whatever is in it."""
+    allocated, with their unit in bytes, in lines that have `memory` in them. Each starts with a word or where its line
+    does, and takes time in proportion to its line, whatever is in it."""
 
     number: str
     time: str = ""
@@ -69,8 +69,8 @@ _ENGINES: Mapping[str, _Engine] = {
         nbytes=MIB,
     ),
     "nemo": _Engine(
-        number=r"\bglobal_step:\s*([0-9]{1,15})",
-        time=rf"train_step_timing in s:\s*{_NUMBER}",
+        number=r"\bglobal_step[:=]\s*([0-9]{1,15})",
+        time=rf"train_step_timing in s[:=]\s*{_NUMBER}",
         flops=rf"TFLOPS_per_GPU:\s*{_NUMBER}",
         batch=rf"global_batch_size:\s*{_NUMBER}",
         reserved=rf"max_memory_reserved:\s*{_NUMBER}",
@@ -79,7 +79,7 @@ _ENGINES: Mapping[str, _Engine] = {
     ),
     "torchtitan": _Engine(
         number=r"\bstep:\s*([0-9]{1,15})",
-        rate=rf"\btps:\s*{_NUMBER}",
+        rate=rf"^(?!.*\bvalidate step:).*\btps:\s*{_NUMBER}",
         flops=rf"\btflops:\s*{_NUMBER}",
         batch=rf"global batch size {_NUMBER}",
         length=rf"sequence length {_NUMBER}",
@@ -171,7 +171,7 @@ def _starts(path: Path, engine: _Engine, lines: list[str], plan: Plan) -> tuple[
     }
     said: dict[str, float] = {}
     starts: list[dict[int, _Step]] = []
-    differs, others = "", 0
+    differs, others, last = "", 0, -1
     for line in lines:
         for what, (pattern, _) in wanted.items():
             if found := _found(pattern, line):
@@ -185,10 +185,12 @@ def _starts(path: Path, engine: _Engine, lines: list[str], plan: Plan) -> tuple[
             others += 1
             continue
         number = next((int(found) for found in re.findall(engine.number, line)), None)
-        if not starts or (number is not None and number < max(starts[-1], default=number) - 1):
+        if not starts or (number is not None and number < last - 1):
             starts.append({})
-        steps = starts[-1]
-        step = steps.setdefault(max(steps, default=-1) + 1 if number is None else number, _Step())
+            last = -1
+        number = last + 1 if number is None else number
+        last = max(last, number)
+        step = starts[-1].setdefault(number, _Step())
         step.seconds.append(seconds)
         step.flops += _found(engine.flops, line)
     if not starts and others:

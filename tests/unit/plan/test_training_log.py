@@ -56,6 +56,40 @@ def test_steps_behind_the_warm_up_count(tmp_path: Path, engine: str, text: str) 
     assert (found.peak_bytes, found.peak_kind) == (2 * 2**30, "reserved")
 
 
+def test_a_validation_is_no_step(tmp_path: Path) -> None:
+    """torchtitan logs it by the number of the step before, with tokens/s of its own, which has no backward pass."""
+    lines = [
+        line
+        for step in range(1, 6)
+        for line in (
+            f"step: {step}  loss: 8.1  tps: 2,560  tflops: 4.0",
+            f"validate step: {step}  loss: 7.0  tps: 9,000",
+        )
+    ]
+    found = read_log(log(tmp_path, "\n".join(lines)), "torchtitan", plan())
+    assert found.step_seconds == pytest.approx((0.2, 0.2, 0.2))
+
+
+def test_a_progress_bar_has_steps(tmp_path: Path) -> None:
+    """NeMo 1 draws one line, again and again."""
+    drawn = "\r".join(
+        f"Epoch 0: | {at}/9 [global_step={at}.000, train_step_timing in s={9 / at}00]" for at in (1, 3, 3, 9)
+    )
+    found = read_log(log(tmp_path, drawn), "nemo", plan())
+    assert found.step_seconds == pytest.approx((1.0,))
+
+
+def test_many_steps_take_time_in_proportion(tmp_path: Path) -> None:
+    """Not in proportion to their square, as where the last number is looked for among all."""
+
+    def seconds(count: int) -> float:
+        path, begin = log(tmp_path, megatron(1, count, 200.0)), time.process_time()
+        assert len(read_log(path, "megatron", plan()).step_seconds) == count - 2
+        return time.process_time() - begin
+
+    assert seconds(16_000) < 3 * 8 * seconds(2_000)
+
+
 def test_steps_of_other_runs_in_the_file_are_left_out(tmp_path: Path) -> None:
     """Several runs in one file, and a batch that ramps up: whatever comes last, steps of other batches do not count."""
     mine, other = megatron(1, 6, 200.0), megatron(1, 9, 900.0, batch=512)
