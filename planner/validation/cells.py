@@ -67,7 +67,8 @@ is told otherwise. None: a stage that is not said."""
 
 _STAGE = re.compile(r"(?:(?:deepspeed\W+)?(?:zero|stage|zero[-_ ]?stage)[-_ ]?)?([0-3])")
 _IN_BRACKETS = re.compile(
-    r"(?:(?:pytorch |torch |megatron[- ])?fsdp[12]?|hsdp|deepspeed|zero"
+    r"(?:(?:(?:pytorch|torch|megatron)[- ])?fsdp[- ]?[12]?|hsdp|deepspeed"
+    r"|(?:deepspeed[- ])?zero(?:[- ]stage|[- ](?:redundancy )?optimi[sz]er)?"
     r"|(?:megatron[- ](?:lm |core )?)?(?:distributed|dist)[-_ ]?opt(?:imi[sz]er)?)\s*\(([0-3])\)"
 )
 """A stage behind what says none by itself."""
