@@ -170,11 +170,13 @@ def runs_in_order(request: SearchRequest, configuration: Configuration) -> bool:
 def assumed(request: SearchRequest, space: Iterable[Configuration]) -> tuple[Assumed, ...]:
     """What objectives in a space assume that a step may do better: 1F1B with exposed transfers where there are
     pipelines, else micro-batches one after the other where they may take turns; and exposed offload. Nothing where no
-    step is shorter than its objective."""
+    step is shorter than its objective, nor of order where a V is asked for, of which the work is bounded."""
     pinned = request.pinned
     undecided = all(one is None for one in (pinned.interleave, pinned.slices, pinned.schedule))
     order: tuple[Assumed, ...] = ()
-    if any(configuration.pipeline > 1 for configuration in space):
+    if pinned.in_a_v:
+        order = ()
+    elif any(configuration.pipeline > 1 for configuration in space):
         order = ("1f1b",)
     elif asks(pinned) or (undecided and runs_here(request.cluster)):
         order = ("in order",)

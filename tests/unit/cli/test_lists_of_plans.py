@@ -162,6 +162,7 @@ def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
         (["--pipeline", "1", "--interleave", "1"], [], ""),
         (["--pipeline", "1"], ["in order"], ", micro-batches counted one after the other"),
         ([], ["1f1b"], ", pipelines counted as 1F1B with exposed transfers"),
+        (["--pipeline", "2", "--schedule", "zb_v", "--micro-batches", "4"], [], ""),
         (
             ["--offload", "auto"],
             ["1f1b", "offload"],
