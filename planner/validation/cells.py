@@ -66,12 +66,11 @@ shares out, the hybrid ones within groups (`planner.validation.replicas`); it re
 is told otherwise. None: a stage that is not said."""
 
 _STAGE = re.compile(r"(?:(?:deepspeed\W+)?(?:zero|stage|zero[-_ ]?stage)[-_ ]?)?([0-3])")
-_IN_BRACKETS = re.compile(
-    r"(?:(?:(?:pytorch|torch|megatron)[- ])?fsdp[- ]?[12]?|hsdp|deepspeed"
-    r"|(?:deepspeed[- ])?zero(?:[- ]stage|[- ](?:redundancy )?optimi[sz]er)?"
-    r"|(?:megatron[- ](?:lm |core )?)?(?:distributed|dist)[-_ ]?opt(?:imi[sz]er)?)\s*\(([0-3])\)"
-)
-"""A stage behind what says none by itself."""
+_IN_BRACKETS = re.compile(r"([a-z][\w .-]*?)\s*\(([0-3])\)")
+"""A stage behind words, which may say another one."""
+
+_ANY_STAGE = re.compile(r"(?:[\w .-]+[ -])?(?:fsdp[- ]?[12]?|hsdp)")
+"""Frameworks that shard by any stage, though their names alone stand for one."""
 
 _ATTENTION: tuple[tuple[str, Attention], ...] = (
     (r"false|no|off|0|none|eager|math|unfused", "unfused"),
@@ -155,12 +154,23 @@ def zero_stage(text: str) -> int | None:
     word = text.lower()
     if word in _STAGES:
         return _STAGES[word]
-    found = _STAGE.fullmatch(word) or _IN_BRACKETS.fullmatch(word)
-    if found:
+    if found := _STAGE.fullmatch(word):
         return int(found[1])
+    if found := _IN_BRACKETS.fullmatch(word):
+        words, stage = found[1], int(found[2])
+        said = None if _ANY_STAGE.fullmatch(words) else _STAGES.get(words, _stage_in(words))
+        if said not in (None, stage):
+            raise ValueError
+        return stage
     if word.startswith("deepspeed ("):  # "deepspeed (stage in config json)"
         return None
     raise ValueError
+
+
+def _stage_in(words: str) -> int | None:
+    """A stage that words say by a digit, if any does."""
+    found = _STAGE.fullmatch(words)
+    return int(found[1]) if found else None
 
 
 def precision(text: str) -> str:

@@ -74,7 +74,7 @@ def _check_memory(processes: int) -> None:
     if free is not None and processes * _OWN > free:
         raise RequestError(
             f"{processes:,} processes need {processes * _OWN / GIB:,.1f} GiB of this machine before they do anything,"
-            f" and {free / GIB:.1f} GiB are free; start {int(free // _OWN):,} or fewer"
+            f" and {free / GIB:.1f} GiB are free; start fewer, or free memory"
         )
 
 
