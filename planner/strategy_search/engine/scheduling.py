@@ -136,9 +136,14 @@ def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:
 
 
 def _turns_are_open(plan: Plan, pinned: Pinned, cluster: Machine) -> bool:
+    """Whether micro-batches and slices of the plan may take turns in another order."""
+    return _turns_are_left(pinned, cluster) and plan.virtual_stages == 1
+
+
+def _turns_are_left(pinned: Pinned, cluster: Machine) -> bool:
     """Whether nobody decided in which order micro-batches and slices take turns, and our own software runs them."""
     decided = pinned.interleave is not None or pinned.slices is not None or pinned.schedule is not None
-    return runs_here(cluster) and not decided and plan.virtual_stages == 1
+    return runs_here(cluster) and not decided
 
 
 def all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:
@@ -171,16 +176,17 @@ def assumed(request: SearchRequest, space: Iterable[Configuration]) -> tuple[Ass
     """What objectives in a space assume that a step may do better: 1F1B with exposed transfers where there are
     pipelines, else micro-batches one after the other where they may take turns; and exposed offload. Nothing where no
     step is shorter than its objective, nor of order where a V is asked for, of which the work is bounded."""
+    offload: tuple[Assumed, ...] = () if request.offload == NOTHING else ("offload",)
+    return (*_assumed_order(request, space), *offload)
+
+
+def _assumed_order(request: SearchRequest, space: Iterable[Configuration]) -> tuple[Assumed, ...]:
     pinned = request.pinned
-    undecided = all(one is None for one in (pinned.interleave, pinned.slices, pinned.schedule))
-    order: tuple[Assumed, ...] = ()
     if pinned.in_a_v:
-        order = ()
-    elif any(configuration.pipeline > 1 for configuration in space):
-        order = ("1f1b",)
-    elif asks(pinned) or (undecided and runs_here(request.cluster)):
-        order = ("in order",)
-    return order if request.offload == NOTHING else (*order, "offload")
+        return ()
+    if any(configuration.pipeline > 1 for configuration in space):
+        return ("1f1b",)
+    return ("in order",) if asks(pinned) or _turns_are_left(pinned, request.cluster) else ()
 
 
 def reorders(pinned: Pinned) -> bool:
