@@ -156,9 +156,9 @@ def _number(bound: BoundPlan, what: object, kept: tuple[object, ...]) -> int:
 
 def _kinds(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> tuple[int, ...]:
     """A number for each block, the same for those that are alike whatever plan there is."""
-    found, kinds = list[list[object]](), list[int]()
+    found, kinds, own = list[list[object]](), list[int](), _own_buffers(graph, blocks)
     for block in range(blocks.count):
-        told = _told(graph, blocks, alive, block)
+        told = _told(graph, blocks, alive, block, own)
         if told is None:  # like no other
             kinds.append(-1 - block)
             continue
@@ -169,12 +169,14 @@ def _kinds(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> tuple[int, 
     return tuple(kinds)
 
 
-def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> list[object] | None:
-    """All of a block that decides what its visits add; None where it has to do with blocks that are no neighbours."""
+def _told(
+    graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int, own: Mapping[str, bool]
+) -> list[object] | None:
+    """All of a block, with the buffers that blocks have for their `own`, that decides what its visits add; None where
+    it has to do with blocks that are no neighbours."""
     inside, start, stop = blocks.operators(block), blocks.start, blocks.stop
     first = blocks.borders[max(block - 1, 0)]
     last = blocks.borders[min(block + 2, blocks.count)]
-    buffers, changed = frozenset(graph.buffers), {buffer for buffer, _ in graph.updates}
     found: list[object] = [blocks.kinds[block]]
     for at in inside:
         op = graph.operators[at]
@@ -186,10 +188,10 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
                 if not first <= made < inside.stop:
                     return None
                 found.append(made - inside.start)
-            elif name in graph.parameter_names or (name in buffers and _own(graph, name, inside)):
+            elif name in graph.parameter_names or name in own:
                 uses = graph.consumers[name]
                 found.append(tuple([use - inside.start for use in uses]))
-                found.append(name in changed)
+                found.append(own.get(name))
             else:
                 found.append(name)
             found += (graph.types[name], name in graph.differentiable, name in graph.data_dependent)
@@ -205,9 +207,11 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
     return found
 
 
-def _own(graph: OperatorGraph, name: str, inside: range) -> bool:
-    """Whether a buffer is read in one block alone. All are whole on every device."""
-    return all(use in inside for use in graph.consumers[name])
+def _own_buffers(graph: OperatorGraph, blocks: Blocks) -> Mapping[str, bool]:
+    """Buffers that one block alone reads, and whether the forward pass changes them. All are whole on every device."""
+    changed = {buffer for buffer, _ in graph.updates}
+    readers = {name: {blocks.numbers.get(use) for use in graph.consumers.get(name, ())} for name in graph.buffers}
+    return {name: name in changed for name, of in readers.items() if len(of) == 1}
 
 
 @dataclass(frozen=True, slots=True)
