@@ -154,8 +154,8 @@ def zero_stage(text: str) -> int | None:
     word = text.lower()
     if word in _STAGES:
         return _STAGES[word]
-    if found := _STAGE.fullmatch(word):
-        return int(found[1])
+    if (stage := _stage_in(word)) is not None:
+        return stage
     if found := _IN_BRACKETS.fullmatch(word):
         words, stage = found[1], int(found[2])
         said = None if _ANY_STAGE.fullmatch(words) else _STAGES.get(words, _stage_in(words))
