@@ -3,7 +3,8 @@
     products of a dtype ──────────── fit_matmul ─────────┐      peak: the rate that large products approach
     attention, both passes ───────── fit_parameters ─────┤
     all other classes together ───── k L + B / w_class ──┼── Cluster, the source of every number, residuals
-    collectives ──────────────────── fit_levels ─────────┘
+    collectives ──────────────────── fit_levels ─────────┤
+    collectives beside products ──── median exposed ─────┘      share of the device that they occupy
 
 Numbers that only count as a product are told apart by convention: the best kernel has share 1 of the peak, the class
 with the highest rate share 1 of the memory bandwidth, the best protocol share 1 of the network's. A dtype whose times a
@@ -11,7 +12,7 @@ tiled kernel does not follow better than a plain rate is described by the rate a
 
 On a CPU all of this is of one process among as many as were measured, with the cores, caches and memory that are left
 to it. Not good for: numbers of processes other than that where cores are shared; kernels that read what the last one
-left in the cache (they are faster than the class); messages that arrive while a rank computes.
+left in the cache (they are faster than the class).
 
 Residuals are the mean of |predicted / measured - 1| over the rows of a class, predicted by the functions that price
 plans. Takes a few seconds.
@@ -48,6 +49,7 @@ from hardware_profiles import (
 _BY_SHAPE = ("attention", "matmul")
 _HEADROOM = 1.5  # of the peak that a fit starts from, over the best measured rate
 _FEWEST = 6  # products or calls of attention that a kernel is fitted to
+_MOST_OCCUPIED = 0.95  # of a device, so that what overlaps is worth something: an assumption
 _STARTS = (0.3, 1.0, 3.0)  # of latencies, times the guess
 
 
@@ -112,10 +114,18 @@ def _device(measurements: Measurements) -> Device:
         peak_flops=tuple(sorted(products.items())),
         efficiencies=tuple(sorted(shares.items())),
         compute_units=machine.compute_units,
-        host_latency=machine.host,
+        host_latency=max(0.0, machine.host - launch) if machine.device_type == "cpu" else machine.host,
+        communication_units=machine.compute_units * _occupied(measurements),
         matmul_kernels=tuple((dtype, None) for dtype in sorted(products)),
         attention_kernels=tuple((dtype, None) for dtype in sorted(products)),
     )
+
+
+def _occupied(measurements: Measurements) -> float:
+    """Share of a collective that products beside it do not cover, which is that of the device that it occupies (see
+    `Device.overlapped`); the median, and 0 where none was measured. Some of a device is always left."""
+    shares = [(row.together - row.computed) / row.alone for row in measurements.overlaps]
+    return min(_MOST_OCCUPIED, max(0.0, float(np.median(shares)))) if shares else 0.0
 
 
 def _memory_bound(rows: Sequence[KernelRow]) -> tuple[Seconds, dict[str, BytesPerSecond]]:
@@ -309,7 +319,8 @@ def _origins(measurements: Measurements) -> dict[str, Origin]:
         "device.allocator_slack": Origin(source=f"{source}: 200 tensors of 12 KB to 1.7 MB", kind="measured"),
         "device.memory_bandwidth_gb_per_s": fitted("the class of kernels with the highest rate"),
         "device.launch_latency_us": fitted("what all classes that are priced by bytes have in common"),
-        "device.host_latency_us": Origin(source=f"{source}: operators of a block on small tensors", kind="measured"),
+        "device.host_latency_us": fitted("kernels of blocks on small tensors; on a CPU less launch_latency_us"),
+        "device.communication_units": fitted("what products that take longer leave exposed of collectives"),
         "device.peak_tflops": fitted("the rate that large products approach"),
         "device.efficiency": fitted("rate of bytes; no FLOP was found to bind"),
         "device.efficiency.matmul": fitted("the peak is what products reach; bandwidth as of copies"),

@@ -29,8 +29,8 @@ _WANTED = "give what plan calibrate or plan run --measure writes (plan compare -
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachine:
     """What was measured on: `processes` ranks of `threads` threads, each with `memory` bytes of which `reserved` were
-    taken before the first tensor; `compute_units` as in `Device`; `slack` as `allocator_slack` there, and `host` as
-    `host_latency`: 0 where the host computes."""
+    taken before the first tensor; `compute_units` as in `Device`; `slack` as `allocator_slack` there, and `host`: what
+    an operator takes whose kernel is next to nothing, launched one by one."""
 
     __pydantic_config__ = _STRICT
 
@@ -71,7 +71,7 @@ class KernelRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
     """One timed collective over `devices` neighbours, while all groups of neighbours did the same; `message` in bytes,
-    as `costmodels.collective_time` counts it."""
+    as `costmodels.collective_time` counts it. On a CPU it is what one between two products adds to them."""
 
     __pydantic_config__ = _STRICT
 
@@ -82,8 +82,24 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapRow:
+    """A collective, as in `CollectiveRow`, that was started before products and waited for behind them: seconds of it
+    `alone`, of the products (`computed`), which take longer, and of both `together`."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: str
+    devices: Annotated[int, Field(ge=2)]
+    message: Annotated[Bytes, Field(gt=0)]
+    alone: _Positive
+    computed: _Positive
+    together: _Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """A whole measurements file: `date` in ISO form, `software` the versions that were measured with."""
+    """A whole measurements file: `date` in ISO form, `software` the versions that were measured with. Those of before
+    27 November 2026 have no `overlaps`."""
 
     __pydantic_config__ = _STRICT
 
@@ -93,6 +109,7 @@ class Measurements:
     machine: MeasuredMachine
     kernels: tuple[KernelRow, ...]
     collectives: tuple[CollectiveRow, ...]
+    overlaps: tuple[OverlapRow, ...] = ()
 
     @property
     def source(self) -> str:
@@ -105,7 +122,7 @@ class Measurements:
 def dump_measurements(measurements: Measurements) -> str:
     """The text of a measurements file, one row a line."""
     content = asdict(measurements)
-    rows = {name: content.pop(name) for name in ("kernels", "collectives")}
+    rows = {name: content.pop(name) for name in ("kernels", "collectives", "overlaps")}
     head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
     lists = (
         f' "{name}": [\n  ' + ",\n  ".join(json.dumps(row, allow_nan=False) for row in some) + "\n ]"

@@ -16,6 +16,12 @@ accelerator would wait for the host, which launches them one by one; so they are
 clock is that of the device. What the host takes for a launch is measured apart. The median window of
 the median rank is the result. Collectives are called through `runtime.comm.collectives`, and run in all groups of
 neighbours at once.
+
+    on a CPU   | product | collective | product | collective |      less the products: what it adds to a step. Ranks do
+                                                                    not come at the same time, their threads sleep, and
+                                                                    caches hold something else
+    overlap    | start | products ... | wait |                      less the products: what of it they do not cover, as
+                                                                    it computes on the same cores, or multiprocessors
 """
 
 import argparse
@@ -29,7 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -39,6 +45,7 @@ from hardware_profiles import (
     KernelRow,
     MeasuredMachine,
     Measurements,
+    OverlapRow,
     dump_measurements,
 )
 from hardware_profiles.device import DeviceType
@@ -51,8 +58,12 @@ from runtime.comm.exchange import gather
 from runtime.processes.rank import be_a_rank
 from runtime.processes.ranks import run_ranks
 from runtime.processes.this_machine import device_name, resident_bytes
-from runtime.profiling.microbenchmarks import Call, block_of_operators, cases
+from runtime.profiling.microbenchmarks import Call, cases, small_model
 from runtime.step.narrow_products import narrow_products
+
+_Made = TypeVar("_Made")
+
+_Start: TypeAlias = Callable[[], dist.Work]
 
 _SLOWEST = 2.0  # seconds of one call: slower ones are timed once
 _SHORT = 1e-3
@@ -60,7 +71,14 @@ _SHORT = 1e-3
 _QUEUED = 20
 """Calls that are queued together."""
 _AHEAD = 4096
-"""Rows of the matrices whose product the device computes while calls are queued."""
+"""Rows of the matrices whose product an accelerator computes while calls are queued, and beside collectives."""
+_BETWEEN = 512
+"""Rows of those whose product a CPU computes between collectives, and beside them: some milliseconds, as a block of a
+small model."""
+_LONGER = 2.0
+"""Times the seconds of a collective that products take which are to cover it."""
+_OVERLAPPED = 3
+"""Messages of an effort, the largest, of which is measured what products cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +129,8 @@ def _measure(path: Path, effort: Effort) -> int:
     machine = _machine(device, effort)
     first = dist.get_rank() == 0
     kernels = list(cases(device, effort.every))
-    messages = list(_messages(device, effort))
-    count = len(kernels) + len(messages)
+    messages, overlapped = list(_messages(device, effort)), list(_overlapped(device, effort))
+    count = len(kernels) + len(messages) + len(overlapped)
 
     def say(number: int, label: str) -> None:
         if first:
@@ -127,8 +145,15 @@ def _measure(path: Path, effort: Effort) -> int:
     sent: list[CollectiveRow] = []
     for number, (kind, devices, size, call) in enumerate(messages, start=len(kernels)):
         say(number, f"{kind} of {size} bytes over {devices}")
-        seconds = _seconds(call(), device, effort, together=True)
+        seconds = _added(call(), device, effort)
         sent.append(CollectiveRow(kind=kind, devices=devices, message=float(size), seconds=seconds))
+    overlaps: list[OverlapRow] = []
+    for number, (kind, devices, size, start) in enumerate(overlapped, start=len(kernels) + len(messages)):
+        say(number, f"{kind} of {size} bytes over {devices} beside products")
+        alone, computed, both = _beside_products(start(), device, effort)
+        overlaps.append(
+            OverlapRow(kind=kind, devices=devices, message=float(size), alone=alone, computed=computed, together=both)
+        )
     if first:
         found = Measurements(
             schema_version=1,
@@ -137,6 +162,7 @@ def _measure(path: Path, effort: Effort) -> int:
             machine=machine,
             kernels=tuple(rows),
             collectives=tuple(sent),
+            overlaps=tuple(overlaps),
         )
         write_atomically(path, dump_measurements(found))
         say(count, "written")
@@ -163,6 +189,48 @@ def _seconds(call: Call, device: torch.device, effort: Effort, *, together: bool
     return statistics.median(_everywhere(statistics.median(found)))
 
 
+def _added(call: Call, device: torch.device, effort: Effort) -> float:
+    """Seconds that a collective adds to a step: on a CPU those beyond the products that it stands between, but no less
+    than where it follows upon itself."""
+    least = _seconds(call, device, effort, together=True)
+    if device.type != "cpu":
+        return least
+    product = _product(device)
+
+    def between() -> None:
+        product()
+        call()
+
+    return max(
+        least, _seconds(between, device, effort, together=True) - _seconds(product, device, effort, together=True)
+    )
+
+
+def _beside_products(start: _Start, device: torch.device, effort: Effort) -> tuple[float, float, float]:
+    """Seconds of a collective, of products that take longer, and of both where it is waited for behind these."""
+    product = _product(device)
+    alone = _added(lambda: start().wait(), device, effort)
+    each = _seconds(product, device, effort, together=True)
+    products = max(1, math.ceil(_LONGER * alone / each))
+
+    def computed() -> None:
+        for _ in range(products):
+            product()
+
+    def both() -> None:
+        work = start()
+        computed()
+        work.wait()
+
+    return alone, _seconds(computed, device, effort, together=True), _seconds(both, device, effort, together=True)
+
+
+def _product(device: torch.device) -> Call:
+    rows, kind = (_BETWEEN, torch.float32) if device.type == "cpu" else (_AHEAD, torch.bfloat16)
+    matrix = torch.ones(rows, rows, device=device, dtype=kind)
+    return lambda: torch.mm(matrix, matrix)
+
+
 def _window(call: Call, calls: int, device: torch.device) -> float:
     start = time.perf_counter()
     for _ in range(calls):
@@ -174,11 +242,7 @@ def _window(call: Call, calls: int, device: torch.device) -> float:
 def _queued(call: Call, once: float, device: torch.device) -> float:
     """Seconds of a call by the clock of the device, which never waits for the host: while it computes long products,
     all calls are queued. `once` is what a call takes with its launch."""
-    matrix = torch.ones(_AHEAD, _AHEAD, device=device, dtype=torch.bfloat16)
-
-    def ahead() -> object:
-        return torch.mm(matrix, matrix)
-
+    ahead = _product(device)
     products = math.ceil(2 * _QUEUED * once / _window(ahead, 3, device))
     start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
     for _ in range(products):
@@ -192,12 +256,10 @@ def _queued(call: Call, once: float, device: torch.device) -> float:
 
 
 def _host(device: torch.device, effort: Effort) -> float:
-    """Seconds in which the host launches an operator; 0 where it computes."""
-    if device.type == "cpu":
-        return 0.0
-    call, operators = block_of_operators(device)
+    """Seconds of an operator whose kernel is next to nothing, launched one by one."""
+    call, kernels = small_model(device)
     _window(call, 2, device)
-    return statistics.median(_window(call, 5, device) for _ in range(effort.windows)) / operators
+    return statistics.median(_window(call, 5, device) for _ in range(effort.windows)) / kernels
 
 
 def _timed_window(call: Call, calls: int, least: float, device: torch.device) -> float:
@@ -234,9 +296,23 @@ def _messages(device: torch.device, effort: Effort) -> Iterator[tuple[str, int, 
                 yield kind, devices, 2**exponent, _maker(make, 2**exponent, devices, group, device)
 
 
+def _overlapped(device: torch.device, effort: Effort) -> Iterator[tuple[str, int, int, Callable[[], _Start]]]:
+    """Kind, devices, bytes, and what makes the call that starts it, of collectives of all ranks beside products."""
+    world, group = dist.get_world_size(), dist.group.WORLD
+    if world < 2 or group is None:
+        return
+    for kind, make in _STARTED.items():
+        for exponent in effort.messages[-_OVERLAPPED:]:
+            yield kind, world, 2**exponent, _maker(make, 2**exponent, world, group, device)
+
+
 def _maker(
-    make: "_Make", size: int, devices: int, group: dist.ProcessGroup, device: torch.device
-) -> Callable[[], Call]:
+    make: Callable[[int, dist.ProcessGroup, torch.device], _Made],
+    size: int,
+    devices: int,
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> Callable[[], _Made]:
     elements = max(devices * devices, size // 4)
     return lambda: make(
         elements - elements % (devices * devices) if devices & (devices - 1) else elements, group, device
@@ -295,6 +371,33 @@ _COLLECTIVES: dict[str, _Make] = {
     "broadcast": _broadcast,
     "reduce_scatter": _reduce_scatter,
     "send_recv": _send_recv,
+}
+
+
+def _start_all_reduce(elements: int, group: dist.ProcessGroup, device: torch.device) -> _Start:
+    term = torch.ones(elements, device=device)
+    return lambda: _started(dist.all_reduce(term, group=group, async_op=True))
+
+
+def _start_all_gather(elements: int, group: dist.ProcessGroup, device: torch.device) -> _Start:
+    piece, whole = torch.ones(elements // group.size(), device=device), torch.empty(elements, device=device)
+    return lambda: _started(dist.all_gather_single(whole, piece, group=group, async_op=True))
+
+
+def _start_reduce_scatter(elements: int, group: dist.ProcessGroup, device: torch.device) -> _Start:
+    term, piece = torch.ones(elements, device=device), torch.empty(elements // group.size(), device=device)
+    return lambda: _started(dist.reduce_scatter_single(piece, term, group=group, async_op=True))
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this rank is one of the group"
+    return work
+
+
+_STARTED: dict[str, Callable[[int, dist.ProcessGroup, torch.device], _Start]] = {
+    "all_gather": _start_all_gather,
+    "all_reduce": _start_all_reduce,
+    "reduce_scatter": _start_reduce_scatter,
 }
 
 

@@ -23,6 +23,7 @@ from costmodels import AttentionShape, optimizer_traffic
 from hardware_profiles import KernelRow
 from planner.plan.plan import PRECISIONS
 from runtime.optimizers.optimizers import OptimizerSettings, has_one_kernel, make_optimizer
+from runtime.profiling.launched_kernels import LaunchedKernels
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, tensor) for name, tensor in PRECISIONS.items()}
 
@@ -273,26 +274,41 @@ def _vocabulary(tokens: int, vocabulary: int, width: int, device: torch.device) 
         yield _case(op_class, name, "backward", "fp32", _backward(call, inputs), moved=backward + indices)
 
 
-_LAYERS = 20
+_BLOCKS = 24  # of a model, so that one comes after another as in a step
+_WIDTH, _HEADS, _TOKENS = 16, 2, 4  # so small that its kernels are shorter than their launches
 
 
-def block_of_operators(device: torch.device) -> tuple[Call, int]:
-    """A call that runs operators of a block of a model, forward and backward, on tensors so small that their kernels
-    are shorter than their launches; and how many it runs, each pass of one counted."""
-    size, kind = 64, DTYPES["bf16"]
-    weights = [torch.randn(size, size, device=device).to(kind).requires_grad_() for _ in range(_LAYERS)]
-    scale = torch.ones(size, device=device, dtype=kind, requires_grad=True)
-    given = torch.randn(size, size, device=device).to(kind)
-    operators = 5  # of a layer
+class _Block(torch.nn.Module):
+    """A block of a transformer as it is written with modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(_WIDTH) for _ in range(2))
+        self.qkv, self.o = torch.nn.Linear(_WIDTH, 3 * _WIDTH), torch.nn.Linear(_WIDTH, _WIDTH)
+        self.up, self.down = torch.nn.Linear(_WIDTH, 4 * _WIDTH), torch.nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.qkv(self.norms[0](x)).view(1, _TOKENS, 3, _HEADS, _WIDTH // _HEADS).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind()
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.o(attended.transpose(1, 2).reshape(x.shape))
+        made: torch.Tensor = x + self.down(F.gelu(self.up(self.norms[1](x))))
+        return made
+
+
+def small_model(device: torch.device) -> tuple[Call, int]:
+    """A call that runs both passes of a model by hand on next to no data, and how many kernels it launches."""
+    kind = DTYPES["fp32" if device.type == "cpu" else "bf16"]
+    model = torch.nn.Sequential(*(_Block() for _ in range(_BLOCKS))).to(device, kind)
+    given = torch.randn(1, _TOKENS, _WIDTH, device=device).to(kind)
 
     def call() -> None:
-        x = given
-        for weight in weights:
-            inner = F.silu(F.linear(F.layer_norm(x, (size,), scale), weight))
-            x = x + inner * inner
-        torch.autograd.grad(x, [*weights, scale], torch.ones_like(x))
+        model.zero_grad()
+        model(given).sum().backward()
 
-    return call, 2 * operators * _LAYERS
+    with LaunchedKernels() as kernels:
+        call()
+    return call, kernels.found.total()
 
 
 _TENSORS = 8  # of one update

@@ -27,7 +27,7 @@ from planner.cli.main import app
 from planner.plan.binding.model_of import build_planned
 from planner.plan.file import load_plan
 from runtime import OptimizerSettings, parallelize
-from tests.contract.test_launches_are_made import Kernels
+from runtime.profiling.launched_kernels import LaunchedKernels
 
 SMALL = "--set num_layers=24 --set hidden_size=32 --set num_heads=2 --set vocab_size=64"
 MODELS = (
@@ -67,7 +67,7 @@ def main() -> None:
         step = parallelize(built.module, plan, optimizer=OptimizerSettings(fused=True))
         for _ in range(4):
             step(*built.args, **built.kwargs)
-        with Kernels() as kernels:
+        with LaunchedKernels() as kernels:
             step.rank.accumulate(step.inputs_of(*built.args, **built.kwargs))
         step.rank.optimizer.step()
         passes, updates = list[float](), list[float]()

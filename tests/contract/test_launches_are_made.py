@@ -2,13 +2,9 @@
 tensors without data."""
 
 import shlex
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from hardware_profiles import PYTORCH, load_profile
@@ -20,10 +16,8 @@ from planner.plan.binding.model_of import build_planned
 from planner.plan.file import load_plan
 from planner.plan.prediction.predict import stated_costs
 from runtime.auditing.imitation import imitated_inputs, imitated_step
+from runtime.profiling.launched_kernels import LaunchedKernels
 
-ATEN = torch.ops.aten
-NO_KERNEL = {ATEN.detach.default, ATEN.empty.memory_format, ATEN.empty_like.default, ATEN._unsafe_view.default}
-"""What makes a tensor of memory that is there, or of memory alone."""
 NEAR = 0.1
 """Not priced are most operators of a loss, copies of views, and the sums of the gradients of what several products
 read, as queries, keys and values; more of BERT's, whose projections are apart."""
@@ -36,19 +30,6 @@ MODELS = {
     "llama": ("--model llama-tiny --set num_layers=6 --seq-len 32", NEAR),
     "bert": ("--model bert-large --set num_layers=6 --set hidden_size=64 --set num_heads=4 --seq-len 32", 0.12),
 }
-
-
-class Kernels(TorchDispatchMode):
-    """Counts them, by operator of ATen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = Counter[str]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace in ("aten", "planner") and not function.is_view and function not in NO_KERNEL:
-            self.found[str(function)] += function is not ATEN.promote_types.default
-        return function(*args, **(kwargs or {}))
 
 
 def launched(words: str, folder: Path) -> tuple[float, int, int]:
@@ -66,10 +47,10 @@ def launched(words: str, folder: Path) -> tuple[float, int, int]:
     with imitated_step(plan, traced, built.batch, 0, fused=True) as step:
         inputs = imitated_inputs(step, traced, built.batch)
         for _ in range(2):  # the first one makes room for moments
-            with Kernels() as passes:
+            with LaunchedKernels() as passes:
                 step.optimizer.reduction.begin()
                 step.accumulate(inputs)
-            with Kernels() as update:
+            with LaunchedKernels() as update:
                 step.optimizer.step()
     return priced, passes.found.total(), update.found.total()
 

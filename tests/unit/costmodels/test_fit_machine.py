@@ -26,6 +26,7 @@ from hardware_profiles import (
     MatmulKernel,
     MeasuredMachine,
     Measurements,
+    OverlapRow,
     Protocol,
     dump_profile,
 )
@@ -184,5 +185,23 @@ def test_launches_of_the_host_come_into_the_profile() -> None:
     measured = _measurements()
     fitted = fit_machine(replace(measured, machine=replace(measured.machine, host=1.2e-5)))
     text = dump_profile(fitted.cluster, fitted.origins, "made up")
-    assert parse_profile(text.encode(), fitted.cluster.name).device.host_latency == pytest.approx(1.2e-5)
+    launch = fitted.cluster.device.launch_latency  # of the kernel, which the same core computes
+    found = parse_profile(text.encode(), fitted.cluster.name).device
+    assert found.host_latency == pytest.approx(1.2e-5 - launch)
     assert "host_latency" not in dump_profile(fit_machine(measured).cluster, fitted.origins, "made up")
+
+
+def test_what_products_leave_exposed_of_collectives_is_of_the_device() -> None:
+    def row(together: float) -> OverlapRow:
+        return OverlapRow(kind="all_reduce", devices=2, message=1e6, alone=0.01, computed=0.03, together=together)
+
+    def units(*together: float) -> float:
+        measured = replace(_measurements(), overlaps=tuple(map(row, together)))
+        fitted = fit_machine(measured)
+        text = dump_profile(fitted.cluster, fitted.origins, "made up")
+        return parse_profile(text.encode(), fitted.cluster.name).device.communication_units
+
+    assert units() == 0.0
+    assert units(0.031, 0.036, 0.05) == pytest.approx(0.6)
+    assert units(0.029) == 0.0  # faster than without, by noise
+    assert 0.9 < units(0.06) < 1  # of its one unit

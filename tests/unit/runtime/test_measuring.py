@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.profiling import measuring, microbenchmarks
-from runtime.profiling.microbenchmarks import block_of_operators, cases
+from runtime.profiling.microbenchmarks import cases, small_model
 
 CPU = torch.device("cpu")
 
@@ -36,17 +36,49 @@ def test_short_calls_are_queued_behind_products_that_take_longer(monkeypatch: py
     assert said.count("product") > 3
 
 
-def test_operators_of_a_block_are_counted_forward_and_backward() -> None:
-    call, operators = block_of_operators(CPU)
+def test_kernels_of_a_model_by_hand_are_counted_in_both_passes() -> None:
+    """Of a block: 4 products forward and 8 backward, attention and its gradient, two norms, gelu and two sums."""
+    call, kernels = small_model(CPU)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         call()
-    names = {"aten::linear", "aten::layer_norm", "aten::silu", "aten::mul", "aten::add"}
-    forward = sum(event.count for event in found.key_averages() if event.key in names - {"aten::mul", "aten::add"})
-    assert operators == 2 * 5 * (forward // 3)
+    calls = {event.key: event.count for event in found.key_averages()}
+    blocks = calls["aten::gelu"]
+    assert calls["aten::addmm"] + calls["aten::mm"] == (4 + 8) * blocks
+    assert 25 * blocks < kernels < 35 * blocks
+    assert measuring._host(CPU, measuring.EFFORTS["least"]) > 0
 
 
-def test_a_host_that_computes_launches_nothing() -> None:
-    assert measuring._host(CPU, measuring.EFFORTS["least"]) == 0.0
+def test_a_collective_between_products_takes_what_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that sleep while a rank computes, and ranks that come late, cost a step more than calls in a row do."""
+    took = {"call": 1e-3, "product": 3e-3, "between": 7e-3}
+    monkeypatch.setattr(measuring, "_product", lambda device: "product")
+    monkeypatch.setattr(measuring, "_seconds", lambda call, *_, **__: took.get(call, took["between"]))
+    effort = measuring.EFFORTS["least"]
+    assert measuring._added("call", CPU, effort) == pytest.approx(4e-3)  # type: ignore[arg-type]
+    took["between"] = 3.5e-3
+    assert measuring._added("call", CPU, effort) == 1e-3  # type: ignore[arg-type]
+    assert measuring._added("call", torch.device("cuda"), effort) == 1e-3  # type: ignore[arg-type]
+
+
+def test_what_products_cover_is_measured_beside_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products take twice as long as the collective at least; it starts before them and is waited for behind."""
+    said: list[str] = []
+    monkeypatch.setattr(measuring, "_product", lambda device: lambda: said.append("product"))
+    monkeypatch.setattr(measuring, "_added", lambda *_: 5e-3)
+    monkeypatch.setattr(measuring, "_seconds", lambda call, *_, **__: call() or 1e-3 * len(said))
+
+    class Work:
+        def wait(self) -> None:
+            said.append("wait")
+
+    def start() -> Work:
+        said.append("start")
+        return Work()
+
+    alone, computed, both = measuring._beside_products(start, CPU, measuring.EFFORTS["least"])  # type: ignore[arg-type]
+    assert (alone, computed) == (5e-3, pytest.approx(11e-3))  # one product, then ten
+    assert both > computed
+    assert said[11:] == ["start", *["product"] * 10, "wait"]
 
 
 @pytest.mark.parametrize(("one", "kernels"), [(True, {2}), (False, {8})])
