@@ -42,9 +42,10 @@ class Device:
     """One accelerator, or one process on a CPU.
 
     A kernel costs at least `launch_latency`, and an operator that a framework launches one by one what its host needs
-    for that, `host_latency`. `memory` is what the driver leaves of the `installed` one (None: it is not known what that
-    leaves, and `memory` is all). Of `memory`, `reserved` is never available to tensors (driver context,
-    communication buffers), and `allocator_slack` is the share by which the allocator holds more than it hands out.
+    for that, `host_latency`, before it where the host is the device (`in_line`). `memory` is what the driver leaves of
+    the `installed` one (None: it is not known what that leaves, and `memory` is all). Of `memory`, `reserved` is never
+    available to tensors (driver context, communication buffers), and `allocator_slack` is the share by which the
+    allocator holds more than it hands out.
     `compute_units` is the number of parts that work on one tile of a kernel each (SMs of a GPU, cores of an NPU).
     `matmul_kernels` and `attention_kernels` name dtypes; None says that the class efficiency is all there is.
     `generations` says how many times longer older attention kernels take than those, of heads of 64 elements under a
@@ -78,6 +79,11 @@ class Device:
         """Share of the rate of products and attention that the power limit leaves, (P / P_board)^x with x the
         `POWER_EXPONENT`; memory keeps its clock."""
         return float(min(1.0, self.power_share**POWER_EXPONENT))
+
+    @property
+    def in_line(self) -> bool:
+        """Whether what launches a kernel also computes it, so that no launch is ahead of another kernel."""
+        return self.device_type == "cpu"
 
     @property
     def overlapped(self) -> float:

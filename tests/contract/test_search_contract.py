@@ -40,6 +40,7 @@ from tests.unit.search.cases import (
     small_memory,
     template_of,
     traced,
+    with_own_network,
 )
 
 CASES = (
@@ -531,7 +532,7 @@ def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
 
 def test_a_tolerance_leaves_out_what_is_little_faster() -> None:
     """With one, no plan is faster than what is found by more than that, and less is evaluated."""
-    request = request_of("residual", cluster_of("cpu", 2), 16)
+    request = request_of("residual", with_own_network(cluster_of("cpu", 2)), 16)
     fine, coarse = search(request), search(replace(request, tolerance=0.1))
     assert coarse.statistics.evaluated < fine.statistics.evaluated
     least = min(plan.objective for plan in fine.plans)

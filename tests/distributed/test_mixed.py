@@ -17,7 +17,14 @@ def kind(name: str, speed: float) -> Cluster:
     peaks = tuple((dtype, peak * speed) for dtype, peak in cluster.device.peak_flops)
     bandwidth = cluster.device.memory_bandwidth * speed
     kernels = tuple((dtype, None) for dtype, _ in cluster.device.matmul_kernels)
-    device = replace(cluster.device, name=name, peak_flops=peaks, memory_bandwidth=bandwidth, matmul_kernels=kernels)
+    device = replace(
+        cluster.device,
+        name=name,
+        peak_flops=peaks,
+        memory_bandwidth=bandwidth,
+        matmul_kernels=kernels,
+        host_latency=cluster.device.host_latency / speed,
+    )
     return replace(cluster, name=name, device=device)
 
 

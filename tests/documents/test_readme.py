@@ -138,7 +138,7 @@ SMALLER = {
         " --price h100=2.5,h200=3.5,b200=5"
     ),
     "plan capacity --model llama8b --hardware h100 --days 30 --tokens 1T --price 2.5": (
-        "plan capacity --model llama-tiny --hardware cpu --days 1 --tokens 10B --price 2.5 --global-batch 64"
+        "plan capacity --model llama-tiny --hardware cpu --days 1 --tokens 5B --price 2.5 --global-batch 64"
     ),
     # two searches of half a minute; tests/unit/cli/test_advise.py has what is advised
     "plan advise train.toml --devices 64 -o better.toml": (

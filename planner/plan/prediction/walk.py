@@ -100,7 +100,9 @@ class Walk:
         ranks = [plan.rank_of(stage) for stage in range(len(plan.stages))]
         self.rank_of = {at: ranks[stage] for at, stage in self.stage_of.items()}
         self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
-        self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
+        device = self.cluster.device
+        self.hosted = bool(device.host_latency * software.host) and not device.in_line
+        self.gathers_in_autograd = software.name == PYTORCH.name  # a saved weight, when it is unpacked
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self.owners: Mapping[str, Owner] = {}  # of states of the rank that are shared out whole
         self.tied, self.share_overlapped = shared_parameters(self.bound), self.cluster.device.overlapped
@@ -325,7 +327,8 @@ class Walk:
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             waits = self.bound.plan.mesh.zigzag or self.in_pairs  # what is reordered, and where only experts take turns
-            sent = 0.0 if waits else number * route.seconds * self.share_overlapped
+            inside = self.gathers_in_autograd and moved == "parameters" and phase == "backward"
+            sent = 0.0 if waits or inside else number * route.seconds * self.share_overlapped
             self.turns |= sent > 0 and moved != "activations"  # at a weight in both passes
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)

@@ -69,12 +69,10 @@ def test_a_profile_says_what_collectives_occupy_that_overlap(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_collectives_of_gpus_occupy_a_tenth_to_a_fifth_of_the_device(name: str) -> None:
-    """NCCL's kernels run on what computes; HCCL's default engine and gloo do not."""
+    """NCCL's kernels run on what computes, and nearly all of gloo; HCCL's default engine does not."""
     device = load_profile(name).device
-    if device.device_type == "cuda":
-        assert 0.1 < 1 - device.overlapped < 0.2
-    else:
-        assert device.overlapped == 1
+    least, most = {"cuda": (0.1, 0.2), "cpu": (0.7, 0.9), "npu": (0.0, 0.0)}[device.device_type]
+    assert least <= 1 - device.overlapped <= most
 
 
 def test_memory_is_in_gib() -> None:
@@ -161,7 +159,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
             ("device.matmul.fp16.tiled.compute",),
         ),
         ("schema_version = 1", "schema_version = ", ("TOML", "line 4")),
-        ('kind = "measured"', 'kind = "guessed"', ("device.memory_bandwidth_gb_per_s.kind", "measured", "assumed", 15)),
+        ('kind = "measured"', 'kind = "guessed"', ("device.memory_bandwidth_gb_per_s.kind", "measured", "assumed", 13)),
     ],
 )
 def test_a_bad_file_is_named_with_key_and_reason(tmp_path: Path, old: str, new: str, facts: tuple[object, ...]) -> None:

@@ -389,6 +389,15 @@ def cluster_of(profile: str, devices: int) -> Cluster:
     return load_profile(profile).with_devices(devices)
 
 
+def with_own_network(cluster: Cluster) -> Cluster:
+    """Machines whose collectives occupy nothing that computes, and set out soon, as CPUs have none."""
+    levels = tuple(
+        replace(level, protocols=tuple(replace(one, latency=one.latency / 8) for one in level.protocols))
+        for level in cluster.levels
+    )
+    return replace(cluster, levels=levels, device=replace(cluster.device, communication_units=0))
+
+
 @cache
 def builder(profile: str, devices: int, mesh: tuple[int, ...], precision: str, optimizer: str) -> TableBuilder:
     cluster = cluster_of(profile, devices)

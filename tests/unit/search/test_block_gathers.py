@@ -34,6 +34,7 @@ from tests.unit.search.cases import (
     request_of,
     total,
     traced,
+    with_own_network,
     with_quick_host,
 )
 from tests.unit.search.test_tables_equal_judge import check_bytes, same
@@ -195,7 +196,7 @@ def test_what_is_kept_and_not_run_again_hides_nothing(model: str) -> None:
 def test_a_plan_says_so_and_is_faster() -> None:
     pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
     alone, together = (
-        search(request_of("llama-4", cluster_of("cpu", 4), 16, pinned=pinned, update=update)).plans[0]
+        search(request_of("llama-4", with_own_network(cluster_of("cpu", 4)), 16, pinned=pinned, update=update)).plans[0]
         for update in (PLAIN, TOGETHER)
     )
     assert together.plan.training.update == TOGETHER
@@ -207,7 +208,7 @@ def test_what_comes_ahead_is_hidden() -> None:
     """The first gather of a step sets out under what stands before the blocks, too short to hide it, the first of the
     pass back under the end of the pass forward, and behind the last reduction is the gradient of the embedding."""
     pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
-    cluster = cluster_of("cpu", 4)
+    cluster = with_own_network(cluster_of("cpu", 4))
     (together,) = search(request_of("llama-4", cluster, 16, pinned=pinned, update=TOGETHER)).plans[:1]
     plan = together.plan
     ahead = replace(plan, training=replace(plan.training, update=Update(buckets="none", gathers="ahead")))
@@ -237,7 +238,7 @@ def test_a_stage_that_begins_with_a_gather_waits_for_its_last_gradients_once_a_s
     """Its first gather sets out before it waits for the stage before. Without a flush weights change in between, and
     each pass waits for its own. In the first stage the lookup of an embedding covers as much of it as it takes."""
     pinned = Pinned(pipeline=2, data=2, zero=3, micro_batches=4, recompute="none", schedule=schedule)
-    cluster = cluster_of("cpu", 4)
+    cluster = with_own_network(cluster_of("cpu", 4))
     update = Update(buckets="none", gathers="ahead")
     plan = search(request_of("llama-4", cluster, 16, pinned=pinned, update=update)).plans[0].plan
     bound = bind(plan, traced("llama-4"), BATCH)
@@ -302,7 +303,9 @@ def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
 
 def test_auto_leaves_out_what_cannot_be() -> None:
     update = Update(buckets="none", gathers="auto")
-    found = search(request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(interleave=2), update=update)).plan
+    found = search(
+        request_of("llama-4", with_own_network(cluster_of("cpu", 2)), 16, pinned=Pinned(interleave=2), update=update)
+    ).plan
     assert (found.training.interleave, found.training.update.gathers) == (2, "each")
 
 
@@ -316,4 +319,4 @@ def test_other_software_gathers_as_it_does(gathers: str) -> None:
 
 def test_copies_take_their_weights_one_by_one() -> None:
     with refused(RequestError, "gathers", "'block'", 2, "interleave"):
-        request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(interleave=2), update=TOGETHER)
+        request_of("llama-4", with_own_network(cluster_of("cpu", 2)), 16, pinned=Pinned(interleave=2), update=TOGETHER)

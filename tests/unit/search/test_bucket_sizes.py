@@ -21,14 +21,16 @@ from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
-from tests.unit.search.cases import cluster_of, request_of
+from tests.unit.search.cases import cluster_of, request_of, with_own_network
+
+CPU = with_own_network(load_profile("cpu"))
 
 
 def found(buckets: int | str = "auto", devices: int = 4) -> SearchResult:
     return planner.search(
         model="gpt-tiny",
         devices=devices,
-        hardware="cpu",
+        hardware=CPU,
         global_batch=8,
         pinned={"pipeline": 1, "micro_batches": 1, "mesh": (devices,)},
         update={"buckets": buckets},
@@ -73,11 +75,7 @@ def test_buckets_end_with_blocks_where_that_exposes_less() -> None:
     for other in (splits[:1], splits[-1:], splits[::2], *(1 << power for power in range(18, 23))):
         update = replace(free.plan.training.update, buckets=other)
         plan = replace(free.plan, training=replace(free.plan.training, update=update))
-        assert (
-            free.bound_seconds
-            <= step
-            < predict(replace(bound, plan=plan), load_profile("cpu").with_devices(devices)).step_seconds
-        )
+        assert free.bound_seconds <= step < predict(replace(bound, plan=plan), CPU.with_devices(devices)).step_seconds
 
 
 @pytest.mark.slow
@@ -88,9 +86,9 @@ def test_larger_buckets_are_tried_where_gradients_have_no_room_on_the_way(monkey
     pinned = {"pipeline": 2, "micro_batches": 2, "zero": 1, "tensor": 1}
     asked = {"buckets": 2**16}
     plan = planner.search(
-        "gpt-tiny", "cpu", devices=4, global_batch=8, pinned=pinned, update=asked, simplicity=0.0
+        "gpt-tiny", CPU, devices=4, global_batch=8, pinned=pinned, update=asked, simplicity=0.0
     ).plans[0]
-    cluster = cluster_of("cpu", 4)
+    cluster = CPU.with_devices(4)
 
     def predicted(bound: BoundPlan) -> BoundPlan:
         return replace(bound, plan=replace(bound.plan, prediction=predict(bound, cluster)))

@@ -30,7 +30,7 @@ from planner.strategy_search.tables.under_experts import Exchanged, saved_by_exc
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
 from tests.refusals import refused
-from tests.unit.search.cases import cluster_of, request_of
+from tests.unit.search.cases import cluster_of, request_of, with_own_network
 
 ENDLESS = (float("inf"),)
 
@@ -42,12 +42,12 @@ def bound_of(**settings: object) -> BoundPlan:
 
 
 def overlapped(bound: BoundPlan, **pinned: object) -> BoundPlan:
-    return with_expert_overlap(bound, Pinned(**pinned), cluster_of("cpu", 2), ENDLESS).bound  # type: ignore[arg-type]
+    return with_expert_overlap(bound, Pinned(**pinned), with_own_network(cluster_of("cpu", 2)), ENDLESS).bound  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_the_step_is_shorter_by_what_is_saved() -> None:
-    waits, cluster = bound_of(), cluster_of("cpu", 2)
+    waits, cluster = bound_of(), with_own_network(cluster_of("cpu", 2))
     waits = replace(waits, plan=replace(waits.plan, prediction=predict(waits, cluster)))
     found = overlapped(waits, expert_overlap=True).plan
     time = dict(found.prediction.time)
@@ -60,7 +60,7 @@ def test_the_step_is_shorter_by_what_is_saved() -> None:
 
 
 def test_no_way_saves_more_than_it_takes_or_than_runs_meanwhile() -> None:
-    bound, cluster = bound_of(), cluster_of("cpu", 2)
+    bound, cluster = bound_of(), with_own_network(cluster_of("cpu", 2))
     (walk,) = {id(walk): walk for walk in walks_of(bound, cluster)}.values()
     at, beside = next(iter(possible_expert_overlaps(bound, ())))
     ways = walk.exchanges.ways(at)
@@ -84,7 +84,7 @@ def test_no_way_saves_more_than_it_takes_or_than_runs_meanwhile() -> None:
 def test_sums_hope_for_no_more_than_kernels_beside_can_cover(some: int) -> None:
     """However these are divided; with nothing beside for what a plan saves. Gradients of the experts' own matrices
     cover one way alone."""
-    bound, cluster = bound_of(), cluster_of("cpu", 2)
+    bound, cluster = bound_of(), with_own_network(cluster_of("cpu", 2))
     graph, mesh, (walk, *_) = bound.graph, bound.plan.mesh, walks_of(bound, cluster)
     at, every = next(iter(possible_expert_overlaps(bound, ())))
     beside, operator = every[:some], bound.operators[at]
@@ -153,8 +153,8 @@ def test_the_search_overlaps_on_devices_and_on_processors_where_it_is_asked() ->
     patient = replace(cluster, device=replace(cluster.device, host_latency=0.0))
     assert found(patient)
     assert not found(patient, expert_overlap=False)
-    assert not found(cluster_of("cpu", 2))
-    assert found(cluster_of("cpu", 2), expert_overlap=True)
+    assert not found(with_own_network(cluster_of("cpu", 2)))
+    assert found(with_own_network(cluster_of("cpu", 2)), expert_overlap=True)
     with refused(RequestError, "expert_overlap", "no rows of experts"):
         planner.search("llama-tiny", "h100", devices=2, pinned=Pinned(expert_overlap=True))
 
@@ -188,7 +188,7 @@ def test_sums_know_what_is_exchanged_under_work() -> None:
 @pytest.mark.thorough
 def test_room_is_left_for_what_is_asked_for() -> None:
     """The fastest plan fits with its experts waited for, and not with their exchange under other work."""
-    cluster = cluster_of("cpu", 4)
+    cluster = with_own_network(cluster_of("cpu", 4))
     bare = replace(cluster, device=replace(cluster.device, reserved=0.0, allocator_slack=0.0))
     asked = request_of("few-experts", bare, 8, pinned=Pinned(expert_overlap=True))
     fastest = search(asked).plan.prediction
