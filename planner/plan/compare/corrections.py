@@ -5,31 +5,45 @@
     update     the optimizer           update
     messages   links of all levels     communication and reduction
 
-A factor is predicted over measured seconds, the geometric mean over the runs in which it counts: `COUNTS` of the step
-at least on one side. One factor for all kernels and one for all links is all that terms of steps can tell apart; it
-says nothing of kernels and collectives that were not run.
+A factor is predicted over measured seconds. A run says as much of it as its term is long beside the `noise`, by which
+its steps differ: a logarithm has the error s = noise / seconds, and seconds below the noise count as that much. Plans
+differ by `APART` beyond that, and a profile of which nothing was measured is off by `DOUBT`. So a term that is hardly
+there changes nothing, where plans that have more of it would pay for its noise:
+
+    log f = D^2 / (D^2 + S^2)  sum_i w_i log(predicted_i / measured_i) / sum_i w_i
+            w_i = 1 / (s_i^2 + A^2),  1 / S^2 = sum_i 1 / s_i^2
+
+One factor for all kernels and one for all links is all that terms of steps can tell apart; it says nothing of kernels
+and collectives that were not run.
 
 A factor is about the profile by which its run was predicted, and multiplies the numbers of that one alone: the factors
 of a second round, of plans for a corrected profile, multiply the corrected numbers.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hardware_profiles import UnknownProfileError, compose, load_profile
+from hardware_profiles import Seconds, UnknownProfileError, compose, load_profile
 from hardware_profiles.corrections import FACTORS, Corrections
 from hardware_profiles.run_record import MeasuredRun
 from planner.errors import RequestError
 from planner.plan.compare.measured import COUNTS, Clock, measured_terms
+
+DOUBT, APART = 0.5, 0.1
+"""Standard deviations of logarithms. Both are assumptions: two of three factors are between 0.6 and 1.6, and two of
+three plans are within a tenth of the factor of their profile."""
+
+_FEW = 4
 
 _TERMS = {"compute": ("forward", "backward"), "update": ("update",), "messages": ("communication", "reduction")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """How many times faster the numbers of a kind are than the profile says; `runs` stand behind it, and lie between
-    `low` and `high`. None where no run says anything."""
+    """How many times faster the numbers of a kind are than the profile says; `runs` stand behind it, whose own ratios
+    lie between `low` and `high`. None where no run says anything."""
 
     name: str
     value: float | None
@@ -49,8 +63,8 @@ def factors_of(runs: Sequence[MeasuredRun], clock: Clock = "wall") -> tuple[Fact
     factors = tuple(_factor(name, runs, clock) for name in FACTORS)
     if all(one.value is None for one in factors):
         raise RequestError(
-            f"no term of these runs is predicted and measured to take {COUNTS:.0%} of the step, so there is nothing to"
-            " correct; measure runs that compute"
+            "no term of these runs is longer than their steps differ by, so there is nothing to correct; measure runs"
+            " on a machine that does nothing else"
         )
     return factors
 
@@ -90,14 +104,26 @@ def _check_alike(runs: Sequence[MeasuredRun], what: str, of: Callable[[MeasuredR
         raise RequestError(f"the runs are of {len(found)} {what}s, {' and '.join(found[:2])}; fit each by itself")
 
 
+def noise(run: MeasuredRun, clock: Clock = "wall") -> Seconds:
+    """Half of what the middle half of its steps differ by, as a share of the step, and `COUNTS` at least. It does not
+    fall with the number of steps: the next run finds the machine as different as the next steps do. Of steps too few to
+    differ it is `APART` at least."""
+    first, middle, third = statistics.quantiles(run.step_seconds * 2, n=4, method="inclusive")
+    least = COUNTS if len(run.step_seconds) >= _FEW else APART
+    return max(least, (third - first) / 2 / middle) * sum(measured_terms(run, clock).values())
+
+
 def _factor(name: str, runs: Sequence[MeasuredRun], clock: Clock) -> Factor:
-    ratios = []
+    ratios, errors = list[float](), list[float]()
     for run in runs:
-        measured = measured_terms(run, clock)
+        measured, least = measured_terms(run, clock), noise(run, clock)
         said, found = (sum(terms[term] for term in _TERMS[name]) for terms in (run.plan.predicted, measured))
-        if said > 0 and found > 0 and max(said, found) >= COUNTS * sum(measured.values()):
-            ratios.append(said / found)
+        if said > 0 and found > 0 and max(said, found) > least:
+            ratios.append(max(said, least) / max(found, least))
+            errors.append(least / max(found, least))
     if not ratios:
         return Factor(name=name, value=None, low=1.0, high=1.0, runs=0)
-    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
-    return Factor(name=name, value=mean, low=min(ratios), high=max(ratios), runs=len(ratios))
+    weights = [1 / (error**2 + APART**2) for error in errors]
+    mean = math.fsum(w * math.log(ratio) for w, ratio in zip(weights, ratios, strict=True)) / math.fsum(weights)
+    sure = DOUBT**2 / (DOUBT**2 + 1 / math.fsum(error**-2 for error in errors))
+    return Factor(name=name, value=math.exp(sure * mean), low=min(ratios), high=max(ratios), runs=len(ratios))

@@ -25,7 +25,16 @@ from planner.errors import RequestError
 from planner.plan.file import plan_content
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING
-from planner.plan.prediction.step import BETWEEN_STAGES, COVERED, REDUCED_AHEAD, UNCOVERED
+from planner.plan.prediction.step import (
+    AHEAD,
+    BETWEEN_STAGES,
+    COVERED,
+    GATHERED_AHEAD,
+    REDUCED_AHEAD,
+    UNCOVERED,
+    UNDER_EXCHANGE,
+    UNDER_PRODUCTS,
+)
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -37,6 +46,9 @@ _PARTS: Mapping[str, str] = {
     "communication": "communication",
     GATHERING: "communication",
     COVERED: "communication",
+    GATHERED_AHEAD: "communication",
+    UNDER_EXCHANGE: "communication",
+    UNDER_PRODUCTS: "communication",
     REDUCING: "communication",
     "stage transfer": "transfer",
     BETWEEN_STAGES: "transfer",
@@ -116,12 +128,22 @@ def summed(prediction: Prediction) -> Prediction:
 
 
 def predicted_terms(prediction: Prediction) -> dict[str, Seconds]:
-    """A prediction by the terms of a record; they sum to its step."""
+    """A prediction by the terms of a record; they sum to its step. What computation takes longer beside collectives
+    that occupy a part of its device is in those of the collectives, as in the parts of the prediction. What a host
+    saves that launches ahead is taken from both passes."""
     found = dict.fromkeys(TERMS, 0.0)
-    buckets = any(part == REDUCED_AHEAD for part, _ in prediction.time)  # what is left of them is waited for at the end
-    parts = {**_PARTS, UNCOVERED: "reduction"} if buckets else _PARTS
+    parts, said = dict(_PARTS), {part for part, _ in prediction.time}
+    if REDUCED_AHEAD in said:  # what is left of buckets is waited for at the end
+        parts[UNCOVERED] = "reduction"
+    elif said & {GATHERED_AHEAD, UNDER_EXCHANGE}:
+        parts[UNCOVERED] = "communication"
     for part, seconds in prediction.time:
         found[parts.get(part, "rest")] += seconds
+    computed = found["forward"] + found["backward"]
+    ahead = dict(prediction.time).get(AHEAD, 0.0) if computed else 0.0
+    found["rest"] -= ahead
+    for name in ("forward", "backward"):
+        found[name] += ahead * found[name] / computed if ahead else 0.0
     return found
 
 
@@ -241,12 +263,12 @@ def check_same_plan(plan: Plan, ran: RunPlan) -> None:
         and ran.profile_digest
         and all(getattr(known, one) == getattr(ran, one) for one in _PREDICTED_BY)
     ):
-        for term in TERMS:  # an older record: for one machine, plans that differ are predicted to take other times
-            if not math.isclose(known.predicted[term], ran.predicted[term], rel_tol=_ROUNDING, abs_tol=1e-9):
-                raise RequestError(
-                    f"the run is of another plan: {term} is predicted to take {ran.predicted[term]:.6g} s there and"
-                    f" {known.predicted[term]:.6g} s in the plan; give the plan that was run"
-                )
+        here, there = (math.fsum(one.predicted.values()) for one in (known, ran))
+        if not math.isclose(here, there, rel_tol=_ROUNDING):  # an older record: another plan takes another time
+            raise RequestError(
+                f"the run is of another plan: the step is predicted to take {there:.6g} s there and {here:.6g} s in the"
+                " plan; give the plan that was run"
+            )
 
 
 def _text(value: object) -> str:

@@ -11,7 +11,7 @@ from hardware_profiles.corrections import Corrections, corrected_profile
 from hardware_profiles.load import parse_profile
 from hardware_profiles.run_record import MeasuredRun
 from planner.errors import RequestError
-from planner.plan.compare.corrections import corrections_of, factors_of
+from planner.plan.compare.corrections import corrections_of, factors_of, noise
 from planner.plan.compare.measured import predicted_terms, run_plan
 from tests.refusals import refused
 from tests.unit.plan.test_measured import plan, rank, run
@@ -25,13 +25,30 @@ def slower(times: float, messages: float = 1.0) -> MeasuredRun:
     return run(rank(**found))
 
 
-def test_factors_are_the_geometric_mean_of_the_runs_that_say_something() -> None:
+def test_factors_are_about_the_geometric_mean_of_the_runs_that_say_something() -> None:
     factors = {one.name: one for one in factors_of([slower(2.0, 4.0), slower(8.0, 4.0)])}
-    assert factors["compute"].value == pytest.approx(1 / 4)
+    assert factors["compute"].value == pytest.approx(1 / 4, rel=0.05)
     assert (factors["compute"].low, factors["compute"].high) == (pytest.approx(1 / 8), pytest.approx(1 / 2))
-    assert factors["messages"].value == pytest.approx(1 / 4)
+    assert factors["messages"].value == pytest.approx(1 / 4, rel=0.1)  # a short term: not all of it is believed
     assert factors["update"].value is None  # less than a fiftieth of the step
     assert factors["update"].runs == 0
+
+
+def test_a_term_that_is_shorter_than_steps_differ_by_corrects_next_to_nothing() -> None:
+    """Collectives of a few percent of a step that took a third of what was predicted made links three times as fast."""
+    steady = slower(1.5, 0.3)
+    whole = sum(steady.ranks[0].seconds.values())
+    steady = replace(steady, step_seconds=(whole,) * 8)
+    restless = replace(steady, step_seconds=tuple(whole * share for share in (0.7, 0.85, 1.0, 1.15, 1.3)))
+    once = replace(steady, step_seconds=(whole,))
+    assert noise(steady) == pytest.approx(0.02 * whole)
+    assert noise(restless) > noise(once) > noise(steady)
+    found = [{one.name: one.value for one in factors_of([record])} for record in (steady, once, restless)]
+    messages = [one["messages"] or 1.0 for one in found]
+    assert 3 > messages[0] > messages[1] >= messages[2] >= 1
+    assert messages[2] < 1.1
+    assert found[0]["compute"] == pytest.approx(1 / 1.5, rel=0.01)
+    assert found[2]["compute"] == pytest.approx(1 / 1.5, rel=0.1)
 
 
 def test_runs_of_several_machines_are_not_mixed() -> None:
@@ -49,7 +66,7 @@ def test_a_run_counts_once() -> None:
 def test_runs_that_say_nothing_correct_nothing() -> None:
     """They made a profile that was said to be corrected, with the old numbers."""
     said = replace(run_plan(plan()), predicted=dict.fromkeys(predicted_terms(plan().prediction), 0.0))
-    with refused(RequestError, "nothing to correct", "2%"):
+    with refused(RequestError, "nothing to correct", "does nothing else"):
         factors_of([replace(slower(2.0), plan=said)])
 
 
@@ -64,10 +81,10 @@ def test_a_corrected_profile_takes_as_long_as_was_measured(tmp_path: Path) -> No
     assert fact.kind == "fitted"
     assert "1 run on a processor" in fact.source
     assert "[was: two-core x86 machine" in fact.source
-    assert seconds(found) == pytest.approx(1.6 * seconds(load_profile("cpu")), rel=1e-4)
+    assert seconds(found) == pytest.approx(1.6 * seconds(load_profile("cpu")), rel=0.05)
     before, after = load_profile("cpu").levels[0], found.levels[0]
-    assert after.bandwidth == pytest.approx(before.bandwidth / 3, rel=1e-4)
-    assert after.latency == pytest.approx(3 * before.latency, rel=1e-4)
+    assert after.bandwidth == pytest.approx(before.bandwidth / 3, rel=0.05)
+    assert after.latency == pytest.approx(3 * before.latency, rel=0.05)
 
 
 def seconds(cluster: Cluster) -> float:

@@ -21,7 +21,7 @@ from planner.errors import RequestError
 from planner.plan.compare.measured import compare_run, predicted_terms, run_plan
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from planner.plan.prediction.step import COVERED
+from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, REDUCED_AHEAD, UNCOVERED
 from tests.refusals import refused
 
 PLAN = Path(__file__).resolve().parents[2] / "distributed" / "llama-tiny-in-two.json"
@@ -48,7 +48,7 @@ def run(*ranks: RankTerms) -> MeasuredRun:
         date="2026-01-01",
         plan=run_plan(plan()),
         machine=RunMachine(name="a processor", device_type="cpu", torch="2.9", threads=1),
-        step_seconds=(0.2,),
+        step_seconds=(0.2,) * 4,
         profiled_seconds=None,
         ranks=ranks,
         operators={"matmul": 0.1},
@@ -92,6 +92,24 @@ def test_communication_that_other_micro_batches_cover_is_predicted_to_take_no_ti
     assert predicted_terms(prediction)["rest"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("part", "term"), [(REDUCED_AHEAD, "reduction"), (GATHERED_AHEAD, "communication"), (BESIDE, "rest")]
+)
+def test_what_is_not_covered_is_of_what_travels(part: str, term: str) -> None:
+    """Weights that visit from the host are of no network, and were once said to be communication."""
+    time = (("forward", 0.1), ("backward", 0.2), ("gradient reduction", 0.05), (part, -0.03), (UNCOVERED, 0.01))
+    found = predicted_terms(replace(plan().prediction, time=time))
+    without = predicted_terms(replace(plan().prediction, time=time[:-1]))
+    assert found[term] - without[term] == pytest.approx(0.01)
+    assert sum(found.values()) == pytest.approx(0.33)
+    assert (found["forward"], found["backward"]) == (0.1, 0.2)
+
+
+def test_launches_ahead_shorten_the_passes() -> None:
+    found = predicted_terms(replace(plan().prediction, time=(("forward", 0.1), ("backward", 0.3), (AHEAD, -0.04))))
+    assert (found["forward"], found["backward"]) == (pytest.approx(0.09), pytest.approx(0.27))
+
+
 def test_a_run_of_another_plan_is_refused() -> None:
     other = replace(run(rank()), plan=replace(run_plan(plan()), mesh=(4, 2)))
     with refused(RequestError, "mesh", "4x2"):
@@ -130,7 +148,7 @@ def test_an_older_record_of_the_same_machine_says_what_its_plan_was_predicted_to
     known, ran = plan(), run_plan(plan())
     longer = {**ran.predicted, "update": ran.predicted["update"] + 0.01}
     other = replace(run(rank(forward=0.2)), plan=replace(ran, choices={}, predicted=longer))
-    with refused(RequestError, "another plan", "update"):
+    with refused(RequestError, "another plan", "step"):
         compare_run(known, other)
     moved = replace(other, plan=replace(other.plan, profile_digest="0" * 64))
     assert compare_run(known, moved).measured_seconds == pytest.approx(0.2)
