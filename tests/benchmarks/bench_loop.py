@@ -3,6 +3,9 @@
     plan 0 ─ run --measure ─▶ record ─ fit ─▶ corrected profile
     plans 1 ...  each another way to use two processes: predicted by both profiles, then run and measured
 
+The speed of a shared machine drifts from minute to minute by more than what is asked of predictions. So the plans are
+run in turn, some rounds, and of each the run counts whose step is the shortest; that of plan 0 makes the corrections.
+
 `wall` is the step by the clock, of which `waiting` is the share in which ranks wait in a collective for one that comes
 later. `CPU` is the step with CPU seconds where processes compute, and without waiting for one that stood in line: what
 it takes on a machine that nobody else uses, as far as this one can say. Both come from the same runs. The corrected
@@ -62,22 +65,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--extent", choices=("quick", "usual", "full"), default="usual")
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hardware", default="cpu", help="the profile before")
     asked = parser.parse_args()
     cases = CASES[:3] if asked.extent == "quick" else CASES
     with tempfile.TemporaryDirectory() as folder:
-        loop(Path(folder), cases, asked.steps, asked.hardware)
+        loop(Path(folder), cases, asked.steps, asked.rounds, asked.hardware)
 
 
-def loop(folder: Path, cases: Sequence[Case], steps: int, hardware: str) -> None:
+def loop(folder: Path, cases: Sequence[Case], steps: int, rounds: int, hardware: str) -> None:
     """Run the cases, and print the errors before and after."""
     before: Machine = load_profile(hardware).with_software(load_software("pytorch")).with_devices(2)
     graph, batch = traced(before)
-    plans, runs = [], []
-    for number, case in enumerate(cases):
-        plan = search(MODEL, before, devices=2, global_batch=case.batch, pinned=case.pinned, simplicity=0.0).plan
-        plans.append(plan)
-        runs.append(measured(plan, folder, number, steps))
+    plans = [
+        search(MODEL, before, devices=2, global_batch=case.batch, pinned=case.pinned, simplicity=0.0).plan
+        for case in cases
+    ]
+    taken = [[measured(plan, folder, number, steps) for number, plan in enumerate(plans)] for _ in range(rounds)]
+    runs = [min(of_one, key=step_of) for of_one in zip(*taken, strict=True)]
     print("error of the step by the clock, and by CPU seconds where processes compute")
     machines = {clock: corrected(runs[0], clock, hardware, folder) for clock in ("wall", "cpu")}
     heads = ("measured", "waiting", "before", "after", "CPU", "before", "after")
@@ -102,6 +107,12 @@ def loop(folder: Path, cases: Sequence[Case], steps: int, hardware: str) -> None
     print(
         f"mean error of the {len(cases) - 1} other plans: "
         + ", ".join(f"{c} {w} {e:.1%}" for (c, w), e in means.items())
+    )
+    drift = statistics.median(
+        max(steps) / min(steps) - 1 for steps in (list(map(step_of, of)) for of in zip(*taken, strict=True))
+    )
+    print(
+        f"the slowest of {rounds} runs of a plan takes {drift:.0%} longer than the fastest, in the median of the plans"
     )
     spread = statistics.median(noise(run) for run in runs)
     print(f"the middle half of the steps of a run lies within {spread:.0%} of its median, in the median of the runs")
@@ -133,6 +144,11 @@ def corrected(run: MeasuredRun, clock: Clock, hardware: str, folder: Path) -> Ma
         corrected_profile(hardware, corrections_of([run], factors, clock), clock, "a loop"), encoding="utf-8"
     )
     return load_profile(path).with_software(load_software("pytorch")).with_devices(2)
+
+
+def step_of(run: MeasuredRun) -> float:
+    """Seconds of a step by the clock."""
+    return sum(measured_terms(run).values())
 
 
 def noise(run: MeasuredRun) -> float:
