@@ -95,8 +95,8 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
 
 
 def _seconds(graph: OperatorGraph, op: Operator, cluster: Cluster) -> Seconds:
-    """What the kernels of an operator take forward and backward on one device that has all of it, launches aside, but those of a
-    CPU, which it makes itself."""
+    """What the kernels of an operator take forward and backward on one device that has all of it, without launches; a
+    CPU makes these itself, and takes them, too."""
     types = (
         [graph.types[name] for name in op.operands],
         [graph.types[name] for name in op.results if name is not None],
