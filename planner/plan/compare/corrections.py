@@ -13,6 +13,9 @@ there changes nothing, where plans that have more of it would pay for its noise:
     log f = D^2 / (D^2 + S^2)  sum_i w_i log(predicted_i / measured_i) / sum_i w_i
             w_i = 1 / (s_i^2 + A^2),  1 / S^2 = sum_i 1 / s_i^2
 
+Collectives that travel while a rank computes say nothing of links, as clocks find what is left of them alone, and the
+rest in the passes: a run with any of those does not correct messages.
+
 One factor for all kernels and one for all links is all that terms of steps can tell apart; it says nothing of kernels
 and collectives that were not run.
 
@@ -36,6 +39,9 @@ DOUBT, APART = 0.5, 0.1
 three plans are within a tenth of the factor of their profile."""
 
 _FEW = 4
+
+_WAITED_FOR = "wait"
+"""The call by which a record has collectives that were started before; without a phase they are between stages."""
 
 _TERMS = {"compute": ("forward", "backward"), "update": ("update",), "messages": ("communication", "reduction")}
 
@@ -116,6 +122,8 @@ def noise(run: MeasuredRun, clock: Clock = "wall") -> Seconds:
 def _factor(name: str, runs: Sequence[MeasuredRun], clock: Clock) -> Factor:
     ratios, errors = list[float](), list[float]()
     for run in runs:
+        if name == "messages" and any(one.call == _WAITED_FOR and one.phase for one in run.collectives):
+            continue
         measured, least = measured_terms(run, clock), noise(run, clock)
         said, found = (sum(terms[term] for term in _TERMS[name]) for terms in (run.plan.predicted, measured))
         if said > 0 and found > 0 and max(said, found) > least:

@@ -9,7 +9,7 @@ from costmodels import operator_time
 from hardware_profiles import Cluster, UnknownProfileError, load_profile
 from hardware_profiles.corrections import Corrections, corrected_profile
 from hardware_profiles.load import parse_profile
-from hardware_profiles.run_record import MeasuredRun
+from hardware_profiles.run_record import CollectiveCalls, MeasuredRun
 from planner.errors import RequestError
 from planner.plan.compare.corrections import corrections_of, factors_of, noise
 from planner.plan.compare.measured import predicted_terms, run_plan
@@ -49,6 +49,15 @@ def test_a_term_that_is_shorter_than_steps_differ_by_corrects_next_to_nothing() 
     assert messages[2] < 1.1
     assert found[0]["compute"] == pytest.approx(1 / 1.5, rel=0.01)
     assert found[2]["compute"] == pytest.approx(1 / 1.5, rel=0.1)
+
+
+def test_collectives_under_computation_say_nothing_of_links() -> None:
+    """Buckets of gradients that took half of what was predicted made links 1.4 times as fast: what was left of them."""
+    steady = replace(slower(1.0, 4.0), step_seconds=(0.2,) * 8)
+    for call, phase, said in (("wait", "update", False), ("wait", "", True), ("all_reduce", "update", True)):
+        calls = (CollectiveCalls(phase=phase, call=call, calls=4, seconds=0.01, nbytes=0),)
+        (messages,) = (one for one in factors_of([replace(steady, collectives=calls)]) if one.name == "messages")
+        assert (messages.value is not None) == said, (call, phase)
 
 
 def test_runs_of_several_machines_are_not_mixed() -> None:
