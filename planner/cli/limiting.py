@@ -28,6 +28,11 @@ def whole_process() -> Iterator[None]:
         _BEGAN.reset(token)
 
 
+def is_whole_process() -> bool:
+    """Whether what runs is all that this process does."""
+    return _BEGAN.get() is not None
+
+
 @contextlib.contextmanager
 def within_limits(options: "Options") -> Iterator[None]:
     """Limit what a command does from here on. The time is that of the whole process, where that was told: the import of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from planner.cli.answer import Answer, shown_plans
 from planner.cli.engine_cost import cost_of, possible
-from planner.cli.limiting import within_limits
+from planner.cli.limiting import is_whole_process, within_limits
 from planner.cli.modes import applied
 from planner.cli.options import Options
 from planner.cli.output import answer_content, write_json
@@ -65,12 +65,15 @@ def progress_console(options: Options) -> "PlainConsole":
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the cyclic garbage collector, which finds nothing in a short run full of long-lived objects."""
+    """Without the cyclic garbage collector, which finds nothing in a short run full of long-lived objects. Where the
+    process does nothing else these live as long as it does: no later collection looks through them, either."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if is_whole_process():
+            gc.freeze()
         if enabled:
             gc.enable()
 

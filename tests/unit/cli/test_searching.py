@@ -1,6 +1,7 @@
 """Progress and Ctrl-C."""
 
 import contextlib
+import gc
 import io
 import math
 import signal
@@ -12,6 +13,8 @@ from rich.console import Console
 
 from planner.cli.commands import repricing
 from planner.cli.commands import show as showing
+from planner.cli.commands.plan import undisturbed
+from planner.cli.limiting import whole_process
 from planner.cli.waiting import Waiting, news_of, waiting
 from planner.plan.compare import differences
 from planner.strategy_search.analysis import sensitivity
@@ -250,3 +253,18 @@ def test_an_interrupted_report_has_what_was_found(plan: Any, file: str, interrup
     choices = plan.json("report", file)["choices"]
     assert "The search was stopped before its end" in choices["note"]
     assert sum(one["this"] for one in choices["plans"]) == 1
+
+
+def test_the_garbage_collector_looks_through_what_is_left_unless_the_process_ends_with_it() -> None:
+    before = gc.get_freeze_count()
+    with undisturbed():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+    try:
+        with whole_process(), undisturbed():
+            pass
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

@@ -208,3 +208,18 @@ def test_blocks_that_repeat_in_a_problem_are_eliminated_once(monkeypatch: pytest
     together = remainder(plan, eliminate_together(plan, [*nodes, *pairs], 2), 2)
     assert np.array_equal(alone, together)
     assert len(made) - every <= every - (blocks - 1)
+
+
+def test_messages_that_nothing_changes_are_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, sizes = np.random.default_rng(0), (4,) * 12
+    plan = schedule(sizes, grid(3, 4))
+    tables = [draw.random((1, 4)) for _ in sizes] + [draw.random((1, 4, 4)) for _ in plan.pairs]
+    known = eliminate_together(plan, tables)
+    changed = plan.buckets[4].variable
+    tables[changed] = np.where(np.arange(4) < 2, tables[changed], math.inf)
+    anew, made, added = eliminate_together(plan, tables), list[object](), messages._sum
+    monkeypatch.setattr(messages, "_sum", lambda *views: (made.append(1), added(*views))[1])
+    found = eliminate_together(plan, tables, known=known)
+    assert all(map(np.array_equal, found, anew))
+    assert not np.array_equal(found[-1], known[-1])
+    assert 0 < len(made) <= len(plan.buckets) - 4

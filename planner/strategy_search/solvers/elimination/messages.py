@@ -42,31 +42,40 @@ def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Ar
     return [table[0] for table in eliminate_together(schedule, [table[None] for table in tables], rest)]
 
 
-def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
+def eliminate_together(
+    schedule: Schedule, tables: list[Array], rest: int = 0, known: list[Array] | None = None
+) -> list[Array]:
     """`eliminate` for several problems of one structure: the first axis of every table counts them.
 
     Tables are small, and most of the time goes into starting one addition after the other: several cost little more
-    than one.
+    than one. `known` is what this has returned for tables of which some are the same: messages that come from these
+    alone are taken from there.
     """
     tables = list(tables)
     room(schedule.message_cells * len(tables[0]) * 8, "the messages of an elimination")
     alike = _Alike(tables) if len(schedule.buckets) - rest >= _MANY else None
+    changed = {at for at, table in enumerate(tables) if known is not None and table is not known[at]}
     cells, problems = 0, len(tables[0])
     shapes = schedule.shapes(tuple([table.shape[-1] for table in tables[: schedule.variables]]))
     for bucket, (own, size) in zip(schedule.buckets[: len(schedule.buckets) - rest], shapes, strict=False):
         inputs = bucket.inputs + bucket.child_inputs
-        if alike is not None and (known := alike.known(inputs)) is not None:
-            tables.append(tables[known])
-            continue
-        views = [tables[source.table][source.together] for source in inputs]
-        shape = (problems, *own)
-        if (cells := cells + problems * size) > BLOCK:
-            check()
-            cells = 0
-        if problems * size <= BLOCK:
-            tables.append(np.minimum.reduce(_sum(views, shape), axis=1))
+        like = None if alike is None else alike.known(inputs)
+        if like is not None:
+            message = tables[like]
+        elif known is not None and changed.isdisjoint([source.table for source in inputs]):
+            message = known[len(tables)]
         else:
-            tables.append(_least(views, shape))
+            views, shape = [tables[source.table][source.together] for source in inputs], (problems, *own)
+            if (cells := cells + problems * size) > BLOCK:
+                check()
+                cells = 0
+            if problems * size <= BLOCK:
+                message = np.minimum.reduce(_sum(views, shape), axis=1)
+            else:
+                message = _least(views, shape)
+        if known is not None and message is not known[len(tables)]:
+            changed.add(len(tables))
+        tables.append(message)
     return tables
 
 

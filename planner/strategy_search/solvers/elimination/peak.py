@@ -6,7 +6,8 @@
 
 x_i has the least memory of all choices below the threshold W_i, so no choice between W(x_i) and W_i has a smaller peak:
 the next threshold is W(x_i). No choice below W_i has a peak under M_i + the smallest possible transient, which ends the
-descent. Exact; each step is one elimination (see messages.py), and there are at most as many as distinct transients.
+descent. Exact; each step is one elimination (see messages.py), and there are at most as many as distinct transients. A
+lower threshold rules out candidates of a few operators: where it rules out none, messages are those of the last step.
 """
 
 import math
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate, optimum
+from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, optimum
 from planner.strategy_search.solvers.elimination.tables import Tables
+from planner.strategy_search.solvers.problem import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +32,16 @@ class LeastPeak:
 
 def least_peak(tables: Tables, *, enough: float) -> LeastPeak:
     """Descend to the smallest peak, or to the first that is at most `enough`."""
-    memory = tables.allowed_memory()
-    count = len(tables.candidates)
+    memory = [table[None] for table in tables.allowed_memory()]
+    together: list[Array] | None = None
     smallest = max(values.min().item() for values in tables.transient)
     threshold, best, choice, floor, steps = math.inf, math.inf, None, math.inf, 0
     while best > enough:
-        nodes = [
-            np.where(values < threshold, table, math.inf)
-            for table, values in zip(memory[:count], tables.transient, strict=True)
-        ]
-        messages = eliminate(tables.plan, nodes + memory[count:])
+        for place, values in enumerate(tables.transient):
+            if (np.isfinite(memory[place]) & (values >= threshold)).any():
+                memory[place] = np.where(values < threshold, memory[place], math.inf)
+        together = eliminate_together(tables.plan, memory, known=together)
+        messages = [table[0] for table in together]
         steps += 1
         least = optimum(messages) + tables.base
         floor = min(floor, least)
