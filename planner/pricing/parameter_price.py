@@ -181,11 +181,11 @@ def price_parameter(
     away = np.array([one.state_home != "device" for one in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
-    apart_launched = launched if accumulated.dtype != tensor.dtype else 0.0
-    in_line = apart_launched if device.in_line else 0.0
+    sum_launched = launched if accumulated.dtype != tensor.dtype else 0.0
+    before_it, beside_it = (sum_launched, 0.0) if device.in_line else (0.0, sum_launched)
     return ParameterPrices(
-        accumulation=(np.asarray(passed) if cluster.software.accumulates else zeros) + in_line,
-        launches=zeros + (apart_launched - in_line),
+        accumulation=(np.asarray(passed) if cluster.software.accumulates else zeros) + before_it,
+        launches=zeros + beside_it,
         synchronisation=summing,
         update=updated,
         gather=pricers.updated.pairs(tensor, states, weights).seconds

@@ -34,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
@@ -52,7 +53,16 @@ from hardware_profiles.device import DeviceType
 from planner.errors import RequestError
 from planner.plan.plan import PLANNER_VERSION
 from planner.plan.writing import write_atomically
-from runtime.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from runtime.comm.collectives import (
+    Collective,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    coalesced_all_gather,
+    coalesced_all_reduce,
+    coalesced_reduce_scatter,
+    reduce_scatter,
+)
 from runtime.comm.device_mesh import current_device, local_rank, start_processes
 from runtime.comm.exchange import gather
 from runtime.processes.rank import be_a_rank
@@ -60,10 +70,11 @@ from runtime.processes.ranks import run_ranks
 from runtime.processes.this_machine import device_name, resident_bytes
 from runtime.profiling.microbenchmarks import Call, cases, small_model
 from runtime.step.narrow_products import narrow_products
+from runtime.waiting import Pending
 
 _Made = TypeVar("_Made")
 
-_Start: TypeAlias = Callable[[], dist.Work]
+_Start: TypeAlias = Callable[[], Pending]
 
 _SLOWEST = 2.0  # seconds of one call: slower ones are timed once
 _SHORT = 1e-3
@@ -201,9 +212,8 @@ def _added(call: Call, device: torch.device, effort: Effort) -> float:
         product()
         call()
 
-    return max(
-        least, _seconds(between, device, effort, together=True) - _seconds(product, device, effort, together=True)
-    )
+    both, alone = (_seconds(one, device, effort, together=True) for one in (between, product))
+    return max(least, both - alone)
 
 
 def _beside_products(start: _Start, device: torch.device, effort: Effort) -> tuple[float, float, float]:
@@ -374,27 +384,26 @@ _COLLECTIVES: dict[str, _Make] = {
 }
 
 
-def _start_all_reduce(elements: int, group: dist.ProcessGroup, device: torch.device) -> _Start:
-    term = torch.ones(elements, device=device)
-    return lambda: _started(dist.all_reduce(term, group=group, async_op=True))
+_MakeStart = Callable[[int, dist.ProcessGroup, torch.device], _Start]
 
 
 def _start_all_gather(elements: int, group: dist.ProcessGroup, device: torch.device) -> _Start:
-    piece, whole = torch.ones(elements // group.size(), device=device), torch.empty(elements, device=device)
-    return lambda: _started(dist.all_gather_single(whole, piece, group=group, async_op=True))
+    return _started_by(coalesced_all_gather([torch.ones(elements // group.size(), device=device)], [0], group, [-1]))
+
+
+def _start_all_reduce(elements: int, group: dist.ProcessGroup, device: torch.device) -> _Start:
+    return _started_by(coalesced_all_reduce([torch.ones(elements, device=device)], group))
 
 
 def _start_reduce_scatter(elements: int, group: dist.ProcessGroup, device: torch.device) -> _Start:
-    term, piece = torch.ones(elements, device=device), torch.empty(elements // group.size(), device=device)
-    return lambda: _started(dist.reduce_scatter_single(piece, term, group=group, async_op=True))
+    return _started_by(coalesced_reduce_scatter([torch.ones(elements, device=device)], [0], group))
 
 
-def _started(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is one of the group"
-    return work
+def _started_by(collective: Collective) -> _Start:
+    return partial(collective.call, async_op=True)
 
 
-_STARTED: dict[str, Callable[[int, dist.ProcessGroup, torch.device], _Start]] = {
+_STARTED: dict[str, _MakeStart] = {
     "all_gather": _start_all_gather,
     "all_reduce": _start_all_reduce,
     "reduce_scatter": _start_reduce_scatter,

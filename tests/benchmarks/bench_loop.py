@@ -27,7 +27,7 @@ from hardware_profiles.load import load_profile
 from hardware_profiles.run_record import MeasuredRun, load_run_record
 from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.compare.corrections import corrections_of, factors_of
+from planner.plan.compare.corrections import corrections_of, factors_of, spread
 from planner.plan.compare.measured import Clock, measured_terms
 from planner.plan.compare.repricing import repriced
 from planner.plan.file import save_plan
@@ -114,8 +114,8 @@ def loop(folder: Path, cases: Sequence[Case], steps: int, rounds: int, hardware:
     print(
         f"the slowest of {rounds} runs of a plan takes {drift:.0%} longer than the fastest, in the median of the plans"
     )
-    spread = statistics.median(noise(run) for run in runs)
-    print(f"the middle half of the steps of a run lies within {spread:.0%} of its median, in the median of the runs")
+    half = statistics.median(spread(run) for run in runs)
+    print(f"the middle half of the steps of a run lies within {half:.0%} of its median, in the median of the runs")
 
 
 def traced(machine: Machine) -> tuple[OperatorGraph, int]:
@@ -149,12 +149,6 @@ def corrected(run: MeasuredRun, clock: Clock, hardware: str, folder: Path) -> Ma
 def step_of(run: MeasuredRun) -> float:
     """Seconds of a step by the clock."""
     return sum(measured_terms(run).values())
-
-
-def noise(run: MeasuredRun) -> float:
-    """Half of the width of the middle half of the steps, by their median."""
-    first, middle, third = statistics.quantiles(run.step_seconds, n=4)
-    return (third - first) / 2 / middle
 
 
 if __name__ == "__main__":

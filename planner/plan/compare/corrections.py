@@ -110,13 +110,17 @@ def _check_alike(runs: Sequence[MeasuredRun], what: str, of: Callable[[MeasuredR
         raise RequestError(f"the runs are of {len(found)} {what}s, {' and '.join(found[:2])}; fit each by itself")
 
 
+def spread(run: MeasuredRun) -> float:
+    """Half of what the middle half of its steps differ by, by their median; 0 of one step."""
+    first, middle, third = statistics.quantiles(run.step_seconds * 2, n=4, method="inclusive")  # takes two at least
+    return (third - first) / 2 / middle
+
+
 def noise(run: MeasuredRun, clock: Clock = "wall") -> Seconds:
-    """Half of what the middle half of its steps differ by, as a share of the step, and `COUNTS` at least. It does not
-    fall with the number of steps: the next run finds the machine as different as the next steps do. Of steps too few to
-    differ it is `APART` at least."""
-    first, middle, third = statistics.quantiles(run.step_seconds * 2, n=4, method="inclusive")
+    """The `spread` of its steps, and `COUNTS` of a step at least; `APART` where they are too few to differ. It does not
+    fall with the number of steps: the next run finds the machine as different as the next steps do."""
     least = COUNTS if len(run.step_seconds) >= _FEW else APART
-    return max(least, (third - first) / 2 / middle) * sum(measured_terms(run, clock).values())
+    return max(least, spread(run)) * sum(measured_terms(run, clock).values())
 
 
 def _factor(name: str, runs: Sequence[MeasuredRun], clock: Clock) -> Factor:
