@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from costmodels import collective_time
@@ -36,17 +37,30 @@ def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
 
 
 def sized(update: Update, mesh: Mesh, cluster: Cluster, gradients: Bytes = math.inf) -> Update:
-    """The update with the size of its buckets, where that is left to the cluster. All `gradients` of the model fit into
-    one: in a larger one a small model's only message would count as a part of one. Software that has buckets keeps its
-    own; where a stage has one device nothing is sent."""
+    """The update with the size of its buckets, where that is left to the cluster, at most what is `filled` by all
+    `gradients` of the model. Software that has buckets keeps its own; where a stage has one device nothing is sent."""
     if update.buckets != AUTO_BUCKETS:
         return update
     if cluster.software.has_buckets or mesh.size == 1:
         return replace(update, buckets=NO_BUCKETS)
-    size = auto_bucket(mesh, cluster)
+    return filled(replace(update, buckets=auto_bucket(mesh, cluster)), gradients)
+
+
+def filled(update: Update, gradients: Bytes) -> Update:
+    """The update with buckets that all `gradients` of the model fill half: in a larger one a small model's only message
+    would count as a part of one."""
+    size = update.bucket_size
     while size // 2 >= max(gradients, _LEAST):
         size //= 2
-    return replace(update, buckets=size)
+    return update if size == update.bucket_size else replace(update, buckets=size)
+
+
+def total_gradients(graph: OperatorGraph, update: Update, times: Callable[[str], int] = lambda _: 1) -> Bytes:
+    """Of the gradients of all parameters of a model, as they are added up; a parameter of the graph stands for so many
+    of the model."""
+    types, trained = graph.types, graph.differentiable
+    names = (one.name for one in graph.parameters if one.name in trained)
+    return float(sum(summed(types[name], update).nbytes * times(name) for name in names))
 
 
 def smaller(update: Update) -> Update:

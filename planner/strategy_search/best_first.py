@@ -48,9 +48,9 @@ _LOG = logging.getLogger(__name__)
 _REORDERED = 2
 """Pipelines whose sums do not contend that are priced in other orders, at most, and with virtual stages."""
 
-_SHORT = 6
-"""Pipelines with few micro-batches that are evaluated, at most: uneven stages and what a rank does once a step count
-for much there, and bounds say little of either."""
+_FOR_OTHER_ORDERS = 6
+"""Pipelines that are evaluated for other orders than 1F1B, at most: where micro-batches are few, uneven stages and what
+a rank does once a step count for much, and bounds say little of either."""
 
 _IN_A_V = 64
 """Families of pipelines that are asked how busy their ranks are at least, at most, where the best plan is in a V."""
@@ -310,7 +310,8 @@ class BestFirst:
         if not self.request.prune or self.request.tolerance > 0:
             return plans
         slowest, contended = self._slowest(plans), {id(found) for found in self.contenders.found}
-        shorter = [*self._promising_in_other_orders(slowest), *self._promising_with_virtual_stages(slowest)]
+        piped = any(one.plan.pipeline > 1 for one in plans)
+        shorter = [*self._promising_in_other_orders(slowest, piped), *self._promising_with_virtual_stages(slowest)]
         if shorter or not contended.issuperset(map(id, self.contenders.found)):
             finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
@@ -340,13 +341,13 @@ class BestFirst:
         contending = {one.configuration for one in found}
         return [*found, *(other for other in others if other.configuration not in contending)]
 
-    def _promising_in_other_orders(self, slowest: float) -> list[Contender]:
+    def _promising_in_other_orders(self, slowest: float, piped: bool) -> list[Contender]:
         """Pipelines that were evaluated, and do not contend by their sums, but may take less than `slowest` in an order
-        that has weight gradients apart; the most promising few."""
+        that has weight gradients apart; the most promising few. `piped`: a plan that was found is a pipeline."""
         cluster, pinned = self.request.cluster, self.request.pinned
         if not reorders(pinned) or asks(pinned) or not runs_here(cluster):
             return []
-        self._evaluate_short_ones(slowest)
+        self._evaluate_for_other_orders(slowest, piped)
         left = self.contenders.left.items()
         plain = ((c, outcome) for c, outcome in left if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks)
         found = [self.engine.contender(c, outcome) for c, outcome in plain]
@@ -385,18 +386,19 @@ class BestFirst:
                     outcome = self.engine.evaluate(c, cutoff=cutoff, hint=self._hint_for(family))
                     self._take(c, outcome, max(bound, outcome.bound))
 
-    def _evaluate_short_ones(self, slowest: float) -> None:
-        """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
-        their bounds say that another order may take less than `slowest`; the most promising few. Each is asked first
-        what it takes at least with memory at the price that mattered last."""
+    def _evaluate_for_other_orders(self, slowest: float, piped: bool) -> None:
+        """Evaluate pipelines as far as their bounds say that another order than 1F1B may take less than `slowest`; the
+        most promising few. Those with more micro-batches than ranks only where no pipeline was found: else their
+        bubbles were compared with what others leave of theirs. Each is asked first what it takes at least with memory
+        at the price that mattered last."""
         queue = [
             ((bound := max(known, self.engine.bound(c))) * without_weight_gradients(c), _order(c), bound, c, family)
             for known, c, family in self._not_evaluated()
-            if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1 and c not in self.contenders.left
+            if 1 < c.pipeline >= c.micro_batches * piped and c.virtual_stages == 1 and c not in self.contenders.left
         ]
         heapq.heapify(queue)
         least, evaluated = slowest * (1 - WORTH), 0
-        while queue and queue[0][0] < least and evaluated < _SHORT and not self.cancelled():
+        while queue and queue[0][0] < least and evaluated < _FOR_OTHER_ORDERS and not self.cancelled():
             _, order, bound, c, family = heapq.heappop(queue)
             share = without_weight_gradients(c)
             if family is not None:

@@ -15,6 +15,7 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather
 from planner.pricing import OperatorPrices, ParameterPrices, Pricers
+from planner.pricing.bucket_size import filled, total_gradients
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Rule
@@ -51,7 +52,7 @@ class PriceBook:
 
 def price_books(bound: BoundPlan, cluster: Cluster) -> tuple[PriceBook, PriceBook]:
     """The books for plans like this one, on devices of one kind: of what there is in passes, whatever buckets gradients
-    go in, and of what there is once a step."""
+    go in, and of what there is once a step, where sums count buckets as searches do."""
     update = bound.plan.training.update
     return _book(bound, cluster, replace(update, buckets=NO_BUCKETS)), _book(bound, cluster, update)
 
@@ -66,6 +67,8 @@ def _book(bound: BoundPlan, cluster: Cluster, update: Update) -> PriceBook:
 
 def _pricers(bound: BoundPlan, cluster: Cluster, update: Update) -> list[tuple[Pricers, Pricers | None]]:
     plan, graph = bound.plan, bound.graph
+    if update.bucket_size:
+        update = filled(update, total_gradients(graph, update))
     found = []
     for run in kinds_of_runs(bound.blocks, len(graph.operators)) if update.by_block else (range(0),):
         longest = longest_gather(graph, run, update)

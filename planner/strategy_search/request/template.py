@@ -26,9 +26,9 @@ from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, 
 from planner.graph.kinds import lanes
 from planner.graph.operator_graph import Operator, OperatorGraph, substitute
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
+from planner.pricing.bucket_size import total_gradients
 from planner.pricing.kept_shares import kept_shares
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
-from planner.pricing.parameter_price import summed
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.sharding.update import Update
@@ -184,13 +184,7 @@ class Template:
 
     def gradient_bytes(self, update: Update) -> Bytes:
         """Of the gradients of all parameters of the model, as they are added up."""
-        types, trained = self.graph.types, self.graph.differentiable
-        sizes = (
-            summed(types[one.name], update).nbytes * self.parameter_times(one.name)
-            for one in self.graph.parameters
-            if one.name in trained
-        )
-        return float(sum(sizes))
+        return total_gradients(self.graph, update, self.parameter_times)
 
     @cached_property
     def causal_ring(self) -> bool:

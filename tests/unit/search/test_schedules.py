@@ -17,7 +17,7 @@ from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine import room, scheduling
-from planner.strategy_search.engine.contenders import Contender, without_weight_gradients
+from planner.strategy_search.engine.contenders import NEAR, Contender, without_weight_gradients
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.finalists import Finalists, OverfullError
 from planner.strategy_search.engine.plan_maker import PlanMaker
@@ -120,17 +120,17 @@ def test_orders_in_a_v_with_the_same_turns_are_tried_once(
     assert list(dict.fromkeys(asked)) == tried
 
 
-def test_no_pipelines_with_few_micro_batches_are_looked_at_once_a_search_is_cancelled(
+def test_no_pipelines_are_evaluated_for_other_orders_once_a_search_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked_at, short_ones = list[int](), BestFirst._evaluate_short_ones
+    looked_at, evaluate = list[int](), BestFirst._evaluate_for_other_orders
 
-    def counted(self: BestFirst, slowest: float) -> None:
+    def counted(self: BestFirst, slowest: float, piped: bool) -> None:
         self.cancelled, before = (lambda: bool(looked_at)), len(self.evaluated)
-        short_ones(self, slowest)
+        evaluate(self, slowest, piped)
         looked_at.append(len(self.evaluated) - before)
 
-    monkeypatch.setattr(BestFirst, "_evaluate_short_ones", counted)
+    monkeypatch.setattr(BestFirst, "_evaluate_for_other_orders", counted)
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, update=PLAIN)
     search(request)
     search(request)
@@ -289,13 +289,24 @@ def test_pipelines_that_are_left_out_by_the_bubble_of_1f1b_contend() -> None:
 def test_a_plan_that_another_order_makes_the_fastest_is_not_left_out() -> None:
     """Of sums that are close, a pipeline's is the larger one; but for its bubble, which zero bubble fills, it is the
     smaller."""
-    request = request_of("llama-tiny", cluster_of("cpu", 4), 16, update=PLAIN)
+    request = request_of("llama-tiny", with_quick_host(cluster_of("h100-80gb", 2)), 8, update=PLAIN)
     whole = search(request)
     pipelined = search(replace(request, pinned=Pinned(pipeline=2, virtual_stages=1)))
     alone = search(replace(request, pinned=Pinned(pipeline=1)))
     assert alone.plans[0].objective < pipelined.plans[0].objective
     assert pipelined.plans[0].seconds < alone.plans[0].seconds
     assert whole.plans[0].seconds == pipelined.plans[0].seconds
+
+
+@pytest.mark.slow
+def test_a_pipeline_is_not_left_out_by_its_bubble_where_the_best_sum_has_none() -> None:
+    """No pipeline contends by its sum, 5% above that of one stage; with weight gradients apart one is the fastest."""
+    request = request_of("llama-tiny", cluster_of("cpu", 2), 32, update=PLAIN)
+    pipelined = search(replace(request, pinned=Pinned(pipeline=2, virtual_stages=1)))
+    alone = search(replace(request, pinned=Pinned(pipeline=1)))
+    assert pipelined.plans[0].objective > alone.plans[0].objective * (1 + NEAR)
+    assert pipelined.plans[0].seconds < alone.plans[0].seconds
+    assert search(request).plans[0].seconds <= pipelined.plans[0].seconds
 
 
 @pytest.mark.thorough
