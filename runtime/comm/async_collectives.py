@@ -12,6 +12,7 @@ import torch.distributed as dist
 from planner.sharding.redistribute import COLLECTIVES, Step
 from runtime.comm.collectives import (
     Collective,
+    Landed,
     Pieces,
     coalesced_all_gather,
     coalesced_all_reduce,
@@ -48,8 +49,9 @@ _COALESCED: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], C
 
 class Flight:
     """Pieces under way, each on its `steps`, which are the same collectives on the same axes for all; the first
-    collective starts when it is made. The pieces are its own from then, and taken out of their list. One that `holds`
-    has what it sends until it has arrived, as backends do that run asynchronously: so an audit sees it."""
+    collective starts when it is made. `ends_gathering` says whether the last step of all is an all-gather. The pieces
+    are its own from then, and taken out of their list. One that `holds` has what it sends until it has arrived, as
+    backends do that run asynchronously: so an audit sees it."""
 
     def __init__(
         self,
@@ -66,25 +68,27 @@ class Flight:
         self._steps = [
             [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
         ]
-        self._started: tuple[Pending, dist.ProcessGroup, torch.Tensor | None, Callable[[], Pieces]] | None = None
+        self.ends_gathering = all(own and own[-1].kind == "all_gather" for own in self._steps)
+        self._started: tuple[Pending, dist.ProcessGroup, torch.Tensor | None, Landed] | None = None
         self.under_way: Step | None = None  # the collective that was started last
         self._go()
 
-    def land(self) -> Pieces:
-        """Wait, and take the collectives that are left; the pieces at the end of their way."""
+    def land(self, room: Callable[[], Pieces] | None = None) -> Pieces:
+        """Wait, and take the collectives that are left; the pieces at the end of their way. Of a flight that
+        `ends_gathering` they may go where there is `room` for them, which is asked for when they have come."""
         with torch.no_grad():
             while self._started is not None:
-                self._pieces = self._arrived()
+                self._pieces = self._arrived(None if any(self._steps) else room)
                 self._go()
         return self._pieces
 
-    def _arrived(self) -> Pieces:
+    def _arrived(self, room: Callable[[], Pieces] | None) -> Pieces:
         """What the collective under way brings; of its messages nothing is held when the next one starts."""
         assert self._started is not None
         work, group, _, landed = self._started
         waiting_for_work(work, group)
         self._started = _ = None
-        return landed()
+        return landed(None if room is None else room())
 
     @torch.no_grad()
     def _go(self) -> None:

@@ -14,7 +14,7 @@ elements as if each went by itself. The blocking forms are of one tensor, with w
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,13 +24,20 @@ from runtime.waiting import Pending, waiting_for
 Pieces = list[torch.Tensor]
 
 
+class Landed(Protocol):
+    """Makes the new pieces of a collective that is through. Those of an all-gather may go `into` contiguous tensors of
+    theirs."""
+
+    def __call__(self, into: Pieces | None = None) -> Pieces: ...
+
+
 class Collective(NamedTuple):
     """One that is about to start: the call, which blocks unless it gets `async_op`, what it sends, and what makes the
     new pieces when it is through."""
 
     call: Callable[..., Pending]
     sent: torch.Tensor
-    landed: Callable[[], Pieces]
+    landed: Landed
 
 
 def all_gather(piece: torch.Tensor, dim: int, group: dist.ProcessGroup, extent: int = -1) -> torch.Tensor:
@@ -91,7 +98,7 @@ def coalesced_reduce_scatter(pieces: Pieces, dims: Sequence[int], group: dist.Pr
         flat = flat.view(-1)
     own = flat.new_empty((flat.shape[0] // rows, *flat.shape[1:]))
 
-    def landed() -> Pieces:
+    def landed(into: Pieces | None = None) -> Pieces:
         return [part.movedim(0, dim).contiguous() for part, dim in zip(_parts(own, shapes), dims, strict=True)]
 
     return Collective(partial(dist.reduce_scatter_single, own, flat, group=group), flat, landed)
@@ -105,7 +112,7 @@ def coalesced_all_reduce(
     flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
     shapes = [piece.shape for piece in pieces]
 
-    def landed() -> Pieces:
+    def landed(into: Pieces | None = None) -> Pieces:
         return [flat] if lone else [part.view(shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
 
     return Collective(partial(dist.all_reduce, flat, operation, group), flat, landed)
@@ -118,7 +125,7 @@ def coalesced_reduce(pieces: Pieces, root: int, group: dist.ProcessGroup) -> Col
     flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
     shapes = [piece.shape for piece in pieces]
 
-    def landed() -> Pieces:
+    def landed(into: Pieces | None = None) -> Pieces:
         return [flat] if lone else [part.view(shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
 
     return Collective(partial(dist.reduce, flat, group=group, group_dst=root), flat, landed)
@@ -135,7 +142,7 @@ def coalesced_all_to_all(
     del even, cut
     incoming = torch.empty_like(flat)
 
-    def landed() -> Pieces:
+    def landed(into: Pieces | None = None) -> Pieces:
         parts = zip(_parts(incoming, shapes), dims, extents, strict=True)
         joined = ((part.movedim(0, dim).flatten(dim, dim + 1), dim, extent) for part, dim, extent in parts)
         return [one if extent < 0 else one.narrow(dim, 0, extent) for one, dim, extent in joined]
@@ -165,10 +172,16 @@ def _gathered(
     rows, lone = group.size(), len(shapes) == 1
     whole = flat.new_empty((rows * flat.shape[0], *flat.shape[1:]))
 
-    def landed() -> Pieces:
+    def landed(into: Pieces | None = None) -> Pieces:
+        if lone and into is None:
+            ((dim, extent),) = zip(dims, extents, strict=True)
+            joined = whole if extent < 0 else whole.narrow(0, 0, extent)
+            return [joined.movedim(0, dim).contiguous()]
         parts = [torch.unflatten(whole, 0, (rows, -1))] if lone else _parts(whole.view(rows, -1), shapes)
-        joined = [_joined(part, extent) for part, extent in zip(parts, extents, strict=True)]
-        return [one.movedim(0, dim).contiguous() for one, dim in zip(joined, dims, strict=True)]
+        made = [_whole_of(*one) for one in zip(parts, dims, extents, strict=True)] if into is None else into
+        for part, one, dim in zip(parts, made, dims, strict=True):
+            _join_into(one.movedim(dim, 0), part)
+        return made
 
     return Collective(partial(dist.all_gather_single, whole, flat, group=group), flat, landed)
 
@@ -200,16 +213,17 @@ def _cut_into(rows: torch.Tensor, whole: torch.Tensor) -> None:
         row.copy_(part)
 
 
-def _joined(rows: torch.Tensor, extent: int) -> torch.Tensor:
-    """Rows, (n, d, ..), one behind the other, (n d, ..) or the first `extent` of these: a view where they lie so."""
-    if extent < 0:
-        return rows.flatten(0, 1)
-    if rows.is_contiguous():
-        return rows.flatten(0, 1).narrow(0, 0, extent)
-    whole = rows.new_empty((extent, *rows.shape[2:]))
+def _whole_of(rows: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
+    """Memory for rows, (n, d, ..), one behind the other along a dim: n d or the first `extent` of these."""
+    shape = list(rows.shape[2:])
+    shape.insert(dim, rows.shape[0] * rows.shape[1] if extent < 0 else extent)
+    return rows.new_empty(shape)
+
+
+def _join_into(whole: torch.Tensor, rows: torch.Tensor) -> None:
+    """Fill a tensor of n d rows or fewer with rows, (n, d, ..), one behind the other."""
     for row, part in _aligned(rows, whole):
         part.copy_(row)
-    return whole
 
 
 def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:

@@ -22,7 +22,7 @@ never more.
 A gathered weight is a value of its block like any other: operators find it where they want it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ import torch
 from planner.plan.layout.block_gathers import BlockGather
 from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight, Groups
+from runtime.comm.collectives import Pieces
 from runtime.comm.device_mesh import RankMesh
 from runtime.observer import Observer, teller
 from runtime.ops.fp8_scales import Fp8Scales
@@ -99,12 +100,17 @@ class Gathered:
                 pieces = [cast(piece, own) for piece, own in zip(pieces, self.bundle.scales, strict=True)]
             self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
+    def landed(self, room: Callable[[], Pieces] | None = None) -> Pieces:
+        """What was sent, when it is there: where there is `room`, if that is given (`Flight.land`)."""
+        self.start()
+        assert self._coming is not None
+        found, self._coming = self._coming.land(room), None
+        return found
+
     def bring(self) -> list[torch.Tensor]:
         """The weights as the block wants them. What is sent comes in memory of its own: a cut at the end of a way makes
         a view, and collectives may deal out views of their message."""
-        self.start()
-        assert self._coming is not None
-        landed, self._coming = self._coming.land(), None
+        landed = self.landed()
         if self.bundle.scales:
             landed = [received(weight) for weight in landed]
         if not self.bundle.sent:
@@ -139,12 +145,21 @@ class Gathered:
     def come_again(self) -> None:
         """Fill the memory once more. It goes when autograd lets go of it."""
         memory, self._memory = self._memory, []
+        self.start()
+        assert self._coming is not None
+        if self._coming.ends_gathering and not self.bundle.scales:
+            self.landed(lambda: [self._filled_again(weight) for weight in memory])
+            return
         landed = self.bring()
         while memory:
             weight, new = memory.pop(), landed.pop()
-            weight.untyped_storage().resize_(new.nbytes)
-            teller(self.observer)(weight.untyped_storage())
-            weight.copy_(new)
+            self._filled_again(weight).copy_(new)
+
+    def _filled_again(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight with memory once more."""
+        weight.untyped_storage().resize_(weight.nbytes)
+        teller(self.observer)(weight.untyped_storage())
+        return weight
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:

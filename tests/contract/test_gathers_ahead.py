@@ -4,7 +4,7 @@ pass does: the order of what one rank does, on made-up neighbours."""
 import gc
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -56,15 +56,15 @@ def block_of(way: Gathered) -> str:
 def written_down() -> Iterator[list[str]]:
     """The order in which weights set out and land, gradients set out and land, and blocks run."""
     events: list[str] = []
-    start, bring, send, take = Gathered.start, Gathered.bring, Gathered.send_back, Prefetch.take
+    start, land, send, take = Gathered.start, Gathered.landed, Gathered.send_back, Prefetch.take
 
     def starting(way: Gathered) -> None:
         if way._coming is None:
             events.append(f"out {block_of(way)}")
         start(way)
 
-    def bringing(way: Gathered) -> list[torch.Tensor]:
-        found = bring(way)
+    def landing(way: Gathered, room: Callable[[], list[torch.Tensor]] | None = None) -> list[torch.Tensor]:
+        found = land(way, room)
         events.append(f"there {block_of(way)}")
         return found
 
@@ -78,7 +78,7 @@ def written_down() -> Iterator[list[str]]:
 
     with (
         patch.object(Gathered, "start", starting),
-        patch.object(Gathered, "bring", bringing),
+        patch.object(Gathered, "landed", landing),
         patch.object(Gathered, "send_back", sending),
         patch.object(Prefetch, "take", taking),
     ):
@@ -149,14 +149,14 @@ def test_every_pass_of_a_pipeline_but_the_first_finds_its_weights_on_their_way(s
     stages = (1,) * 4 if virtual == 2 else (2, 2)
     plan = plan_of("ahead", stages=stages, virtual_stages=virtual, micro_batches=4, schedule=schedule)
     started = list[bool]()
-    bring = Gathered.bring
+    land = Gathered.landed
 
-    def bringing(way: Gathered) -> list[torch.Tensor]:
+    def landing(way: Gathered, room: Callable[[], list[torch.Tensor]] | None = None) -> list[torch.Tensor]:
         started.append(way._coming is not None)
-        return bring(way)
+        return land(way, room)
 
     for stage in (0, 1):
-        with patch.object(Gathered, "bring", bringing), one_rank("llama4", plan, plans.traced("llama4"), stage) as one:
+        with patch.object(Gathered, "landed", landing), one_rank("llama4", plan, plans.traced("llama4"), stage) as one:
             one[0].accumulate(*plans.inputs("llama4"))
     assert len(started) >= 2 * 4 * 4, "of two stages, four micro-batches, two blocks, forward and back"
     assert all(started)

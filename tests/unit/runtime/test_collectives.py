@@ -57,6 +57,28 @@ def test_an_exchange_keeps_the_order_of_dims_in_memory(twins: Twins, order: tupl
 
 
 @pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("missing", [None, 1])
+def test_what_is_gathered_lands_where_there_is_room(twins: Twins, count: int, missing: int | None) -> None:
+    pieces, dims = [torch.arange(24.0).reshape(4, 6) + one for one in range(count)], [1, 0, 1][:count]
+    extents = [
+        -1 if missing is None else 2 * piece.shape[dim] - missing for piece, dim in zip(pieces, dims, strict=True)
+    ]
+    group: Any = twins  # all that is asked of it
+
+    def landed(room: list[torch.Tensor] | None) -> list[torch.Tensor]:
+        collective = collectives.coalesced_all_gather(pieces, dims, group, extents)
+        collective.call()
+        return collective.landed(room)
+
+    expected = landed(None)
+    room = [torch.full_like(one, -1.0) for one in expected]
+    assert all(one.is_contiguous() for one in expected)
+    for found, own, known in zip(landed(room), room, expected, strict=True):
+        assert found is own
+        assert torch.equal(own, known)
+
+
+@pytest.mark.parametrize("count", [1, 3])
 def test_pieces_of_one_message_are_what_each_alone_would_be(twins: Twins, count: int) -> None:
     pieces = [torch.arange(24.0).reshape(4, 6), torch.arange(16.0).reshape(2, 8), torch.arange(8.0).reshape(2, 2, 2)]
     pieces, dims, others = pieces[:count], [1, 0, 2][:count], [0, 1, 0][:count]
