@@ -388,9 +388,9 @@ class BestFirst:
 
     def _evaluate_for_other_orders(self, slowest: float, piped: bool) -> None:
         """Evaluate pipelines as far as their bounds say that another order than 1F1B may take less than `slowest`; the
-        most promising few. Those with more micro-batches than ranks only where no pipeline was found: else their
-        bubbles were compared with what others leave of theirs. Each is asked first what it takes at least with memory
-        at the price that mattered last."""
+        most promising few. Those with more micro-batches than ranks only where no pipeline was found, and no more than
+        are priced: else their bubbles were compared with what others leave of theirs. Each is asked first what it takes
+        at least with memory at the price that mattered last."""
         queue = [
             ((bound := max(known, self.engine.bound(c))) * without_weight_gradients(c), _order(c), bound, c, family)
             for known, c, family in self._not_evaluated()
@@ -398,7 +398,8 @@ class BestFirst:
         ]
         heapq.heapify(queue)
         least, evaluated = slowest * (1 - WORTH), 0
-        while queue and queue[0][0] < least and evaluated < _FOR_OTHER_ORDERS and not self.cancelled():
+        most = _FOR_OTHER_ORDERS if piped else _REORDERED
+        while queue and queue[0][0] < least and evaluated < most and not self.cancelled():
             _, order, bound, c, family = heapq.heappop(queue)
             share = without_weight_gradients(c)
             if family is not None:
