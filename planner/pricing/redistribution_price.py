@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import operator_time
-from hardware_profiles import Bytes, Cluster, Hidden
+from hardware_profiles import PYTORCH, Bytes, Cluster, Hidden
 from planner.graph.operator_graph import DTYPE_BYTES, TensorType
 from planner.limits import check
 from planner.pricing.message import Message, message_seconds
@@ -41,6 +41,10 @@ _NARROW = 0.5
 
 _COPIED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of messages whose whole tensor is copied where software does so (`Software.copies_out`)."""
+
+_PACKED = frozenset({"all_gather", "reduce_scatter", "all_reduce", "reduce"})
+"""Kinds of messages that the runtime makes of several tensors, and copies these for (`runtime.comm.collectives`): what
+goes out, and what an all-gather brings; what else comes is read where it came."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +87,7 @@ class Pricers:
         software = cluster.software
         shares = Hidden() if bare else software.hidden
         paths = {} if paths is None else paths
-        known: dict[tuple[float, tuple[Bytes, ...], bool, float, bool], RedistributionPricer] = {}
+        known: dict[tuple[float, tuple[Bytes, ...], bool, float, bool, bool], RedistributionPricer] = {}
 
         def pricer(
             hidden: float,
@@ -92,8 +96,9 @@ class Pricers:
             copied: bool = software.copies_out,
             width: float = 1.0,
             uncut: bool = False,
+            packed: bool = False,
         ) -> "RedistributionPricer":
-            key = (hidden, buckets, copied, width, uncut)
+            key = (hidden, buckets, copied, width, uncut, packed)
             if key not in known:
                 known[key] = RedistributionPricer(
                     mesh=mesh,
@@ -103,6 +108,7 @@ class Pricers:
                     copied=copied,
                     width=width,
                     uncut=uncut,
+                    packed=packed,
                     _paths=paths,
                 )
             return known[key]
@@ -114,15 +120,18 @@ class Pricers:
             return tuple(chosen or software.bucket_bytes(axis.size, element) for axis in mesh.axes)
 
         there, back = longest if update.by_block else (0.0, 0.0)
+        by_block, in_buckets = (own and software.name == PYTORCH.name for own in (update.by_block, update.bucketed))
         once = update.bucket_size or (LONG if update.composed or software.one_bucket else 0.0)
         weight = DTYPE_BYTES[_WEIGHTS] * narrow
         use, sums = (DTYPE_BYTES[dtype] for dtype in (update.reduced_in(_WEIGHTS), update.summed_in(_WEIGHTS)))
         return cls(
             activations=pricer(shares.tensor, (), copied=False),
-            parameters=pricer(shares.gathers, full(weight, there), width=narrow, uncut=update.by_block),
-            gradients=pricer(shares.reductions, full(use, back), uncut=update.by_block),
-            sums=pricer(shares.reductions, full(sums, once)),
-            updated=pricer(shares.gathers, full(weight, once), width=narrow),
+            parameters=pricer(
+                shares.gathers, full(weight, there), width=narrow, uncut=update.by_block, packed=by_block
+            ),
+            gradients=pricer(shares.reductions, full(use, back), uncut=update.by_block, packed=by_block),
+            sums=pricer(shares.reductions, full(sums, once), packed=in_buckets),
+            updated=pricer(shares.gathers, full(weight, once), width=narrow, packed=in_buckets),
         )
 
 
@@ -175,8 +184,9 @@ class RedistributionPricer:
         (w / W) t(m W / w)          t is concave, and S the sum of all m, so that t(S) >= the sum of these (Jensen)
 
     its part of a message in which all tensors are cut as it is. What is gathered or scattered is
-    `copied` once more where software does so, which nothing hides: the device does it. What is gathered has `width`
-    times the bytes of the tensor.
+    `copied` once more where software does so, which nothing hides: the device does it. Where messages are `packed` it
+    copies what goes with others into them, and what others bring it out of them. What is gathered has `width` times
+    the bytes of the tensor.
     """
 
     mesh: Mesh
@@ -186,6 +196,7 @@ class RedistributionPricer:
     copied: bool = False
     width: float = 1.0
     uncut: bool = False
+    packed: bool = False
     _paths: Paths = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
@@ -256,7 +267,7 @@ class RedistributionPricer:
             self._routes[key] = PricedRoute(
                 seconds=math.fsum(prices),
                 sent=math.fsum(
-                    price - self._copies(step.kind, step.fraction * tensor.nbytes)
+                    price - self._copies(step.kind, step.axis, step.fraction * tensor.nbytes)
                     for price, step in zip(prices, steps, strict=True)
                     if step.kind in COLLECTIVES
                 ),
@@ -314,8 +325,8 @@ class RedistributionPricer:
         sizes = [[(kind, axis, fraction * nbytes * more) for kind, axis, fraction in moves] for more in larger.tolist()]
         price = np.array([[*[self._price(*one, nbytes) for one in row], 0.0] for row in sizes])
         sent = price * np.array([*[kind in COLLECTIVES for kind, _, _ in moves], False])
-        if self.copied:
-            sent -= np.array([[*[self._copies(kind, message) for kind, _, message in row], 0.0] for row in sizes])
+        if self.copied or self.packed:
+            sent -= np.array([[*[self._copies(*one) for one in row], 0.0] for row in sizes])
         for step in taken:
             seconds += price[which, step]
             first = np.where(first == 0.0, sent[which, step], first)
@@ -326,9 +337,9 @@ class RedistributionPricer:
         tensor, where more than are sent."""
         return self._price(kind, axis, nbytes, nbytes if whole is None else whole)
 
-    def sent_seconds(self, kind: str, axis: int, nbytes: float) -> float:
+    def sent_seconds(self, kind: str, axis: int, nbytes: float, whole: float | None = None) -> float:
         """The same without the copies that are made beside it."""
-        return self.message_seconds(kind, axis, nbytes) - self._copies(kind, nbytes)
+        return self.message_seconds(kind, axis, nbytes, whole) - self._copies(kind, axis, nbytes)
 
     def _price(self, kind: str, axis: int, message: float, whole: float) -> float:
         """Seconds of a step, given the bytes of its message, and of the whole tensor."""
@@ -348,20 +359,27 @@ class RedistributionPricer:
                 share = min(max(whole / bucket, share), 1.0)
                 sent = message / share
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
-            return self.exposed * seconds * share + self._copied(kind, message)
+            return self.exposed * seconds * share + self._copied(kind, axis, message)
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
         return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
 
-    def _copies(self, kind: str, message: float) -> float:
+    def _copies(self, kind: str, axis: int, message: float) -> float:
         """What of the price of a message no message takes: copies of the tensor, which is `width` times as long."""
-        return self._copied(kind, message * self.width if kind == "all_gather" else message)
+        return self._copied(kind, axis, message * self.width if kind == "all_gather" else message)
 
-    def _copied(self, kind: str, message: float) -> float:
-        return self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
+    def _copied(self, kind: str, axis: int, message: float) -> float:
+        if self.copied and kind in _COPIED:
+            return self._copy_seconds(message)
+        if self.packed and kind in _PACKED and message < self.buckets[axis]:
+            if kind == "all_gather":
+                return self._copy_seconds((1 + 1 / self.mesh.sizes[axis]) * message)
+            return self._copy_seconds(message, kernels=int(kind == "reduce_scatter"))  # else one copies all together
+        return 0.0
 
-    def _copy_seconds(self, nbytes: float) -> float:
+    def _copy_seconds(self, nbytes: float, kernels: int = 1) -> float:
         """Seconds of a copy, which reads and writes so many bytes."""
+        device = self.cluster.device
         return operator_time(
-            op_class="copy", flops=0.0, bytes_moved=2 * nbytes, dtype="fp32", device=self.cluster.device
+            op_class="copy", flops=0.0, bytes_moved=2 * nbytes, dtype="fp32", device=device, kernels=kernels
         )

@@ -328,7 +328,7 @@ class Walk:
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             waits = self.bound.plan.mesh.zigzag or self.in_pairs  # what is reordered, and where only experts take turns
             inside = self.gathers_in_autograd and moved == "parameters" and phase == "backward"
-            sent = 0.0 if waits or inside else number * route.seconds * self.share_overlapped
+            sent = 0.0 if waits or inside else number * route.sent * self.share_overlapped
             self.turns |= sent > 0 and moved != "activations"  # at a weight in both passes
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)

@@ -322,8 +322,9 @@ class Engine:
     ) -> Outcome:
         """`evaluate`, with launches as this engine counts them.
 
-        Where they come ahead, no way to run a block takes longer than where they come otherwise, but it takes more
-        memory: the other ways are tried where that matters.
+        Where they come ahead, no way to run a block takes longer than where they come otherwise, as copying a weight
+        out of a message takes less than a message of its own; but it takes more memory: the other ways are tried where
+        that matters.
         """
         outcomes = list[Outcome]()
         first = min(self.gathers, key=lambda way: proved.get(way, 0.0))

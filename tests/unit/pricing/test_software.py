@@ -13,9 +13,11 @@ from hardware_profiles import (
     Hidden,
     InvalidProfileError,
     Software,
+    TopologyError,
     UnknownKeyError,
     load_profile,
     load_software,
+    profile_names,
     software_names,
     stacks,
 )
@@ -351,14 +353,42 @@ def test_no_message_takes_less_than_the_shares_of_what_goes_in_it(devices: int, 
         for number in range(1, 6):
             group = draw.sample(range(5), number)
             message = Message(kind=kind, axis=0, nbytes=sum(sent[at] for at in group))
-            shares = [together.message_seconds(kind, 0, sent[at], tensors[at]) for at in group]
+            shares = [together.sent_seconds(kind, 0, sent[at], tensors[at]) for at in group]
             assert 0 < sum(shares) <= message_seconds(message, mesh, cluster) * (1 + 1e-12)
-        every = sum(together.message_seconds(kind, 0, nbytes) for nbytes in tensors)
+        every = sum(together.sent_seconds(kind, 0, nbytes) for nbytes in tensors)
         whole = message_seconds(Message(kind=kind, axis=0, nbytes=longest[0]), mesh, cluster)
         assert every == pytest.approx(whole)
-        quarter = sum(together.message_seconds(kind, 0, nbytes / 4, nbytes) for nbytes in tensors)
+        quarter = sum(together.sent_seconds(kind, 0, nbytes / 4, nbytes) for nbytes in tensors)
         alike = message_seconds(Message(kind=kind, axis=0, nbytes=longest[0] / 4), mesh, cluster)
         assert quarter == pytest.approx(alike), "cut alike they are a shorter message"
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_copies_of_what_goes_together_take_less_than_a_message_of_its_own(profile: str) -> None:
+    """So weights that come ahead of their block never take longer than such as are gathered one by one."""
+    for devices in (2, 8, 64):
+        try:
+            cluster = load_profile(profile).with_devices(devices)
+        except TopologyError:
+            continue
+        mesh = build_mesh(cluster, (devices,))
+        together, alone = (Pricers.of(mesh, cluster, Update(buckets="none", gathers=way)) for way in ("block", "each"))
+        for nbytes in (2.0**power for power in range(10, 33, 2)):
+            for there, kind in (("parameters", "all_gather"), ("gradients", "reduce_scatter")):
+                packed, own = getattr(together, there), getattr(alone, there)
+                copies = packed.message_seconds(kind, 0, nbytes) - packed.sent_seconds(kind, 0, nbytes)
+                assert 0 < copies < own.message_seconds(kind, 0, nbytes)
+
+
+def test_what_goes_by_itself_is_not_copied() -> None:
+    """A message that is as long as a bucket, and what is gathered weight by weight."""
+    cluster = cluster_of("h100-80gb", 8)
+    pricers = Pricers.of(build_mesh(cluster, (8,)), cluster, Update(buckets=2**20))
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        short, long = (pricers.sums.message_seconds(kind, 0, nbytes) for nbytes in (2.0**19, 2.0**20))
+        assert short > pricers.sums.sent_seconds(kind, 0, 2.0**19)
+        assert long == pricers.sums.sent_seconds(kind, 0, 2.0**20)
+        assert pricers.parameters.message_seconds(kind, 0, 2.0**19) == pricers.parameters.sent_seconds(kind, 0, 2.0**19)
 
 
 def test_recomputation_to_the_end_of_a_block() -> None:

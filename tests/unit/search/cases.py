@@ -22,6 +22,7 @@ from planner.models.zoo import ZOO, with_dimensions
 from planner.plan.binding.bind import prepare
 from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.plan import ModelReference, Plan, Prediction, Provenance, Training
+from planner.pricing.bucket_size import sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import PLAIN, Update
@@ -463,7 +464,7 @@ def make_case(
             cluster=cluster,
             precision=precision,
             optimizer=optimizer,
-            update=update,
+            update=sized(update, building.mesh, cluster, template.gradient_bytes(update)),
             offload=offload,
             together=update.by_block,
             dominated=True,

@@ -143,7 +143,7 @@ def test_no_plan_takes_less_than_a_bound_on_what_a_last_pass_covers(
 
 
 def test_what_the_first_pass_begins_with_is_waited_for_and_bounded() -> None:
-    """Four weights before the blocks, more than all of these: a seventh of the step."""
+    """Four weights before the blocks, more than all of these: an eighth of the step."""
     pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
     fast = with_quick_host(cluster_of("h100-80gb", 4))
     slow = replace(fast, levels=tuple(replace(one, bandwidth=one.bandwidth / 100) for one in fast.levels))
@@ -151,7 +151,7 @@ def test_what_the_first_pass_begins_with_is_waited_for_and_bounded() -> None:
     found = search(request_of("entered", slow, 16, pinned=pinned, update=update, precision="bf16"))
     (cost,) = stage_costs(found.plans[0].bound, slow)
     step, uncovered = found.plan.prediction.step_seconds, sum(one.longer for one in cost.chunks[0].passes)
-    assert uncovered > 0.14 * step
+    assert uncovered > 0.12 * step
     assert step - uncovered / 4 < found.bound_seconds <= step
 
 
