@@ -372,9 +372,8 @@ class RedistributionPricer:
         if self.copied and kind in _COPIED:
             return self._copy_seconds(message)
         if self.packed and kind in _PACKED and message < self.buckets[axis]:
-            if kind == "all_gather":
-                return self._copy_seconds((1 + 1 / self.mesh.sizes[axis]) * message)
-            return self._copy_seconds(message, kernels=int(kind == "reduce_scatter"))  # else one copies all together
+            there = 1 + 1 / self.mesh.sizes[axis] if kind == "all_gather" else 1.0
+            return self._copy_seconds(there * message, kernels=0)  # one copies all together
         return 0.0
 
     def _copy_seconds(self, nbytes: float, kernels: int = 1) -> float:

@@ -89,13 +89,7 @@ def coalesced_reduce_scatter(pieces: Pieces, dims: Sequence[int], group: dist.Pr
     first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
     shapes = [torch.Size((-(-one.shape[0] // rows), *one.shape[1:])) for one in first]
     lone = len(first) == 1
-    if lone:
-        flat = extended(first[0], 0, rows * shapes[0][0]).contiguous()
-    else:
-        flat = first[0].new_empty((rows, sum(shape.numel() for shape in shapes)))
-        for place, one, shape in zip(_split(flat, shapes), first, shapes, strict=True):
-            _cut_into(torch.unflatten(place, 1, shape), one)
-        flat = flat.view(-1)
+    flat = extended(first[0], 0, rows * shapes[0][0]).contiguous() if lone else _cut(first, rows, shapes).view(-1)
     own = flat.new_empty((flat.shape[0] // rows, *flat.shape[1:]))
 
     def landed(into: Pieces | None = None) -> Pieces:
@@ -179,8 +173,7 @@ def _gathered(
             return [joined.movedim(0, dim).contiguous()]
         parts = [torch.unflatten(whole, 0, (rows, -1))] if lone else _parts(whole.view(rows, -1), shapes)
         made = [_whole_of(*one) for one in zip(parts, dims, extents, strict=True)] if into is None else into
-        for part, one, dim in zip(parts, made, dims, strict=True):
-            _join_into(one.movedim(dim, 0), part)
+        _join([one.movedim(dim, 0) for one, dim in zip(made, dims, strict=True)], parts, whole.view(rows, -1))
         return made
 
     return Collective(partial(dist.all_gather_single, whole, flat, group=group), flat, landed)
@@ -206,11 +199,18 @@ def _aligned(rows: torch.Tensor, whole: torch.Tensor) -> list[tuple[torch.Tensor
     return found
 
 
-def _cut_into(rows: torch.Tensor, whole: torch.Tensor) -> None:
-    """Fill rows, (n, d, ..), with a tensor of n d rows or fewer, and with zeros."""
-    rows[len(whole) // rows.shape[1] :].zero_()
-    for row, part in _aligned(rows, whole):
-        row.copy_(part)
+def _cut(whole: Pieces, rows: int, shapes: Sequence[torch.Size]) -> torch.Tensor:
+    """Tensors, each cut into rows of a shape, side by side: by one kernel where all are cut evenly, as they lie."""
+    flat = whole[0].new_empty((rows, sum(shape.numel() for shape in shapes)))
+    if all(one.is_contiguous() and len(one) == rows * shape[0] for one, shape in zip(whole, shapes, strict=True)):
+        torch._chunk_cat(whole, 0, rows, out=flat)
+        return flat
+    for place, one, shape in zip(_split(flat, shapes), whole, shapes, strict=True):
+        parts = torch.unflatten(place, 1, shape)
+        parts[len(one) // shape[0] :].zero_()
+        for row, part in _aligned(parts, one):
+            row.copy_(part)
+    return flat
 
 
 def _whole_of(rows: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
@@ -220,10 +220,18 @@ def _whole_of(rows: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
     return rows.new_empty(shape)
 
 
-def _join_into(whole: torch.Tensor, rows: torch.Tensor) -> None:
-    """Fill a tensor of n d rows or fewer with rows, (n, d, ..), one behind the other."""
-    for row, part in _aligned(rows, whole):
-        part.copy_(row)
+def _join(whole: Pieces, parts: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Fill tensors of n d rows or fewer each with parts of a buffer, (n, d, ..), one behind the other: by one kernel
+    where all are full, as they lie."""
+    if all(
+        one.is_contiguous() and len(one) == len(part) * part.shape[1] for one, part in zip(whole, parts, strict=True)
+    ):
+        sizes = [part[0].numel() for part in parts]
+        torch.split_with_sizes_copy(flat, sizes, 1, out=[one.view(len(flat), -1) for one in whole])
+        return
+    for one, part in zip(whole, parts, strict=True):
+        for row, into in _aligned(part, one):
+            into.copy_(row)
 
 
 def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
