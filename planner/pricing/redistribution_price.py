@@ -44,7 +44,8 @@ _COPIED = frozenset({"all_gather", "reduce_scatter"})
 
 _PACKED = frozenset({"all_gather", "reduce_scatter", "all_reduce", "reduce"})
 """Kinds of messages that the runtime makes of several tensors, and copies these for (`runtime.comm.collectives`): what
-goes out, and what an all-gather brings; what else comes is read where it came."""
+goes out, and what an all-gather brings. Of what else comes, pieces along another dim than the first are copied once
+more, which has no price."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -371,7 +372,7 @@ class RedistributionPricer:
     def _copied(self, kind: str, axis: int, message: float) -> float:
         if self.copied and kind in _COPIED:
             return self._copy_seconds(message)
-        if self.packed and kind in _PACKED and message < self.buckets[axis]:
+        if self.packed and kind in _PACKED and message < self.buckets[axis] and self.mesh.sizes[axis] > 1:
             there = 1 + 1 / self.mesh.sizes[axis] if kind == "all_gather" else 1.0
             return self._copy_seconds(there * message, kernels=0)  # one copies all together
         return 0.0

@@ -369,13 +369,15 @@ class BestFirst:
         """Evaluate pipelines of several stages on each rank that were left out by what sums with all of their transfers
         are proved to take, as far as they may take less than `slowest` with these under work: by what was found with
         one stage on each rank, where that has memory for more in flight, and the share of a transfer that work beside
-        it takes longer; the most promising few. Where plans with several contend they were compared with those."""
-        if any(found.configuration.virtual_stages > 1 for found in self.contenders.found) or asks(self.request.pinned):
+        it takes longer; the most promising few. Where plans with several contend, those with fewer were compared with
+        them."""
+        if asks(self.request.pinned):
             return
+        contend = max((found.configuration.virtual_stages for found in self.contenders.found), default=1)
         beside, several = 1 - self.engine.groups[0].device.overlapped, []
         for bound, c, family in self._not_evaluated():
             alone, _ = self.alone.get((c.family, c.micro_batches), (math.inf, 0.0))
-            roomy = c.virtual_stages > 1 and (c.family, c.micro_batches) in self.roomy
+            roomy = c.virtual_stages > contend and (c.family, c.micro_batches) in self.roomy
             if roomy and family is not None and alone * least_share(c) < slowest:
                 transfers = family.transfer_seconds(c)
                 several.append((alone * least_share(c) + beside * transfers, _order(c), bound, c, family, transfers))
@@ -388,25 +390,27 @@ class BestFirst:
 
     def _evaluate_for_other_orders(self, slowest: float, piped: bool) -> None:
         """Evaluate pipelines as far as their bounds say that another order than 1F1B may take less than `slowest`; the
-        most promising few. Those with more micro-batches than ranks only where no pipeline was found, and no more than
-        are priced: else their bubbles were compared with what others leave of theirs. Each is asked first what it takes
-        at least with memory at the price that mattered last."""
+        most promising few. Those with more micro-batches than ranks only where no pipeline was found, and no more of
+        these than are priced: else their bubbles were compared with what others leave of theirs. Each is asked first
+        what it takes at least with memory at the price that mattered last."""
         queue = [
             ((bound := max(known, self.engine.bound(c))) * without_weight_gradients(c), _order(c), bound, c, family)
             for known, c, family in self._not_evaluated()
             if 1 < c.pipeline >= c.micro_batches * piped and c.virtual_stages == 1 and c not in self.contenders.left
         ]
         heapq.heapify(queue)
-        least, evaluated = slowest * (1 - WORTH), 0
-        most = _FOR_OTHER_ORDERS if piped else _REORDERED
-        while queue and queue[0][0] < least and evaluated < most and not self.cancelled():
+        least, evaluated, many = slowest * (1 - WORTH), 0, 0
+        while queue and queue[0][0] < least and evaluated - many < _FOR_OTHER_ORDERS and not self.cancelled():
             _, order, bound, c, family = heapq.heappop(queue)
+            if c.micro_batches > c.pipeline and many == _REORDERED:
+                continue
             share = without_weight_gradients(c)
             if family is not None:
                 bound = max(bound, family.priced_seconds(c, self._hint_for(family), least / share))
                 heapq.heappush(queue, (bound * share, order, bound, c, None))  # it has been asked
                 continue
             evaluated += 1
+            many += c.micro_batches > c.pipeline
             with contextlib.suppress(NothingAgreesError):
                 outcome = self.engine.evaluate(c, cutoff=least / share)
                 self._take(c, outcome, max(bound, outcome.bound))

@@ -102,10 +102,11 @@ def _gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[
 
 
 def longest_gather(graph: OperatorGraph, run: Iterable[int], update: Update) -> tuple[Bytes, Bytes]:
-    """The most bytes that the weights of a run of operators may send as one, and their gradients."""
+    """The most bytes that the weights of a run of operators may send as one, and their gradients; none where there is
+    one weight, which goes by itself."""
     parameters = {parameter.name for parameter in graph.parameters}
     names = {name for at in run for name in graph.operators[at].operands if name in parameters}
-    tensors = [graph.types[name] for name in names]
+    tensors = [graph.types[name] for name in names] if len(names) > 1 else []
     return float(sum(one.nbytes for one in tensors)), float(sum(reduced(one, update).nbytes for one in tensors))
 
 

@@ -503,6 +503,7 @@ class Engine:
                 optimizer=request.optimizer,
                 update=max(sizes, key=lambda update: update.bucket_size),
                 offload=request.offload,
+                gradients=gradients,
                 together=self.gathers != (EACH,),
                 ahead=True,
                 overlapped=self.overlapped,

@@ -5,6 +5,7 @@ One variable per operator (its strategies) and per parameter (its stored layouts
 step, bytes per device.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles import Cluster
+from hardware_profiles import Bytes, Cluster
 from planner.graph.blocks import IDENTITY
 from planner.graph.fp8 import NO_FP8, Fp8, delayed_scales, history_bytes, without_fp8
 from planner.graph.operator_graph import TensorType
@@ -29,7 +30,7 @@ from planner.pricing import (
     price_operator,
     price_parameter,
 )
-from planner.pricing.bucket_size import sized
+from planner.pricing.bucket_size import filled, sized
 from planner.pricing.narrow_weights import cast_seconds, in_8_bits
 from planner.pricing.operator_price import dominated_by_second, joined, transient_bytes
 from planner.pricing.parameter_price import reduced
@@ -171,7 +172,8 @@ class TableBuilder:
     builders of meshes on which they are the same. With `overlapped` collectives beside
     linear layers travel under their products, with `exchanged` the rows of experts under other work. Layers whose
     scales are delayed have the histories that `fp8` says. `alike` keeps every candidate of layers that may be in fp8 or
-    not, as tables of other groups of devices are to have the same.
+    not, as tables of other groups of devices are to have the same. Messages count as parts of a bucket that all
+    `gradients` of a model, so many bytes, fill half.
     """
 
     mesh: Mesh
@@ -187,12 +189,14 @@ class TableBuilder:
     exchanged: bool = False
     fp8: Fp8 = NO_FP8
     alike: bool = False
+    gradients: Bytes = math.inf
     paths: Paths = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
-        self.update = sized(self.update, self.mesh, self.cluster)
-        self._pricers = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="each"), paths=self.paths)
+        self.update = sized(self.update, self.mesh, self.cluster, self.gradients)
+        counted = replace(filled(self.update, self.gradients), gathers="each")
+        self._pricers = Pricers.of(self.mesh, self.cluster, counted, paths=self.paths)
         self._together: dict[int, Pricers] = {}  # by run of the template
         self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}

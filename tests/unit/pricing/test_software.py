@@ -391,6 +391,13 @@ def test_what_goes_by_itself_is_not_copied() -> None:
         assert pricers.parameters.message_seconds(kind, 0, 2.0**19) == pricers.parameters.sent_seconds(kind, 0, 2.0**19)
 
 
+def test_what_needs_no_message_is_not_copied() -> None:
+    pricers = Pricers.of(
+        build_mesh(cluster_of("h100-80gb", 8), (8, 1)), cluster_of("h100-80gb", 8), Update(buckets=2**20)
+    )
+    assert pricers.sums.message_seconds("reduce_scatter", 1, 2.0**10) == 0.0
+
+
 def test_recomputation_to_the_end_of_a_block() -> None:
     prepared, blocks = prepare(traced("llama-2"))
     early = replays(prepared, blocks)[0]

@@ -22,7 +22,6 @@ from planner.models.zoo import ZOO, with_dimensions
 from planner.plan.binding.bind import prepare
 from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.plan import ModelReference, Plan, Prediction, Provenance, Training
-from planner.pricing.bucket_size import sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import PLAIN, Update
@@ -464,7 +463,8 @@ def make_case(
             cluster=cluster,
             precision=precision,
             optimizer=optimizer,
-            update=sized(update, building.mesh, cluster, template.gradient_bytes(update)),
+            update=update,
+            gradients=template.gradient_bytes(update),
             offload=offload,
             together=update.by_block,
             dominated=True,

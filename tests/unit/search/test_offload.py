@@ -416,4 +416,4 @@ def test_states_are_offloaded_where_recomputation_takes_longer() -> None:
     assert found.on_devices_alone is not None
     assert found.on_devices_alone.seconds <= alone.plan.prediction.step_seconds * 1.01  # which may be a simpler one
     assert found.plan.prediction.step_seconds < 0.95 * alone.plan.prediction.step_seconds
-    assert {stored.state_home for group in found.plan.groups for _, stored in group.parameters} == {"host"}
+    assert "host" in {stored.state_home for group in found.plan.groups for _, stored in group.parameters}

@@ -299,6 +299,7 @@ UPDATES = (
     Update(buckets="none", gradient_dtype="fp32", clip_norm=1.0),
     Update(gradient_dtype="parameter", master_weights=False, buckets="auto"),
     Update(buckets=2**16, local_parameters=("*[1m].weight",)),
+    Update(buckets=2**30),
 )
 
 
