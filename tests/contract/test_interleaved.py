@@ -52,9 +52,9 @@ def counted() -> Iterator[list[int]]:
             began[id(flight)] = len(found)
             found.append(-products.count)
 
-    def arriving(flight: Flight) -> Any:
+    def arriving(flight: Flight, room: Any) -> Any:
         found[began.pop(id(flight))] += products.count
-        return arrived(flight)
+        return arrived(flight, room)
 
     with Products() as products, patch.object(Flight, "_go", going), patch.object(Flight, "_arrived", arriving):
         yield found
