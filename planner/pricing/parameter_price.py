@@ -59,7 +59,8 @@ kernels of the update left out: 0.48 (GPT), 0.51 (BERT) and 0.54 (Llama), 24 blo
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterPrices:
     """Prices of one parameter, (K,) each: seconds per micro-batch for adding up gradients, by the kernels, and for a
-    host to launch these (`launches`); seconds once a step for gradient sync, update and gathering; bytes kept.
+    host to launch these (`launches`); seconds once a step for gradient sync, of them those of copies into and out of
+    its messages (`copied`), update and gathering; bytes kept.
 
     A state that is `offloaded` outside of the device, so many bytes, is not in `state`. `offload` are the seconds by
     which its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and
@@ -72,6 +73,7 @@ class ParameterPrices:
     accumulation: Array
     launches: Array
     synchronisation: Array
+    copied: Array
     update: Array
     gather: Array
     weight: Array
@@ -135,6 +137,7 @@ def price_parameter(
             accumulation=zeros,
             launches=zeros,
             synchronisation=zeros,
+            copied=zeros,
             update=zeros,
             gather=zeros,
             weight=np.where(apart, 0.0, weight),
@@ -172,11 +175,15 @@ def price_parameter(
     launched = device.host_latency * software.host if software.counts_gradients else 0.0
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant, foreach=software.foreach))
-    summing = zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds
+    summing, copied = zeros, zeros
+    if not local:
+        routes = pricers.sums.pairs(accumulated, gradients, states)
+        summing, copied = routes.seconds, routes.copies
     if served.any():
         traffic = optimizer_traffic(precision, optimizer, update.variant)
         updated = np.where(served, _on_servers(state, accumulated, tensor, traffic, cluster), updated)
         summing = np.where(served, _messages("reduce", accumulated, stored, owned, pricers.sums), summing)
+        copied = np.where(served, 0.0, copied)
     updated = updated + np.where((state > 0) & ~served, UPDATED * launched, 0.0)
     away = np.array([one.state_home != "device" for one in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
@@ -187,6 +194,7 @@ def price_parameter(
         accumulation=(np.asarray(passed) if cluster.software.accumulates else zeros) + before_it,
         launches=zeros + beside_it,
         synchronisation=summing,
+        copied=copied,
         update=updated,
         gather=pricers.updated.pairs(tensor, states, weights).seconds
         + _messages("broadcast", tensor, stored, owned, pricers.updated),

@@ -50,11 +50,12 @@ more, which has no price."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RedistributionMatrix:
-    """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, of them those of the `first` message, and whether
-    anything is sent, so that the result has memory of its own."""
+    """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, of them those of the `first` message and those of
+    `copies` into and out of messages, and whether anything is sent, so that the result has memory of its own."""
 
     seconds: Array
     first: Array
+    copies: Array
     sends: NDArray[np.bool_]
 
 
@@ -138,11 +139,13 @@ class Pricers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedRoute:
-    """One redistribution: its seconds, those of its messages alone, and these in order."""
+    """One redistribution: its seconds, those of its messages alone, these in order, and the seconds of copies into and
+    out of them."""
 
     seconds: float
     sent: float
     messages: tuple[Message, ...]
+    copies: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -243,7 +246,10 @@ class RedistributionPricer:
         padding = self._padding(padded, [sources[at] for at in first], [targets[at] for at in last])
         every = self._priced(self._follow(found, starts, ends), float(tensor.nbytes), padding)
         return RedistributionMatrix(
-            seconds=every.seconds[row, column], first=every.first[row, column], sends=every.sends[row, column]
+            seconds=every.seconds[row, column],
+            first=every.first[row, column],
+            copies=every.copies[row, column],
+            sends=every.sends[row, column],
         )
 
     def seconds(self, tensor: TensorType, source: Layout, target: Layout) -> float:
@@ -265,13 +271,15 @@ class RedistributionPricer:
                 if self.mesh.sizes[step.axis] > 1
             ]
             prices = [self._price(s.kind, s.axis, s.fraction * tensor.nbytes, float(tensor.nbytes)) for s in steps]
+            copies = [self._copies(s.kind, s.axis, s.fraction * tensor.nbytes) for s in steps]
             self._routes[key] = PricedRoute(
                 seconds=math.fsum(prices),
                 sent=math.fsum(
-                    price - self._copies(step.kind, step.axis, step.fraction * tensor.nbytes)
-                    for price, step in zip(prices, steps, strict=True)
+                    price - copy
+                    for price, copy, step in zip(prices, copies, steps, strict=True)
                     if step.kind in COLLECTIVES
                 ),
+                copies=math.fsum(copies),
                 messages=tuple(
                     Message(kind=step.kind, axis=step.axis, nbytes=step.fraction * tensor.nbytes)
                     for step in steps
@@ -318,7 +326,7 @@ class RedistributionPricer:
     def _priced(self, asked: _Asked, nbytes: float, padding: Array | None = None) -> RedistributionMatrix:
         """What paths take. Padding counts where they have one collective; of several some send it, and some do not."""
         moves, taken = asked.hops.moves, asked.hops.taken
-        seconds, first = np.zeros(asked.sends.shape), np.zeros(asked.sends.shape)
+        seconds, first, copies = (np.zeros(asked.sends.shape) for _ in range(3))
         sends = np.array([*[kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in moves], False])
         larger, which = np.ones(1), np.zeros(asked.sends.shape, dtype=np.intp)
         if padding is not None:
@@ -326,12 +334,15 @@ class RedistributionPricer:
         sizes = [[(kind, axis, fraction * nbytes * more) for kind, axis, fraction in moves] for more in larger.tolist()]
         price = np.array([[*[self._price(*one, nbytes) for one in row], 0.0] for row in sizes])
         sent = price * np.array([*[kind in COLLECTIVES for kind, _, _ in moves], False])
+        copying = np.zeros_like(price)
         if self.copied or self.packed:
-            sent -= np.array([[*[self._copies(*one) for one in row], 0.0] for row in sizes])
+            copying = np.array([[*[self._copies(*one) for one in row], 0.0] for row in sizes])
+            sent -= copying
         for step in taken:
+            copies += copying[which, step]
             seconds += price[which, step]
             first = np.where(first == 0.0, sent[which, step], first)
-        return RedistributionMatrix(seconds=seconds, first=first, sends=asked.sends)
+        return RedistributionMatrix(seconds=seconds, first=first, copies=copies, sends=asked.sends)
 
     def message_seconds(self, kind: str, axis: int, nbytes: float, whole: float | None = None) -> float:
         """Seconds of one message that is not hidden: its share, where it goes in a bucket. `whole`: the bytes of its

@@ -193,10 +193,11 @@ def _assemble(
 
 
 def _covered(cost: StageCost) -> Seconds:
-    """What of reductions, as the search sums them, last backward passes cover: the same share as of what they take."""
-    taken = cost.all_once["gradient reduction"]
+    """What of reductions, as the search sums them, last backward passes cover: the same share as of what their messages
+    take. They cover no copies."""
+    taken = cost.all_once["gradient reduction"] - cost.copied
     covered = covered_reductions(cost.chunks)
-    return cost.once["gradient reduction"] * min(1.0, covered / taken) if covered else 0.0
+    return (cost.once["gradient reduction"] - cost.copied) * min(1.0, covered / taken) if covered else 0.0
 
 
 def _part_seconds(cost: StageCost) -> Seconds:

@@ -66,7 +66,8 @@ class StageCost:
     take beyond them once a micro-batch, by part (see `planner.plan.layout.block_gathers`). `offloaded` are the bytes
     outside of the device by where they are, `rows` those of each parameter. `fetched` are the seconds in which the
     weights of each block come that offloads any, `away` those in which its activations come back and leave, by chunk
-    and block. `fullest` is when the rank holds most activations.
+    and block. `fullest` is when the rank holds most activations. `copied` is what of the reduction of gradients are
+    copies into and out of messages, which no pass covers.
     """
 
     chunks: list[ChunkCost]
@@ -78,6 +79,7 @@ class StageCost:
     messages: Charges = field(default_factory=Counter)
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0
+    copied: float = 0.0
     together: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     offloaded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     visits: dict[str, Visit] = field(default_factory=dict)

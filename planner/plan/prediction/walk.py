@@ -296,6 +296,7 @@ class Walk:
         if (times := updates_of(plan)) > 1:
             cost.once = {part: times * seconds for part, seconds in cost.once.items()}
             cost.beyond = {part: times * seconds for part, seconds in cost.beyond.items()}
+            cost.copied *= times
             for chunk in cost.chunks:
                 chunk.reductions, chunk.weights = times * chunk.reductions, times * chunk.weights
             for sent in [sent for sent in cost.messages if sent.phase == "update"]:
@@ -451,6 +452,7 @@ class Walk:
                     cost.offloaded["host"] += float(prices.served[0])
             for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
+                cost.copied += route.copies if route is sums else 0.0
                 for message in () if self.bucketed else route.messages:
                     charge(cost.messages, part, "", message, {"update": 1})
             chunk.reductions += hidden

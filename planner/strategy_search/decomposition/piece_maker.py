@@ -399,7 +399,7 @@ class PieceMaker:
             replay=prices.visiting,
         )
         if self._goes_early(parameter):
-            self._add(parameter.name, reduction=self.overlapped * prices.synchronisation)
+            self._add(parameter.name, reduction=self.overlapped * (prices.synchronisation - prices.copied))
         self._most(parameter.name, prices.transient)
 
     def _goes_early(self, parameter: ParameterTable) -> bool:

@@ -332,8 +332,8 @@ def test_updates_are_priced_alike(update: Update, model: str, mesh: tuple[int, .
             assert -TOLERANCE <= cost.memory["transient"] - largest <= limit * (1 + TOLERANCE)
             cost.memory["transient"] = largest
             check_bytes(case, state, ranks, rank, cost, str(update))
-            share = covered_reductions(cost.chunks) / max(1e-30, cost.all_once["gradient reduction"])
-            steps[-1] -= cost.once["gradient reduction"] * min(1.0, share)
+            share = covered_reductions(cost.chunks) / max(1e-30, cost.all_once["gradient reduction"] - cost.copied)
+            steps[-1] -= (cost.once["gradient reduction"] - cost.copied) * min(1.0, share)
         prediction = predict(bound, case.cluster)
         seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
         assert same(float(seconds), prediction.objective_seconds)
