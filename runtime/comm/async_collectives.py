@@ -5,6 +5,7 @@ been copied into a flat buffer is not held on to.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,6 @@ import torch.distributed as dist
 from planner.sharding.redistribute import COLLECTIVES, Step
 from runtime.comm.collectives import (
     Collective,
-    Landed,
     Pieces,
     coalesced_all_gather,
     coalesced_all_reduce,
@@ -47,11 +47,20 @@ _COALESCED: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], C
 }
 
 
+class _Started(NamedTuple):
+    """A collective under way, and what it sends, where that is held on to."""
+
+    work: Pending
+    group: dist.ProcessGroup
+    sent: torch.Tensor | None
+    landed: Callable[[], Pieces]
+    fill: Callable[[Pieces], None] | None
+
+
 class Flight:
     """Pieces under way, each on its `steps`, which are the same collectives on the same axes for all; the first
-    collective starts when it is made. `ends_gathering` says whether the last step of all is an all-gather. The pieces
-    are its own from then, and taken out of their list. One that `holds` has what it sends until it has arrived, as
-    backends do that run asynchronously: so an audit sees it."""
+    collective starts when it is made. The pieces are its own from then, and taken out of their list. One that `holds`
+    has what it sends until it has arrived, as backends do that run asynchronously: so an audit sees it."""
 
     def __init__(
         self,
@@ -68,14 +77,13 @@ class Flight:
         self._steps = [
             [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
         ]
-        self.ends_gathering = all(own and own[-1].kind == "all_gather" for own in self._steps)
-        self._started: tuple[Pending, dist.ProcessGroup, torch.Tensor | None, Landed] | None = None
+        self._started: _Started | None = None
         self.under_way: Step | None = None  # the collective that was started last
         self._go()
 
     def land(self, room: Callable[[], Pieces] | None = None) -> Pieces:
-        """Wait, and take the collectives that are left; the pieces at the end of their way. Of a flight that
-        `ends_gathering` they may go where there is `room` for them, which is asked for when they have come."""
+        """Wait, and take the collectives that are left; the pieces at the end of their way. Where the last step of all
+        is an all-gather there may be `room` for them, which is asked for when they have come."""
         with torch.no_grad():
             while self._started is not None:
                 self._pieces = self._arrived(None if any(self._steps) else room)
@@ -85,10 +93,16 @@ class Flight:
     def _arrived(self, room: Callable[[], Pieces] | None) -> Pieces:
         """What the collective under way brings; of its messages nothing is held when the next one starts."""
         assert self._started is not None
-        work, group, _, landed = self._started
-        waiting_for_work(work, group)
-        self._started = _ = None
-        return landed(None if room is None else room())
+        started, self._started = self._started, None
+        waiting_for_work(started.work, started.group)
+        landed, fill = started.landed, started.fill
+        del started
+        if room is None:
+            return landed()
+        assert fill is not None, "the last step of all is an all-gather"
+        pieces = room()
+        fill(pieces)
+        return pieces
 
     @torch.no_grad()
     def _go(self) -> None:
@@ -103,6 +117,7 @@ class Flight:
             self.under_way = following[0]
             group = self._groups[self.under_way.axis]
             assert group is not None, "nothing moves along an axis of one device"
-            call, sent, landed = _COALESCED[self.under_way.kind](self._pieces, following, group)
+            collective = _COALESCED[self.under_way.kind](self._pieces, following, group)
             self._pieces = []
-            self._started = call(async_op=True), group, sent if self._holds else None, landed
+            sent = collective.sent if self._holds else None
+            self._started = _Started(collective.call(async_op=True), group, sent, collective.landed, collective.fill)

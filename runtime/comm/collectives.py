@@ -14,7 +14,7 @@ elements as if each went by itself. The blocking forms are of one tensor, with w
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,20 +24,14 @@ from runtime.waiting import Pending, waiting_for
 Pieces = list[torch.Tensor]
 
 
-class Landed(Protocol):
-    """Makes the new pieces of a collective that is through. Those of an all-gather may go `into` contiguous tensors of
-    theirs."""
-
-    def __call__(self, into: Pieces | None = None) -> Pieces: ...
-
-
 class Collective(NamedTuple):
     """One that is about to start: the call, which blocks unless it gets `async_op`, what it sends, and what makes the
-    new pieces when it is through."""
+    new pieces when it is through. An all-gather can also fill contiguous tensors with them (`fill`)."""
 
     call: Callable[..., Pending]
     sent: torch.Tensor
-    landed: Landed
+    landed: Callable[[], Pieces]
+    fill: Callable[[Pieces], None] | None = None
 
 
 def all_gather(piece: torch.Tensor, dim: int, group: dist.ProcessGroup, extent: int = -1) -> torch.Tensor:
@@ -92,7 +86,7 @@ def coalesced_reduce_scatter(pieces: Pieces, dims: Sequence[int], group: dist.Pr
     flat = extended(first[0], 0, rows * shapes[0][0]).contiguous() if lone else _cut(first, rows, shapes).view(-1)
     own = flat.new_empty((flat.shape[0] // rows, *flat.shape[1:]))
 
-    def landed(into: Pieces | None = None) -> Pieces:
+    def landed() -> Pieces:
         return [part.movedim(0, dim).contiguous() for part, dim in zip(_parts(own, shapes), dims, strict=True)]
 
     return Collective(partial(dist.reduce_scatter_single, own, flat, group=group), flat, landed)
@@ -106,7 +100,7 @@ def coalesced_all_reduce(
     flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
     shapes = [piece.shape for piece in pieces]
 
-    def landed(into: Pieces | None = None) -> Pieces:
+    def landed() -> Pieces:
         return [flat] if lone else [part.view(shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
 
     return Collective(partial(dist.all_reduce, flat, operation, group), flat, landed)
@@ -119,7 +113,7 @@ def coalesced_reduce(pieces: Pieces, root: int, group: dist.ProcessGroup) -> Col
     flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
     shapes = [piece.shape for piece in pieces]
 
-    def landed(into: Pieces | None = None) -> Pieces:
+    def landed() -> Pieces:
         return [flat] if lone else [part.view(shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
 
     return Collective(partial(dist.reduce, flat, group=group, group_dst=root), flat, landed)
@@ -136,7 +130,7 @@ def coalesced_all_to_all(
     del even, cut
     incoming = torch.empty_like(flat)
 
-    def landed(into: Pieces | None = None) -> Pieces:
+    def landed() -> Pieces:
         parts = zip(_parts(incoming, shapes), dims, extents, strict=True)
         joined = ((part.movedim(0, dim).flatten(dim, dim + 1), dim, extent) for part, dim, extent in parts)
         return [one if extent < 0 else one.narrow(dim, 0, extent) for one, dim, extent in joined]
@@ -166,17 +160,22 @@ def _gathered(
     rows, lone = group.size(), len(shapes) == 1
     whole = flat.new_empty((rows * flat.shape[0], *flat.shape[1:]))
 
-    def landed(into: Pieces | None = None) -> Pieces:
-        if lone and into is None:
+    def parts() -> Sequence[torch.Tensor]:
+        return [torch.unflatten(whole, 0, (rows, -1))] if lone else _parts(whole.view(rows, -1), shapes)
+
+    def fill(into: Pieces) -> None:
+        _join([one.movedim(dim, 0) for one, dim in zip(into, dims, strict=True)], parts(), whole.view(rows, -1))
+
+    def landed() -> Pieces:
+        if lone:
             ((dim, extent),) = zip(dims, extents, strict=True)
             joined = whole if extent < 0 else whole.narrow(0, 0, extent)
             return [joined.movedim(0, dim).contiguous()]
-        parts = [torch.unflatten(whole, 0, (rows, -1))] if lone else _parts(whole.view(rows, -1), shapes)
-        made = [_whole_of(*one) for one in zip(parts, dims, extents, strict=True)] if into is None else into
-        _join([one.movedim(dim, 0) for one, dim in zip(made, dims, strict=True)], parts, whole.view(rows, -1))
+        made = [_whole_of(*one) for one in zip(parts(), dims, extents, strict=True)]
+        fill(made)
         return made
 
-    return Collective(partial(dist.all_gather_single, whole, flat, group=group), flat, landed)
+    return Collective(partial(dist.all_gather_single, whole, flat, group=group), flat, landed, fill)
 
 
 def extended(piece: torch.Tensor, dim: int, extent: int) -> torch.Tensor:

@@ -41,8 +41,9 @@ from runtime.ops.narrow_weights import Casts, Narrow, belongs, cast, received
 class Bundle:
     """Weights that are gathered together: their `names`, the steps of each `there`, those of its gradient `back`, in
     the dtype in which gradients are `reduced_in`. `sent` says whether weights are, `returns` whether their gradients
-    are, or are made here, `again` whether the backward pass needs them. With `scales`, those of each, they are cast to
-    8 bits before they set out (`runtime.ops.narrow_weights`)."""
+    are, or are made here, `again` whether the backward pass needs them, and `refills` whether they land then in the
+    memory that they had. With `scales`, those of each, they are cast to 8 bits before they set out
+    (`runtime.ops.narrow_weights`)."""
 
     names: tuple[str, ...]
     there: tuple[tuple[Step, ...], ...]
@@ -51,6 +52,7 @@ class Bundle:
     sent: bool
     returns: bool
     again: bool
+    refills: bool
     scales: tuple[Casts, ...] = ()
 
 
@@ -65,6 +67,7 @@ def bundle_of(one: BlockGather, scales: Fp8Scales | None = None) -> Bundle:
         sent=one.comes,
         returns=bool(one.back.moves),
         again=one.again,
+        refills=one.refills,
         scales=tuple(scales.of_weight(name) for name in one.names) if one.narrow and scales is not None else (),
     )
 
@@ -145,9 +148,7 @@ class Gathered:
     def come_again(self) -> None:
         """Fill the memory once more. It goes when autograd lets go of it."""
         memory, self._memory = self._memory, []
-        self.start()
-        assert self._coming is not None
-        if self._coming.ends_gathering and not self.bundle.scales:
+        if self.bundle.refills:
             self.landed(lambda: [self._filled_again(weight) for weight in memory])
             return
         landed = self.bring()

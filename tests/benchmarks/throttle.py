@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from runtime.comm import async_collectives as flight
 from runtime.comm import collectives
+from runtime.comm.collectives import Collective
 
-SHARES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+SHARES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "reduce": 1.0}
 """How often the whole tensor passes a process, but for its own part."""
 
 
@@ -30,26 +32,31 @@ class _Later:
 
 def throttle(bandwidth: float) -> None:
     """Slow this process's collectives down to so many bytes a second."""
-    for name in SHARES:
+    for name in SHARES.keys() & vars(collectives).keys():  # what is blocking, too
         setattr(collectives, name, _blocking(getattr(collectives, name), name, bandwidth))
-    flight._START = {name: _starting(start, name, bandwidth) for name, start in flight._START.items()}
+    flight._COALESCED = {name: _coalesced(make, name, bandwidth) for name, make in flight._COALESCED.items()}
 
 
 def _blocking(original: Callable[..., torch.Tensor], name: str, bandwidth: float) -> Callable[..., torch.Tensor]:
     def slower(piece: torch.Tensor, *settings: Any) -> torch.Tensor:
         moment = time.perf_counter()
         result = original(piece, *settings)
-        _sleep_until(moment + _seconds(name, [piece], settings[-1].size(), bandwidth))
+        (group,) = (one for one in settings if isinstance(one, dist.ProcessGroup))
+        _sleep_until(moment + _seconds(name, [piece], group.size(), bandwidth))
         return result
 
     return slower
 
 
-def _starting(original: Callable[..., Any], name: str, bandwidth: float) -> Callable[..., Any]:
-    def slower(pieces: list[torch.Tensor], steps: Any, group: Any) -> Any:
-        moment = time.perf_counter() + _seconds(name, pieces, group.size(), bandwidth)
-        work, landed = original(pieces, steps, group)
-        return _Later(work, moment), landed
+def _coalesced(original: Callable[..., Collective], name: str, bandwidth: float) -> Callable[..., Collective]:
+    def slower(pieces: list[torch.Tensor], steps: Any, group: Any) -> Collective:
+        seconds, made = _seconds(name, pieces, group.size(), bandwidth), original(pieces, steps, group)
+
+        def call(**options: Any) -> Any:
+            moment = time.perf_counter() + seconds
+            return _Later(made.call(**options), moment)
+
+        return made._replace(call=call)
 
     return slower
 

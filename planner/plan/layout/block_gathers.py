@@ -59,6 +59,14 @@ class BlockGather:
         """Whether a block gets them in memory of their own: they are sent, or cast."""
         return _is_new(self.there.members[0])
 
+    @property
+    def refills(self) -> bool:
+        """Whether weights that come again land in the memory that they had: they are not cast, and the last thing that
+        happens on the way of each is an all-gather."""
+        return not self.narrow and all(
+            member.moves and member.steps[-1].kind == "all_gather" for member in self.there.members
+        )
+
 
 Known: TypeAlias = dict[tuple[int, ...], tuple[Traveller, Traveller]]
 """Weights and their gradients on their way, by the identity of all that decides it, which blocks share."""

@@ -64,10 +64,6 @@ class GatherMemory(ChunkMemory):
         cast = sum(self._travelling_bytes(one, name, self._standing(name).shape) for name in one.names)
         return Sent(self.account.new(0.0, OTHER), self.account.new(cast, OTHER))
 
-    def _ends_gathering(self, one: BlockGather) -> bool:
-        """Whether weights come as they are wanted, so that those that come again go into the memory that they had."""
-        return not one.narrow and all(member.steps[-1].kind == "all_gather" for member in one.there.members)
-
     def _came(self, one: BlockGather, member: Traveller, use: tuple[int, int]) -> float:
         """Bytes of a weight that has come, without padding; before it is cut, where it is."""
         if member.steps[-1].kind in COLLECTIVES:
@@ -133,7 +129,7 @@ class GatherMemory(ChunkMemory):
             return
         coming = iter(self.coming.pop((section.number, True), ()))
         for one in self.tensors.segments[section.number].gathers:
-            if one.again and one.there.moves and self._ends_gathering(one):
+            if one.again and one.refills:
                 message = self._arrived(one.there, next(coming, None) or self._sent(one.there, 0))
                 for name in one.names:
                     self.account.take_back(section.gathered[name])
