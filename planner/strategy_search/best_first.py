@@ -643,9 +643,8 @@ class BestFirst:
     @cached_property
     def _in_a_v(self) -> float:
         """No plan with its stages in a V takes less: its passes follow each other on each rank, unless experts exchange
-        under those of another micro-batch, the slowest rank is as busy as the average one or more, and every micro-
-        batch passes all stages. The work alone, where passes may run together, or where that would have to be asked of
-        many families."""
+        under those of another micro-batch, the slowest rank is busy for so long, and every micro-batch passes all
+        stages. The work alone, where passes may run together, or where that would have to be asked of many families."""
         least, families = self.engine.least_work, [one for one in self.families if one[0].pipeline > 1]
         graph = self.engine.template.graph
         experts = any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
@@ -658,7 +657,7 @@ class BestFirst:
             family = family_of(self.engine, plain) if plain else None
             if family is None:
                 return least
-            found = min(found, *(max(family.busy_seconds(c), self.engine.seconds_of_one(c)) for c in plain))
+            found = min(found, *(max(family.busy_in_a_v(c), self.engine.seconds_of_one(c)) for c in plain))
         return max(least, found)
 
     def _finalists(self, found: Sequence[Contender]) -> Finalists:

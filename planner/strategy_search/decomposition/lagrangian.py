@@ -727,18 +727,30 @@ class Multipliers:
         seconds = self.value(self.priced[-1]) + self._average_weight(setting) * self.crossings(setting)
         self._averaged[setting.chunks] = seconds
 
-    def busy(self, setting: Setting) -> float:
-        """Least busy seconds of the average rank in a step, in whatever order ranks take their turns: transfers between
-        stages, and what may travel under work, left out."""
-        weight = setting.micro_batches / setting.ranks
-        weights = Weights(
-            part=weight / self.parts,
-            steady=weight * (1 - 1 / self.parts),
-            step=1 / setting.ranks,
-            reduction=1 / setting.ranks,
-        )
+    def busy_in_a_v(self, setting: Setting) -> float:
+        """Least busy seconds of the slowest rank in a step with two stages on each, in a V: transfers between stages,
+        and what may travel under work, left out; infinite where there are too few blocks.
+
+        The slowest takes no less than the average one, nor than the first rank, which has what is before the blocks and
+        what follows them. Every stage has a block or more. Where blocks are of one kind, with n of N on the first rank,
+        another one has (N - n) / (ranks - 1) or more, a whole number."""
+        weight, others = float(setting.micro_batches), setting.ranks - 1
+        if 2 * setting.ranks > self.blocks + self.chain.blocks_at_ends:
+            return math.inf
+        weights = Weights(part=weight / self.parts, steady=weight * (1 - 1 / self.parts), step=1.0, reduction=1.0)
         (found,) = _answers([(self, self._question(weights, 0.0, 0.0, proves=False))])
-        return float(self.value(found).min())
+        head, inner, tail = found.values
+        ends = head + tail
+        fewest = max(0, 1 - self.chain.blocks_in_head) + max(0, 1 - self.chain.blocks_in_tail)
+        slowest = (ends + self.whole(inner)) / setting.ranks
+        if len(inner) == 1:
+            most_of_others = range(-(-(self.blocks - fewest) // others), 1, -1)
+            first = (max(fewest, self.blocks - most * others) for most in most_of_others)
+            ways = (np.maximum(ends + n * inner[0], m * inner[0]) for n, m in zip(first, most_of_others, strict=True))
+            slowest = np.maximum(slowest, functools.reduce(np.minimum, ways))
+        elif len(inner):
+            slowest = np.maximum(slowest, ends + fewest * inner.min(axis=0))
+        return float(slowest.min())
 
     def _average_weight(self, setting: Setting) -> float:
         return 1 / setting.chunks + setting.weight / setting.ranks

@@ -91,12 +91,12 @@ class Family:
             least[c] = max(least[c], seconds)
         return [least[c] for c in members]
 
-    def busy_seconds(self, configuration: Configuration) -> float:
-        """Least busy seconds of the average rank of a member, whatever the memory and the order of turns; what its host
-        launches where ranks are on several kinds of devices."""
+    def busy_in_a_v(self, configuration: Configuration) -> float:
+        """Least busy seconds of the slowest rank of a member with its stages in a V, whatever the memory; what the host
+        of the average one launches where ranks are on several kinds of devices."""
         (_, fastest), *_ = self._parts
         launched = self.launched / configuration.pipeline * configuration.micro_batches
-        return max(launched, fastest.busy_seconds(configuration))
+        return max(launched, fastest.busy_in_a_v(configuration))
 
     def transfer_seconds(self, configuration: Configuration) -> float:
         """About the seconds of a step in which a rank of a member sends to others and back, all exposed."""
@@ -236,10 +236,10 @@ class _Bounds:
         self._duals = {key: known for key, known in self._duals.items() if key[0] != parts}
         self._known = {key for key in self._known if key[0] != parts}
 
-    def busy_seconds(self, configuration: Configuration) -> float:
-        """Least busy seconds of the average rank of a member."""
+    def busy_in_a_v(self, configuration: Configuration) -> float:
+        """Least busy seconds of the slowest rank of a member with its stages in a V."""
         multipliers, setting = self._of(configuration)
-        return multipliers[0].busy(setting) if len(multipliers) == 1 else 0.0
+        return multipliers[0].busy_in_a_v(setting) if len(multipliers) == 1 else 0.0
 
     def seconds_with_one_stage(self, configuration: Configuration, cutoff: float) -> float:
         """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where

@@ -26,7 +26,7 @@ from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult
-from planner.strategy_search.search import search
+from planner.strategy_search.search import least_in_a_v, search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of, with_quick_host
 
@@ -94,6 +94,21 @@ def test_no_plan_in_a_v_is_faster_than_its_ranks_are_busy(schedule: str) -> None
         assert ranked.found is not None
         assert bound <= ranked.found.busy <= ranked.seconds * (1 + 1e-9)
     assert found.bound_seconds > 0.8 * found.plan.prediction.step_seconds
+
+
+def test_one_rank_of_a_v_has_both_ends_of_the_model() -> None:
+    """Which take longer than a block, and all have whole blocks: the average rank says less (85% of the step)."""
+    cluster, pinned = cluster_of("h100-80gb", 4), Pinned(pipeline=4, mesh=(1,), schedule="zb_v", micro_batches=8)
+    found = search(request_of("residual-8", cluster, 32, pinned=pinned))
+    assert 0.93 < found.bound_seconds / found.plan.prediction.step_seconds <= 1 + 1e-9
+
+
+def test_pipelines_with_fewer_blocks_than_stages_in_a_v_bound_none() -> None:
+    """Where a free search takes its plan in a V: of pipelines of 8 blocks one with 8 ranks has no room for it."""
+    request = request_of("residual-8", cluster_of("h100-80gb", 8), 32)
+    shallow = [least_in_a_v(replace(request, pinned=Pinned(pipeline=ranks)), Shared()) for ranks in (2, 4)]
+    assert least_in_a_v(request, Shared()) == min(shallow)
+    assert least_in_a_v(replace(request, pinned=Pinned(pipeline=8)), Shared()) == math.inf
 
 
 def test_every_micro_batch_passes_all_stages_of_a_v() -> None:
