@@ -126,6 +126,11 @@ def segments_by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None = Non
     return bound.once(("segments", plan.stages, plan.schedule, own), lambda: _by_stage(bound, overlaps))
 
 
+def gathers_nothing(bound: BoundPlan) -> bool:
+    """Whether no stage of a plan gathers weights together."""
+    return not any(segment.gathers for stage in segments_by_stage(bound) for segment in stage)
+
+
 def _by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None) -> tuple[tuple[Segment, ...], ...]:
     known: Known = {}
     overlaps = overlaps_of(bound) if overlaps is None else overlaps

@@ -54,7 +54,7 @@ def in_faster_buckets(
         tried = smaller(tried)
         if not tried.bucketed:
             break
-        other = predicted(_with_update(bound, tried))
+        other = predicted(with_update(bound, tried))
         if other.plan.prediction.step_seconds < best.plan.prediction.step_seconds:
             best, slower = other, 0
         else:
@@ -63,7 +63,7 @@ def in_faster_buckets(
     if best.plan.pipeline > 1 or exposed <= _WORTH * best.plan.prediction.step_seconds:
         return best
     for buckets in _of_blocks(bound):
-        other = predicted(_with_update(bound, replace(bound.plan.training.update, buckets=buckets)))
+        other = predicted(with_update(bound, replace(bound.plan.training.update, buckets=buckets)))
         if other.plan.prediction.step_seconds < best.plan.prediction.step_seconds and fits(other):
             best = other
     return best
@@ -85,7 +85,7 @@ def _with_room(
     needed, size = max(bucket.takes(bound.plan.mesh) for bucket in starts.buckets), update.bucket_size
     while room_of(size) < needed:
         size *= 2
-    other = predicted(_with_update(bound, replace(update, buckets=size)))
+    other = predicted(with_update(bound, replace(update, buckets=size)))
     return other if other.plan.prediction.step_seconds < step and fits(other) else bound
 
 
@@ -113,7 +113,7 @@ def without_needless_buckets(bound: BoundPlan) -> BoundPlan:
     update = bound.plan.training.update
     if not update.bucketed or shares_buckets(bound) or reduces_in_buckets(bound):
         return bound
-    return _with_update(bound, replace(update, buckets=NO_BUCKETS))
+    return with_update(bound, replace(update, buckets=NO_BUCKETS))
 
 
 def _bucketed(bound: BoundPlan) -> Seconds:
@@ -128,6 +128,7 @@ def most_saved(bound: BoundPlan) -> Seconds:
     return exposed if bound.plan.pipeline > 1 else exposed - _bucketed(bound)
 
 
-def _with_update(bound: BoundPlan, update: Update) -> BoundPlan:
+def with_update(bound: BoundPlan, update: Update) -> BoundPlan:
+    """A plan that updates its parameters otherwise."""
     training = replace(bound.plan.training, update=update)
     return replace(bound, plan=replace(bound.plan, training=training))

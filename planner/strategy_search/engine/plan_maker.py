@@ -12,15 +12,21 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.layout.offloaded import offloaded_fault
+from planner.plan.layout.segments import gathers_nothing
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
 from planner.plan.words import applied_update
 from planner.pricing.bucket_size import room_of, smaller
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
+from planner.sharding.update import AUTO_BUCKETS, AUTO_GATHERS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
-from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, most_saved, without_needless_buckets
+from planner.strategy_search.engine.bucket_sizes import (
+    in_faster_buckets,
+    most_saved,
+    with_update,
+    without_needless_buckets,
+)
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.fp8_choice import chosen_layers
@@ -202,8 +208,12 @@ class PlanMaker:
         )
         plan = replace(plan, training=replace(plan.training, update=applied_update(plan)))
         bound = bind_prepared(plan, self._whole(plan.training), blocks)
-        sized = self.request.update.buckets == AUTO_BUCKETS
-        return self._predicted(without_needless_buckets(bound) if sized else bound, machine)
+        asked = self.request.update
+        if asked.gathers == AUTO_GATHERS and gathers_nothing(bound):
+            bound = with_update(bound, replace(bound.plan.training.update, gathers=EACH))
+        if asked.buckets == AUTO_BUCKETS:
+            bound = without_needless_buckets(bound)
+        return self._predicted(bound, machine)
 
     def _update(self, update: Update, found: Contender, ranks: Sequence[RankFilling]) -> Update:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the

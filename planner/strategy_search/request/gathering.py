@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from costmodels import SCHEDULES
-from hardware_profiles import device_type_of
 from planner.faults import Fault
 from planner.graph.fp8 import GATHERED
 from planner.graph.kinds import find_blocks
@@ -14,8 +13,7 @@ from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest
 
 _TRIED = (AHEAD, EACH, BLOCK)
-"""In this order: what takes the least time, what takes the least memory, what lies between. On CPUs nothing comes
-ahead: their messages take the cores that compute."""
+"""In this order: what takes the least time, what takes the least memory, what lies between."""
 
 
 def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
@@ -60,6 +58,5 @@ def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
     if not runs_here(cluster) or cluster.devices == 1 or blocks < 2 or "device" not in request.offload.saved:
         return (EACH,)
     interleave = request.pinned.interleave or 1
-    tried: tuple[str, ...] = _TRIED[1:] if device_type_of(cluster) == "cpu" else _TRIED
-    tried = tuple(way for way in tried if way != EACH) if request.fp8.gathered else tried
+    tried = tuple(way for way in _TRIED if way != EACH or not request.fp8.gathered)
     return tuple(way for way in tried if gathers_fault(replace(request.update, gathers=way), interleave) is None)

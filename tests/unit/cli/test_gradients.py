@@ -86,7 +86,7 @@ def test_states_on_parameter_servers(plan: Any, here: Path) -> None:
 
 def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
     plan.json(*TINY[:-2], "--data", "4", "--zero", "3", "--gathers", "auto", "-o", "plan.json")
-    assert load_plan(here / "plan.json").training.update.gathers in ("each", "block")  # on CPUs nothing comes ahead
+    assert load_plan(here / "plan.json").training.update.gathers in ("each", "block", "ahead")
     content = json.loads((here / "plan.json").read_text())
     content["training"]["gathers"] = "auto"
     (here / "plan.json").write_text(json.dumps(content))

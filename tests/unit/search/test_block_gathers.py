@@ -320,3 +320,18 @@ def test_other_software_gathers_as_it_does(gathers: str) -> None:
 def test_copies_take_their_weights_one_by_one() -> None:
     with refused(RequestError, "gathers", "'block'", 2, "interleave"):
         request_of("llama-4", with_own_network(cluster_of("cpu", 2)), 16, pinned=Pinned(interleave=2), update=TOGETHER)
+
+
+@pytest.mark.parametrize(("hardware", "precision"), [("h100-80gb", "bf16"), ("cpu", "fp32")])
+def test_plans_that_gather_nothing_together_do_not_say_so(hardware: str, precision: str) -> None:
+    """Whatever way found them, each weight is gathered by itself; their steps are the same by either way. Who asks for
+    a way gets it, and where weights are sharded they come ahead, on CPUs, too."""
+
+    def found(gathers: str, zero: int) -> Ranked:
+        request = request_of("llama-4", cluster, 16, precision=precision, update=Update(gathers=gathers))
+        return search(replace(request, pinned=Pinned(data=4, zero=zero, micro_batches=2))).plans[0]
+
+    cluster = cluster_of(hardware, 4)
+    whole, asked, sharded = found("auto", 0), found("ahead", 0), found("auto", 3)
+    assert [one.plan.training.update.gathers for one in (whole, asked, sharded)] == ["each", "ahead", "ahead"]
+    assert whole.seconds == asked.seconds

@@ -26,14 +26,14 @@ from tests.unit.search.cases import cluster_of, request_of, with_own_network
 CPU = with_own_network(load_profile("cpu"))
 
 
-def found(buckets: int | str = "auto", devices: int = 4) -> SearchResult:
+def found(buckets: int | str = "auto", devices: int = 4, gathers: str = "auto") -> SearchResult:
     return planner.search(
         model="gpt-tiny",
         devices=devices,
         hardware=CPU,
         global_batch=8,
         pinned={"pipeline": 1, "micro_batches": 1, "mesh": (devices,)},
-        update={"buckets": buckets},
+        update={"buckets": buckets, "gathers": gathers},
         simplicity=0.0,
     )
 
@@ -64,7 +64,7 @@ def test_buckets_end_with_blocks_where_that_exposes_less() -> None:
     """The gradients of the last block of the pass wait for no others; no fewer buckets are as fast, nor are those of a
     size."""
     devices = 8  # of a sample each, whose backward pass covers less than half of the reductions
-    free = found(devices=devices)
+    free = found(devices=devices, gathers="each")  # ahead all gradients would leave under the pass
     bound, splits = free.plans[0].bound, free.plan.training.update.buckets
     assert isinstance(splits, tuple)
     positions = trainable_positions(bound.graph)
