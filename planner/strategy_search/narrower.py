@@ -28,7 +28,8 @@ from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import least_in_a_v, search
 
 WIDE = 0.04
-"""The gap from which on narrower searches run: each takes a tenth to a half of the time of the search."""
+"""The gap from which on narrower searches run: each takes a tenth to a half of the time of the search; and simpler
+plans are looked for that are faster (`planner.strategy_search.simplicity`)."""
 
 FEW = 30
 """Configurations that a search has evaluated at most for all of them to be searched with one purpose for every axis,

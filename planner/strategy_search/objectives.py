@@ -63,9 +63,7 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
     engines: dict[object, Shared] = {}
 
     def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop, cutoff: float = math.inf) -> SearchResult:
-        shared = Shared()
-        if request.simplicity:
-            engines[one.update.placed, one.offload] = shared
+        shared = engines[one.update.placed, one.offload] = Shared()
 
         def best(asked: SearchRequest) -> SearchResult:
             found = best_plans(asked, on_progress, cancelled, cutoff, shared)

@@ -39,6 +39,7 @@ from planner.strategy_search.engine.finalists import Finalists
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.engine.scheduling import all_fit
+from planner.strategy_search.narrower import WIDE
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pattern, Role
@@ -62,7 +63,7 @@ def with_simplicity(
 ) -> SearchResult:
     """The result of a request with the simplest plan that takes at most `request.simplicity` longer than the fastest,
     in the first place; as it is where that is the fastest itself, or where none is looked for. One that is even faster,
-    with its collectives under products, is just the fastest."""
+    as sums hope for more than there is, is just the fastest: where a gap is wide, it is looked for in any case."""
     if not _looked_for(request, result) or cancelled() or reached():
         return result
     best = result.plans[0]
@@ -81,7 +82,8 @@ def _looked_for(request: SearchRequest, result: SearchResult) -> bool:
     """Plans of one kind of devices, searched exactly for time, not those of an engine, which are conventional."""
     exact = request.algorithm == "dynamic_programming" and request.objective == "time" and request.space is None
     done = not result.statistics.stopped and not request.certify
-    return request.simplicity > 0 and exact and done and isinstance(request.cluster, Cluster)
+    wanted = request.simplicity > 0 or result.gap >= WIDE
+    return wanted and exact and done and isinstance(request.cluster, Cluster)
 
 
 def _told(result: SearchResult) -> Progress:

@@ -1,5 +1,7 @@
 """Of plans that are nearly the fastest the simplest is preferred, and what is said of it is so."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.errors import RequestError
@@ -8,11 +10,15 @@ from planner.plan.compare.verify import verify
 from planner.plan.layout.decisions import decisions
 from planner.plan.layout.roles import roles
 from planner.report.search import simpler_text
+from planner.strategy_search.engine.families import Shared
+from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.narrower import WIDE
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
-from planner.strategy_search.simplicity import _all_like, _leanest
+from planner.strategy_search.search import search
+from planner.strategy_search.simplicity import _all_like, _leanest, _Simplifier, with_simplicity
 from tests.unit.plan.plans import plan_named
 from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
 
@@ -73,6 +79,19 @@ def test_a_simpler_plan_is_preferred_within_the_share_and_never_beyond() -> None
     assert checked(result, 0.5, fastest) <= most
     assert (result.plan.pipeline, result.plan.training.micro_batches, result.plan.mesh.sizes) == (2, 4, (8,))
     assert result.simpler is not None or result.slower == 0  # a simpler one may be as fast
+
+
+def test_where_a_gap_is_wide_simple_plans_are_tried_that_may_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wants no slower one for being simple. Where little is left to gain none is tried."""
+    request = request_of("llama-4", cluster_of("h100-80gb", 2), 8, simplicity=0.0, pinned=Pinned(data=2))
+    longest: list[float] = []
+    monkeypatch.setattr(_Simplifier, "simplest", lambda self: longest.append(self.longest))
+    found = search(request)
+    for gap, tried in ((0.9 * WIDE, []), (1.1 * WIDE, [found.plans[0].seconds])):
+        bound = found.plans[0].bounded * (1 - gap)
+        wide = replace(found, plans=(with_proof(found.plans[0], bound, covered=True),), bound_seconds=bound)
+        assert with_simplicity(request, wide, Shared()) is wide
+        assert longest == tried
 
 
 def test_shares_that_are_none_are_refused() -> None:
