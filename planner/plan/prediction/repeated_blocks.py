@@ -37,15 +37,15 @@ def block_keys(bound: BoundPlan, alive: Liveness) -> Mapping[int, object]:
     """For blocks by themselves what decides what their visits add: those with the same key add the same, to the sums of
     this or of another stage, in this or in another plan for the same graph, mesh and training."""
     plan, blocks = bound.plan, bound.blocks
-    update = plan.training.update
+    update, defers = plan.training.update, plan.schedule_kind.splits_backward
     if (
         bound.offloaded_blocks
         or bound.offloads_weights
         or update.local_parameters
         or plan.training.interleave > 1
         or plan.slices > 1
-        or plan.schedule_kind.splits_backward
         or plan.mesh.zigzag
+        or (defers and (runs_in_pairs(plan) or _shares_deferred(bound.graph, blocks)))
     ):
         return {}
     key = ("alike", blocks.borders, blocks.kinds)
@@ -55,7 +55,7 @@ def block_keys(bound: BoundPlan, alive: Liveness) -> Mapping[int, object]:
     kinds = cast("Sequence[int]", known[1])
     stages, chosen = stage_of_operators(bound), _chosen(bound)
     held = [stages[blocks.borders[block]] for block in range(blocks.count)]
-    others = (_number(bound, (id(alive), _overlaps(bound), runs_in_pairs(plan)), (alive,)), _outside(bound))
+    others = (_number(bound, (id(alive), _overlaps(bound), runs_in_pairs(plan), defers), (alive,)), _outside(bound))
     found = dict[int, object]()
     for block in range(1, blocks.count - 1):
         around = kinds[block - 1 : block + 2]
@@ -88,6 +88,18 @@ def _choice(bound: BoundPlan, block: int) -> int:
     inside = bound.blocks.operators(block)
     parameters = tuple(bound.parameters[name] for name in block_parameters(bound.graph, bound.blocks, block))
     return _number(bound, (bound.recompute_of(block), *_of(bound, inside), parameters), _layouts(bound, inside))
+
+
+def _shares_deferred(graph: OperatorGraph, blocks: Blocks) -> bool:
+    """Whether weight gradients that may be deferred are made of a value that several blocks read: it is kept once."""
+    key = ("shared by deferred gradients", blocks.borders)
+    if key not in graph.derived:
+        readers: dict[str, set[int | None]] = {}
+        for at, op in enumerate(graph.operators):
+            for name in op.operands if rule_of(graph, op).deferred_weight_gradients else ():
+                readers.setdefault(name, set()).add(blocks.block_of(at))
+        graph.derived[key] = any(len(of) > 1 for name, of in readers.items() if name not in graph.parameter_names)
+    return cast("bool", graph.derived[key])
 
 
 def _overlaps(bound: BoundPlan) -> object:
@@ -216,28 +228,34 @@ def _own_buffers(graph: OperatorGraph, blocks: Blocks) -> Mapping[str, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes that are held of every micro-batch in flight, or of those beside so many that are `taken`."""
+    """Bytes that are held of every micro-batch in flight, or of those beside so many that are `taken`; or of every one
+    whose weight gradients are `deferred`."""
 
     each: float
     taken: int = 0
+    deferred: bool = False
 
     def __radd__(self, other: float) -> "Held":
         assert other == 0.0, other
         return self
 
-    def of(self, live: int) -> float:
-        """Bytes with so many in flight, at each moment."""
+    def of(self, live: int, waiting: int) -> float:
+        """Bytes with so many in flight, and so many that wait for weight gradients, at each moment."""
+        if self.deferred:
+            return waiting * self.each
         return self.each * (counts_beyond(live, self.taken) if self.taken else live)
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Stands for the number of micro-batches in flight where what is held of each is written down."""
+    """Stands for the number of micro-batches in flight where what is held of each is written down; or of those whose
+    weight gradients are `deferred`."""
 
     taken: int = 0
+    deferred: bool = False
 
     def __mul__(self, each: float) -> Held:
-        return Held(each, self.taken)
+        return Held(each, self.taken, self.deferred)
 
     __rmul__ = __mul__
 
@@ -287,13 +305,14 @@ class _Pass(list[Passed]):
 
 @dataclass(kw_only=True)
 class _Chunk:
-    """A chunk whose passes are written down; none of its gradients are deferred."""
+    """A chunk whose passes are written down."""
 
     forward: _Pass = field(default_factory=_Pass)
     backward: _Pass = field(default_factory=_Pass)
+    later: _Pass = field(default_factory=_Pass)
 
     def pass_of(self, *, later: bool) -> _Pass:
-        return self.backward
+        return self.later if later else self.backward
 
 
 @dataclass(kw_only=True)
@@ -330,15 +349,15 @@ class BlockSums:
         charged: MutableMapping[Any, float],
         block: int,
         place: tuple[int, int],
-        live: int,
+        counts: tuple[int, int],
     ) -> None:
         """Add it to the sums of a rank, as those of this block, which is in a stage that is such a chunk of its rank
-        (`place`), with so many micro-batches in flight; and to what weights were `charged` that are gathered
-        together."""
+        (`place`), with so many micro-batches in flight and so many that wait for weight gradients (`counts`); and to
+        what weights were `charged` that are gathered together."""
         stage, number = place
         for name, values in self.micro_batch.added.items():
             cost.micro_batch[name] = _one_by_one(cost.micro_batch[name], values)
-        for name, held in self._held(live):
+        for name, held in self._held(*counts):
             if name == "transient":
                 cost.memory[name] = max(cost.memory[name], *held)
             else:
@@ -351,18 +370,27 @@ class BlockSums:
             assert where == self.block, where
             at_once[block] = _one_by_one(at_once.get(block, 0.0), values)
         own, written = cost.chunks[number], self.chunks[self.chunk]
-        for into, added in ((own.forward, written.forward), (own.backward, written.backward)):
-            into.add_all(added)
+        own.forward.add_all(written.forward)
+        own.backward.add_all(written.backward)
+        if own.later is not None:
+            own.later.add_all(written.later)
         for (_, _, name), launched in self.launches.items():
             cost.launches[number, block, name].add_all(launched)
 
-    def _held(self, live: int) -> Sequence[tuple[str, Sequence[float]]]:
-        """What is added to memory, by name, with so many micro-batches in flight; found once, when all is written."""
-        counts: Any = live  # an array where there are several moments
-        key = counts if isinstance(counts, int) else counts.tobytes()
+    def _held(self, live: int, waiting: int) -> Sequence[tuple[str, Sequence[float]]]:
+        """What is added to memory, by name, with so many micro-batches in flight, and so many that wait; found once,
+        when all is written."""
+        every: tuple[Any, ...] = (live, waiting)  # arrays where there are several moments
+        key = tuple(counts if isinstance(counts, int) else counts.tobytes() for counts in every)
         if key not in self._memory:
             self._memory[key] = [
-                (name, [held.of(live) if isinstance(held, Held) else held for held in cast("list[object]", values)])
+                (
+                    name,
+                    [
+                        held.of(live, waiting) if isinstance(held, Held) else held
+                        for held in cast("list[object]", values)
+                    ],
+                )
                 for name, values in self.memory.added.items()
             ]
         return cast("Sequence[tuple[str, Sequence[float]]]", self._memory[key])

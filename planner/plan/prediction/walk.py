@@ -194,7 +194,8 @@ class Walk:
                         self.book.blocks[key] = self._written(block, number)
                     written = self.book.blocks[key]
                     place = (self.stage_of[at], number)
-                    written.add(cost, at_once, self.together.charged, block, place, live[number])
+                    counts = live[number], waiting[number]
+                    written.add(cost, at_once, self.together.charged, block, place, counts)
                     for flops in written.flops:
                         self.flops += flops
                 last = block
@@ -266,6 +267,7 @@ class Walk:
         written, flops, charged = BlockSums(block=block, chunk=number), self.flops, self.together.charged
         self.together.charged, seen = written.charged, set[str]()
         live = cast(int, InFlight())  # all that is done with it is written down
+        self.waiting = cast(int, InFlight(deferred=True))
         for at in self.bound.blocks.operators(block):
             self.flops = 0.0
             self._visit(written.cost, at, live, seen, written.at_once)

@@ -118,10 +118,38 @@ def test_a_block_of_which_more_is_kept_is_like_no_other() -> None:
     assert repeated_blocks(block_keys(bound, replace(alive, saved=saved))) == {}
 
 
-def test_deferred_gradients_are_visited() -> None:
-    bound = bound_of(1)
-    deferring = replace(bound, plan=replace(bound.plan, schedule="zb_h1"))
-    assert repeated_blocks(block_keys(deferring, liveness(bound.graph))) == {}
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
+@pytest.mark.parametrize(("recompute", "gathers"), [("none", "each"), ("selective", "each"), ("full", "ahead")])
+def test_so_it_is_where_weight_gradients_are_deferred(
+    schedule: str, recompute: str, gathers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept until their turn goes by micro-batches that wait for it."""
+    mesh, data, zero = ((4,), None, None) if gathers == "each" else (None, 4, 3)
+    pinned = Pinned(
+        pipeline=2,
+        mesh=mesh,
+        data=data,
+        zero=zero,
+        micro_batches=8,
+        schedule=schedule,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    request = request_of(TWELVE, cluster_of("h100-80gb", 8), 32, pinned=pinned, update=Update(gathers=gathers))
+    bound = bind(search(request).plan, traced(TWELVE), BATCH)
+    keys = block_keys(bound, liveness(bound.graph))
+    assert repeated_blocks(keys)
+    plain = replace(bound, plan=replace(bound.plan, schedule="1f1b", virtual_stages=1))
+    assert not {*keys.values()} & {*block_keys(plain, liveness(bound.graph)).values()}
+    all_visited(bound, monkeypatch)
+
+
+def test_deferred_gradients_of_a_value_that_blocks_share_are_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the encoder makes, which is kept once for all blocks of the decoder."""
+    pinned = Pinned(pipeline=2, mesh=(1,), micro_batches=4, schedule="zb_h1")
+    bound = planner.search("t5-tiny", "h100", devices=2, global_batch=8, pinned=pinned).bound
+    assert block_keys(bound, liveness(bound.graph)) == {}
+    all_visited(bound, monkeypatch)
 
 
 @pytest.mark.slow
