@@ -106,7 +106,7 @@ def test_larger_buckets_are_tried_where_gradients_have_no_room_on_the_way(monkey
 def test_buckets_have_twice_as_much_as_those_behind_them() -> None:
     """Or three times as much: the last two have halves of a block, the last one what comes before the blocks, too. Or
     each has a block of its own."""
-    bound, tried = found(devices=8).plans[0].bound, list[tuple[int, ...]]()
+    bound, tried = found(devices=8, gathers="each").plans[0].bound, list[tuple[int, ...]]()
 
     def predicted(other: BoundPlan) -> BoundPlan:
         tried.append(cast(tuple[int, ...], other.plan.training.update.buckets))
