@@ -35,6 +35,7 @@ from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
 from planner.graph.delta_rules import delta_rules_as_operators
 from planner.graph.expert_load import with_named_settings
+from planner.graph.joins import without_empty_joins
 from planner.graph.kept_samples import RAND, with_kept_samples
 from planner.graph.literals import LiteralsKept
 from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
@@ -150,7 +151,7 @@ def _graph_of(
         raise refusal(module, error) from error
     read = with_named_settings(_Reader(module, exported, written).read())
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
-    flat = with_pairs(with_recurrent_layers(with_bags(read)))
+    flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
     graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
     if graph.loss not in graph.differentiable:
         raise ModelError(

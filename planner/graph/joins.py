@@ -1,0 +1,66 @@
+"""Joins without what adds nothing: `cat` of a tensor and an empty one of shape (0,), which PyTorch lets stand for one
+of any shape.
+
+    tensor([]) ─> cat ─> attention          what a cache of keys and values begins with
+    keys ───────┘
+    keys ──────────────> attention          what it is while a model trains
+
+A model of transformers whose config says `use_cache`, as it does by default, is exported so.
+"""
+
+from dataclasses import replace
+
+from planner.graph.operator_graph import Operator, OperatorGraph, ValueRef, substitute
+from planner.graph.unread import without_unread
+
+_CAT = "aten.cat.default"
+_NOTHING = (0,)
+
+
+def without_empty_joins(graph: OperatorGraph) -> OperatorGraph:
+    """`graph` without tensors of shape (0,) in joins, and without a join that has one tensor left; what only they read
+    is gone. The dtype of a join is that of what stays, or the join is left as it is."""
+    names: dict[str, str] = {}
+    operators: list[Operator] = []
+    dropped: set[str] = set()
+    for op in graph.operators:
+        known = replace(
+            op,
+            arguments=tuple(substitute(argument, names) for argument in op.arguments),
+            keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
+        )
+        kept = _kept(graph, known)
+        if kept is None:
+            operators.append(known)
+            continue
+        dropped.update(name for name in known.operands if graph.types[name].shape == _NOTHING)
+        if len(kept) > 1:
+            operators.append(replace(known, arguments=(kept, *known.arguments[1:])))
+        else:
+            (result,) = known.results
+            assert result is not None
+            names[result] = kept[0].name
+    if not dropped:
+        return graph
+    updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
+    changed = replace(graph, operators=tuple(operators), updates=updates, loss=names.get(graph.loss, graph.loss))
+    left = without_unread(changed, dropped)
+    unread = frozenset(name for name in graph.constants if name in graph.consumers and name not in left.consumers)
+    return replace(
+        left,
+        buffers=tuple(name for name in left.buffers if name not in unread),
+        constants={name: value for name, value in left.constants.items() if name not in unread},
+        types={name: tensor for name, tensor in left.types.items() if name not in unread},
+    )
+
+
+def _kept(graph: OperatorGraph, op: Operator) -> tuple[ValueRef, ...] | None:
+    """What a join joins, without what is empty; None where nothing is, or the rest would have another dtype."""
+    joined = op.arguments[0] if op.op == _CAT else None
+    if not isinstance(joined, tuple):
+        return None
+    tensors = tuple(value for value in joined if isinstance(value, ValueRef))
+    kept = tuple(value for value in tensors if graph.types[value.name].shape != _NOTHING)
+    dtype = graph.types[op.results[0] or ""].dtype
+    same = all(graph.types[value.name].dtype == dtype for value in kept)
+    return kept if kept and same and len(kept) < len(tensors) else None
