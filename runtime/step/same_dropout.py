@@ -7,11 +7,13 @@ overridden, and matched in their order with the operators of the graph that drop
     module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
 
 Recurrent modules drop between their layers, which are computed one by one for that, as in the graph
-(`planner.graph.recurrent`). Numbers of `rand` are those that say which samples are kept. Any other function that drops
-inside of itself, as `F.multi_head_attention_forward` does, is not seen through: what is left over at the end says so.
+(`planner.graph.recurrent`). Numbers of `rand` are those that say which samples are kept. `nn.MultiheadAttention` drops
+inside of one function of PyTorch: its code is run with functions that drop as this context says. Any other function
+that drops inside of itself is not seen through: what is left over at the end says so.
 """
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -50,6 +52,8 @@ class SameDropout(TorchFunctionMode):
             return self._drop(func, lambda shape: _features(func, shape), *args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(func, *args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self._inside(func)(*args, **kwargs)
         if func is torch.rand:
             return self._kept_samples(*args, **kwargs)
         if func in _RECURRENT:
@@ -117,6 +121,20 @@ class SameDropout(TorchFunctionMode):
         return attention_with_dropout(
             query, key, value, keep, dropout_p, attn_mask=attn_mask, is_causal=is_causal, scale=scale
         )
+
+    def _inside(self, function: FunctionType) -> FunctionType:
+        """The same Python function, in which what drops is caught: calls inside of an overridden one are not."""
+        caught = {
+            "has_torch_function": lambda tensors: False,
+            "dropout": lambda *args, **kwargs: self._drop(F.dropout, whole_region, *args, **kwargs),
+            "scaled_dot_product_attention": lambda *args, **kwargs: self._attention(
+                F.scaled_dot_product_attention, *args, **kwargs
+            ),
+        }
+        names = {**function.__globals__, **caught}
+        same = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+        same.__kwdefaults__ = function.__kwdefaults__
+        return same
 
     def _recurrent(
         self,

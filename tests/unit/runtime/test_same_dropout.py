@@ -71,6 +71,49 @@ def test_channels_with_and_without_samples(function: Callable[..., torch.Tensor]
         assert float(Channels()(*x).detach()) == found
 
 
+class Attends(nn.Module):
+    """Attention of PyTorch's module, whose dropout (the default of `nn.TransformerEncoderLayer`) is in one function."""
+
+    def __init__(self, *, weights: bool) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        self.pool = nn.MultiheadAttention(8, 2, dropout=0.4, batch_first=True)
+        self.wanted = weights
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        pooled, weights = self.pool(x[:, :1], x, x, need_weights=self.wanted)
+        return (pooled * torch.arange(8)).sum() + (weights.square().sum() if self.wanted else 0)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_multihead_attention_drops_what_its_graph_drops(weights: bool) -> None:
+    torch.manual_seed(0)
+    module = Attends(weights=weights)
+    x = torch.randn(4, 6, 8)
+    graph = trace(module, (x,))
+    assert len(dropping(graph)) == 5
+    plan = plans.make_plan(
+        "attends",
+        plans.mesh_of(1),
+        lambda name, rule, mesh: (None,),
+        plans.store_zero1,
+        lambda name, shape, mesh: (plans.REPLICATE,),
+        graph=graph,
+        samples=4,
+    )
+    step = parallelize(
+        module, plan, example=(x,), traced=graph, device=torch.device("cpu"), seed=2, check_layouts=False
+    )
+    found = float(step.accumulate(x))
+    torch.manual_seed(0)
+    plain = Attends(weights=weights)
+    with SameDropout(dropping(graph), Draw(seed=2)):
+        assert float(plain(x).detach()) == pytest.approx(found, rel=1e-5)
+    with SameDropout(dropping(graph), Draw(seed=3)):
+        assert float(plain(x).detach()) != pytest.approx(found, rel=1e-3)
+
+
 def test_nothing_is_dropped_in_evaluation() -> None:
     module = Drops().eval()
     assert dropping(trace(module, (X,))) == ()
