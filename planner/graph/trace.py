@@ -66,6 +66,7 @@ from planner.graph.refusals import (
 )
 from planner.graph.returned import checked_loss
 from planner.graph.updates import with_updates
+from planner.graph.whole_losses import WholeLosses
 from planner.limits import interrupting
 
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
@@ -136,6 +137,7 @@ def _graph_of(
             own_functions_as_operators(module),
             delta_rules_as_operators(module),
             LiteralsKept(),
+            WholeLosses(),
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         written = written_lines(exported)

@@ -1,0 +1,137 @@
+"""Cross entropy as operators with rules, whatever it is called with.
+
+The operator of cross entropy has a rule for one row of logits for each target, and a scalar loss: `n v, n ->`. Its
+classes can be split. Other calls are made of that, or of what PyTorch computes them by
+(aten/src/ATen/native/LossNLL.cpp):
+
+    logits b v s, targets b s        classes moved behind, rows flattened, the operator
+    class weights, reduction "none"  log_softmax, gather, and for a mean the quotient of two sums
+    targets that are probabilities   log_softmax, products, a sum
+
+The latter have classes whole on every device.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn import _reduction
+from torch.overrides import TorchFunctionMode
+
+_SUMS = frozenset({"mean", "sum"})
+
+
+class WholeLosses(TorchFunctionMode):
+    """While active, calls of cross entropy and of the negative log likelihood are ones that have a rule."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.cross_entropy:
+            return _cross_entropy(*args, **(kwargs or {}))
+        if func is F.nll_loss:
+            return _nll_loss(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    given = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    reduction = _named(size_average, reduce, reduction)
+    probabilities = target.is_floating_point()
+    if not _fits(input, target) and not (probabilities and input.shape == target.shape):
+        return F.cross_entropy(input, target, reduction=reduction, **given)  # type: ignore[arg-type]  # PyTorch refuses it
+    logits = input if input.dim() > 1 else input[None]
+    target = target if input.dim() > 1 else target[None]
+    if probabilities:
+        loss = _of_probabilities(logits, target, weight, reduction, label_smoothing)
+    elif weight is None and reduction in _SUMS:
+        return F.cross_entropy(*_rows(logits, target), reduction=reduction, **given)  # type: ignore[arg-type]
+    else:
+        log_likelihoods = logits.log_softmax(1)
+        loss = _of_classes(log_likelihoods, target, weight, ignore_index, reduction, label_smoothing)
+    return loss if input.dim() > 1 or reduction in _SUMS else loss[0]
+
+
+def _nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    reduction = _named(size_average, reduce, reduction)
+    if not _fits(input, target) or input.dim() == 1:
+        return F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)
+    if weight is None and reduction in _SUMS:
+        return F.nll_loss(*_rows(input, target), ignore_index=ignore_index, reduction=reduction)
+    return _of_classes(input, target, weight, ignore_index, reduction, 0.0)
+
+
+def _named(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """How losses become one, with the two arguments that said so before PyTorch 1.0."""
+    if size_average is None and reduce is None:
+        return reduction
+    return _reduction.legacy_get_string(size_average, reduce)
+
+
+def _fits(input: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether there is a class for each row of logits."""
+    rows = (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
+    return not target.is_floating_point() and tuple(target.shape) == rows
+
+
+def _rows(input: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row of logits for each target."""
+    if input.dim() == 2:
+        return input, target
+    return input.permute(0, *range(2, input.dim()), 1).flatten(0, -2), target.flatten()
+
+
+def _of_classes(
+    log_likelihoods: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> torch.Tensor:
+    """Of targets that are numbers of classes, along dim 1. A mean is over the weights of the targets that count; one
+    without weights is the operator's own (`_rows`)."""
+    counts = target != ignore_index
+    classes = torch.where(counts, target, 0)
+    losses = -log_likelihoods.gather(1, classes.unsqueeze(1)).squeeze(1)
+    weights = None if weight is None else weight[classes]
+    if weights is not None:
+        losses = losses * weights
+    if label_smoothing:
+        smooth = _weighted(log_likelihoods, weight).sum(1)
+        losses = losses * (1 - label_smoothing) - smooth * (label_smoothing / log_likelihoods.shape[1])
+    losses = torch.where(counts, losses, 0.0)
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total if weights is None or reduction == "sum" else total / torch.where(counts, weights, 0.0).sum()
+
+
+def _of_probabilities(
+    logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: str, label_smoothing: float
+) -> torch.Tensor:
+    """Of targets that have a probability for each class. A mean is over the rows, whatever their weights."""
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / logits.shape[1]
+    losses = -_weighted(logits.log_softmax(1) * target, weight).sum(1)
+    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+
+
+def _weighted(values: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """Values of classes, along dim 1, times the weights of the classes."""
+    return values if weight is None else values * weight.view(-1, *(1,) * (values.dim() - 2))
