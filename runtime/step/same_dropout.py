@@ -122,7 +122,7 @@ class SameDropout(TorchFunctionMode):
             query, key, value, keep, dropout_p, attn_mask=attn_mask, is_causal=is_causal, scale=scale
         )
 
-    def _inside(self, function: FunctionType) -> FunctionType:
+    def _inside(self, function: Any) -> FunctionType:
         """The same Python function, in which what drops is caught: calls inside of an overridden one are not."""
         caught = {
             "has_torch_function": lambda tensors: False,
