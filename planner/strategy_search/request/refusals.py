@@ -136,13 +136,20 @@ def _pipelines(request: SearchRequest, template: Template) -> Fault | None:
         )
     if pipeline > 1 and not template.pipelines:
         return Fault(
-            reason=f"{model} cannot be cut into {pipeline} pipeline stages: that takes blocks, one after the other,"
-            " that share nothing but what each hands to the next",
+            reason=f"{model} cannot be cut into {pipeline} pipeline stages: that takes blocks, one after the other, two"
+            f" or more of them equal, that share nothing but what each hands to the next, and {_uncut(template)}",
             numbers=("pipeline",),
         )
     if pipeline > max(1, blocks):
         return Fault(reason=f"{model} has {blocks} blocks, too few for pipeline = {pipeline}", numbers=("pipeline",))
     return None
+
+
+def _uncut(template: Template) -> str:
+    """Why a graph cannot be cut between blocks."""
+    if template.blocks.count < 2:
+        return "here no two layers in a row compute alike"
+    return f"here {template.shared_by_blocks} is used beyond one of them"
 
 
 def _groups(request: SearchRequest, template: Template) -> Fault | None:

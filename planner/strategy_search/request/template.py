@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 from hardware_profiles import PYTORCH, Bytes, Software
@@ -226,19 +227,25 @@ class Template:
     def pipelines(self) -> bool:
         """Whether the graph can be cut between blocks: nothing flows past them but what they read or hand on, and the
         first stage looks up all rows of tables outside of the devices."""
-        past = any(
-            (edge.kind == "every" and edge.name not in self.passing)
-            or (
-                edge.kind == "outside" and edge.producer < self.start <= edge.consumer and edge.name not in self.passing
-            )
+        return self.blocks.count > 1 and self.shared_by_blocks is None and self.late_look_up is None
+
+    @cached_property
+    def shared_by_blocks(self) -> str | None:
+        """A value that flows past blocks, or a parameter that they share, so that the graph cannot be cut between them;
+        None where they share nothing but what each hands to the next."""
+        past = (
+            edge.name
             for edge in self.edges
+            if edge.name not in self.passing
+            and (edge.kind == "every" or (edge.kind == "outside" and edge.producer < self.start <= edge.consumer))
         )
-        shared = any(
-            self.in_block(at) and name in self.graph.parameter_names and name not in self.every_own_parameter
+        shared = (
+            name
             for at, op in enumerate(self.graph.operators)
             for name in op.operands
+            if self.in_block(at) and name in self.graph.parameter_names and name not in self.every_own_parameter
         )
-        return self.blocks.count > 1 and not past and not shared and self.late_look_up is None
+        return next(chain(past, shared), None)
 
     @cached_property
     def late_look_up(self) -> str | None:

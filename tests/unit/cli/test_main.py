@@ -420,6 +420,8 @@ def test_the_length_of_a_factory_is_its_own() -> None:
 def test_no_pipeline_without_blocks() -> None:
     message = refused("--model", "usermodels:single", "--hardware", "cpu", "--devices", "2", "--pipeline", "2")
     assert "usermodels:single cannot be cut into 2 pipeline stages" in message
+    assert "two or more of them equal" in message
+    assert "here no two layers in a row compute alike" in message
 
 
 @pytest.mark.usefixtures("searched_once")

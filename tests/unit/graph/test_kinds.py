@@ -105,6 +105,24 @@ def test_a_template_has_one_block_of_each_kind_and_twins_at_its_end() -> None:
     assert sum(template.times(at) for at in range(len(template.graph.operators))) == len(graph.operators)
 
 
+def test_a_weight_of_all_blocks_is_named_where_no_pipeline_can_be_cut() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(WIDTH))
+            self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x).relu() * self.scale
+            return x.pow(2).mean()
+
+    graph, blocks = prepare(trace(Shared(), (torch.ones(2, WIDTH),)))
+    template = fold(graph, blocks)
+    assert template.blocks.count > 1
+    assert (template.shared_by_blocks, template.pipelines) == ("scale", False)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_the_loss_of_routers_is_a_lane_of_its_own() -> None:
