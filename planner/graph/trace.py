@@ -35,6 +35,7 @@ from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
 from planner.graph.delta_rules import delta_rules_as_operators
 from planner.graph.expert_load import with_named_settings
+from planner.graph.gradients_off import GradientsOff, without_needless_detaches
 from planner.graph.joins import without_empty_joins
 from planner.graph.kept_samples import RAND, with_kept_samples
 from planner.graph.literals import LiteralsKept
@@ -129,7 +130,8 @@ def _distinct(arguments: Any, module: nn.Module) -> Any:
 def _graph_of(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], announced: Sequence[repeats.Run]
 ) -> OperatorGraph:
-    wrapped = _Loss(module)
+    regions = GradientsOff()
+    wrapped = _Loss(module, regions)
     try:
         with (
             torch.no_grad(),
@@ -138,6 +140,7 @@ def _graph_of(
             delta_rules_as_operators(module),
             LiteralsKept(),
             WholeLosses(),
+            regions,
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         written = written_lines(exported)
@@ -151,7 +154,7 @@ def _graph_of(
         raise
     except Exception as error:
         raise refusal(module, error) from error
-    read = with_named_settings(_Reader(module, exported, written).read())
+    read = with_named_settings(without_needless_detaches(_Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
     graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
@@ -188,13 +191,14 @@ def _changes_buffers_only(node: fx.Node, exported: Any) -> bool:
 class _Loss(nn.Module):
     """Calls the model and picks the loss out of what it returns."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, regions: GradientsOff) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.regions = model, regions
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         held = dict(self.model.named_buffers())
-        result = self.model(*args, **kwargs)
+        with self.regions.training():
+            result = self.model(*args, **kwargs)
         for name, buffer in self.model.named_buffers():
             if held.get(name) is not buffer:
                 raise _changes(self.model, name)

@@ -1,0 +1,137 @@
+"""Regions of a model in which PyTorch records no gradients: `torch.no_grad`, `torch.inference_mode`, `enable_grad`.
+
+    with torch.no_grad():                   traced as
+        target = self.teacher(x)            target = detach(teacher(x))
+
+A model is traced without autograd, so that such a region would leave no trace. While this is active, results of what
+runs in one are detached; detaches of what has no gradient anyway are taken out afterwards, as most such regions compute
+positions and masks.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from planner.errors import ModelError
+from planner.graph.operator_graph import DETACH, Operator, OperatorGraph, ValueRef, substitute
+
+
+class GradientsOff(TorchFunctionMode):
+    """While active, what is computed where a model switches gradients off is detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on = list[bool]()  # of each region that was entered, the innermost last
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """The forward pass of a model that trains. Whoever calls it may have switched gradients off."""
+        entered = (
+            _entering(torch.no_grad, self._on, lambda region: False),
+            _entering(torch.enable_grad, self._on, lambda region: True),
+            _entering(torch.set_grad_enabled, self._on, lambda region: region.mode),
+            _entering(torch.inference_mode, self._on, lambda region: self._on[-1] and not region.mode),
+        )
+        self._on.append(True)
+        try:
+            with entered[0], entered[1], entered[2], entered[3], _refusing_calls():
+                yield
+        finally:
+            self._on.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._on or self._on[-1]:
+            return func(*args, **(kwargs or {}))
+        if _in_place(getattr(func, "__name__", "")):
+            args = (args[0], *pytree.tree_map(_detached, args[1:]))
+        found = func(*args, **(kwargs or {}))
+        given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}  # what is changed in place stays itself
+        return pytree.tree_map(lambda leaf: leaf if id(leaf) in given else _detached(leaf), found)
+
+
+def _in_place(name: str) -> bool:
+    """Whether a function of that name writes to its first operand: `add_`, `__iadd__`, `__setitem__`."""
+    return name == "__setitem__" or (name.startswith("__i") if name.endswith("__") else name.endswith("_"))
+
+
+def _detached(leaf: Any) -> Any:
+    tensor = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    return leaf.detach() if tensor else leaf
+
+
+@contextmanager
+def _entering(kind: Any, regions: list[bool], on: Callable[[Any], bool]) -> Iterator[None]:
+    """Note when a region of a kind begins and ends, in which gradients are `on`. To PyTorch it makes no difference."""
+    recorded = torch.is_grad_enabled()
+
+    def entering(region: Any) -> None:
+        regions.append(on(region))
+
+    def leaving(region: Any, *raised: Any) -> None:
+        regions.pop()
+        torch._C._set_grad_enabled(recorded)
+
+    with patch.object(kind, "__enter__", entering), patch.object(kind, "__exit__", leaving):
+        yield
+
+
+@contextmanager
+def _refusing_calls() -> Iterator[None]:
+    """Refuse `torch.set_grad_enabled(..)` of a model outside of `with`, which ends nowhere."""
+    begin, enter = torch.set_grad_enabled.__init__, torch.set_grad_enabled.__enter__
+    begun: dict[int, str] = {}
+
+    def beginning(region: Any, mode: bool) -> None:
+        caller = sys._getframe(1)
+        if caller.f_globals.get("__name__", "").startswith("torch."):
+            begin(region, mode)
+            return
+        region.prev, region.mode = torch.is_grad_enabled(), mode
+        begun[id(region)] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+
+    def entering(region: Any) -> None:
+        begun.pop(id(region), None)
+        enter(region)
+
+    with (
+        patch.object(torch.set_grad_enabled, "__init__", beginning),
+        patch.object(torch.set_grad_enabled, "__enter__", entering),
+    ):
+        yield
+    for at in begun.values():
+        raise ModelError(
+            f"torch.set_grad_enabled is called at {at} without `with`, and no plan says where that ends; write"
+            " `with torch.no_grad():`, or detach() what has no gradient"
+        )
+
+
+def without_needless_detaches(graph: OperatorGraph) -> OperatorGraph:
+    """`graph` without detaches of values that no gradient flows through."""
+    names: dict[str, str] = {}
+    operators: list[Operator] = []
+    for op in graph.operators:
+        known = replace(
+            op,
+            arguments=tuple(substitute(argument, names) for argument in op.arguments),
+            keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
+        )
+        (result, *_), given = known.results, known.arguments[:1]
+        if op.op == DETACH and isinstance(given[0], ValueRef) and given[0].name not in graph.differentiable:
+            assert result is not None, "a detach makes a tensor"
+            names[result] = given[0].name
+        else:
+            operators.append(known)
+    if not names:
+        return graph
+    updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
+    types = {name: tensor for name, tensor in graph.types.items() if name not in names}
+    return replace(
+        graph, operators=tuple(operators), updates=updates, loss=names.get(graph.loss, graph.loss), types=types
+    )
