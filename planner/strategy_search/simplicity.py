@@ -126,20 +126,23 @@ class _Simplifier:
 
     def simplest(self) -> tuple[Ranked, tuple[str, ...], tuple[str, ...]] | None:
         """The simplest plan that is not the fastest, with its decisions and those of the fastest; None where the
-        fastest is as simple as any."""
-        fastest = self._candidate(self.result.plans[0])
-        least, found = len(fastest.decisions), list[_Candidate]()
+        fastest is as simple as any. Where none is wanted that is slower, the fastest of simple plans, if it is faster,
+        however simple."""
+        fastest, wanted = self._candidate(self.result.plans[0]), self.request.simplicity > 0
+        least, found = len(fastest.decisions) if wanted else math.inf, list[_Candidate]()
         contenders = [(self._estimated(one), one.objective, one.order, one) for one in self._contenders()]
         for estimated, _, _, contender in sorted(contenders, key=lambda one: one[:3])[:PRICED]:
             if estimated >= least or self._over():
                 break
             with contextlib.suppress(StrategyError, RequestError, InfeasibleError):
                 own = self._simpler_than(least, contender)
-                least = min([least, *(len(one.decisions) for one in own)])
+                least = min([least, *(len(one.decisions) for one in own)]) if wanted else least
                 found += own
+        if not wanted:
+            found = [one for one in found if one.ranked.seconds < fastest.ranked.seconds]
         if not found:
             return None
-        best = min(found, key=lambda one: one.order)
+        best = min(found, key=lambda one: one.order if wanted else one.ranked.seconds)
         return best.ranked, best.decisions, fastest.decisions
 
     def _over(self) -> bool:
@@ -172,7 +175,7 @@ class _Simplifier:
         norms = bool(own.sequence_parallel) and "tensor" in c.roles
         return degrees + norms + (len(ways) > 1) + sum(max(1, len(way)) for way in ways if way is not None)
 
-    def _simpler_than(self, least: int, contender: Contender) -> list[_Candidate]:
+    def _simpler_than(self, least: float, contender: Contender) -> list[_Candidate]:
         """The plan of a contender, and the same with all blocks run like the leanest of them, as far as they fit, take
         no longer than is allowed, and have fewer decisions than that."""
         maker = PlanMaker(

@@ -134,6 +134,7 @@ class Cutter:
             crossing=self._crossing() if self.like is None else self.like.crossing,
             handed=self._handed() if self.like is None else self.like.handed,
             ending=self._ending() if self.like is None else self.like.ending,
+            tied=self._tied(),
         )
 
     def _whole(self) -> Chain:
@@ -155,6 +156,7 @@ class Cutter:
             crossing=_no_crossing(nothing),
             handed=nothing,
             ending=nothing,
+            tied=(nothing, nothing),
         )
 
     def _ways(self) -> list[tuple[Running, Home]]:
@@ -309,6 +311,19 @@ class Cutter:
         nbytes = [tensor.nbytes * local_share(tensor.shape, stored.state, sizes) for stored in parameter.stored]
         return np.array([tied_seconds(n, links) for n in nbytes])
 
+    def _tied(self) -> tuple[Array, Array]:
+        """Seconds per micro-batch and per step that a rank with both ends is spared of what they take: one of two
+        updates of each parameter that both have, and the sums of its gradient."""
+        part = step = self._nothing()
+        for parameter in self.tables.parameters if self.stages > 1 else ():
+            ends = (Share(blocks=0, first=first, last=not first) for first in (True, False))
+            if parameter.name in self.boundary and all(self.counted(parameter.name, end, used=False) for end in ends):
+                prices = parameter.prices
+                part = part + self._along(parameter.name, prices.accumulation + prices.fetches)
+                own = prices.synchronisation + prices.update + prices.gather + prices.offload + prices.weight_store
+                step = step + self._along(parameter.name, own + 2 * self.tied(parameter))
+        return self._of_states(part), self._of_states(step)
+
     def _links(self, one: int, other: int) -> tuple[Group, ...]:
         """The links between two pipeline ranks."""
         return links_of_ranks(self.machine, one, other, self.stages, self.tables.mesh.size)
@@ -380,10 +395,10 @@ class Cutter:
         """Zero of every state of the boundary, to which values `_along` its axes are added."""
         return np.zeros([1] * len(self.boundary))
 
-    def _along(self, maker: int, values: Array) -> Array:
-        """Values of a maker's candidates along its axis of the boundary."""
+    def _along(self, key: Key, values: Array) -> Array:
+        """Values of the candidates of a maker, or of a parameter, along its axis of the boundary."""
         shape = [1] * len(self.boundary)
-        shape[self.boundary.index(maker)] = values.size
+        shape[self.boundary.index(key)] = values.size
         return values.reshape(shape)
 
     def _of_states(self, values: Array) -> Array:

@@ -732,15 +732,16 @@ class Multipliers:
         and what may travel under work, left out; infinite where there are too few blocks.
 
         The slowest takes no less than the average one, nor than the first rank, which has what is before the blocks and
-        what follows them. Every stage has a block or more. Where blocks are of one kind, with n of N on the first rank,
-        another one has (N - n) / (ranks - 1) or more, a whole number."""
+        what follows them, and weights that both share once. Every stage has a block or more. Where blocks are of one
+        kind, with n of N on the first rank, another one has (N - n) / (ranks - 1) or more, a whole number."""
         weight, others = float(setting.micro_batches), setting.ranks - 1
         if 2 * setting.ranks > self.blocks + self.chain.blocks_at_ends:
             return math.inf
         weights = Weights(part=weight / self.parts, steady=weight * (1 - 1 / self.parts), step=1.0, reduction=1.0)
         (found,) = _answers([(self, self._question(weights, 0.0, 0.0, proves=False))])
         head, inner, tail = found.values
-        ends = head + tail
+        part, step = self.chain.tied
+        ends = head + tail - weight * part - step
         fewest = max(0, 1 - self.chain.blocks_in_head) + max(0, 1 - self.chain.blocks_in_tail)
         slowest = (ends + self.whole(inner)) / setting.ranks
         if len(inner) == 1:

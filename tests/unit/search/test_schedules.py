@@ -28,7 +28,7 @@ from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import least_in_a_v, search
 from tests.refusals import refused
-from tests.unit.search.cases import cluster_of, request_of, with_quick_host
+from tests.unit.search.cases import cluster_of, launched_at_once, request_of, with_quick_host
 
 DEEP = {"pipeline": 4, "micro_batches": 4}
 
@@ -101,6 +101,15 @@ def test_one_rank_of_a_v_has_both_ends_of_the_model() -> None:
     cluster, pinned = cluster_of("h100-80gb", 4), Pinned(pipeline=4, mesh=(1,), schedule="zb_v", micro_batches=8)
     found = search(request_of("residual-8", cluster, 32, pinned=pinned))
     assert 0.93 < found.bound_seconds / found.plan.prediction.step_seconds <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("micro_batches", [4, 16])
+def test_weights_that_both_ends_of_a_v_share_are_updated_once(micro_batches: int) -> None:
+    """On one rank, which sums no gradient with another."""
+    cluster = launched_at_once(cluster_of("h100-80gb", 2))
+    pinned = Pinned(pipeline=2, micro_batches=micro_batches, schedule="zb_v", recompute="none")
+    found = search(request_of("gpt-4-tied", cluster, micro_batches, pinned=pinned))
+    assert 0.9 < found.bound_seconds / found.plan.prediction.step_seconds <= 1 + 1e-9
 
 
 def test_pipelines_with_fewer_blocks_than_stages_in_a_v_bound_none() -> None:
