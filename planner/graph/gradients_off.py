@@ -9,6 +9,7 @@ positions and masks.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,15 +69,23 @@ def _detached(leaf: Any) -> Any:
 
 @contextmanager
 def _entering(kind: Any, regions: list[bool], on: Callable[[Any], bool]) -> Iterator[None]:
-    """Note when a region of a kind begins and ends, in which gradients are `on`. To PyTorch it makes no difference."""
-    recorded = torch.is_grad_enabled()
+    """Note when a region of a kind begins and ends, in which gradients are `on`. To PyTorch it makes no difference, but
+    in other threads."""
+    enter, leave = kind.__enter__, kind.__exit__
+    recorded, own = torch.is_grad_enabled(), threading.get_ident()
 
     def entering(region: Any) -> None:
-        regions.append(on(region))
+        if threading.get_ident() == own:
+            regions.append(on(region))
+        else:
+            enter(region)
 
     def leaving(region: Any, *raised: Any) -> None:
-        regions.pop()
-        torch._C._set_grad_enabled(recorded)
+        if threading.get_ident() == own:
+            regions.pop()
+            torch._C._set_grad_enabled(recorded)
+        else:
+            leave(region, *raised)
 
     with patch.object(kind, "__enter__", entering), patch.object(kind, "__exit__", leaving):
         yield
@@ -87,10 +96,11 @@ def _refusing_calls() -> Iterator[None]:
     """Refuse `torch.set_grad_enabled(..)` of a model outside of `with`, which ends nowhere."""
     begin, enter = torch.set_grad_enabled.__init__, torch.set_grad_enabled.__enter__
     begun: dict[int, str] = {}
+    own = threading.get_ident()
 
     def beginning(region: Any, mode: bool) -> None:
         caller = sys._getframe(1)
-        if caller.f_globals.get("__name__", "").startswith("torch."):
+        if threading.get_ident() != own or caller.f_globals.get("__name__", "").startswith("torch."):
             begin(region, mode)
             return
         region.prev, region.mode = torch.is_grad_enabled(), mode

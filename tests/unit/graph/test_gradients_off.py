@@ -1,5 +1,6 @@
 """Where a model switches gradients off, none flow: as PyTorch has it."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -123,6 +124,22 @@ def _reached(graph: Any) -> set[str]:
         if wanted & {*op.results} and op.op != DETACH:
             wanted |= {*op.operands}
     return wanted & set(graph.parameter_names)
+
+
+def test_other_threads_go_on_as_they_do() -> None:
+    found: list[bool] = []
+
+    def other() -> None:
+        for region in (torch.no_grad, lambda: torch.set_grad_enabled(False), torch.inference_mode):
+            with region():
+                found.append(torch.is_grad_enabled())
+            found.append(torch.is_grad_enabled())
+
+    with as_traced():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert found == [False, True] * 3
 
 
 def test_gradients_that_are_switched_off_for_good_are_refused() -> None:
