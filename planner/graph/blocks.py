@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.graph.call import typed_call
-from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, ValueRef, substitute
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, ValueRef
 from planner.limits import check, checked
 
 IDENTITY = "planner.identity"
@@ -232,7 +232,7 @@ def share_values(graph: OperatorGraph, blocks: Blocks) -> tuple[OperatorGraph, B
     starts: list[int] = []
     for index, op in enumerate(graph.operators):
         starts.append(len(operators))
-        moved = _renamed(op, names)
+        moved = op.reading(names)
         operators.append(moved)
         for place, name in enumerate(op.results):
             if name is not None and (blocks.template(index), place) in wanted:
@@ -243,16 +243,6 @@ def share_values(graph: OperatorGraph, blocks: Blocks) -> tuple[OperatorGraph, B
     loss = names.get(graph.loss, graph.loss)
     shared = replace(graph, operators=tuple(operators), types=types, loss=loss, updates=updates)
     return shared, replace(blocks, borders=tuple(starts[border] for border in blocks.borders))
-
-
-def _renamed(op: Operator, names: dict[str, str]) -> Operator:
-    if not any(name in names for name in op.operands):
-        return op
-    return replace(
-        op,
-        arguments=tuple(substitute(argument, names) for argument in op.arguments),
-        keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
-    )
 
 
 def _identity(op: Operator, name: str, types: dict[str, TensorType]) -> Operator:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from planner.errors import ModelError
-from planner.graph.operator_graph import DETACH, Operator, OperatorGraph, ValueRef, substitute
+from planner.graph.operator_graph import DETACH, Operator, OperatorGraph, ValueRef
+from planner.graph.unread import rewired, without_unread
 
 
 class GradientsOff(TorchFunctionMode):
@@ -127,21 +127,11 @@ def without_needless_detaches(graph: OperatorGraph) -> OperatorGraph:
     names: dict[str, str] = {}
     operators: list[Operator] = []
     for op in graph.operators:
-        known = replace(
-            op,
-            arguments=tuple(substitute(argument, names) for argument in op.arguments),
-            keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
-        )
+        known = op.reading(names)
         (result, *_), given = known.results, known.arguments[:1]
         if op.op == DETACH and isinstance(given[0], ValueRef) and given[0].name not in graph.differentiable:
             assert result is not None, "a detach makes a tensor"
             names[result] = given[0].name
         else:
             operators.append(known)
-    if not names:
-        return graph
-    updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
-    types = {name: tensor for name, tensor in graph.types.items() if name not in names}
-    return replace(
-        graph, operators=tuple(operators), updates=updates, loss=names.get(graph.loss, graph.loss), types=types
-    )
+    return without_unread(rewired(graph, operators, names), ()) if names else graph

@@ -10,8 +10,8 @@ A model of transformers whose config says `use_cache`, as it does by default, is
 
 from dataclasses import replace
 
-from planner.graph.operator_graph import Operator, OperatorGraph, ValueRef, substitute
-from planner.graph.unread import without_unread
+from planner.graph.operator_graph import Operator, OperatorGraph, ValueRef
+from planner.graph.unread import rewired, without_unread
 
 _CAT = "aten.cat.default"
 _NOTHING = (0,)
@@ -24,11 +24,7 @@ def without_empty_joins(graph: OperatorGraph) -> OperatorGraph:
     operators: list[Operator] = []
     dropped: set[str] = set()
     for op in graph.operators:
-        known = replace(
-            op,
-            arguments=tuple(substitute(argument, names) for argument in op.arguments),
-            keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
-        )
+        known = op.reading(names)
         kept = _kept(graph, known)
         if kept is None:
             operators.append(known)
@@ -42,9 +38,7 @@ def without_empty_joins(graph: OperatorGraph) -> OperatorGraph:
             names[result] = kept[0].name
     if not dropped:
         return graph
-    updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
-    changed = replace(graph, operators=tuple(operators), updates=updates, loss=names.get(graph.loss, graph.loss))
-    left = without_unread(changed, dropped)
+    left = without_unread(rewired(graph, operators, names), dropped)
     unread = frozenset(name for name in graph.constants if name in graph.consumers and name not in left.consumers)
     return replace(
         left,

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,16 @@ class Operator:
     def __post_init__(self) -> None:
         found = references((*self.arguments, *(value for _, value in self.keywords)))
         object.__setattr__(self, "operands", tuple(reference.name for reference in found))
+
+    def reading(self, names: Mapping[str, str]) -> "Operator":
+        """The same of other values: each that is in `names` is called as it says."""
+        if names.keys().isdisjoint(self.operands):
+            return self
+        return replace(
+            self,
+            arguments=tuple(substitute(argument, names) for argument in self.arguments),
+            keywords=tuple((key, substitute(value, names)) for key, value in self.keywords),
+        )
 
     @property
     def at(self) -> str:

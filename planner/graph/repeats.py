@@ -142,7 +142,7 @@ def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
     for op in graph.operators:
         operators.extend((op,) if op.op != _CALL else expansion.copies.get(str(op.arguments[1]), ()))
     names = {name: _final(name, expansion.stand_for) for name in expansion.stand_for}
-    operators = [_substituted(op, names) for op in operators]
+    operators = [op.reading(names) for op in operators]
     made = {*graph.inputs, *graph.parameter_names, *graph.buffers, *(r for op in operators for r in op.results if r)}
     types = {name: tensor for name, tensor in expansion.types.items() if name in made}
     if any(name not in made for op in operators for name in op.operands):
@@ -160,14 +160,6 @@ def _final(name: str, stand_for: Mapping[str, str]) -> str:
     while name in stand_for:
         name = stand_for[name]
     return name
-
-
-def _substituted(op: Operator, names: Mapping[str, str]) -> Operator:
-    return replace(
-        op,
-        arguments=tuple(substitute(argument, names) for argument in op.arguments),
-        keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
-    )
 
 
 class _Expansion:
@@ -234,7 +226,7 @@ class _Expansion:
                     self.types[names[name]] = self._graph.types[name]
         self.copies[f"repeat {path}"] = [
             replace(
-                _substituted(op, names),
+                op.reading(names),
                 name=f"{op.name}@{path}",
                 results=tuple(None if r is None else names[r] for r in op.results),
                 module=f"{path}{op.module[len(first) :]}" if f"{op.module}.".startswith(f"{first}.") else op.module,

@@ -1,9 +1,16 @@
 """What a rewritten graph no longer reads."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from planner.graph.operator_graph import Operator, OperatorGraph
+
+
+def rewired(graph: OperatorGraph, operators: Iterable[Operator], names: Mapping[str, str]) -> OperatorGraph:
+    """`graph` with these operators in place of its own. What is gone is called as `names` says in updates and the
+    loss."""
+    updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
+    return replace(graph, operators=tuple(operators), updates=updates, loss=names.get(graph.loss, graph.loss))
 
 
 def without_unread(graph: OperatorGraph, names: Iterable[str]) -> OperatorGraph:

@@ -134,7 +134,7 @@ class Cutter:
             crossing=self._crossing() if self.like is None else self.like.crossing,
             handed=self._handed() if self.like is None else self.like.handed,
             ending=self._ending() if self.like is None else self.like.ending,
-            tied=self._tied(),
+            tied=self._tied() if self.like is None else self.like.tied,
         )
 
     def _whole(self) -> Chain:
@@ -315,13 +315,14 @@ class Cutter:
         """Seconds per micro-batch and per step that a rank with both ends is spared of what they take: one of two
         updates of each parameter that both have, and the sums of its gradient."""
         part = step = self._nothing()
-        for parameter in self.tables.parameters if self.stages > 1 else ():
+        for name in [key for key in self.boundary if isinstance(key, str)] if self.stages > 1 else ():
             ends = (Share(blocks=0, first=first, last=not first) for first in (True, False))
-            if parameter.name in self.boundary and all(self.counted(parameter.name, end, used=False) for end in ends):
+            if all(self.counted(name, end, used=False) for end in ends):
+                parameter = self._parameter(name)
                 prices = parameter.prices
-                part = part + self._along(parameter.name, prices.accumulation + prices.fetches)
+                part = part + self._along(name, prices.accumulation + prices.fetches)
                 own = prices.synchronisation + prices.update + prices.gather + prices.offload + prices.weight_store
-                step = step + self._along(parameter.name, own + 2 * self.tied(parameter))
+                step = step + self._along(name, own + 2 * self.tied(parameter))
         return self._of_states(part), self._of_states(step)
 
     def _links(self, one: int, other: int) -> tuple[Group, ...]:

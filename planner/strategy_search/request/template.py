@@ -25,7 +25,7 @@ from typing import Literal
 from hardware_profiles import PYTORCH, Bytes, Software
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, operand_sources
 from planner.graph.kinds import lanes
-from planner.graph.operator_graph import Operator, OperatorGraph, substitute
+from planner.graph.operator_graph import OperatorGraph
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.pricing.bucket_size import total_gradients
 from planner.pricing.kept_shares import kept_shares
@@ -318,9 +318,10 @@ class _Folding:
         operators = list(graph.operators[: blocks.start])
         for kind, first in enumerate(blocks.firsts):
             inside = graph.operators[blocks.borders[first] : blocks.borders[first + 1]]
-            operators += [_renamed(op, self._entering(first) if kind else {}) for op in inside]
+            entering = self._entering(first) if kind else {}
+            operators += [op.reading(entering) for op in inside]
         last = self._twins_of(blocks.count - 1)
-        operators += [_renamed(op, last) for op in graph.operators[blocks.stop :]]
+        operators += [op.reading(last) for op in graph.operators[blocks.stop :]]
         used = {name for op in operators for name in (*op.operands, *(r for r in op.results if r is not None))}
         return replace(
             graph,
@@ -396,14 +397,6 @@ class _Folding:
                         )
                     )
         return tuple(edges)
-
-
-def _renamed(op: Operator, names: Mapping[str, str]) -> Operator:
-    return replace(
-        op,
-        arguments=tuple(substitute(a, names) for a in op.arguments),
-        keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
-    )
 
 
 def _with_liveness(template: Template, names: Mapping[str, str]) -> Template:

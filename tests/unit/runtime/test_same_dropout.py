@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from runtime.ops.randomness import Draw, dropping
 from runtime.step.same_dropout import SameDropout
@@ -28,6 +29,22 @@ class Drops(nn.Module):
 
 
 X = torch.randn(4, 8, 8)
+
+
+def planned_loss(module: nn.Module, graph: OperatorGraph, x: tuple[torch.Tensor, ...]) -> float:
+    """The loss of four samples by a plan for one process, with the seed 2."""
+    plan = plans.make_plan(
+        "drops",
+        plans.mesh_of(1),
+        lambda name, rule, mesh: (None,),
+        plans.store_zero1,
+        lambda name, shape, mesh: (plans.REPLICATE,),
+        graph=graph,
+        samples=4,
+    )
+    cpu = torch.device("cpu")
+    step = parallelize(module, plan, example=x, traced=graph, device=cpu, seed=2, check_layouts=False)
+    return float(step.accumulate(*x))
 
 
 def test_the_same_calls_drop_the_same_and_others_something_else() -> None:
@@ -54,19 +71,7 @@ def test_channels_with_and_without_samples(function: Callable[..., torch.Tensor]
 
     x = (torch.ones(4, 8, 4, 4)[(0,) * (4 - dims)],)
     graph = trace(Channels(), x)
-    plan = plans.make_plan(
-        "channels",
-        plans.mesh_of(1),
-        lambda name, rule, mesh: (None,),
-        plans.store_zero1,
-        lambda name, shape, mesh: (plans.REPLICATE,),
-        graph=graph,
-        samples=4,
-    )
-    step = parallelize(
-        Channels(), plan, example=x, traced=graph, device=torch.device("cpu"), seed=2, check_layouts=False
-    )
-    found = float(step.accumulate(*x))
+    found = planned_loss(Channels(), graph, x)
     with SameDropout(dropping(graph), Draw(seed=2)):
         assert float(Channels()(*x).detach()) == found
 
@@ -93,19 +98,7 @@ def test_multihead_attention_drops_what_its_graph_drops(weights: bool) -> None:
     x = torch.randn(4, 6, 8)
     graph = trace(module, (x,))
     assert len(dropping(graph)) == 5
-    plan = plans.make_plan(
-        "attends",
-        plans.mesh_of(1),
-        lambda name, rule, mesh: (None,),
-        plans.store_zero1,
-        lambda name, shape, mesh: (plans.REPLICATE,),
-        graph=graph,
-        samples=4,
-    )
-    step = parallelize(
-        module, plan, example=(x,), traced=graph, device=torch.device("cpu"), seed=2, check_layouts=False
-    )
-    found = float(step.accumulate(x))
+    found = planned_loss(module, graph, (x,))
     torch.manual_seed(0)
     plain = Attends(weights=weights)
     with SameDropout(dropping(graph), Draw(seed=2)):
