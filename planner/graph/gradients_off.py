@@ -95,7 +95,7 @@ def _entering(kind: Any, regions: list[bool], on: Callable[[Any], bool]) -> Iter
 def _refusing_calls() -> Iterator[None]:
     """Refuse `torch.set_grad_enabled(..)` of a model outside of `with`, which ends nowhere."""
     begin, enter = torch.set_grad_enabled.__init__, torch.set_grad_enabled.__enter__
-    begun: dict[int, str] = {}
+    begun: dict[int, tuple[object, str]] = {}  # by identity, with what has it
     own = threading.get_ident()
 
     def beginning(region: Any, mode: bool) -> None:
@@ -104,7 +104,7 @@ def _refusing_calls() -> Iterator[None]:
             begin(region, mode)
             return
         region.prev, region.mode = torch.is_grad_enabled(), mode
-        begun[id(region)] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        begun[id(region)] = region, f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
     def entering(region: Any) -> None:
         begun.pop(id(region), None)
@@ -115,7 +115,7 @@ def _refusing_calls() -> Iterator[None]:
         patch.object(torch.set_grad_enabled, "__enter__", entering),
     ):
         yield
-    for at in begun.values():
+    for _, at in begun.values():
         raise ModelError(
             f"torch.set_grad_enabled is called at {at} without `with`, and no plan says where that ends; write"
             " `with torch.no_grad():`, or detach() what has no gradient"
