@@ -10,13 +10,13 @@ from planner.cli.options import Options, flag
 from planner.cli.texts import say
 from planner.cli.values import (
     batch_multiple_of,
+    memory_limit,
     padding_of,
     parse_buckets,
     parse_chunks,
     parse_count,
     parse_expert_overlap,
     parse_margin,
-    parse_memory,
     parse_mesh,
     parse_pads,
     parse_percent,
@@ -124,7 +124,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     cluster = machine_from(options.profile, levels=options.cluster, software=software, devices=options.device_count)
     if options.memory_margin is not None:
         cluster = with_memory_margin(cluster, parse_margin(options.memory_margin))
-    limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
+    limit = None if options.memory_limit is None else memory_limit(options.memory_limit, cluster)
     sources = _sources(options.shard_from or ())
     update = update_of(options)
     precision, fp8 = chosen(

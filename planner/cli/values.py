@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hardware_profiles.units import GIB, KIB, MIB
+from planner.cli.texts import say
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
+    from hardware_profiles import Machine
     from planner.sharding.update import Buckets
     from planner.strategy_search.request.request import Padding, Placing, Shard
 
@@ -29,14 +31,33 @@ def parse_mesh(text: str) -> tuple[int, ...]:
 
 
 def parse_memory(text: str, option: str = "--memory-limit") -> float:
-    """Bytes of 64GiB, 64 (GiB too), 512MiB or 64GB."""
+    """Bytes of 64GiB, 64 (GiB too, which a note says), 512MiB or 64GB."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     if found is None or found[2] not in _BYTES:
         raise RequestError(f"{option} '{text}' is not a size; write it as in 64GiB, 512MiB or 64GB")
     size = float(found[1]) * _BYTES[found[2]]
     if not 0 < size < math.inf:
         raise RequestError(f"{option} '{text}' leaves no memory; write a size above 0, as in 64GiB")
+    if not found[2]:
+        say(f"note: {option} {text} is {found[1]} GiB", err=True)
     return size
+
+
+def memory_limit(text: str, machine: "Machine") -> float:
+    """Bytes of --memory-limit. One above the memory of every device limits nothing, which a note says.
+
+    Raises RequestError where such a number has no unit: GiB are not what was meant.
+    """
+    from hardware_profiles import MixedCluster
+
+    groups = machine.groups if isinstance(machine, MixedCluster) else (machine,)
+    limit, most = parse_memory(text), max(group.device.installed or group.device.memory for group in groups)
+    if limit > most:
+        have = f"devices of {machine.name} have {most / GIB:.4g} GiB at most"
+        if text.strip()[-1].isdigit():
+            raise RequestError(f"--memory-limit {text}: {have}; write the unit that is meant, as in {text.strip()}MiB")
+        say(f"note: --memory-limit {text} limits nothing: {have}", err=True)
+    return limit
 
 
 def parse_margin(text: str) -> float:

@@ -2,7 +2,7 @@
 
 import math
 
-from costmodels import peak_memory, planned_memory
+from costmodels import peak_memory, planned_memory, reserved_memory
 from hardware_profiles import Cluster, MixedCluster
 from planner.errors import InfeasibleError
 from planner.strategy_search.engine.outcome import Outcome
@@ -40,12 +40,14 @@ def nothing_fits(
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device, group.software))
     memory = planned_memory(device, group.software)
-    there = "there are"
+    there, reserved = "there are", reserved_memory(device, group.software)
     if request.memory_limit is not None and request.memory_limit <= memory:
         memory = request.memory_limit
+        if memory <= reserved:
+            there = f"of the memory limit: a device reserves {_size(reserved)}, before it holds anything of a model"
     elif memory < device.memory:
         margin = device.memory / memory - 1
-        there = f"a margin of {margin:.1%} for its error leaves of {_gib(device.memory)} (--memory-margin)"
+        there = f"a margin of {margin:.1%} for its error leaves of {_size(device.memory)} (--memory-margin)"
     where = _rank_words(*fullest) + (f" ({group.name})" if isinstance(request.cluster, MixedCluster) else "")
     if not memory < needed < math.inf:
         return InfeasibleError(
@@ -54,8 +56,8 @@ def nothing_fits(
         )
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
-        f"leanest plan looked at needs {_gib(needed)} per device{where}, {_gib(needed - memory)} more"
-        f" than the {_gib(memory)} {there}",
+        f"leanest plan looked at needs {_size(needed)} per device{where}, {_size(needed - memory)} more"
+        f" than the {_size(memory)} {there}",
         needed=needed,
         missing=needed - memory,
     )
@@ -65,6 +67,10 @@ def _rank_words(rank: int, ranks: int) -> str:
     return f" at pipeline rank {rank} of {ranks}" if ranks > 1 else ""
 
 
-def _gib(nbytes: float) -> str:
-    """GiB, with as many digits as small numbers need."""
-    return f"{nbytes / 2**30:.{1 if nbytes >= 2**30 else 3}f} GiB"
+def _size(nbytes: float) -> str:
+    """GiB, with as many digits as small numbers need; smaller units where these would be none."""
+    if nbytes >= 2**30:
+        return f"{nbytes / 2**30:.1f} GiB"
+    if nbytes >= 2**20:
+        return f"{nbytes / 2**30:.3f} GiB"
+    return f"{nbytes / 2**10:.1f} KiB" if nbytes >= 2**10 else f"{nbytes:.0f} bytes"
