@@ -18,6 +18,7 @@ from planner.plan.refusing import refuse_plan
 from planner.plan.samples import parts_fault
 from planner.sharding.discover.content import RuleContent
 from planner.sharding.mesh import ORDERS
+from planner.sharding.update import MOST_BUCKET
 
 LARGEST = 2**31  # of any count in a plan
 Chunks = Annotated[int, Field(ge=1, le=MOST_CHUNKS)]
@@ -60,7 +61,7 @@ class TrainingSection(_Strict):
     master_weights: bool = True
     clip_norm: float | None = None
     broadcast: bool = False
-    buckets: str | Count | list[Count] | dict[str, Index] = "none"
+    buckets: str | Annotated[int, Field(ge=1, le=MOST_BUCKET)] | list[Count] | dict[str, Index] = "none"
     gathers: str = "each"
     zero_by: str = "slices"
     local_parameters: list[str] = []

@@ -77,11 +77,12 @@ def room_of(size: int) -> float:
 def flat_bytes(graph: OperatorGraph, update: Update) -> float:
     """The most that buckets on their way can take: what a search sets aside.
 
-    A bucket that ends at a size is no larger. One that the user composed is at most all that can be in it, uncut. For
-    those that are left to the search nothing is set aside: it sizes them by the room that its plans leave.
+    A bucket that ends at a size is no larger, and has all gradients at most. One that the user composed is at most all
+    that can be in it, uncut. For those that are left to the search nothing is set aside: it sizes them by the room that
+    its plans leave.
     """
     if update.bucket_size:
-        return room_of(update.bucket_size)
+        return room_of(min(update.bucket_size, int(total_gradients(graph, update))))
     sums: Counter[object] = Counter()
     for name, position in trainable_positions(graph).items():
         place = bucket_place(name, update.buckets, position)

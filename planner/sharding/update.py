@@ -159,6 +159,9 @@ class Update:
         return bool(self.local_parameters) and any(matches(name, pattern) for pattern in self.local_parameters)
 
 
+MOST_BUCKET = 2**50
+"""Bytes of a bucket: more than the gradients of any model."""
+
 PLAIN = Update(buckets=NO_BUCKETS)
 """What a plan means that says nothing."""
 
@@ -237,7 +240,7 @@ def _buckets_fault(buckets: Buckets) -> str | None:
         known = (NO_BUCKETS, AUTO_BUCKETS)
         return None if buckets in known else f"'{buckets}' is not one of {', '.join(known)}, nor a size or a list"
     if isinstance(buckets, int):
-        return None if buckets > 0 else f"{buckets} bytes; a bucket has 1 or more"
+        return None if 0 < buckets <= MOST_BUCKET else f"{buckets} bytes; a bucket has 1 to {MOST_BUCKET:,}"
     if not buckets:
         return "the list is empty; write none to send each parameter by itself"
     splits = split_positions(buckets)

@@ -1,13 +1,16 @@
 """Gradients that are reduced under the last backward pass: what the bound is about, and how large buckets become."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 import planner
 from hardware_profiles import load_profile
+from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.file import load_plan, save_plan
 from planner.plan.layout import per_step_communication
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
 from planner.plan.prediction.predict import predict
@@ -15,12 +18,14 @@ from planner.plan.prediction.step import REDUCED_AHEAD
 from planner.pricing.bucket_size import auto_bucket
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.mesh import build_mesh
+from planner.sharding.update import MOST_BUCKET
 from planner.strategy_search.engine import bucket_sizes
 from planner.strategy_search.engine.bucket_sizes import in_faster_buckets
 from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
+from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of, with_own_network
 
 CPU = with_own_network(load_profile("cpu"))
@@ -152,6 +157,21 @@ def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
 
 
 @pytest.mark.slow
+def test_a_bucket_takes_no_more_memory_than_all_gradients(tmp_path: Path) -> None:
+    """Nor is there a size with which a plan that was found cannot be read."""
+    size = MOST_BUCKET
+    plan = found(size, devices=2).plan
+    assert plan.training.update.buckets == size
+    assert plan.prediction.peak_bytes < 2**31
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").training.update.buckets == size
+
+
+def test_a_bucket_that_nothing_fills_is_refused() -> None:
+    with refused(RequestError, "buckets", MOST_BUCKET + 1):
+        found(MOST_BUCKET + 1)
+
+
 @pytest.mark.exhaustive
 def test_a_small_model_pays_for_the_one_message_that_it_sends() -> None:
     """All its gradients fill a hundredth of the bucket that the links ask for."""
