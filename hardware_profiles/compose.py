@@ -14,7 +14,6 @@ of a mesh of direct links whose count changes, because it is the number of a dev
 """
 
 import difflib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from dataclasses import dataclass, replace
 from hardware_profiles.cluster import Cluster, Fact
 from hardware_profiles.errors import TopologyError
 from hardware_profiles.load import load_profile
-from hardware_profiles.network import Level
+from hardware_profiles.network import RATES, Level, is_rate
 from hardware_profiles.units import GB, BytesPerSecond
 
 _FORM = "write NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION for every level, innermost first, as in node=8@300,cluster@25/2"
@@ -198,8 +197,9 @@ def _resized(profile: str, level: Level, fan_out: int | None, bandwidth: BytesPe
 def _with_levels(base: Cluster, levels: tuple[Level, ...], origins: Sequence[int]) -> Cluster:
     """The cluster with those levels, each made from the level of `base` that `origins` names."""
     for level in levels:
-        if not 0 < level.bandwidth < math.inf:
-            raise TopologyError(f"level {level.name} has a bandwidth of {level.bandwidth / GB:g} GB/s; it is above 0")
+        if not (is_rate(level.bandwidth) and is_rate(level.bandwidth / max(1.0, level.oversubscription))):
+            over = f" / {level.oversubscription:g}" if level.oversubscription != 1 else ""
+            raise TopologyError(f"level {level.name} has a bandwidth of {level.bandwidth / GB:g}{over} GB/s; {RATES}")
     if levels == base.levels:
         return replace(base, devices=levels[0].fan_out or 1)
     told = ["/" in base.composition or base.levels[origin].oversubscription != 1 for origin in origins]

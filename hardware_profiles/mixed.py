@@ -25,7 +25,7 @@ from hardware_profiles.compose import compose
 from hardware_profiles.device import DeviceType
 from hardware_profiles.errors import TopologyError
 from hardware_profiles.load import load_profile
-from hardware_profiles.network import Group, Span
+from hardware_profiles.network import RATES, Group, Span, is_rate
 from hardware_profiles.software import Software
 from hardware_profiles.units import GB, BytesPerSecond
 
@@ -243,8 +243,8 @@ def _span(cluster: Cluster, bandwidth: BytesPerSecond | None, count: int) -> Spa
 def _check(groups: tuple[Cluster, ...], bandwidth: BytesPerSecond | None) -> None:
     if len(groups) < 2:
         raise TopologyError("a machine of several kinds of devices has two groups or more; for one, name its profile")
-    if bandwidth is not None and not 0 < bandwidth < math.inf:
-        raise TopologyError(f"between@{bandwidth / GB:g}: the bandwidth between groups is above 0 GB/s")
+    if bandwidth is not None and not is_rate(bandwidth):
+        raise TopologyError(f"between@{bandwidth / GB:g}: a bandwidth between groups in GB/s; {RATES}")
     kinds = {one.device.device_type: one.name for one in groups}
     if len(kinds) > 1:
         (one, first), (other, second) = list(kinds.items())[:2]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hardware_profiles.digests import OPTIONAL_IN_DIGEST
 from hardware_profiles.errors import TopologyError
-from hardware_profiles.units import BytesPerSecond, Seconds
+from hardware_profiles.units import GB, BytesPerSecond, Seconds
 
 NetworkKind = Literal["switch", "mesh"]
 Serves = Literal["all", "rings", "peers"]
@@ -29,6 +29,18 @@ class Protocol:
     efficiency: float
     own: float = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
     serves: Serves = field(default="all", metadata=OPTIONAL_IN_DIGEST)
+
+
+_LEAST, _MOST = 1e3, 1e15
+"""Bytes/s of networks, per device and direction: a modem is faster, and no memory is. What is beyond is a slip
+of the unit."""
+
+RATES = f"links carry {_LEAST / GB:g} to {_MOST / GB:,.0f} GB/s per device and direction"
+
+
+def is_rate(bandwidth: BytesPerSecond) -> bool:
+    """Whether a bandwidth that somebody states is one that links have; not where it is NaN."""
+    return _LEAST <= bandwidth <= _MOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

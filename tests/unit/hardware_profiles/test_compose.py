@@ -66,7 +66,7 @@ def test_naming_the_levels_as_they_are_is_the_profile_itself() -> None:
         ("node=8@fast", ("'node=8@fast'", "NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION")),
         ("node=-8", ("'node=-8'", "NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION")),
         ("node=1,cluster", ("node=1", 2)),
-        ("node@0,cluster", ("node", 0, 0)),
+        ("node@0,cluster", ("node", 0, "1,000,000")),
         ("node,cluster/0.5", ("cluster", 0.5, 1)),
         ("node,node", ("node, node",)),
         ("nodes=8,cluster", ("h100-80gb", "nodes", "node")),
@@ -121,8 +121,10 @@ def test_published_networks() -> None:
     ("network", "facts"),
     [
         ({"bandwidth": {"rack": 1e9}}, ("h100-80gb", "rack", "node, cluster")),
-        ({"bandwidth": {"node": 0.0}}, ("node", 0, 0)),
-        ({"bandwidth": {"node": float("nan")}}, ("node", "nan", 0)),
+        ({"bandwidth": {"node": 0.0}}, ("node", 0, "1e-06", "1,000,000")),
+        ({"bandwidth": {"node": float("nan")}}, ("node", "nan", "1e-06")),
+        ({"bandwidth": {"node": 450.0}}, ("node", "4.5e-07", "1e-06")),  # GB/s where bytes/s are meant
+        ({"bandwidth": {"cluster": 50e18}}, ("cluster", "5e+10", "1,000,000")),
         ({"devices_per_node": 0}, ("devices_per_node", 0, 1)),
     ],
 )
@@ -139,6 +141,12 @@ def test_numbers_that_were_asked_for_say_so_and_others_keep_their_source() -> No
     assert facts["level.2.bandwidth_gb_per_s"].source == "asked for: node=8@450,rack=4@50,cluster@25"
     assert facts["level.2.protocol.0.setup_us"].value == facts["level.1.protocol.0.setup_us"].value
     assert len(facts) == len(compose(H100, "node,rack=4,cluster@25").facts)
+
+
+@pytest.mark.parametrize("levels", ["node=8@1e30,cluster", "node=8,cluster@1e-30", "node=8,cluster@50/1e12"])
+def test_a_rate_that_no_link_has_is_refused(levels: str) -> None:
+    with refused(TopologyError, "GB/s", "1,000,000"):
+        compose(H100, levels)
 
 
 BANDWIDTHS = st.none() | st.floats(1e6, 1e13)
