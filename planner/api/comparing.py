@@ -264,6 +264,8 @@ def capacity(
     """
     options_of("capacity", options, search, trace)
     number("days", days, least=0, whole=False)
+    if not days > 0:
+        raise RequestError(f"days = {days}: nothing is trained in no time; give more than 0")
     _check_tokens(tokens)
     node = parts_of(machine_given(hardware))[0].devices_per_node or 8
     sizes = sorted({node * times * 2**k for times in (1, 3) for k in range(24) if node * times * 2**k <= most})
@@ -363,15 +365,22 @@ def _prices(price: object, names: Sequence[str]) -> dict[str, float]:
         if name not in known:
             raise RequestError(f"price of {name}: that hardware is not compared; it is {', '.join(sorted(known))}")
         number(f"price of {name}", value, least=0, whole=False)
+        _check_finite(f"price of {name}", value)
     return {name: float(value) for name, value in given.items() if isinstance(value, int | float)}
 
 
 def _losses(failures: float, checkpoint: float, restart: float) -> Goodput:
     for name, value in (("failures", failures), ("checkpoint_seconds", checkpoint), ("restart_seconds", restart)):
         number(name, value, least=0, whole=False)
+        _check_finite(name, value)
     if failures == 0 and (checkpoint or restart):
         raise RequestError("checkpoint_seconds and restart_seconds count with failures per device-day only: failures")
     return Goodput(failures_per_device_day=failures, checkpoint=checkpoint, restart=restart)
+
+
+def _check_finite(name: str, value: object) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"{name} = {value}: give a finite number")
 
 
 def _check_tokens(tokens: float | None) -> None:

@@ -1,6 +1,7 @@
 """Cases side by side, and how many devices are enough."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_prices_are_read() -> None:
     for text in ("h100=", "h100", "1,2", "h100=1,2", ""):
         with refused(RequestError, "--price", "h100=2.5,b200=5"):
             parse_prices(text)
+    for text, value in (("-3", "-3"), ("h100=1,b200=nan", "nan"), ("inf", "inf")):
+        with refused(RequestError, "--price", f"{value} is no price"):
+            parse_prices(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"days": 0.0}, ("days", 0.0)),
+        ({"days": 1.0, "failures": math.inf}, ("failures", "inf")),
+        ({"days": 1.0, "failures": 1.0, "restart_seconds": math.inf}, ("restart_seconds", "inf")),
+        ({"days": 1.0, "price": math.inf}, ("price of h100-80gb", "inf")),
+    ],
+)
+def test_numbers_that_no_training_has_are_refused(options: dict[str, float], facts: tuple[object, ...]) -> None:
+    with refused(RequestError, *facts):
+        planner.capacity("llama-tiny", "h100", tokens=1e9, **options)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 devices it asks for."""
 
 import csv
+import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -183,6 +184,9 @@ def parse_prices(text: str) -> float | dict[str, float]:
         values = {}
     if not values or len(values) < len(parts) or (len(values) > 1 and "" in values):
         raise RequestError(f"--price {text}: write a number, or one for each hardware, as in h100=2.5,b200=5")
+    for value in values.values():
+        if not 0 <= value < math.inf:
+            raise RequestError(f"--price {text}: {value:g} is no price; give money per device-hour, 0 or more")
     one = values.get("")
     return values if one is None else one
 
