@@ -48,6 +48,12 @@ LARGEST: Mapping[str, int] = {
 }  # fmt: skip
 """Beyond every run that was published: a row with more is not evaluated, which might never end."""
 
+MEASURED: Mapping[str, tuple[float, float]] = {
+    "iter_time_s": (1e-4, 1e5), "tokens_per_s_per_device": (1e-2, 1e8), "peak_mem_GB": (1e-3, 1e4),
+}  # fmt: skip
+"""Likewise the least and the most that was measured of a run: what is beyond is a slip of the unit, whose error would
+be that of all rows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -129,6 +135,13 @@ def _check_sizes(row: Row) -> None:
     for column, largest in LARGEST.items():
         if (row.integer(column, least=0) or 0) > largest:
             raise UnsupportedError(f"{column} is {row.text(column):.40}; runs with {largest} at most are evaluated")
+    measured = {column: (row.quantity(column), row.text(column)) for column in MEASURED}
+    if measured["iter_time_s"][0] is None and (rated := row.seconds_by_rate) is not None:
+        measured["iter_time_s"] = rated, f"{rated:.4g} by tokens_per_s_per_device"
+    for column, (least, most) in MEASURED.items():
+        value, text = measured[column]
+        if value is not None and not least <= value <= most:
+            raise UnsupportedError(f"{column} is {text:.40}; runs with {least:g} to {most:g} are evaluated")
     stages = (row.integer("pp") or 1) * (row.integer("vpp") or 1)
     passes = (
         stages * (row.integer("global_batch") or 1) // ((row.integer("micro_batch") or 1) * (row.integer("dp") or 1))

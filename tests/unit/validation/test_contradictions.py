@@ -29,8 +29,33 @@ def test_a_row_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[
 
 
 @pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"iter_time_s": "1e30"}, "iter_time_s is 1e30; runs with 0.0001 to 100000 are evaluated"),
+        ({"iter_time_s": "1e-30"}, "iter_time_s is 1e-30"),
+        ({"iter_time_s": "", "tokens_per_s_per_device": "1e30"}, "iter_time_s is 1.024e-27 by tokens_per_s_per_device"),
+        (
+            {"iter_time_s": "", "tokens_per_s_per_device": "1e-30"},
+            r"iter_time_s is 1.024e\+33 by tokens_per_s_per_device",
+        ),
+        (
+            {"iter_time_s": "", "tokens_per_s_per_device": "0.009", "seq_len": "2", "global_batch": "16"},
+            "tokens_per_s_per_device is 0.009; runs with 0.01 to",
+        ),
+        ({"peak_mem_GB": "1e-30"}, "peak_mem_GB is 1e-30; runs with 0.001 to 10000 are evaluated"),
+        ({"peak_mem_GB": "4e9"}, "peak_mem_GB is 4e9"),
+    ],
+)
+def test_what_no_run_measures_is_refused(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run_of(one(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
     "changes",
     [
+        {"iter_time_s": "100000"},
+        {"peak_mem_GB": "0.001"},
         {"device": "A100 (SXM; memory size not stated)"},
         {"device": "A100-SXM-80GB (HBM2e 2.0TB/s)"},
         {"device": "A100, 600GB/s NVLink"},
