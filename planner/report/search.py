@@ -27,6 +27,9 @@ _SAME = 5e-4
 _LEAST_SHOWN = 1e-4
 """Smaller gaps are not told apart."""
 
+_NONE = 1e-9
+"""A gap of rounding alone."""
+
 
 def proof_text(status: str, gap: float, where: str, assumed: Sequence[str] = ()) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most; and how
@@ -34,6 +37,8 @@ def proof_text(status: str, gap: float, where: str, assumed: Sequence[str] = ())
     compared = "".join(f", {_ASSUMED[one]}" for one in assumed)
     if status == "optimal":
         return f"Proved optimal: no plan {where} is faster{compared}"
+    if gap <= _NONE:  # of that space; the plan itself need not be
+        return f"No plan {where} is faster{compared}"
     return f"No plan {where} is more than {_rounded_up(gap)} faster{compared}"
 
 

@@ -143,6 +143,7 @@ def test_no_time_at_all(plan: Any) -> None:
         ("feasible", 0.0049, "No plan in the space is more than 0.5% faster"),
         ("feasible", 0.13201, "No plan in the space is more than 13.3% faster"),
         ("feasible", 0.0004, "No plan in the space is more than 0.04% faster"),
+        ("feasible", 0.0, "No plan in the space is faster"),
         ("feasible", 1e-7, "No plan in the space is more than 0.01% faster"),
     ],
 )
