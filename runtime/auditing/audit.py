@@ -217,13 +217,14 @@ def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
 
 
 def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> tuple[Collectives, ...]:
+    """Predicted and emitted, message by message; predicted sizes are products of shares, and here whole bytes."""
     predicted: Counter[Key] = Counter()
     for sent, times in charges.items():
-        message = sent.message
+        message, nbytes = sent.message, float(round(sent.message.nbytes))
         between = message.kind == "send_recv" and message.axis is None
         phase: Phase = "forward" if between else sent.phase  # no operator runs meanwhile
         steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches * bound.plan.slices
-        predicted[phase, sent.owner, message.kind, message.axis, message.nbytes] += times * steps
+        predicted[phase, sent.owner, message.kind, message.axis, nbytes] += times * steps
     return tuple(
         Collectives(
             phase=phase,

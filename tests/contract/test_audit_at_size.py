@@ -59,6 +59,9 @@ BUCKETS = Update(clip_norm=1.0, buckets="auto")
 SUMMED = Update(gradient_dtype="fp32", buckets=25_000_000)
 WIDE = Update(buckets="none", gradient_dtype="fp32")
 CASES = (
+    case("dlrm-kaggle", 8, CLIPPED, data=8, zero=1, micro_batches=2),
+    case("gpt3-6.7b", 32, CLIPPED, tensor=4, data=8, zero=3, sequence_parallel=True),
+    case("wide-deep", 64, data=64, zero=3, micro_batches=2),
     case("llama8b", 1024, tensor=8, data=128, zero=3, sequence_parallel=True, micro_batches=2),
     case("llama8b", 8, data=8, zero=3, recompute="full", micro_batches=4),
     case("llama8b", 16, CLIPPED, pipeline=2, tensor=8, recompute="selective", micro_batches=4),
@@ -69,7 +72,6 @@ CASES = (
     case("resnet50", 16, pipeline=2, mesh=(8,), micro_batches=4),
     case("resnet50", 128, BUCKETS, "fp32", data=128),
     case("dlrm-kaggle", 16),
-    case("dlrm-kaggle", 8, CLIPPED, data=8, zero=1, micro_batches=2),
     case("wide-deep", 128, CLIPPED, zero=2),
     case("mixtral-8x7b", 32, CLIPPED, tensor=4, data=8, expert=8, whole_experts=True, zero=1, recompute="selective"),
 )
@@ -79,7 +81,6 @@ LONGER = (
     case("gpt2-large", 8, zero=1),
     case("gpt2-large", 64, SUMMED, data=16, tensor=4, zero=2, micro_batches=2),
     case("gpt2-large", 16, pipeline=2, data=8, zero=1, micro_batches=4),
-    case("gpt3-6.7b", 32, CLIPPED, tensor=4, data=8, zero=3, sequence_parallel=True),
     case("gpt3-6.7b", 64, BUCKETS, pipeline=2, tensor=4, sequence_parallel=True, zero=2, recompute="full"),
     case("gpt3-6.7b", 512, zero=1, data=64, tensor=8, micro_batch=4),
     case("vit-l16", 16),
@@ -91,7 +92,6 @@ LONGER = (
     case("dlrm-kaggle", 64, CLIPPED, data=64),
     case("dlrm-kaggle", 256, SUMMED),
     case("wide-deep", 8),
-    case("wide-deep", 64, data=64, zero=3, micro_batches=2),
     case("mixtral-8x7b", 64),
     case("mixtral-8x7b", 64, pipeline=2, expert=8, zero=1, recompute="full"),
     case("qwen3-30b-a3b", 32, expert=8, data=32, zero=3, recompute="full"),
@@ -138,7 +138,7 @@ def decisions(group: Group) -> tuple[object, ...]:
     return (group.recomputation, kept, *strategies, *stored)
 
 
-@pytest.mark.cases(0, 0)
+@pytest.mark.cases(0, 6)
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [*CASES, *rarely(LONGER)], ids=str)
 def test_what_is_predicted_is_emitted_at_full_size(given: Case) -> None:

@@ -124,7 +124,6 @@ class BackwardMemory(ForwardMemory):
                 yields = move.yields(move.back, weight=name in self.bound.parameters)
                 then = self.thens.get(at, "work") if yields else None
                 arrived = self._back(made[place], move.back, name, then=then)
-                self.account.release(made[place].storage)
                 self._add(gradients, name, arrived.storage)
             self.pending[name] -= 1
             if name in gradients and not self.pending[name]:
@@ -152,7 +151,6 @@ class BackwardMemory(ForwardMemory):
             for place, piece in made.items():
                 name = op.operator.operands[place]
                 arrived = self._back(piece, self.tensors.move(product.at, place).back, name)
-                self.account.release(piece.storage)
                 self._accumulate(name, arrived.storage)
 
     def _arrive(self, name: str, gradients: dict[str, Storage]) -> None:
@@ -168,18 +166,17 @@ class BackwardMemory(ForwardMemory):
             self.account.release(shared)
 
     def _back(self, gradient: Piece, steps: Sequence[Step], name: str, *, then: Then | None = None) -> Piece:
-        """A gradient as its maker wants it; that of a weight may be reduced in another dtype."""
+        """A gradient, which is given away, as its maker wants it; that of a weight may be reduced in another dtype."""
         tensor = self.bound.graph.types[name]
         if not steps or name not in self.bound.parameters:
-            return self._moved(gradient, steps, name, then=then)
+            return self._moved(gradient, steps, name, then=then, gives=True)
         wide = reduced(tensor, self.update)
         if wide.dtype == tensor.dtype:
-            return self._moved(gradient, steps, name, then=then)
+            return self._moved(gradient, steps, name, then=then, gives=True)
         cast = Piece(self.account.new(float(math.prod(gradient.shape) * wide.element_bytes), OTHER), gradient.shape)
-        mesh = self.bound.plan.mesh
-        arrived = moved(self.account, cast, steps, mesh, self.coordinate, wide.element_bytes, then=then)
-        self.account.release(cast.storage)
-        return arrived
+        self.account.release(gradient.storage)
+        mesh, element = self.bound.plan.mesh, wide.element_bytes
+        return moved(self.account, cast, steps, mesh, self.coordinate, element, then=then, gives=True)
 
     def _gathered_again(self, at: int) -> list[Piece]:
         places = self.tensors.saved(self.bound.operators[at])

@@ -208,9 +208,11 @@ class ChunkMemory:
         if self.held.buckets is not None:
             self.held.buckets.arrived(name)
 
-    def _moved(self, piece: Piece, steps: Sequence[Step], name: str, *, then: Then | None = None) -> Piece:
-        element = DTYPE_BYTES[self.bound.graph.types[name].dtype]
-        return moved(self.account, piece, steps, self.bound.plan.mesh, self.coordinate, element, then=then)
+    def _moved(
+        self, piece: Piece, steps: Sequence[Step], name: str, *, then: Then | None = None, gives: bool = False
+    ) -> Piece:
+        element, mesh = DTYPE_BYTES[self.bound.graph.types[name].dtype], self.bound.plan.mesh
+        return moved(self.account, piece, steps, mesh, self.coordinate, element, then=then, gives=gives)
 
     def _standing(self, name: str) -> Piece:
         """A parameter, a buffer or an input: memory that is there all the time."""

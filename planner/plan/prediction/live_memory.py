@@ -157,8 +157,8 @@ class Chunk(BackwardMemory):
             self.held.buckets.finish()
             for name, storage in self.held.buckets.reduced.items():
                 pieces[name] = Piece(storage, self.tensors.shape(name, self.bound.parameters[name].state))
-        for name, gradient in self.gradients.items():
-            stored, tensor = self.bound.parameters[name], graph.types[name]
+        for name in [name for name in self.bound.parameters if name in self.gradients]:
+            gradient, stored, tensor = self.gradients[name], self.bound.parameters[name], graph.types[name]
             piece = Piece(gradient, self.tensors.shape(name, stored.gradient))
             steps = redistribution(tensor.shape, mesh, stored.gradient, stored.state)
             element = summed(tensor, self.update).element_bytes

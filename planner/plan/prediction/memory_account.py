@@ -149,18 +149,19 @@ def moved(
     element: int,
     *,
     then: Then | None = None,
+    gives: bool = False,
 ) -> Piece:
     """A local tensor after the steps of a redistribution, as `runtime.comm.redistribute` makes it: the caller holds
-    what comes out, which may be the memory that went in. What takes turns lets others go on while its first collective
-    is on its way, and goes on as said `then`; None where it goes on at once."""
-    account.hold(piece.storage)
+    what comes out, which may be the memory that went in. That it still holds, too, unless it `gives` it away. What
+    takes turns lets others go on while its first collective is on its way, and goes on as said `then`; None where it
+    goes on at once."""
+    if not gives:
+        account.hold(piece.storage)
     for step in steps:
         if mesh.sizes[step.axis] > 1:
             pause = then if step.kind in COLLECTIVES else None
-            after = _step(account, piece, step, mesh.sizes[step.axis], coordinate[step.axis], element, pause)
+            piece = _step(account, piece, step, mesh.sizes[step.axis], coordinate[step.axis], element, pause)
             then = None if pause is not None else then
-            account.release(piece.storage)
-            piece = after
     if then is not None:
         account.pause(then)
     return piece
@@ -169,10 +170,11 @@ def moved(
 def _step(
     account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int, pause: Then | None
 ) -> Piece:
+    """The piece after a step, in place of this one, which is let go when the step no longer needs it."""
     shape, of = list(piece.shape), piece.storage.of
     if step.kind == "zero" and place == 0:
-        return Piece(account.hold(piece.storage), tuple(shape))
-    held: list[Storage] = []
+        return Piece(piece.storage, tuple(shape))
+    before, held = [piece.storage], list[Storage]()
 
     def tensor(extents: Sequence[int]) -> Storage:
         held.append(account.new(float(element * math.prod(extents)), of))
@@ -181,6 +183,8 @@ def _step(
     def under_way(extents: Sequence[int]) -> Storage:
         made = tensor(extents)
         if pause is not None:
+            if made is not held[0] or step.kind == "all_reduce":  # a copy of it is sent
+                account.release(before.pop())
             account.pause(pause)
         return made
 
@@ -188,7 +192,7 @@ def _step(
         whole = shape[step.dim]
         shape[step.dim] = (whole + step.padding) // size
         if (place + 1) * shape[step.dim] <= whole:
-            return Piece(account.hold(piece.storage), tuple(shape), _first(shape, step.dim))
+            return Piece(piece.storage, tuple(shape), _first(shape, step.dim))
         made = tensor(shape)
     elif step.kind == "all_gather":
         if not (piece.contiguous and _first(shape, step.dim)):
@@ -220,7 +224,7 @@ def _step(
         made = under_way(shape)
         if step.extent >= 0:
             shape[step.dim] = step.extent
-    for storage in held:
+    for storage in (*before, *held):
         if storage is not made:
             account.release(storage)
     return Piece(made, tuple(shape))
