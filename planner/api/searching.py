@@ -33,7 +33,6 @@ from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
 from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import (
     Job,
-    default_global_batch,
     given_job,
     machine_from,
     named_job,
@@ -187,7 +186,7 @@ def search(
         software: the training stack that will run the plan; PyTorch where not given.
         engine: the engine that will train, as for `--for`: the best plan that it can be told, priced by its own stack.
         seq_len: tokens of a sequence; the model's own where not given.
-        global_batch: samples of a step; 4 per device where not given.
+        global_batch: samples of a step; where not given 4 per device, 32 of images, 2,048 of clicks.
         imbalance: maximum expert load over the mean; 1 is a balanced router.
         tokens_once: devices of a node, to which a token is sent once and copied there for its experts; 1 sends it once
             to each device. Once for each expert where not given.
@@ -499,8 +498,7 @@ def _job(
     if isinstance(model, TracedModel):
         if seq_len is not None or args or kwargs or batch is not None or precision not in (None, model.job.precision):
             raise RequestError("the model is traced: say seq_len, precision and example inputs to planner.trace")
-        samples = global_batch or default_global_batch(machine.devices)
-        return replace(model.job, cluster=machine, global_batch=samples, given_batch=global_batch is not None)
+        return replace(model.job, cluster=machine, asked_batch=global_batch)
     if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
         raise RequestError("args, kwargs: give a tuple and a dict of example inputs, as the module is called")
     asked: dict[str, Any] = {

@@ -39,7 +39,7 @@ COMMON = (
     ("--devices N", "how many devices"),
     ("--hardware PROFILE", "what they are: h100 (the default), h200, b200, my.toml"),
     ("--seq-len N", "tokens of a sequence, as in 32k (default: the model's)"),
-    ("--global-batch N", "samples of a step (default: 4 per device)"),
+    ("--global-batch N", "samples of a step (default: 4 per device, 32 images)"),
     ("-o FILE", "where to write the plan"),
 )
 """The options that people use; the texts are shorter than those in `Options`."""

@@ -10,6 +10,10 @@ from typing import Any
 
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
 
+_PER_DEVICE = 2048
+"""Samples of a step on each device where nobody says: the batch of the script for Criteo Terabyte that Naumov et al.
+2019 released, on one device."""
+
 
 def _wide_deep(
     source: str, tables: tuple[int, ...], width: int, dense: int, hidden: tuple[int, ...], crossed: tuple[int, int]
@@ -20,7 +24,9 @@ def _wide_deep(
         "table_rows": tables, "table_width": width, "dense_features": dense, "hidden_sizes": hidden,
         "crossed_features": count, "crossed_rows": rows,
     }  # fmt: skip
-    return ZooEntry(family="wide-deep", dimensions=tuple(dimensions.items()), source=source)
+    return ZooEntry(
+        family="wide-deep", dimensions=tuple(dimensions.items()), source=source, samples_per_device=_PER_DEVICE
+    )
 
 
 def _dlrm(
@@ -29,7 +35,7 @@ def _dlrm(
     dimensions: dict[str, Dimension] = {
         "table_rows": tables, "table_width": width, "dense_features": dense, "bottom_sizes": bottom, "top_sizes": top,
     }  # fmt: skip
-    return ZooEntry(family="dlrm", dimensions=tuple(dimensions.items()), source=source)
+    return ZooEntry(family="dlrm", dimensions=tuple(dimensions.items()), source=source, samples_per_device=_PER_DEVICE)
 
 
 _WIDE_DEEP = "Cheng et al. 2016 (arXiv 1606.07792), figure 4 and section 4.2; numbers of fields and rows assumed"

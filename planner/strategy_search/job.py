@@ -7,7 +7,8 @@ same job everywhere:
     software        PyTorch, which is our runtime
     precision       bf16; fp32 on CPUs
     sequence        the model's own length
-    global batch    4 samples per device; where the model computes with one batch alone, the next multiple of it
+    global batch    4 samples per device, 32 of images, 2,048 of clicks (`planner.models`); where the model computes
+                    with one batch alone, the next multiple of it
 """
 
 import logging
@@ -29,6 +30,7 @@ from hardware_profiles import (
 from hardware_profiles.memory_intervals import peak_spread
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.models.entry import IMAGES_PER_DEVICE, SAMPLES_PER_DEVICE
 from planner.plan.binding.machine import computing_in
 from planner.plan.carried import Carried
 from planner.plan.graph_cache import graph_key, keep_graph, read_graph
@@ -47,11 +49,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 """What --verbose shows."""
 
+_IMAGES, _COLOURS = 4, 3  # dims of images, B C H W, and size of C
+
 PRECISION = "bf16"
 """What accelerators compute in where nobody says."""
-
-SAMPLES_PER_DEVICE = 4
-"""Of the global batch where nobody says."""
 
 Trace = Callable[["BuiltModel"], OperatorGraph]
 """Traces a built model."""
@@ -60,11 +61,6 @@ Trace = Callable[["BuiltModel"], OperatorGraph]
 def default_precision(cluster: Machine) -> str:
     """What is computed in where nobody says: bf16, on CPUs fp32."""
     return "fp32" if device_type_of(cluster) == "cpu" else PRECISION
-
-
-def default_global_batch(devices: int) -> int:
-    """Samples of a step where nobody says."""
-    return SAMPLES_PER_DEVICE * devices
 
 
 def machine_from(
@@ -122,7 +118,8 @@ class Job:
     """A traced model, whose example inputs have `batch` samples, on a machine, with nothing left open.
 
     Attributes:
-        given_batch: whether the global batch was asked for.
+        samples_per_device: of a step, where nobody says.
+        asked_batch: samples of a step that were asked for.
         only_batch: why the model computes with micro-batches of `batch` samples alone; None where it does with any.
     """
 
@@ -131,9 +128,14 @@ class Job:
     batch: int
     cluster: Machine
     precision: str
-    global_batch: int
-    given_batch: bool = False
+    samples_per_device: int = SAMPLES_PER_DEVICE
+    asked_batch: int | None = None
     only_batch: str | None = None
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.samples_per_device * self.cluster.devices if self.asked_batch is None else self.asked_batch
 
     def request(self, **asked: Any) -> SearchRequest:
         """A request for plans of this job; `asked` are other fields of `SearchRequest`. The search decides which
@@ -153,7 +155,7 @@ class Job:
         request = with_replica_count(request, self.only_batch)
         if self.only_batch is None:
             return request
-        return with_fixed_batch(request, self.only_batch, given=self.given_batch)
+        return with_fixed_batch(request, self.only_batch, given=self.asked_batch is not None)
 
 
 def named_job(
@@ -193,8 +195,8 @@ def named_job(
         batch=found.batch,
         cluster=cluster,
         precision=precision,
-        global_batch=default_global_batch(cluster.devices) if global_batch is None else global_batch,
-        given_batch=global_batch is not None,
+        samples_per_device=samples_per_device(graph, found.batch, name),
+        asked_batch=global_batch,
         only_batch=found.only_batch,
     )
 
@@ -259,10 +261,21 @@ def given_job(
         batch=batch,
         cluster=cluster,
         precision=default_precision(cluster) if precision is None else _known(precision),
-        global_batch=default_global_batch(cluster.devices) if global_batch is None else global_batch,
-        given_batch=global_batch is not None,
+        samples_per_device=samples_per_device(graph, batch),
+        asked_batch=global_batch,
         only_batch=fault,
     )
+
+
+def samples_per_device(graph: OperatorGraph, batch: int, name: str | None = None) -> int:
+    """Of a step, where nobody says: what the zoo says of a model with that name, or by what its samples are."""
+    from planner.models.zoo import is_of_zoo, zoo_entry
+
+    if name is not None and is_of_zoo(name):
+        return zoo_entry(name).samples_per_device
+    shapes = [graph.types[name].shape for name in graph.batched_inputs(batch) if graph.types[name].floating]
+    images = any(len(shape) == _IMAGES and shape[1] == _COLOURS for shape in shapes)
+    return IMAGES_PER_DEVICE if images else SAMPLES_PER_DEVICE
 
 
 def _known(precision: str) -> str:

@@ -53,7 +53,13 @@ SeqLen = Annotated[
     int | None, count(JOB, "--seq-len", "Sequence length in tokens, as in 32k (default: the model's own).", 2**31)
 ]
 GlobalBatch = Annotated[
-    int | None, count(JOB, "--global-batch", "Global batch size in samples (default: 4 per device).", 2**31)
+    int | None,
+    count(
+        JOB,
+        "--global-batch",
+        "Global batch size in samples (default: 4 per device). The default is 32 of images, and 2,048 of clicks.",
+        2**31,
+    ),
 ]
 PerReplica = Annotated[
     list[str] | None,

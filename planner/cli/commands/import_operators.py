@@ -44,7 +44,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     from planner.plan.plan import PRECISIONS
     from planner.sharding.discover import discover
     from planner.strategy_search.fixed.by_operator import ByOperator, operator_plan
-    from planner.strategy_search.job import default_precision, machine_from
+    from planner.strategy_search.job import default_precision, machine_from, samples_per_device
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
 
@@ -64,7 +64,8 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
         reading = target.read(content, prepared, blocks, given.devices)
         running = beside.running(prepared, blocks) if beside else (("none", ()),) * blocks.count
     devices = _devices(reading)
-    training = _training(reading, given, precision, None if beside is None else beside.training)
+    samples = samples_per_device(graph, built.batch, given.model) * devices
+    training = _training(reading, given, precision, samples) if beside is None else _changed(beside.training, given)
     request = SearchRequest(
         graph=graph,
         batch=built.batch,
@@ -109,22 +110,19 @@ def _devices(reading: "OperatorReading") -> int:
     return found
 
 
-def _training(reading: "OperatorReading", given: Given, precision: str, known: "Training | None") -> "Training":
-    """The training of the export; of a file alone what a search takes, in as few micro-batches as fill the pipeline."""
+def _training(reading: "OperatorReading", given: Given, precision: str, samples: int) -> "Training":
+    """The training of a file alone: what a search takes, in as few micro-batches as fill the pipeline."""
     from planner.plan.plan import Training
-    from planner.strategy_search.job import default_global_batch
 
-    if known is None:
-        known = Training(
-            global_batch=default_global_batch(_devices(reading)),
-            micro_batches=reading.pipeline,
-            precision=precision,
-            optimizer="adamw",
-        )
+    training = Training(global_batch=samples, micro_batches=reading.pipeline, precision=precision, optimizer="adamw")
+    return _changed(training, given)
+
+
+def _changed(training: "Training", given: Given) -> "Training":
     return replace(
-        known,
-        global_batch=given.global_batch or known.global_batch,
-        micro_batches=given.micro_batches or known.micro_batches,
+        training,
+        global_batch=given.global_batch or training.global_batch,
+        micro_batches=given.micro_batches or training.micro_batches,
     )
 
 

@@ -1,9 +1,10 @@
 """The same words are the same job on the command line and in Python."""
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from rich.console import Console
 
 import planner
@@ -11,7 +12,7 @@ from hardware_profiles import load_machine, load_software
 from planner.api import searching
 from planner.cli.options import Options
 from planner.cli.requesting import request_of
-from planner.strategy_search.job import default_precision, machine_from
+from planner.strategy_search.job import default_precision, given_job, machine_from
 from planner.strategy_search.request.offload import parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
@@ -30,7 +31,7 @@ class _AskedError(Exception):
     """Holds what was asked, in place of a search."""
 
 
-def asked_in_python(monkeypatch: pytest.MonkeyPatch, model: str, hardware: str, words: dict[str, Any]) -> SearchRequest:
+def asked_in_python(monkeypatch: pytest.MonkeyPatch, model: Any, hardware: str, words: dict[str, Any]) -> SearchRequest:
     def ask(request: SearchRequest, *_: object) -> None:
         raise _AskedError(request)
 
@@ -65,6 +66,42 @@ def test_what_nobody_says() -> None:
     assert (on_h100.precision, on_h100.global_batch, on_h100.cluster.devices) == ("bf16", 32, 8)
     assert on_h100.cluster.software.name == "pytorch"
     assert default_precision(load_machine("a100-80gb:8,h100-80gb:8")) == "bf16"
+
+
+class _Classifier(torch.nn.Module):
+    """Of images, B 3 H W, or of what has other numbers of channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(channels, 8, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.layer(images)).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "samples"),
+    [("gpt-tiny", 4), ("vit-tiny", 32), ("resnet-tiny+width=32", 32), ("dlrm-tiny", 2048), ("wide-deep-tiny", 2048)],
+)
+def test_the_batch_that_nobody_says_is_of_the_model(monkeypatch: pytest.MonkeyPatch, model: str, samples: int) -> None:
+    here = asked_in_python(monkeypatch, model, "h100-80gb", {"devices": 8})
+    there = asked_on_the_command_line(model, "h100-80gb", {"devices": 8})
+    assert here.global_batch == there.global_batch == 8 * samples
+    assert asked_on_the_command_line(model, "h100-80gb", {"devices": 8, "global_batch": 16}).global_batch == 16
+
+
+@pytest.mark.parametrize(("channels", "samples"), [(3, 32), (1, 4)])
+def test_own_models_of_images_have_the_batch_of_images(channels: int, samples: int) -> None:
+    machine = machine_from("h100-80gb", devices=4)
+    job = given_job(_Classifier(channels), machine, args=(torch.zeros(2, channels, 16, 16),))
+    assert job.global_batch == 4 * samples
+    assert replace(job, cluster=machine.with_devices(2)).global_batch == 2 * samples
+
+
+def test_a_traced_model_has_the_batch_of_the_machine_that_it_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = planner.trace("vit-tiny")
+    here = asked_in_python(monkeypatch, traced, "h100-80gb", {"devices": 16})
+    assert here.global_batch == 16 * 32
 
 
 def test_a_machine_keeps_its_software_unless_another_is_named() -> None:
