@@ -72,7 +72,7 @@ class TensorType:
 DETACH = "aten.detach.default"
 """The operator that stops gradients."""
 
-_STOPPING = frozenset(
+STOPPING = frozenset(
     {DETACH}
     | {f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")}
 )
@@ -247,7 +247,7 @@ class OperatorGraph:
         found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
         for op in self.operators:
             grown = any(name in found for name in op.operands) or op.trains_rows
-            if op.op not in _STOPPING and grown:
+            if op.op not in STOPPING and grown:
                 found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 

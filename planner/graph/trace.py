@@ -66,6 +66,7 @@ from planner.graph.refusals import (
     written_lines,
 )
 from planner.graph.returned import checked_loss
+from planner.graph.untrained import without_untrained
 from planner.graph.updates import with_updates
 from planner.graph.whole_losses import WholeLosses
 from planner.limits import interrupting
@@ -157,7 +158,7 @@ def _graph_of(
     read = with_named_settings(without_needless_detaches(_Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
-    graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
+    graph = without_untrained(with_mask_kinds(repeats.expand(flat, announced) if announced else flat))
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"

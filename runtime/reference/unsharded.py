@@ -233,8 +233,7 @@ class UnshardedStep:
     @torch.no_grad()
     def _step(self) -> None:
         for master, total in zip(self._masters, self._gradients, strict=True):
-            wide = torch.zeros_like(master) if total is None else total
-            master.grad = wide.to(wide_dtype(master.dtype))
+            master.grad = None if total is None else total.to(wide_dtype(master.dtype))
         if self._update.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._masters, self._update.clip_norm)
         self._optimizer.step()

@@ -124,7 +124,7 @@ def _reached(graph: Any) -> set[str]:
     for op in reversed(graph.operators):
         if wanted & {*op.results} and op.op != DETACH:
             wanted |= {*op.operands}
-    return wanted & set(graph.parameter_names)
+    return wanted & {parameter.name for parameter in graph.parameters if parameter.trainable}
 
 
 def test_other_threads_go_on_as_they_do() -> None:

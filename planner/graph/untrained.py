@@ -1,0 +1,74 @@
+"""What the loss trains nothing of: weights that it does not depend on, and what is computed to be detached.
+
+    x ─> linear(teacher) ─> detach ─> loss      x ─> detach ─> linear(teacher, frozen) ─> loss
+
+PyTorch leaves weights that get no gradient as they are, without states of an optimizer or weight decay, and keeps
+nothing for a backward pass in `torch.no_grad()`. So such weights are frozen in the graph, and a detach stands where
+what it stops begins. After that a gradient flows to whatever it may flow to. (Values that nothing but indices is made
+of, as scores to choose experts by, are left as they are: operators would be more, and no gradient less.)
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from planner.graph.gradients_off import without_needless_detaches
+from planner.graph.operator_graph import DETACH, STOPPING, Operator, OperatorGraph, ValueRef
+from planner.graph.unread import rewired
+
+
+def without_untrained(graph: OperatorGraph) -> OperatorGraph:
+    """`graph` with the weights frozen that the loss does not reach, and with detaches before what only they read."""
+    reached = _reached(graph)
+    parameters = tuple(replace(p, trainable=p.trainable and p.name in reached) for p in graph.parameters)
+    if parameters != graph.parameters:
+        graph = replace(graph, parameters=parameters)
+    if all(op.op != DETACH for op in graph.operators):
+        return graph
+    return without_needless_detaches(_detached_before(graph, _stopped(graph)))
+
+
+def _reached(graph: OperatorGraph) -> frozenset[str]:
+    """Values to which a gradient of the loss flows, if it flows through all that have any."""
+    found = {graph.loss}
+    for op in reversed(graph.operators):
+        if op.op not in STOPPING and any(name in found for name in op.results):
+            found.update(name for name in op.operands if graph.types[name].has_gradient)
+    return frozenset(found)
+
+
+def _stopped(graph: OperatorGraph) -> frozenset[int]:
+    """Operators through which gradients might flow, and of whose results everything else is read by detaches."""
+    found: set[int] = set()
+    last = {graph.loss, *(content for _, content in graph.updates)}
+    for at in range(len(graph.operators) - 1, -1, -1):
+        made = [name for name in graph.operators[at].results if name is not None]
+        if graph.operators[at].op in STOPPING or not any(name in graph.differentiable for name in made):
+            continue
+        readers = [reader for name in made for reader in graph.consumers.get(name, ())]
+        ends = all(reader in found or graph.operators[reader].op == DETACH for reader in readers)
+        if readers and ends and last.isdisjoint(made):
+            found.add(at)
+    return frozenset(found)
+
+
+def _detached_before(graph: OperatorGraph, stopped: Collection[int]) -> OperatorGraph:
+    """`graph` with a detach of every value with a gradient that comes into these operators from others."""
+    types, operators = dict(graph.types), list[Operator]()
+    inside = {name for at in stopped for name in graph.operators[at].results}
+    names: dict[str, str] = {}
+    for at, op in enumerate(graph.operators):
+        if at not in stopped:
+            operators.append(op)
+            continue
+        for name in op.operands:
+            if name in graph.differentiable and name not in inside and name not in names:
+                names[name] = f"{name} without gradient"
+                types[names[name]] = graph.types[name]
+                operators.append(
+                    replace(_DETACH, arguments=(ValueRef(name),), results=(names[name],), module=op.module)
+                )
+        operators.append(op.reading(names))
+    return rewired(replace(graph, types=types), operators, {})
+
+
+_DETACH = Operator(name="detach", op=DETACH, arguments=(), results=())
