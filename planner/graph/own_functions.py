@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
 )
+from torch.utils.checkpoint import CheckpointFunction
 
 from planner.errors import ModelError
 from planner.graph.refusals import is_users
@@ -49,6 +50,9 @@ def own_functions_as_operators(module: nn.Module) -> Iterator[None]:
     met: dict[str, Any] = {}
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:  # its forward switches gradients off, and its backward computes them all the same
+            function, _, *rest = args
+            return function(*rest)
         if cls.__module__.partition(".")[0] == "torch":
             return _APPLY(cls, *args, **kwargs)
         return _called(module, cls, args, kwargs, met)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from planner.errors import ModelError
@@ -73,3 +74,22 @@ def test_the_same_function_is_the_same_operator_in_every_trace() -> None:
 def test_one_that_was_not_traced_here_is_refused_with_what_to_give() -> None:
     with refused(ModelError, "own.elsewhere_Steep.v01", "autograd.Function", "--model package.module:factory"):
         resolve("own.elsewhere_Steep.v01")
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.outer, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 4), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (
+            torch.utils.checkpoint.checkpoint(self.inner, self.outer(x), use_reentrant=self.reentrant).square().mean()
+        )
+
+
+def test_what_is_checkpointed_is_trained_either_way() -> None:
+    """The reentrant way calls it where gradients are switched off."""
+    either, other = (trace(Checkpointed(reentrant), (torch.ones(2, 4),)) for reentrant in (True, False))
+    assert all(parameter.trainable for parameter in either.parameters)
+    assert [op.op for op in either.operators] == [op.op for op in other.operators]
+    assert either.differentiable == other.differentiable
