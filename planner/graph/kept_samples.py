@@ -2,13 +2,14 @@
 people write it in vision models:
 
     r = rand(b, 1, 1)    floor(r + keep)    x / keep * that         0 or 1 for each sample
+    empty(b, 1, 1).bernoulli_(keep)         x / keep * that         the same, as timm and torchvision have it
 
 What is drawn there must not depend on how samples are divided. So these numbers are made by dropping ones, which are
 drawn by the place of an element under every plan:
 
     ones(b, 1, 1) ─ dropout(1 - keep) ─ not 0 ─> 0 or 1             kept with the probability `keep`, too
 
-Every other call of `rand` is refused.
+Any shape may be drawn by `bernoulli`. Every other call of `rand` is refused.
 """
 
 from collections.abc import Callable
@@ -17,13 +18,13 @@ from dataclasses import replace
 from planner.errors import ModelError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType, TorchConstant, ValueRef
 
-RAND = "aten.rand.default"
+RAND, BERNOULLI = "aten.rand.default", "aten.bernoulli.p"
 _ADD, _FLOOR = "aten.add.Tensor", "aten.floor.default"
 
 
 def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelError]) -> OperatorGraph:
-    """`graph` without calls of `rand`. Raises what `refused` says of one that is none of these."""
-    if not any(op.op == RAND for op in graph.operators):
+    """`graph` without calls of `rand` and `bernoulli`. Raises what `refused` says of one that is none of these."""
+    if not any(op.op in (RAND, BERNOULLI) for op in graph.operators):
         return graph
     types, left = dict(graph.types), set[int]()
     made: dict[int, tuple[Operator, ...]] = {}
@@ -33,6 +34,11 @@ def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelE
             if keep is None:
                 raise refused(op)
             made[at], left = _dropping(types, op, graph.operators[places[1]], keep), left | set(places)
+        elif op.op == BERNOULLI:
+            keep = op.arguments[1] if len(op.arguments) > 1 else 0.5  # type: ignore[assignment]
+            if keep is None or not 0.0 < keep < 1.0:
+                raise refused(op)
+            made[at] = _dropping(types, op, op, keep)
     operators = [
         each
         for at, op in enumerate(graph.operators)
@@ -70,12 +76,21 @@ def _dropping(types: dict[str, TensorType], op: Operator, last: Operator, keep: 
     for name, dtype in zip(names, (whole.dtype, whole.dtype, "bool"), strict=True):
         types[name] = replace(whole, dtype=dtype)
     calls: tuple[tuple[str, tuple[Argument, ...], str], ...] = (
-        ("aten.ones.default", op.arguments, names[0]),
+        ("aten.ones.default", op.arguments, names[0])
+        if op.op == RAND
+        else ("aten.ones_like.default", op.arguments[:1], names[0]),
         ("aten.dropout.default", (ValueRef(names[0]), 1.0 - keep, True), names[1]),
         ("aten.ne.Scalar", (ValueRef(names[1]), 0), names[2]),
         ("aten.to.dtype", (ValueRef(names[2]), TorchConstant("dtype", whole.dtype)), result),
     )
     return tuple(
-        replace(op, name=name, op=call, arguments=arguments, keywords=op.keywords if not at else (), results=(name,))
+        replace(
+            op,
+            name=name,
+            op=call,
+            arguments=arguments,
+            keywords=op.keywords if not at and op.op == RAND else (),
+            results=(name,),
+        )
         for at, (call, arguments, name) in enumerate(calls)
     )

@@ -37,7 +37,7 @@ from planner.graph.delta_rules import delta_rules_as_operators
 from planner.graph.expert_load import with_named_settings
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
 from planner.graph.joins import without_empty_joins
-from planner.graph.kept_samples import RAND, with_kept_samples
+from planner.graph.kept_samples import BERNOULLI, RAND, with_kept_samples
 from planner.graph.literals import LiteralsKept
 from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
 from planner.graph.names import check_names, free_name
@@ -298,7 +298,7 @@ class _Reader:
             return
         if op in _NUMBERS and node.users:
             raise reads_number(self.module, node)
-        if _draws(node) and op not in CHANCES and op not in GATES and op != RAND:
+        if _draws(node) and op not in CHANCES and op not in GATES and op not in (RAND, BERNOULLI):
             raise draws(self.module, op, _module_path(node), line_of(node))
         arguments = tuple(self._argument(argument) for argument in node.args)
         if op == _TYPE_AS:  # of the other tensor nothing but its dtype is read

@@ -7,11 +7,12 @@ overridden, and matched in their order with the operators of the graph that drop
     module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
 
 Recurrent modules drop between their layers, which are computed one by one for that, as in the graph
-(`planner.graph.recurrent`). Numbers of `rand` are those that say which samples are kept. `nn.MultiheadAttention` drops
-inside of one function of PyTorch: its code is run with functions that drop as this context says. Any other function
-that drops inside of itself is not seen through: what is left over at the end says so.
+(`planner.graph.recurrent`). Numbers of `rand` and `bernoulli` are those that say which samples are kept.
+`nn.MultiheadAttention` drops inside of one function of PyTorch: its code is run with functions that drop as this
+context says. Any other function that drops inside of itself is not seen through: what is left over at the end says so.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -30,6 +31,8 @@ _WHOLE = frozenset({F.dropout, torch.dropout, torch.native_dropout})
 _FEATURES = frozenset({F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout})
 
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+
+_BERNOULLI = frozenset({torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_})
 
 _WITHOUT_SAMPLES = {F.dropout1d: 2, F.dropout3d: 4}
 
@@ -56,6 +59,8 @@ class SameDropout(TorchFunctionMode):
             return self._inside(func)(*args, **kwargs)
         if func is torch.rand:
             return self._kept_samples(*args, **kwargs)
+        if func in _BERNOULLI:
+            return self._bernoulli(func, *args, **kwargs)
         if func in _RECURRENT:
             return self._recurrent(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -96,6 +101,14 @@ class SameDropout(TorchFunctionMode):
         device = torch.empty(0, device=keywords.get("device")).device
         keep = keep_mask(self._key("rand", p), whole_region(shape), p, device)
         return keep.view(shape).to(keywords.get("dtype") or torch.get_default_dtype())
+
+    def _bernoulli(self, function: Any, given: torch.Tensor, p: float = 0.5) -> torch.Tensor:
+        """0 or 1 for each element, 1 with the probability `p`; in `given` where the function works in place."""
+        drops = 1.0 - p
+        key = self._key(f"bernoulli with p = {p}", drops)
+        keep = keep_mask(key, whole_region(tuple(given.shape)), drops, given.device)
+        target = given if function is torch.Tensor.bernoulli_ else torch.empty_like(given)
+        return target.copy_(keep.view(given.shape))
 
     def _attention(
         self,
@@ -181,7 +194,7 @@ class SameDropout(TorchFunctionMode):
                 " compare without dropout, or not at all (--no-check)"
             )
         op = self._dropping[self._used]
-        if drop_probability(op) != probability:
+        if not math.isclose(drop_probability(op), probability):  # in place it is 1 - (1 - p)
             raise ModelError(
                 f"the module drops elements by {call} where its traced graph has '{op.name}' with the probability"
                 f" {drop_probability(op)}; compare without dropout, or not at all (--no-check)"

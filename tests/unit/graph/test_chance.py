@@ -39,7 +39,7 @@ class Inner(nn.Module):
         (lambda x: x + torch.randn(8), "aten.randn.default"),
         (lambda x: x * torch.bernoulli(torch.sigmoid(x)), "aten.bernoulli.default"),
         (lambda x: F.alpha_dropout(x, 0.1, training=True), "aten.alpha_dropout.default"),
-        (lambda x: F.dropout(x.clone(), 0.1, inplace=True), "aten.bernoulli.p"),
+        (lambda x: x * torch.ones_like(x).bernoulli_(1.0), "aten.bernoulli.p"),
     ],
 )
 def test_what_cannot_be_drawn_alike_is_refused_with_its_line(

@@ -40,6 +40,49 @@ def test_samples_are_kept_by_dropping_ones(turned: bool) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
+class Bernoulli(nn.Module):
+    """As timm and torchvision write it, and a dropout by hand."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found, keep = self.linear(x), 0.75
+        if self.how == "timm":
+            kept = found.new_empty((x.shape[0], 1, 1)).bernoulli_(keep)
+        elif self.how == "torchvision":
+            kept = torch.empty((x.shape[0], 1, 1), dtype=x.dtype, device=x.device).bernoulli_(p=keep)
+        else:
+            kept = torch.bernoulli(torch.ones_like(found), p=keep)
+        kept.div_(keep)
+        return (x + found * kept).square().mean()
+
+
+@pytest.mark.parametrize("how", ["timm", "torchvision", "by hand"])
+def test_bernoulli_keeps_by_dropping_ones(how: str) -> None:
+    module, x = Bernoulli(how), torch.randn(64, 3, 8)
+    graph = trace(module, (x,))
+    assert "aten.bernoulli.p" not in [op.op for op in graph.operators]
+    (drops,) = dropping(graph)
+    assert drops.arguments[1] == 0.25
+    losses = []
+    for micro_batch in (0, 0, 1):
+        with SameDropout([drops], Draw(seed=3, step=0, micro_batch=micro_batch)):
+            losses.append(float(module(x).detach()))
+    assert losses[0] == losses[1] != losses[2]
+
+
+class Chances(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.bernoulli(x.sigmoid())).mean()
+
+
+def test_chances_of_each_element_are_refused() -> None:
+    with refused(ModelError, "aten.bernoulli.default", "aten.dropout.default"):
+        trace(Chances(), (torch.randn(4, 8),))
+
+
 def test_other_numbers_are_refused() -> None:
     with refused(ModelError, "aten.rand.default", "aten.dropout.default"):
         trace(Branch("elements"), (torch.randn(4, 3, 8),))

@@ -76,6 +76,40 @@ def test_channels_with_and_without_samples(function: Callable[..., torch.Tensor]
         assert float(Channels()(*x).detach()) == found
 
 
+def kept_by_timm(x: torch.Tensor, p: float) -> torch.Tensor:
+    kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(1 - p)
+    return x * kept.div_(1 - p)
+
+
+WAYS = {
+    "in place": lambda x, p: F.dropout(x.clone(), p, inplace=True),
+    "channels in place": lambda x, p: F.dropout2d(x.clone(), p, inplace=True),
+    "timm": kept_by_timm,
+    "by hand": lambda x, p: x * torch.bernoulli(torch.ones_like(x), 1 - p),
+    "method": lambda x, p: x * torch.ones_like(x).bernoulli(p=1 - p),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_of_bernoulli_are_those_of_the_plan(way: str) -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (WAYS[way](x * self.weight, 0.1) * torch.arange(x.numel()).view(x.shape)).sum()
+
+    x = (torch.ones(4, 8, 4, 4),)
+    graph = trace(Draws(), x)
+    assert len(dropping(graph)) == 1
+    found = planned_loss(Draws(), graph, x)
+    with SameDropout(dropping(graph), Draw(seed=2)):
+        assert float(Draws()(*x).detach()) == pytest.approx(found, rel=1e-5)
+    with SameDropout(dropping(graph), Draw(seed=3)):
+        assert float(Draws()(*x).detach()) != pytest.approx(found, rel=1e-3)
+
+
 class Attends(nn.Module):
     """Attention of PyTorch's module, whose dropout (the default of `nn.TransformerEncoderLayer`) is in one function."""
 
