@@ -6,7 +6,7 @@
 A run of equal blocks (`planner.graph.blocks`) stands in a list of modules. What stands in the same list beside it is a
 block too, of the same kind or of another, as long as blocks have nothing to do with each other but for what each hands
 to the next, and that is the same everywhere: as many values, of the same types, made by the same calls. Where a run
-repeats several modules of the list at once, each of them is a block.
+repeats several modules of the list at once, each of them is a block, unless they share weights that the run repeats.
 
 Values that are handed on are *lanes*: every kind of block makes each of them at a place of its own.
 """
@@ -47,7 +47,18 @@ def find_blocks(graph: OperatorGraph) -> Blocks:
         found, first = more, first - 1
     while last + 1 < len(items) and (more := _blocks(graph, items[first : last + 2], ids)) is not None:
         found, last = more, last + 1
-    return found if found.stop - found.start >= run.covered else alone
+    if found.stop - found.start < run.covered or len(_shared(graph, found)) > len(_shared(graph, alone)):
+        return alone
+    return found
+
+
+def _shared(graph: OperatorGraph, blocks: Blocks) -> set[str]:
+    """Parameters that several blocks read."""
+    readers: dict[str, set[int]] = {}
+    for at in range(blocks.start, blocks.stop):
+        for name in graph.parameter_names.intersection(graph.operators[at].operands):
+            readers.setdefault(name, set()).add(blocks.numbers[at])
+    return {name for name, found in readers.items() if len(found) > 1}
 
 
 def _items_around(graph: OperatorGraph, run: BlockRun) -> list[range]:

@@ -108,7 +108,7 @@ class Cutter:
         )
         self.boundary = self._boundary(makers)
         states = math.prod(self._size(key) for key in self.boundary)
-        room(_STATE_TABLES * states * 8, "the states of the boundary between blocks")
+        room(_STATE_TABLES * states * 8, f"the states of the boundary between blocks{self._why_many()}")
         first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
         final = (*template.held[blocks.kinds[-1]], *after) if into_tail else tuple(after)
         ways = self._ways()  # to run blocks, of which there may be none in the head or in the tail
@@ -268,6 +268,13 @@ class Cutter:
             if len(places) > 1 or common:
                 shared.append(parameter.name)
         return (*makers, *sorted(outside - set(makers)), *shared)
+
+    def _why_many(self) -> str:
+        """The weights that blocks share, whose ways to be stored multiply, and what helps; empty for none."""
+        own, weights = self.tables.template.every_own_parameter, self.tables.parameters
+        low, high = self.tables.template.start, self.tables.template.stop
+        common = [one for one in weights if one.name not in own and any(low <= use.consumer < high for use in one.uses)]
+        return f", which share {len(common)} weights (--zero decides how these are stored)," if len(common) > 1 else ""
 
     def _size(self, key: Key) -> int:
         if isinstance(key, int):

@@ -71,6 +71,25 @@ def test_neighbours_in_the_list_are_blocks_too(letters: str, kinds: tuple[int, .
     assert lanes(graph, blocks) is not None
 
 
+class Repeated(Net):
+    """Each layer is called twice, one time after the other (MobileLLM), or one layer every time (ALBERT)."""
+
+    def __init__(self, letters: str, *, all_of_one: bool) -> None:
+        super().__init__(letters)
+        layers = [self.blocks[0] if all_of_one else self.blocks[at // 2] for at in range(len(letters))]
+        self.blocks = nn.ModuleList(layers)
+
+
+@pytest.mark.parametrize(("all_of_one", "each"), [(False, 2), (True, 1)])
+def test_layers_that_share_weights_are_one_block_where_blocks_have_their_own(all_of_one: bool, each: int) -> None:
+    graph = trace(Repeated("aaaaaa", all_of_one=all_of_one), (torch.ones(2, WIDTH),))
+    blocks = find_blocks(graph)
+    assert blocks.kinds == (0,) * (6 // each)
+    assert [graph.operators[at].module.split(".")[1] for at in blocks.borders[:-1]] == [
+        str(number) for number in range(0, 6, each)
+    ]
+
+
 def test_what_the_end_reads_in_the_midst_is_no_border() -> None:
     """The first two blocks are left out: the end reads what the second one makes."""
     assert find_blocks(graph_of("bbaaa")).count == 5

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import planner
 import planner.limits
@@ -199,6 +200,26 @@ def test_block_ranges_of_equal_blocks_are_those_that_all_kinds_have(blocks: int)
 def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> None:
     with limited(memory=2.0**30, resident=lambda: 0.0), refused(LimitError, 1000000, "14901.2 GiB", "1.0 GiB"):
         block_ranges_of((0,) * 1_000_000)
+
+
+class SharedLayer(nn.Module):
+    """One layer that is called three times, as ALBERT's: blocks that share all weights."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(*(nn.Linear(16, 16) for _ in range(count)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x + self.layer(x).relu()
+        return x.square().mean()
+
+
+def test_a_refusal_says_that_blocks_share_weights_and_what_helps() -> None:
+    asked: dict[str, Any] = {"args": (torch.ones(2, 16),), "devices": 8, "planner_memory": resident_bytes() + 2.0**30}
+    with refused(LimitError, "blocks, which share 12 weights", "--zero"):
+        planner.search(SharedLayer(6), "h100-80gb", **asked)
+    assert planner.search(SharedLayer(6), "h100-80gb", pinned={"zero": 1}, **asked).plans
 
 
 @pytest.mark.slow
