@@ -208,10 +208,17 @@ class PlanMaker:
         )
         plan = replace(plan, training=replace(plan.training, update=applied_update(plan)))
         bound = bind_prepared(plan, self._whole(plan.training), blocks)
-        asked = self.request.update
-        if asked.gathers == AUTO_GATHERS and gathers_nothing(bound):
-            bound = with_update(bound, replace(bound.plan.training.update, gathers=EACH))
-        if asked.buckets == AUTO_BUCKETS:
+        if request.update.gathers == AUTO_GATHERS and gathers_nothing(bound):
+            alike = with_update(bound, replace(bound.plan.training.update, gathers=EACH))
+            said = self._in_needed_buckets(alike, machine)
+            if alike.plan == bound.plan or self.fits(configuration, said.plan.prediction):
+                return said
+            # blocks are not run one by one for it, and more is alive at a time
+        return self._in_needed_buckets(bound, machine)
+
+    def _in_needed_buckets(self, bound: BoundPlan, machine: Machine) -> BoundPlan:
+        """A plan, priced, without buckets where those that are left to the search would be needless."""
+        if self.request.update.buckets == AUTO_BUCKETS:
             bound = without_needless_buckets(bound)
         return self._predicted(bound, machine)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import planner
 from hardware_profiles import Cluster, load_software
 from planner.errors import RequestError
 from planner.plan.binding.bind import bind
@@ -19,6 +20,7 @@ from planner.sharding.buckets import Bucket
 from planner.sharding.update import GATHERS, PLAIN, Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, bounded_seconds
+from planner.strategy_search.job import machine_from
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.search import search
 from tests.refusals import refused
@@ -335,3 +337,23 @@ def test_plans_that_gather_nothing_together_do_not_say_so(hardware: str, precisi
     whole, asked, sharded = found("auto", 0), found("ahead", 0), found("auto", 3)
     assert [one.plan.training.update.gathers for one in (whole, asked, sharded)] == ["each", "ahead", "ahead"]
     assert whole.seconds == asked.seconds
+
+
+@pytest.mark.slow
+def test_a_plan_that_gathers_nothing_together_says_so_only_where_it_fits_then() -> None:
+    """Otherwise blocks are run one by one, which holds less, and takes as long."""
+    cluster = machine_from("cpu", devices=2)
+    pinned = {"pipeline": 2, "tensor": 1}
+    free = planner.search("gpt-tiny", cluster, global_batch=8, pinned=pinned, simplicity=0.0)
+    training, whole = free.plan.training, free.plan.prediction
+    assert training.update.gathers == "each"
+    one_by_one = replace(training, update=replace(training.update, gathers="ahead"))
+    leaner = predict(replace(free.bound, plan=replace(free.plan, training=one_by_one)), cluster)
+    assert leaner.step_seconds == whole.step_seconds
+    assert leaner.peak_bytes < whole.peak_bytes
+    between = (leaner.peak_bytes + whole.peak_bytes) / 2
+    found = planner.search(
+        "gpt-tiny", cluster, global_batch=8, pinned=pinned, simplicity=0.0, memory_limit=between
+    ).plan.prediction
+    assert found.peak_bytes <= between
+    assert found.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
