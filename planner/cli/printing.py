@@ -101,7 +101,10 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         full = any(statistics.full for statistics in searches)
         by = "the memory that the planner may take (--planner-memory)" if full else "the time limit"
         console.print(f"Stopped by {by}; this is the best so far.", soft_wrap=True)
-    console.print(proof_text(answer.status, answer.gap, _where(answer), answer.result.assumed), soft_wrap=True)
+    covered = all(result.covered for result in answer.found.results)
+    console.print(
+        proof_text(answer.status, answer.gap, _where(answer), answer.result.assumed, covered=covered), soft_wrap=True
+    )
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
     if answer.request.pinned.offload is None and offload_of(answer.result.plan).stores:

@@ -31,9 +31,11 @@ _NONE = 1e-9
 """A gap of rounding alone."""
 
 
-def proof_text(status: str, gap: float, where: str, assumed: Sequence[str] = ()) -> str:
+def proof_text(status: str, gap: float, where: str, assumed: Sequence[str] = (), *, covered: bool = True) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most; and how
-    they are compared, where their objectives have `assumed` what a step may do better."""
+    they are compared, where their objectives have `assumed` what a step may do better. A plan of three or four axes, or
+    with a ring, is not `covered`: it was found around those about which something was proved."""
+    where = where if covered else f"{where}, on one or two axes and without a ring,"
     compared = "".join(f", {_ASSUMED[one]}" for one in assumed)
     if status == "optimal":
         return f"Proved optimal: no plan {where} is faster{compared}"

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hardware_profiles import Cluster
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult, Statistics
+from planner.strategy_search.search import least_in_a_v
 
 Listener = Callable[[Progress], None]
 Stop = Callable[[], bool]
@@ -17,6 +19,22 @@ def exact(request: SearchRequest) -> bool:
     """Whether the search is the exact one, of all configurations, on devices of one kind: what is searched around its
     plan is searched likewise."""
     return request.algorithm == "dynamic_programming" and request.prune and isinstance(request.cluster, Cluster)
+
+
+def in_a_v(ranked: Ranked) -> bool:
+    """Whether a plan has its stages in a V."""
+    return ranked.plan.schedule_kind.v_shaped
+
+
+def bound_of_like(ranked: Ranked, result: SearchResult, request: SearchRequest, shared: Shared) -> float:
+    """What no plan of a request that is like one takes less than, by a result of it. Where the best plan has stages
+    that lie one after the other, its bound is about such; of stages in a V less is known.
+
+    Raises LimitError where a limit of the planner is reached.
+    """
+    if not in_a_v(ranked) or in_a_v(result.plans[0]):
+        return result.bound_seconds
+    return min(result.bound_seconds, least_in_a_v(request, shared))
 
 
 def together(first: Statistics, second: Statistics) -> Statistics:

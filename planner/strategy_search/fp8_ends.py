@@ -20,6 +20,8 @@ from dataclasses import replace
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
 from planner.limits import reached, seconds_left, sharing
+from planner.strategy_search.around import bound_of_like, in_a_v
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.gathering import gathering_in_fp8
 from planner.strategy_search.request.request import SearchRequest
@@ -42,6 +44,7 @@ def with_fp8_ends(
     opened, ends = _opened(request), ends_of(request)
     order = (*reversed(ends), *opened) if seconds_left() == math.inf else (*opened, *ends)
     found, of_ends, errors = list[SearchResult](), list[SearchResult](), list[InfeasibleError]()
+    asked = list[SearchRequest]()  # of what was found
     for number, one in enumerate(order):
         is_end = one in ends
         if is_end and found and (cancelled() or reached() or found[-1].statistics.stopped):
@@ -51,6 +54,7 @@ def with_fp8_ends(
         try:
             with sharing(len(order) - number):
                 (of_ends if is_end else found).append(solve(one, cutoff, known))
+                asked += [] if is_end else [one]
         except InfeasibleError as error:  # nothing fits
             errors += [] if is_end else [error]
         except RequestError:
@@ -62,9 +66,14 @@ def with_fp8_ends(
     covered = all(one.covered for one in found)
     proved = covered and all(one.covered for one in of_ends)
     fastest = _fastest([plan for one in (*found, *of_ends) for plan in one.plans], request.top)
-    plans = tuple(with_proof(one, bound, covered=proved) for one in fastest)
+
+    def bound_of(plan: Ranked) -> float:
+        own = (bound_of_like(plan, one, its, Shared()) for one, its in zip(found, asked, strict=True))
+        return min(bound, *own) if in_a_v(plan) else bound
+
+    plans = tuple(with_proof(one, bound_of(one), covered=proved) for one in fastest)
     priced = tuple(plan for one in (*found, *of_ends) for plan in one.priced)
-    return replace(best, plans=plans, bound_seconds=bound, covered=covered, priced=priced)
+    return replace(best, plans=plans, bound_seconds=bound_of(plans[0]), covered=covered, priced=priced)
 
 
 def _opened(request: SearchRequest) -> tuple[SearchRequest, ...]:

@@ -18,14 +18,14 @@ from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
-from planner.strategy_search.around import Listener, Stop, exact, together, told
+from planner.strategy_search.around import Listener, Stop, bound_of_like, exact, together, told
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
-from planner.strategy_search.search import least_in_a_v, search
+from planner.strategy_search.search import search
 
 WIDE = 0.04
 """The gap from which on narrower searches run: each takes a tenth to a half of the time of the search; and simpler
@@ -49,13 +49,12 @@ def with_narrower(
             break
         if result.statistics.stopped or cancelled() or reached():
             return result.cut_short()
-        best, bound = result.plans[0], result.bound_seconds
+        best = result.plans[0]
         try:
             bounds = every if asked.update == request.update else {}
             listener = told(on_progress, result, f"trying {what}")
             found = search(asked, listener, cancelled, known=best, among=among, bounds=bounds)
-            if _in_a_v(found.plans[0]) and not _in_a_v(best):  # the bound is not one of such plans
-                bound = min(bound, least_in_a_v(request, shared))
+            bound = bound_of_like(found.plans[0], result, request, shared)
         except LimitError:
             return result.cut_short()
         except (InfeasibleError, RequestError):
@@ -69,10 +68,6 @@ def with_narrower(
             priced = (*found.priced, *result.priced)
             result = replace(result, plans=(first,), priced=priced, covered=covered, bound_seconds=bound)
     return result
-
-
-def _in_a_v(ranked: Ranked) -> bool:
-    return ranked.plan.schedule_kind.v_shaped
 
 
 def _axes(ranked: Ranked) -> int:

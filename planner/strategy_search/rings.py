@@ -22,7 +22,7 @@ from planner.limits import reached
 from planner.plan.layout.roles import roles
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
-from planner.strategy_search.around import Listener, Stop, exact, fastest_of, together, told
+from planner.strategy_search.around import Listener, Stop, bound_of_like, exact, fastest_of, together, told
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.request import SearchRequest
@@ -121,11 +121,20 @@ def _improved(
                 found = tried
     if found is None:
         return replace(result, statistics=statistics)
-    bound = result.bound_seconds
-    first = tuple(with_proof(one, bound, covered=False) for one in found.plans if one.bounded < best.bounded)
+    try:
+        first = tuple(
+            with_proof(one, bound_of_like(one, result, request, shared), covered=False)
+            for one in found.plans
+            if one.bounded < best.bounded
+        )
+        plans = fastest_of((*first, *result.plans), request.top)
+        bound = bound_of_like(plans[0], result, request, shared)
+    except LimitError:
+        return replace(result, statistics=statistics).cut_short()
     return replace(
         result,
-        plans=fastest_of((*first, *result.plans), request.top),
+        plans=plans,
+        bound_seconds=bound,
         statistics=statistics,
         covered=False,
         contexts=found.contexts,

@@ -78,7 +78,7 @@ def plan_content(shown: Shown) -> Content:
         "decisions": list(decisions(bound, found)),
         "axes": list(plan.mesh.names),
         "operators": _operators(bound, found),
-        "proof": proof_text(result.status, result.gap, "in the space", result.assumed),
+        "proof": proof_text(result.status, result.gap, "in the space", result.assumed, covered=result.covered),
         "simpler": None
         if simpler is None
         else simpler_text(result.slower, len(simpler.decisions), len(simpler.fastest_decisions)).partition(";")[0],

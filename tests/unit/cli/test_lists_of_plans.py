@@ -151,6 +151,12 @@ def test_what_is_proved(status: str, gap: float, words: str) -> None:
     assert proof_text(status, gap, "in the space") == words
 
 
+def test_a_proof_says_about_which_plans_it_is_where_the_best_is_none_of_them() -> None:
+    """One of three axes, or with a ring, is found around those of which something is proved."""
+    said = proof_text("feasible", 0.004, "in the space", ["1f1b"], covered=False)
+    assert said.startswith("No plan in the space, on one or two axes and without a ring, is more than 0.4% faster, ")
+
+
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
     assert sum_text(1.0, 1.0 + 1e-12) == sum_text(10.1, 10.0) == ""
     assert "plan takes 10 s" in (text := sum_text(9.9, 10.0))

@@ -4,6 +4,7 @@ import itertools
 import math
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from planner.errors import LimitError
 from planner.limits import limited
 from planner.plan.layout.roles import roles
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search import rings
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
@@ -193,6 +195,15 @@ def test_of_a_plan_in_a_v_that_comes_in_the_place_of_another_is_said_what_is_pro
     found = with_narrower(asked, opened(plain, 0.05), shared, told, lambda: False)
     assert found.plan.schedule == "zb_v"
     assert found.bound_seconds == least_in_a_v(asked, shared) < 0.95 * plain.plan.prediction.step_seconds
+    monkeypatch.setattr(rings, "search", lambda *_, **__: lying)
+    monkeypatch.setattr(
+        rings, "roles", lambda _: SimpleNamespace(context=2, replicated=1, pipeline=4, data=1, tensor=1)
+    )
+    monkeypatch.setattr(rings, "_left_open", lambda _: True)
+    ringed = rings.with_rings(free, lambda _: plain, shared)
+    assert ringed.plan.schedule == "zb_v"
+    assert ringed.bound_seconds == least_in_a_v(free, shared) < plain.bound_seconds
+    assert ringed.plan.provenance.gap == pytest.approx(ringed.gap, rel=1e-2)
 
 
 def test_a_result_holds_nothing_of_its_search(slow: SearchResult) -> None:
