@@ -219,7 +219,8 @@ def search(
         search: the algorithm, as for `--search`.
         forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
         objective: "time" of a step, "memory" per device, or "cost" in device-seconds.
-        top: how many plans, of different configurations. The fastest ones, where it is more than 1.
+        top: how many plans, of different configurations. The fastest ones, where it is more than 1; stages in a V are
+            tried for the first of them alone.
         simplicity: how much longer than the fastest, as a share of its step, a simpler plan may take that is preferred
             to it; 0 takes the fastest. `SearchResult.simpler` says what was done.
         alltoall: False for links or backends that lack that collective: an all-gather and a slice in its place.

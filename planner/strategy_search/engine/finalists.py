@@ -122,7 +122,10 @@ class Finalists:
             )
         best, *others = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
         if seconds_left() >= longest and best is not known:
-            best = self._in_a_v(self._with_turns(best))
+            turned = self._with_turns(best)
+            best = self._in_a_v(turned)
+            if best is not turned:  # which is another configuration, in whose place it is not
+                others = [turned, *others]
         return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
 
     def _with_settled(self, ordered: Sequence[Contender], fitting: list[Ranked]) -> list[Ranked]:

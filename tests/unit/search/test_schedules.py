@@ -223,6 +223,20 @@ def test_one_and_several_stages_on_each_rank_are_laid_in_the_same_v_once(monkeyp
     assert len(found) == len(set(found))
 
 
+def test_a_plan_in_a_v_takes_the_place_of_none_in_a_list_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest without it is the second then, also where the V was made of a slower one."""
+    pinned = Pinned(pipeline=4, micro_batches=4)
+    request = replace(request_of("llama-12", cluster_of("h100-80gb", 4), 16, pinned=pinned, update=PLAIN), top=2)
+    plain = search(request).plans
+    (laid,) = search(replace(request, pinned=replace(pinned, schedule="zb_v"))).plans
+    faster = replace(laid.plan.prediction, step_seconds=plain[0].seconds / 2)
+    laid = replace(laid, bound=replace(laid.bound, plan=replace(laid.plan, prediction=faster)))
+    monkeypatch.setattr(Finalists, "_in_a_v", lambda _, best: laid)
+    found = search(request).plans
+    assert [one.configuration for one in found] == [laid.configuration, plain[0].configuration]
+    assert found[1].seconds == plain[0].seconds
+
+
 def test_finalists_that_cannot_win_are_neither_settled_nor_sought_in_a_v(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan in a V has to beat the step that is known, not what its sum has with the bubble of 1F1B."""
     pinned = Pinned(pipeline=2, micro_batches=4)
