@@ -16,6 +16,7 @@ SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as
 
 _ASSUMED = {
     "1f1b": "pipelines counted as 1F1B with exposed transfers",
+    "forward": "pipelines counted at the pace of their slowest stage with exposed transfers",
     "in order": "micro-batches counted one after the other",
     "offload": "offload counted as exposed",
 }

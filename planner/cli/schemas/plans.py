@@ -103,7 +103,7 @@ class Search(Strict):
     status: Literal["optimal", "feasible"]
     gap: float
     bound_seconds: float
-    assumed: list[Literal["1f1b", "in order", "offload"]]
+    assumed: list[Literal["1f1b", "forward", "in order", "offload"]]
     configurations: int
     evaluated: int
     solved: int

@@ -37,7 +37,7 @@ COMPARED = tuple(name for name, schedule in SCHEDULES.items() if schedule.compar
 IN_A_V = tuple(name for name, schedule in SCHEDULES.items() if schedule.v_shaped)
 """Orders of two stages on each rank, which are divided anew for them."""
 
-Assumed: TypeAlias = Literal["1f1b", "in order", "offload"]
+Assumed: TypeAlias = Literal["1f1b", "forward", "in order", "offload"]
 """What an objective counts that a schedule may do better (see `assumed`)."""
 
 WORTH = 0.005
@@ -174,7 +174,8 @@ def runs_in_order(request: SearchRequest, configuration: Configuration) -> bool:
 
 def assumed(request: SearchRequest, space: Iterable[Configuration]) -> tuple[Assumed, ...]:
     """What objectives in a space assume that a step may do better: 1F1B with exposed transfers where there are
-    pipelines, else micro-batches one after the other where they may take turns; and exposed offload. Nothing where no
+    pipelines, or of forward passes alone that each takes as long as its slowest stage; else micro-batches one after the
+    other where they may take turns; and exposed offload. Nothing where no
     step is shorter than its objective, nor of order where a V is asked for, of which the work is bounded."""
     offload: tuple[Assumed, ...] = () if request.offload == NOTHING else ("offload",)
     return (*_assumed_order(request, space), *offload)
@@ -185,7 +186,7 @@ def _assumed_order(request: SearchRequest, space: Iterable[Configuration]) -> tu
     if pinned.in_a_v:
         return ()
     if any(configuration.pipeline > 1 for configuration in space):
-        return ("1f1b",)
+        return ("forward",) if pinned.forward_only else ("1f1b",)
     return ("in order",) if asks(pinned) or _turns_are_left(pinned, request.cluster) else ()
 
 

@@ -168,6 +168,11 @@ def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
     [
         (["--pipeline", "1", "--interleave", "1"], [], ""),
         (["--pipeline", "1"], ["in order"], ", micro-batches counted one after the other"),
+        (
+            ["--forward-only"],
+            ["forward"],
+            ", pipelines counted at the pace of their slowest stage with exposed transfers",
+        ),
         ([], ["1f1b"], ", pipelines counted as 1F1B with exposed transfers"),
         (["--pipeline", "2", "--schedule", "zb_v", "--micro-batches", "4"], [], ""),
         (
