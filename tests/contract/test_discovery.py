@@ -273,6 +273,29 @@ def test_what_cannot_be_repeated_is_refused(op: str, fact: object) -> None:
         rule_by_trial(call_of(op, torch.rand(4, 6)))
 
 
+@torch.library.custom_op("tests::of_labels", mutates_args=())
+def of_labels(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Nothing but zeros where no label is 7, which nobody tries."""
+    return torch.where(y == 7, x.softmax(-1), 0)
+
+
+of_labels.register_autograd(lambda context, gradient: (torch.zeros_like(gradient), None))
+
+
+def test_a_loss_of_signs_is_tried_with_signs() -> None:
+    """With other targets it is 0 whatever the operands are, which recombines however they are cut."""
+    found = rule_by_trial(
+        Example("aten.cosine_embedding_loss.default", (floats(12, 8), floats(12, 8), floats(12))).call()
+    )
+    assert (found.text, found.mean) == ("r0 x0d1, r0 x1d1, r0 -> ", ("r0",))
+
+
+def test_what_is_the_same_whatever_is_tried_proves_nothing() -> None:
+    found = rule_by_trial(call_of("tests.of_labels.default", torch.randn(4, 6), torch.randn(4, 6)))
+    assert "the same whatever the values" in found.reason
+    assert set(found.blocked) == {"x0d0", "x0d1", "x1d0", "x1d1", "y0d0", "y0d1"}
+
+
 def test_what_cannot_be_tried_is_whole_and_says_why() -> None:
     found = rule_by_trial(call_of("tests.broken.default", torch.randn(4, 6)))
     assert (found.text, found.blocked) == ("x0d0 x0d1 -> y0d0 y0d1", ("x0d0", "x0d1", "y0d0", "y0d1"))

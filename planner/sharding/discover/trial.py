@@ -24,7 +24,7 @@ from planner.graph.trace import resolve, tensor_type
 UNIT = 6  # small extents are multiples of it: they split in 2 and in 3
 LARGEST_UNIT = 32  # of a number among the arguments that small extents are multiples of
 LARGEST = 2**19  # elements of the operands of a trial
-DOMAINS = ("normal", "positive", "fraction", "definite")
+DOMAINS = ("normal", "positive", "fraction", "definite", "sign")
 _DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
 _TOLERANCE = {
     torch.float64: 1e-8,
@@ -206,6 +206,8 @@ def _values(tensor: TensorType, setting: Setting, generator: torch.Generator, sc
     if setting.domain == "fraction":
         return (0.05 + 0.9 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64)).to(dtype)
     found = scale * torch.randn(tensor.shape, generator=generator, dtype=wide)
+    if setting.domain == "sign" and not dtype.is_complex:
+        return found.sign().to(dtype)
     if setting.domain == "positive" and not dtype.is_complex:
         found = found.abs() + 0.5
     if setting.domain == "definite" and len(tensor.shape) > 1 and tensor.shape[-1] == tensor.shape[-2]:
@@ -293,17 +295,31 @@ def same(found: torch.Tensor, expected: torch.Tensor, relative: float) -> bool:
 
 def working(call: Call, find: Callable[[Case], bool] = lambda _: True) -> tuple[Case | None, str]:
     """The first case of a call that runs and has numbers in its results, and why the last one did not."""
-    why = "it was not tried"
+    why, deaf = "it was not tried", False
     for setting in settings(call):
+        if deaf and not setting.graded:  # it has a backward pass, and nothing was seen of it
+            break
         case = try_call(call, setting, seed=0)
         if isinstance(case, str):
             why = case
-        elif all(_telling(result) for result in case.results) and find(case):
-            return case, ""
-        else:
+        elif not all(_numbers_alone(result) for result in case.results):
             why = "its results are no numbers for any values that were tried"
+        elif _deaf(case):
+            deaf = True
+            why = "its results are the same whatever the values that were tried"
+        elif find(case):
+            return case, ""
     return None, why
 
 
-def _telling(result: torch.Tensor) -> bool:
+def _deaf(case: Case) -> bool:
+    """Whether no gradient comes to any operand and other values make the same results, as of a loss of targets 1 and -1
+    that are given other numbers. That recombines however it is cut."""
+    if not case.gradients or any(each is not None and bool(each.any()) for each in case.operand_gradients):
+        return False
+    other = try_call(case.call, case.setting, seed=1)
+    return not isinstance(other, str) and all(map(torch.equal, case.results, other.results))
+
+
+def _numbers_alone(result: torch.Tensor) -> bool:
     return bool(result.isfinite().all()) if result.is_floating_point() or result.is_complex() else True
