@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hardware_profiles import Bytes
+from planner.graph.operator_graph import Operator
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.segments import Segment, segments_of
 from planner.plan.layout.stage_cut import StageCut
@@ -51,6 +52,12 @@ def move_of(bound: BoundPlan, at: int, place: int) -> Move:
     back = redistribution(shape, mesh, *ways, marked) if name in graph.differentiable else ()
     copies = bool(there) and is_view(there[-1]) and name not in bound.parameters
     return Move(there, back, copies)
+
+
+def viewed(op: Operator, place: int) -> int:
+    """The operand whose memory a result at a place has, of an operator that copies nothing: one each, as of
+    `broadcast_tensors`, or the first."""
+    return place if len(op.operands) == len(op.results) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +150,8 @@ class StageTensors:
         graph = self.bound.graph
         if graph.types[name].contiguous:
             return True
-        (source,) = graph.operators[graph.producer[name]].operands
+        made = graph.operators[graph.producer[name]]
+        source = made.operands[viewed(made, made.results.index(name))]
         maker = graph.producer.get(source)
         while maker is not None and self._same(maker):
             (source,) = graph.operators[maker].operands

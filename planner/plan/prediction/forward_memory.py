@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.plan.binding.bind import BoundOperator
+from planner.plan.layout.stage_tensors import viewed
 from planner.plan.prediction.chunk_memory import (
     BACK,
     OTHER,
@@ -124,7 +125,8 @@ class ForwardMemory(GatherMemory):
             if there is not None:
                 values[name] = Piece(self.account.hold(there[place]), shape)
             elif self.tensors.shares(op, operands[0].contiguous if operands else False):
-                values[name] = Piece(self.account.hold(operands[0].storage), shape, self.tensors.contiguous(name))
+                storage = operands[viewed(op.operator, place)].storage
+                values[name] = Piece(self.account.hold(storage), shape, self.tensors.contiguous(name))
             else:
                 values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
         extra = self.tensors.saved_extra(op)
