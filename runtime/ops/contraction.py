@@ -5,7 +5,7 @@ together. A weight that is gathered anew for the backward pass would live on in 
 
     c                  einsum("bsh,ehf->bsef", a, b)
     gradient of a      einsum("bsef,ehf->bsh", g, b)
-    gradient of b      einsum("bsef,bsh->ehf", g, a)
+    gradient of b      einsum("bsef,bsh->ehf", g, a)         of complex ones with the conjugate of a or b
 """
 
 import math
@@ -39,8 +39,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor | None, torch.Tensor | None]:
         a, b = ctx.saved_tensors
         (first, second), result = ctx.equation.operands, ctx.equation.result
-        of_a = None if b is None else _gradient(gradients[0], result, b, second, first, ctx.shapes[0])
-        of_b = None if a is None else _gradient(gradients[0], result, a, first, second, ctx.shapes[1])
+        of_a = None if b is None else _gradient(gradients[0], result, b.conj(), second, first, ctx.shapes[0])
+        of_b = None if a is None else _gradient(gradients[0], result, a.conj(), first, second, ctx.shapes[1])
         return None, of_a, of_b
 
 

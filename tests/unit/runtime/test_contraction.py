@@ -24,15 +24,16 @@ CALLS = [
 
 @pytest.mark.parametrize(("equation", "first", "second"), CALLS, ids=[equation for equation, *_ in CALLS])
 @pytest.mark.parametrize("taking", [(True, True), (True, False), (False, True)], ids=["both", "first", "second"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_results_and_gradients_are_those_of_pytorch(
-    equation: str, first: tuple[int, ...], second: tuple[int, ...], taking: tuple[bool, bool]
+    equation: str, first: tuple[int, ...], second: tuple[int, ...], taking: tuple[bool, bool], dtype: torch.dtype
 ) -> None:
-    tensors = [torch.randn(shape, dtype=torch.float64) for shape in (first, second)]
+    tensors = [torch.randn(shape, dtype=dtype) for shape in (first, second)]
     made = []
     for function in (torch.einsum, lambda text, *given: product(text, given)):
         given = [one.clone().requires_grad_(wants) for one, wants in zip(tensors, taking, strict=True)]
         result = function(equation, *given)
-        result.square().sum().backward()
+        result.square().sum().abs().backward()
         made.append((result.detach(), *(one.grad for one in given)))
     for expected, found in zip(*made, strict=True):
         assert (expected is None) == (found is None)
