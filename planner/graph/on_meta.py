@@ -7,14 +7,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner.graph.gradient_hooks import refuse_gradient_hooks
+
 
 def on_meta(module: nn.Module) -> nn.Module:
     """A copy of a module whose parameters, buffers and other tensors are on the meta device; tied ones stay tied,
     nothing is copied.
 
     Strides, and with them which reshapes copy, differ between devices; a graph must not, so it is traced there. What
-    else a module has and cannot be copied (a lock, an open file) the two share.
+    else a module has and cannot be copied (a lock, an open file) the two share. Raises ModelError for hooks of the
+    backward pass, which the copy would not have.
     """
+    refuse_gradient_hooks(module)
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)

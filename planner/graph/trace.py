@@ -30,11 +30,13 @@ from planner.errors import ModelError
 from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
 from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
+from planner.graph.autocast import without_autocast
 from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
 from planner.graph.delta_rules import delta_rules_as_operators
 from planner.graph.expert_load import with_named_settings
+from planner.graph.gradient_hooks import refuse_gradient_hooks
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
 from planner.graph.joins import without_empty_joins
 from planner.graph.kept_samples import BERNOULLI, RAND, with_kept_samples
@@ -97,6 +99,7 @@ def trace(
     """
     with interrupting(f"tracing {type(module).__name__}"):
         check_names(module)
+        refuse_gradient_hooks(module)
         return _traced(module, args, kwargs, full)
 
 
@@ -141,6 +144,7 @@ def _graph_of(
             delta_rules_as_operators(module),
             LiteralsKept(),
             WholeLosses(),
+            without_autocast(),
             regions,
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
@@ -401,6 +405,11 @@ def _parameters(module: nn.Module, types: dict[str, TensorType]) -> tuple[Parame
             raise ModelError(
                 f"parameter '{aliases[0]}' of {type(module).__name__} has the shape {tuple(parameter.shape)} and so no"
                 " elements, nothing that could be trained or divided; build the model without it"
+            )
+        if parameter.is_complex():
+            raise ModelError(
+                f"parameter '{aliases[0]}' of {type(module).__name__} is complex, for which there is no optimizer here;"
+                " keep it as real numbers with a last dim of 2, and take torch.view_as_complex of it"
             )
         types[aliases[0]] = tensor_type(parameter.detach())
         found.append(Parameter(name=aliases[0], aliases=tuple(aliases[1:]), trainable=parameter.requires_grad))

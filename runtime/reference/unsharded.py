@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner.graph.autocast import without_autocast
 from planner.graph.operator_graph import Operator
 from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
@@ -162,7 +163,7 @@ class UnshardedStep:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], choices: Sequence[torch.Tensor | None] = ()
     ) -> float:
         """Forward and backward of all micro-batches; returns their mean loss."""
-        with narrow_products(self._precision):
+        with narrow_products(self._precision), without_autocast():
             return self._all_parts(args, kwargs, choices)
 
     def _all_parts(
@@ -191,7 +192,7 @@ class UnshardedStep:
         total = 0.0
         for part, samples in enumerate(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            with narrow_products(self._precision):
+            with narrow_products(self._precision), without_autocast():
                 if self._forward is not None:
                     loss = self._forward(part_args, part_kwargs, FIRST)
                 else:
