@@ -223,8 +223,7 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
 
     factory = imported_factory(reference, "--model", ModelError)
     try:
-        with torch.device(device):
-            made = factory()
+        made = _made(factory, device)
     except Exception as error:
         raise ModelError(f"the factory {reference} raised {type(error).__name__}: {error}") from error
     parts = made if isinstance(made, tuple) else (made,)
@@ -237,7 +236,7 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
     experts_where_they_can(parts[0])
     module, args, kwargs = parts[0], tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}
     if not _is_mixed(module):
-        module, (args, kwargs) = module.to(floating), _converted((args, kwargs), floating)
+        module, (args, kwargs) = _cast(module, floating), _converted((args, kwargs), floating)
     every = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors = [tensor for tensor in every if tensor.dim()]
     if not tensors:
@@ -251,6 +250,30 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
         sequence_length=None,
         bounds=(None,) * len(every),
     )
+
+
+def _made(factory: Callable[[], Any], device: str) -> Any:
+    """What a factory returns. One that reads numbers of tensors as it builds (`x.item()` of `torch.linspace`, for the
+    rates of stochastic depth) cannot without data: it builds on the host, and the weights are dropped."""
+    import torch
+
+    from planner.graph.on_meta import on_meta
+
+    try:
+        with torch.device(device):
+            return factory()
+    except Exception as error:
+        if device != "meta" or "meta" not in str(error).lower():
+            raise
+    with torch.device("cpu"):
+        made = factory()
+    several = isinstance(made, tuple) and made and isinstance(made[0], torch.nn.Module)
+    return (on_meta(made[0]), *made[1:]) if several else made
+
+
+def _cast(module: Any, floating: Any) -> Any:
+    """A module in a floating point dtype. `module.to` would drop the imaginary part of what is complex."""
+    return module._apply(lambda tensor: tensor.to(floating) if tensor.is_floating_point() else tensor)
 
 
 def _is_mixed(module: Any) -> bool:

@@ -223,6 +223,22 @@ def raises():
     raise RuntimeError("no such file")
 
 
+class Turned(torch.nn.Module):
+    def __init__(self, rates):
+        super().__init__()
+        self.rates = rates
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(2), torch.ones(2)))
+
+    def forward(self, x):
+        turned = torch.view_as_complex(self.linear(x).float().view(6, 2, 2)) * self.turns
+        return torch.view_as_real(turned).mean() * sum(self.rates)
+
+
+def reads_numbers():
+    return Turned([rate.item() for rate in torch.linspace(0, 0.3, 3)]), (torch.ones(6, 4),)
+
+
 def bare():
     return Net()
 
@@ -271,6 +287,16 @@ def test_factory_in_the_current_folder() -> None:
     graph = trace(built.module, built.args, built.kwargs)
     assert [op.op for op in graph.operators] == ["aten.linear.default", "aten.mul.Tensor", "aten.mean.default"]
     assert graph.types[graph.inputs[0]].dtype == "bfloat16"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_factory_that_reads_numbers_builds_on_the_host() -> None:
+    built = build_model("zoo_test_nets:reads_numbers", dtype="bfloat16")
+    assert built.module.rates == pytest.approx([0.0, 0.15, 0.3])
+    assert built.module.linear.weight.device.type == "meta"
+    assert built.module.linear.weight.dtype == torch.bfloat16
+    assert built.module.turns.dtype == torch.complex64  # and not its real part alone
+    assert trace(built.module, built.args).loss
 
 
 @pytest.mark.usefixtures("folder")
