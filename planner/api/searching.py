@@ -522,9 +522,10 @@ def _job(
 
 def traced_model(model: "BuiltModel") -> OperatorGraph:
     """The graph of a model that was built."""
+    from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
 
-    return trace(model.module, model.args, model.kwargs)
+    return trace(without_data(model.module), model.args, model.kwargs)
 
 
 def _heard(progress: Progress) -> None:

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
     """The graph of a built model (see `trace` for `full`). What torch logs about errors that it raises is not shown."""
+    from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
 
     with contextlib.redirect_stderr(io.StringIO()), _no_logging():
-        return trace(model.module, model.args, model.kwargs, full=full)
+        return trace(without_data(model.module), model.args, model.kwargs, full=full)
 
 
 @contextlib.contextmanager

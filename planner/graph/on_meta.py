@@ -32,6 +32,11 @@ def on_meta(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
+def without_data(module: nn.Module) -> nn.Module:
+    """The module itself where all of its parameters are on the meta device, else a copy of which they are."""
+    return module if all(parameter.is_meta for parameter in module.parameters()) else on_meta(module)
+
+
 def _plain(module: nn.Module) -> list[Any]:
     """What a module keeps under names of its own, beside parameters, buffers, modules and hooks."""
     known = vars(nn.Module())

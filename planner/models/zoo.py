@@ -254,10 +254,8 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
 
 def _made(factory: Callable[[], Any], device: str) -> Any:
     """What a factory returns. One that reads numbers of tensors as it builds (`x.item()` of `torch.linspace`, for the
-    rates of stochastic depth) cannot without data: it builds on the host, and the weights are dropped."""
+    rates of stochastic depth) cannot without data: it builds on the host."""
     import torch
-
-    from planner.graph.on_meta import on_meta
 
     try:
         with torch.device(device):
@@ -266,9 +264,7 @@ def _made(factory: Callable[[], Any], device: str) -> Any:
         if device != "meta" or "meta" not in str(error).lower():
             raise
     with torch.device("cpu"):
-        made = factory()
-    several = isinstance(made, tuple) and made and isinstance(made[0], torch.nn.Module)
-    return (on_meta(made[0]), *made[1:]) if several else made
+        return factory()
 
 
 def _cast(module: Any, floating: Any) -> Any:

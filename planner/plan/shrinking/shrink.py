@@ -19,6 +19,7 @@ from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.in_float64 import InFloat64
+from planner.graph.on_meta import without_data
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
@@ -114,7 +115,7 @@ def _shrunk(
     own = _machine(machine, numbers.processes)
     built = _built(model.smaller, precision)
     with InFloat64() if precision == EXACT else nullcontext():
-        traced = discover(trace(built.module, built.args, built.kwargs))
+        traced = discover(trace(without_data(built.module), built.args, built.kwargs))
     priced = _in_fp32(traced) if precision == EXACT else traced
     training = _training(large, numbers, "fp32" if precision == EXACT else precision)
     prepared, found = prepare(
