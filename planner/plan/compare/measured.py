@@ -17,7 +17,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from hardware_profiles import Bytes, Seconds
 from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
@@ -35,6 +35,7 @@ from planner.plan.prediction.step import (
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
 )
+from planner.plan.schema import PlanFile
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -224,11 +225,22 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def choices_of(plan: Plan) -> dict[str, str]:
-    """A digest of each part of what a plan chose, whatever the machine is that it was made for."""
-    content = plan_content(plan)
+    """A digest of each part of what a plan chose, whatever the machine is that it was made for. What is at its default
+    is left out, so that a setting which a later version adds is in no digest of a plan that does not use it."""
+    file = PlanFile.model_validate_json(json.dumps(plan_content(plan)))
+    return _digests(plan, file.model_dump(mode="json", exclude_defaults=True))
+
+
+def _choices_as_written(plan: Plan) -> dict[str, str]:
+    """The same of the words of a plan file, which older records have."""
+    return _digests(plan, plan_content(plan), in_order=True)
+
+
+def _digests(plan: Plan, content: dict[str, Any], *, in_order: bool = False) -> dict[str, str]:
     content["mesh"] = [(axis.size, axis.order) for axis in plan.mesh.axes]
     content["stages"] = [(stage.first_block, stage.blocks) for stage in plan.stages]
-    texts = {words: json.dumps([content.get(key) for key in keys]) for words, keys in _CHOICES.items()}
+    found = {words: [content.get(key) for key in keys] for words, keys in _CHOICES.items()}
+    texts = {words: json.dumps(parts, sort_keys=not in_order) for words, parts in found.items()}
     return {words: hashlib.sha256(text.encode()).hexdigest()[:16] for words, text in texts.items()}
 
 
@@ -255,8 +267,9 @@ def check_same_plan(plan: Plan, ran: RunPlan) -> None:
                 f"the run is of another plan: {name.replace('_', ' ')} is {_text(there)} there and {_text(here)} in the"
                 " plan; give the plan that was run"
             )
+    written = _choices_as_written(plan)
     for words, digest in ran.choices.items():
-        if digest != known.choices.get(words):
+        if digest not in (known.choices.get(words), written.get(words)):
             raise RequestError(f"the run is of another plan: the {words} differ; give the plan that was run")
     if (
         not ran.choices

@@ -1,5 +1,6 @@
 """A prediction beside a run of it: terms sum to the step, and a record of another plan is none of it."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from hardware_profiles.run_record import (
     parse_run_record,
 )
 from planner.errors import RequestError
+from planner.plan.compare import measured
 from planner.plan.compare.measured import compare_run, predicted_terms, run_plan
-from planner.plan.file import load_plan
+from planner.plan.file import load_plan, plan_content
 from planner.plan.plan import Plan
 from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, REDUCED_AHEAD, UNCOVERED
+from planner.plan.schema import PlanFile, TrainingSection
 from tests.refusals import refused
 
 PLAN = Path(__file__).resolve().parents[2] / "distributed" / "llama-tiny-in-two.json"
@@ -142,6 +145,47 @@ def test_a_run_of_the_same_choices_on_another_machine_or_in_an_older_record_is_c
     older = replace(run(took), plan=replace(run_plan(known), choices={}))
     for one, record in ((elsewhere, run(took)), (known, older)):
         assert compare_run(one, record).measured_seconds == pytest.approx(0.2)
+
+
+def test_a_setting_that_a_later_version_adds_is_in_no_record_of_a_plan_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Training(TrainingSection):
+        later: bool = False
+
+    class File(PlanFile):
+        training: Training
+
+    def with_later(one: Plan) -> dict[str, Any]:
+        content = plan_content(one)
+        return {**content, "training": {**content["training"], "later": one.training.interleave > 1}}
+
+    record, known = run(rank(forward=0.2)), plan()
+    other = replace(known, training=replace(known.training, interleave=2))
+    monkeypatch.setattr(measured, "PlanFile", File)
+    monkeypatch.setattr(measured, "plan_content", with_later)
+    assert compare_run(known, record).measured_seconds == pytest.approx(0.2)
+    with refused(RequestError, "another plan", "training settings"):
+        compare_run(other, record)
+
+
+def test_a_record_with_digests_of_what_a_plan_file_says_is_compared() -> None:
+    """As records were written before defaults were left out of them."""
+    known, record = plan(), run(rank(forward=0.2))
+    sections = {
+        "training settings": ("training",),
+        "schedule": ("schedule", "virtual_stages", "slices"),
+        "layouts of inputs": ("inputs",),
+        "sharding, recomputation or ZeRO of its blocks": ("groups", "rules"),
+    }
+    texts = {words: json.dumps([plan_content(known).get(key) for key in keys]) for words, keys in sections.items()}
+    written = {words: hashlib.sha256(text.encode()).hexdigest()[:16] for words, text in texts.items()}
+    assert written["training settings"] != record.plan.choices["training settings"]
+    older = replace(record, plan=replace(record.plan, choices=written))
+    assert compare_run(known, older).measured_seconds == pytest.approx(0.2)
+    changed = replace(known, training=replace(known.training, interleave=2))
+    with refused(RequestError, "another plan", "training settings"):
+        compare_run(changed, older)
 
 
 def test_an_older_record_of_the_same_machine_says_what_its_plan_was_predicted_to_take() -> None:
