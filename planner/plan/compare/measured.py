@@ -35,7 +35,7 @@ from planner.plan.prediction.step import (
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
 )
-from planner.plan.schema import PlanFile
+from planner.plan.schema import PlanFile, validated
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -227,7 +227,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 def choices_of(plan: Plan) -> dict[str, str]:
     """A digest of each part of what a plan chose, whatever the machine is that it was made for. What is at its default
     is left out, so that a setting which a later version adds is in no digest of a plan that does not use it."""
-    file = PlanFile.model_validate_json(json.dumps(plan_content(plan)))
+    file = validated(PlanFile, json.dumps(plan_content(plan)))
     return _digests(plan, file.model_dump(mode="json", exclude_defaults=True))
 
 
