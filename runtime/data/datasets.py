@@ -170,8 +170,8 @@ def synthetic_batch(
 ) -> list[torch.Tensor]:
     """Tensors like the examples, whose leading dim `batch` becomes `samples`; other leading dims stay as they are.
 
-    `bounds` has for each example the number that its integers stay below, or None. CPU tensors, drawn by a generator of
-    their own.
+    `bounds` has for each example the number that its integers stay below, or None. Floating point numbers are normal,
+    or between 0 and 1 where those of the example are. CPU tensors, drawn by a generator of their own.
     """
     generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + step)
     pairs = zip(examples, bounds, strict=True)
@@ -185,8 +185,20 @@ def _like(
     if shape and shape[0] == batch:
         shape[0] = samples
     if example.is_floating_point():
-        return torch.randn(shape, generator=generator).to(example.dtype)
+        return _numbers_like(example, shape, generator).to(example.dtype)
     if bound is not None and example.dtype != torch.bool:
         return torch.randint(bound, shape, generator=generator).to(example.dtype)
     values = example.cpu().flatten()
     return values[torch.randint(values.numel(), shape, generator=generator)]
+
+
+def _numbers_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers; between 0 and 1, as probabilities and labels of a binary cross entropy have to be, where those of
+    the example are and differ, and 0 or 1 where it has no others."""
+    if example.is_meta or example.numel() == 0:
+        return torch.randn(shape, generator=generator)
+    least, most = float(example.min()), float(example.max())
+    if not 0 <= least < most <= 1:
+        return torch.randn(shape, generator=generator)
+    drawn = torch.rand(shape, generator=generator)
+    return drawn.round() if bool((example == example.round()).all()) else drawn

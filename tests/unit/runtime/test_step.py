@@ -197,6 +197,16 @@ def test_an_unknown_optimizer_is_refused() -> None:
         make_optimizer("adam", [], runtime.OptimizerSettings())
 
 
+def test_synthetic_numbers_are_probabilities_where_the_example_has_some() -> None:
+    labels, chances = torch.tensor([0.0, 1.0]), torch.tensor([0.2, 0.7])
+    others = torch.tensor([0.0, 2.0]), torch.ones(2), torch.empty(2, device="meta")
+    examples = (labels, chances, *others)
+    drawn = synthetic_batch(examples, batch=2, samples=500, bounds=(None,) * 5, seed=0, step=0)
+    assert set(drawn[0].tolist()) == {0.0, 1.0}
+    assert 0 <= drawn[1].min() < 0.1 < 0.9 < drawn[1].max() <= 1
+    assert all(found.min() < -1 and found.max() > 1 for found in drawn[2:])
+
+
 def test_synthetic_batches_depend_on_seed_and_step_only() -> None:
     def draw(seed: int, step: int) -> list[torch.Tensor]:
         examples = [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(5), torch.tensor([4, 9])]
