@@ -40,6 +40,8 @@ _WITHOUT_DATA = (
     "compute it with PyTorch's other operators, or make it an operator of yours by torch.library.custom_op with"
     " register_fake and register_autograd"
 )
+_DTYPE = "cast to that of the weights where they meet (x.to(self.weight.dtype)), or plan in fp32 (--precision fp32)"
+_UNBUILT = "give layers their sizes (nn.Linear in place of nn.LazyLinear), or call the module once in the factory"
 _SPELLED = "write -1, or a size of the input (x.shape[0]), in the place of the number"
 _OTHER = "the forward pass must not branch on tensor values or leave PyTorch operators"
 
@@ -57,7 +59,13 @@ _BY_CALL: tuple[tuple[str, str, str], ...] = (
 _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
     (r"numpy", "leaves PyTorch", _NUMPY),
     (r"shape '.*' is invalid for input of size", "spells out a size", _SPELLED),
-    (r"Meta kernel|fake impl", "calls an operator that cannot run without data", _WITHOUT_DATA),
+    (
+        r"expected scalar type|same dtype|Input type .* should be the same",
+        "mixes dtypes, which no autocast brings together in a plan",
+        _DTYPE,
+    ),
+    (r"uninitialized parameter", "has a lazy parameter without a shape", _UNBUILT),
+    (r"Meta kernel|fake impl|^aten\.[\w.]+$", "calls an operator that cannot run without data", _WITHOUT_DATA),
     (r"different devices|device type|same device", "mixes tensors of different devices", _DEVICE),
 )
 

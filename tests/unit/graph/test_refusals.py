@@ -11,6 +11,7 @@ from torch import nn
 
 from planner.errors import ModelError
 from planner.graph.trace import trace
+from tests.refusals import refused
 from tests.unit.graph import untraceable
 
 CAUSES = {
@@ -43,11 +44,14 @@ CAUSES = {
     "TakesGradient": ("takes a gradient in its forward pass", "a plan takes gradients of the loss alone"),
     "Hooks": ("changes gradients by a hook", "the backward of an autograd.Function"),
     "SpellsOut": ("spells out a size", r"write -1, or a size of the input \(x.shape\[0\]\)"),
+    "MixesDtypes": ("mixes dtypes", r"x.to\(self.weight.dtype\)\), or plan in fp32"),
+    "Convolves": ("mixes dtypes", r"x.to\(self.weight.dtype\)\), or plan in fp32"),
+    "Aligns": ("calls an operator that cannot run without data: aten._ctc_loss", "torch.library.custom_op"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
 }
 
 
-ON_META = ("OtherDevice", "Sparse", "WithoutKernel")
+ON_META = ("Aligns", "OtherDevice", "Sparse", "WithoutKernel")
 """Which can be traced with data, as no command does."""
 
 
@@ -71,6 +75,11 @@ def test_names_the_line_and_what_to_change(name: str) -> None:
     assert re.search(rf"{what}.*; .*{remedy}", message), message
     assert f"{Path(untraceable.__file__).name}:{offending_line(module)}" in message
     assert "\n" not in message
+
+
+def test_a_lazy_parameter_has_no_shape() -> None:
+    with refused(ModelError, "lazy parameter", "nn.LazyLinear"):
+        trace(nn.Sequential(nn.Linear(8, 4), nn.LazyLinear(1)), (torch.ones(4, 8),))
 
 
 def test_all_modules_are_covered() -> None:

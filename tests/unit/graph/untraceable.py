@@ -229,3 +229,25 @@ class Hooks(Net):
 class SpellsOut(Net):
     def forward(self, x):
         return self.linear(x).reshape(8, 2, 4).mean()  # here
+
+
+class MixesDtypes(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        return torch.einsum("bo,o->b", y, torch.ones(8, dtype=torch.float64, device=x.device)).mean()  # here
+
+
+class Convolves(Net):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv1d(1, 1, 3, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.convolution(self.linear(x).unsqueeze(1)).mean()  # here
+
+
+class Aligns(Net):
+    def forward(self, x):
+        scores = self.linear(x).unsqueeze(1).log_softmax(-1)
+        ones = torch.ones(1, dtype=torch.long, device=x.device)
+        return torch.nn.functional.ctc_loss(scores, ones.unsqueeze(0), 4 * ones, ones)  # here
