@@ -93,7 +93,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("--model llama-tiny --hardware h1000", ("h1000", "h100-80gb")),
     ("--model llama-tiny --hardware folder", ("folder", "cpu", ".toml")),
     ("--model llama-tiny --software megatorn", ("megatorn", "megatron")),
-    ("profiles h200", ("h200", "h200-141gb")),
+    ("profiles h201", ("h201", "h200-141gb")),
     ("stacks nemmo", ("nemmo", "nemo")),
     (f"{TINY} --mode data_paralel", ("--mode", "data_paralel", "data_parallel")),
     (f"{TINY} --search dynamic", ("--search", "dynamic", "dynamic_programming")),
