@@ -17,6 +17,7 @@ traced in full instead: slower, never wrong.
 """
 
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import getitem
@@ -85,6 +86,9 @@ _UNSET: Mapping[str, str] = {
 """Tensors whose elements are set later are zeros until then: what is in them would differ from device to device."""
 _TYPE_AS, _TO_DTYPE = "aten.type_as.default", "aten.to.dtype"
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
+
+_OF_TORCH = ".*isinstance\\(treespec, LeafSpec\\).*"
+warnings.filterwarnings("ignore", _OF_TORCH, FutureWarning)  # what it says of its own code while it copies an export
 
 
 def trace(

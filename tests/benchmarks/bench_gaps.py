@@ -5,8 +5,8 @@ memory as it is and scarce.
     gap      share of its objective by which no plan in the space is faster than that
     CPU s    of the whole, the model traced
 
-"none" is a proof, too: nothing fits. `--extent=quick` takes every eighth case, "usual" every third. `--markdown` prints
-the table of docs/search.md.
+"none" is a proof, too: nothing fits. `--extent=quick` takes every eighth case, "usual" every third; `--only=TEXT` those
+with TEXT in their name. `--markdown` prints the table of docs/search.md.
 """
 
 import statistics
@@ -26,17 +26,20 @@ WITHIN = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model on so many devices, of which each may fill so many GiB, or all it has."""
+    """A model on so many devices, of which each may fill so many GiB, or all it has, and gets so many samples of a
+    step, or as many as the search takes where nobody says."""
 
     model: str
     hardware: str
     devices: int
     memory: float | None = None
+    samples: int | None = None
 
     @property
     def name(self) -> str:
         scarce = "" if self.memory is None else f", {self.memory:g} GiB each"
-        return f"{self.model} on {self.devices:,} {self.hardware}{scarce}"
+        batch = "" if self.samples is None else f", {self.samples} samples each"
+        return f"{self.model} on {self.devices:,} {self.hardware}{scarce}{batch}"
 
 
 def cases() -> Iterator[Case]:
@@ -63,9 +66,13 @@ def cases() -> Iterator[Case]:
         for devices in (8, 64):
             for hardware in ("a100-80gb", "h100-80gb"):
                 yield Case(model=model, hardware=hardware, devices=devices)
+                if model == "vit-h14":
+                    yield Case(model=model, hardware=hardware, devices=devices, samples=4)
     for model in ("t5-large", "resnet50"):
         for devices in (8, 64):
             yield Case(model=model, hardware="h100-80gb", devices=devices)
+            if model == "resnet50":
+                yield Case(model=model, hardware="h100-80gb", devices=devices, samples=4)
     for hardware in ("h100-80gb", "gb200-186gb"):
         yield Case(model="llama405b", hardware=hardware, devices=1024)
 
@@ -75,8 +82,10 @@ def searched(case: Case) -> tuple[float, SearchResult | None]:
 
     def work() -> SearchResult | None:
         memory = None if case.memory is None else case.memory * 2**30
+        batch = None if case.samples is None else case.samples * case.devices
+        asked = {"devices": case.devices, "memory_limit": memory, "global_batch": batch, "simplicity": 0.0}
         try:
-            return search(case.model, case.hardware, devices=case.devices, memory_limit=memory, simplicity=0.0)
+            return search(case.model, case.hardware, **asked)
         except InfeasibleError:
             return None
 
@@ -85,7 +94,9 @@ def searched(case: Case) -> tuple[float, SearchResult | None]:
 
 def main() -> None:
     """Print the step, the gap and the CPU seconds of every case."""
-    chosen = list(cases())[:: {"quick": 8, "usual": 3, "full": 1}[extent()]]
+    wanted = [word.removeprefix("--only=") for word in sys.argv if word.startswith("--only=")]
+    chosen = [case for case in cases() if all(text in case.name for text in wanted)]
+    chosen = chosen[:: {"quick": 8, "usual": 3, "full": 1}[extent()]]
     line = "| {} | {} | {} | {} | {} |" if "--markdown" in sys.argv else "{:<46}{:>10}{:>8}{:>16}{:>8}"
     print(line.format("case", "step", "gap", "evaluated", "CPU s"))
     if "--markdown" in sys.argv:

@@ -26,14 +26,16 @@ class Problem:
     devices: int
     seconds: float
     memory: float = 1.5
+    samples: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.model} on {self.devices}"
+        return f"{self.model} on {self.devices}" + (f", {self.samples} samples" if self.samples else "")
 
     @property
     def words(self) -> list[str]:
-        return ["--model", self.model, "--devices", str(self.devices)]
+        batch = ["--global-batch", str(self.samples)] if self.samples else []
+        return ["--model", self.model, "--devices", str(self.devices), *batch]
 
 
 QUICK = (Problem(model="llama70b", devices=64, seconds=6.0), Problem(model="llama8b", devices=8, seconds=4.0))
@@ -41,7 +43,7 @@ USUAL = (
     *QUICK,
     Problem(model="mixtral-8x7b", devices=512, seconds=8.0),
     Problem(model="llama70b", devices=4096, seconds=20.0),
-    Problem(model="resnet152", devices=64, seconds=20.0, memory=2.0),
+    Problem(model="resnet152", devices=64, seconds=20.0, memory=2.0, samples=256),
 )
 FULL = (
     *USUAL,
