@@ -1,10 +1,11 @@
 """A device as plain values: memory, peak rates, and the efficiency of its kernels."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from hardware_profiles.digests import OPTIONAL_IN_DIGEST
-from hardware_profiles.errors import UnknownKeyError
+from hardware_profiles.errors import HardwareProfileError, UnknownKeyError
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.software import AttentionKernels
 from hardware_profiles.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
@@ -73,6 +74,12 @@ class Device:
     power_share: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
     installed: Bytes | None = field(default=None, metadata=OPTIONAL_IN_DIGEST)
     communication_units: float = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
+
+    def __post_init__(self) -> None:
+        own = [(one.name, getattr(self, one.name)) for one in fields(self)]
+        for name, value in (*own, *self.peak_flops):
+            if isinstance(value, float) and math.isnan(value):
+                raise HardwareProfileError(f"device {self.name}: {name} is {value}; give a number")
 
     @property
     def clock(self) -> float:

@@ -10,26 +10,31 @@ from hardware_profiles.cluster import Fact, FactKind
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
+_LEAST, _MOST = 1e-9, 1e12
+"""Of numbers in the units of files (GB/s, TFLOP/s, GiB, us), and of shares: what is beyond is no machine, and what is
+priced by it no number, as times of infinite seconds have no differences."""
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Number(Strict):
-    value: float = Field(ge=0, allow_inf_nan=False)
+    value: float = Field(ge=0, le=_MOST, allow_inf_nan=False)
     source: Text
     kind: FactKind
 
 
 class Positive(Number):
-    value: float = Field(gt=0, allow_inf_nan=False)
+    value: float = Field(ge=_LEAST, le=_MOST, allow_inf_nan=False)
 
 
 class Share(Number):
-    value: float = Field(gt=0, le=1)
+    value: float = Field(ge=_LEAST, le=1)
 
 
 class AtLeastOne(Number):
-    value: float = Field(ge=1, allow_inf_nan=False)
+    value: float = Field(ge=1, le=_MOST, allow_inf_nan=False)
 
 
 class Portion(Number):

@@ -139,6 +139,8 @@ def check_levels(name: str, levels: tuple[Level, ...]) -> None:
             raise TopologyError(f"level {level.name} of cluster {name} is unbounded but not the outermost")
         if level.fan_out is not None and level.fan_out < 2:
             raise TopologyError(f"level {level.name} of cluster {name} has fan_out {level.fan_out}, less than 2")
+        if not level.bandwidth > 0:
+            raise TopologyError(f"level {level.name} of cluster {name} has bandwidth {level.bandwidth}; it is above 0")
         if not 1 <= level.oversubscription < math.inf:
             raise TopologyError(
                 f"level {level.name} of cluster {name} has oversubscription {level.oversubscription}; it is 1 or more"

@@ -90,6 +90,7 @@ class StateBounds:
         while True:
             state = tuple(int(i) for i in np.unravel_index(int(self._proved.argmin()), self._proved.shape))
             found = float(self._proved[state])
+            assert not math.isnan(found), "what is proved of a state is a number, else it would be asked for ever"
             if found >= limit or self._fresh[state]:
                 return state, found
             asked = (self._proved < limit) & ~self._fresh

@@ -1,9 +1,21 @@
+import math
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hardware_profiles import GIB, OP_CLASSES, InvalidProfileError, UnknownProfileError, load_profile, profile_names
+from hardware_profiles import (
+    GIB,
+    OP_CLASSES,
+    HardwareProfileError,
+    InvalidProfileError,
+    TopologyError,
+    UnknownProfileError,
+    load_profile,
+    profile_names,
+)
 from tests.refusals import refused
 
 
@@ -137,7 +149,13 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     [
         ("schema_version = 1", "schema_version = 2", ("schema_version", 1)),
         ("[device]", "[device]\ncolour = 3", ("device.colour",)),
-        ("fp32 = { value = 0.0685", "fp32 = { value = -1", ("device.peak_tflops.fp32.value", 0)),
+        ("fp32 = { value = 0.0685", "fp32 = { value = -1", ("device.peak_tflops.fp32.value", "0.000000001")),
+        ("fp32 = { value = 0.0685", "fp32 = { value = 1e-320", ("device.peak_tflops.fp32.value", "0.000000001")),
+        (
+            "memory_bandwidth_gb_per_s = { value = 31.8",
+            "memory_bandwidth_gb_per_s = { value = 1e300",
+            ("device.memory_bandwidth_gb_per_s.value", 1000000000000),
+        ),
         ('network = "switch"', 'network = "star"', ("level.0.network", "switch", "mesh")),
         ('network = "switch"', 'network = "mesh"', ("level", "host", "cpu", "mesh", "fan_out")),
         ("[device.efficiency.copy]", "[device.efficiency.paste]", ("['copy']", "['paste']")),
@@ -170,3 +188,13 @@ def test_a_bad_file_is_named_with_key_and_reason(tmp_path: Path, old: str, new: 
     with refused(InvalidProfileError, path, *facts) as caught:
         load_profile(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_machine_made_in_python_has_numbers() -> None:
+    machine = load_profile("cpu")
+    changed: tuple[dict[str, Any], ...] = ({"memory_bandwidth": math.nan}, {"peak_flops": (("fp32", math.nan),)})
+    for changes in changed:
+        with refused(HardwareProfileError, "CPU process", "nan"):
+            replace(machine.device, **changes)
+    with refused(TopologyError, "bandwidth", "nan"):
+        replace(machine, levels=tuple(replace(level, bandwidth=math.nan) for level in machine.levels))

@@ -37,6 +37,13 @@ def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_bounds, "_AT_ONCE", 4)
 
 
+def test_what_is_no_number_ends_the_search() -> None:
+    known = np.ones(SHAPE)
+    bounds = StateBounds(lambda some: known if some is None else known[some], np.where(known > 0, math.nan, known))
+    with pytest.raises(AssertionError, match="is a number"):
+        bounds.least()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_least_is_that_of_all(seed: int) -> None:
     rising = Rising(seed)
