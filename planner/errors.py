@@ -129,10 +129,17 @@ def nearest_names(name: str, known: Iterable[str]) -> list[str]:
     return [parts[part] for part in difflib.get_close_matches(wanted, parts, n=3, cutoff=0.7)]
 
 
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The question whether the known names were meant that are most like one that is not known; `otherwise` where none
+    is like it."""
+    near = nearest_names(name, known)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that `name` is not a known `kind`, name the nearest ones, and list all where the list is short."""
     names = sorted(known)
-    near = nearest_names(name, names)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "."
+    meant = did_you_mean(name, names)
+    hint = f"; {meant}" if meant else "."
     listing = f" Known: {', '.join(names)}." if len(names) <= 40 else ""
     return f"unknown {kind} '{name}'{hint}{listing}"

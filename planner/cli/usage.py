@@ -4,7 +4,6 @@ The parser of the command line has messages of its own, in boxes and without the
 our form, so that people read one kind of message and `--json` answers with an object to every call.
 """
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from planner.cli.errors import reporting
 from planner.cli.helping import command_help, screen
 from planner.cli.texts import say
 from planner.cli.whole_numbers import check_whole_numbers, legal_numbers
-from planner.errors import RequestError, StoppedError, unknown_name
+from planner.errors import RequestError, StoppedError, did_you_mean, unknown_name
 from planner.old_words import with_new_options
 
 _ParserError: type[Exception] = next(
@@ -108,9 +107,9 @@ def fault_of(error: Any, given: Sequence[str]) -> str:
     if option is not None and hasattr(error, "possibilities"):
         known = [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)] if context else []
         known = [name for name in known if name.startswith("-")]
-        near = difflib.get_close_matches(option, known, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ";"
-        return f"{place} has no option '{option}'{hint} {_help_of(place)} lists all options"
+        meant = did_you_mean(option, known)
+        hint = f"{meant} " if meant else ""
+        return f"{place} has no option '{option}'; {hint}{_help_of(place)} lists all options"
     message = error.format_message().rstrip(".")
     parameter = getattr(error, "param", None)
     names = [name for name in getattr(parameter, "opts", ()) if name.startswith("-")]

@@ -43,7 +43,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from planner.errors import RequestError, nearest_names
+from planner.errors import RequestError, did_you_mean
 from planner.faults import Fault
 from planner.fp8_recipes import EXPERT_TENSORS, HISTORY, LAYER_TENSORS, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
@@ -376,9 +376,8 @@ def check_patterns(graph: OperatorGraph, could: Sequence[int], patterns: Sequenc
     for pattern in patterns:
         if not any(_is_meant(graph.operators[at], pattern) for at in could):
             names = [weight_of(graph.operators[at]) for at in could]
-            near = nearest_names(pattern, names)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is {names[0]}"
-            raise RequestError(f"{option}: no linear layer that could be in fp8 matches '{pattern}'{hint}")
+            hint = did_you_mean(pattern, names, f"there is {names[0]}")
+            raise RequestError(f"{option}: no linear layer that could be in fp8 matches '{pattern}'; {hint}")
 
 
 def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8) -> list[Operator]:

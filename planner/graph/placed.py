@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.errors import RequestError, nearest_names
+from planner.errors import RequestError, did_you_mean
 from planner.graph.bags import BAG
 from planner.graph.operator_graph import ROWS_FROM, Argument, Operator, OperatorGraph, ValueRef
 from planner.matching import matches
@@ -73,9 +73,8 @@ def placed_tables(graph: OperatorGraph, placed: Placed) -> dict[str, str]:
     for pattern, _ in placed:
         if not any(matches(parameter.name, pattern) for parameter in graph.parameters):
             tables = tables_of(graph)
-            near = nearest_names(pattern, tables)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has the tables {_listed(tables)}"
-            raise RequestError(f"place: no parameter of the model matches '{pattern}'{hint}")
+            hint = did_you_mean(pattern, tables, f"it has the tables {_listed(tables)}")
+            raise RequestError(f"place: no parameter of the model matches '{pattern}'; {hint}")
     found = {p.name: place for p in graph.parameters if (place := place_of(p.name, placed)) is not None}
     for name in found:
         fault = _fault(graph, name)

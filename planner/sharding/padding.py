@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from planner.errors import RequestError, nearest_names
+from planner.errors import RequestError, did_you_mean
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.random_ops import CHANCES
 from planner.matching import matches
@@ -81,8 +81,8 @@ def _grown_weights(graph: OperatorGraph, padded: Padded) -> Mapping[str, Growth]
     names = [parameter.name for parameter in graph.parameters]
     for pattern, _ in padded:
         if not any(matches(name, pattern) for name in names):
-            near = nearest_names(pattern, names)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            meant = did_you_mean(pattern, names)
+            hint = f"; {meant}" if meant else ""
             raise RequestError(f"pad: no weight of the model matches '{pattern}'{hint}")
     for name in names:
         multiple = next((number for pattern, number in padded if matches(name, pattern)), 1)

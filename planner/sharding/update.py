@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias
 
 from costmodels import UpdateVariant
-from planner.errors import nearest_names
+from planner.errors import did_you_mean
 from planner.faults import Fault
 from planner.graph.placed import PLACES, Placed
 from planner.matching import matches
@@ -226,11 +226,10 @@ def local_fault(update: Update, parameters: Collection[str]) -> Fault | None:
     """The first pattern of local parameters that no parameter of a model matches; None where all match some."""
     for pattern in update.local_parameters:
         if not any(matches(name, pattern) for name in parameters):
-            near = nearest_names(pattern, parameters)
             return Fault(
                 option="local_parameters",
                 reason=f"no parameter of the model matches '{pattern}'",
-                hint=f"did you mean {' or '.join(near)}?" if near else "plan show lists those of a plan",
+                hint=did_you_mean(pattern, parameters, "plan show lists those of a plan"),
             )
     return None
 

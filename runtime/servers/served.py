@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.errors import RequestError, nearest_names
+from planner.errors import RequestError, did_you_mean
 from planner.matching import matches
 from runtime.servers.addresses import Addresses
 from runtime.servers.client import TableClient
@@ -240,9 +240,8 @@ def _chosen(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Embeddin
     for pattern in patterns:
         matching = {name: one for name, one in every.items() if matches(name, pattern)}
         if not matching:
-            near = nearest_names(pattern, every)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are: {', '.join(every) or 'none'}"
-            raise RequestError(f"no embedding of the model matches '{pattern}'{hint}")
+            hint = did_you_mean(pattern, every, f"there are: {', '.join(every) or 'none'}")
+            raise RequestError(f"no embedding of the model matches '{pattern}'; {hint}")
         found |= matching
     for name, one in found.items():
         if one.max_norm is not None or one.scale_grad_by_freq:

@@ -710,3 +710,9 @@ def test_text_of_others_is_parsed_within_limits() -> None:
 def test_a_parser_without_limits_is_seen(text: str) -> None:
     assert list(raw_parsing("runtime.launch.launch", ast.parse(text)))
     assert not list(raw_parsing("runtime.launch.launch", ast.parse("import json\njson.dumps(value)")))
+
+
+def test_who_may_have_been_meant_is_asked_in_one_place() -> None:
+    """`planner.errors.did_you_mean`; what stands below the planner has a place of its own."""
+    asking = {name for name, path in sources().items() if "did you mean" in path.read_text(encoding="utf-8")}
+    assert asking == {"planner.errors", "hardware_profiles.errors", "hardware_profiles.compose"}

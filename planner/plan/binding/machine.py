@@ -20,7 +20,7 @@ from hardware_profiles import (
     parts_of,
     profile_names,
 )
-from planner.errors import PlanFileError, RequestError, nearest_names
+from planner.errors import PlanFileError, RequestError, did_you_mean
 from planner.plan.plan import ClusterReference, Stage, products_in
 
 
@@ -44,8 +44,8 @@ def machine_of(reference: ClusterReference, profile: str | None = None) -> Machi
     composition does not read.
     """
     if profile is None and reference.profile not in profile_names() and not is_mixed(reference.profile):
-        near = nearest_names(reference.profile, profile_names())
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        near = did_you_mean(reference.profile, profile_names())
+        hint = f" ({near})" if near else ""
         raise UnknownProfileError(
             f"the plan was made for the profile '{reference.profile}', which is none of those shipped{hint}; give its"
             f" file, as in --hardware {reference.profile}.toml"

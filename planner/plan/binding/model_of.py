@@ -14,7 +14,7 @@ model, or operators of it, needs it built: from the person or the zoo.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.errors import ModelError, PlanFileError, nearest_names
+from planner.errors import ModelError, PlanFileError, did_you_mean
 from planner.models.overrides import split_reference
 from planner.plan.carried import carried_graph
 from planner.plan.plan import PRECISIONS, ModelReference, Plan
@@ -61,8 +61,8 @@ def buildable(model: ModelReference, given: str | None, why: str = "") -> str:
     if is_of_zoo(model.reference):
         return model.reference
     name = ascii(model.reference[:_SHOWN]) + ("..." if len(model.reference) > _SHOWN else "")
-    near = nearest_names(split_reference(model.reference)[0], ZOO)
-    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+    near = did_you_mean(split_reference(model.reference)[0], ZOO)
+    meant = f" ({near})" if near else ""
     raise ModelError(
         f"the plan is for the model {name}, which is none of the zoo{meant}, and what a file names is never imported or"
         f" opened{why}; say which model it is: --model package.module:factory, or --model path/to/config.json"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_profile
-from planner.errors import nearest_names, unknown_name
+from planner.errors import did_you_mean, nearest_names, unknown_name
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.binding.bind import bind
@@ -55,4 +55,6 @@ def test_names_that_are_like_one_that_is_not_known() -> None:
     assert nearest_names("*q_prj*", known) == [known[0]]
     assert nearest_names("lm_haed/linear", known)[0] == known[2]
     assert nearest_names("zzzz", known) == []
+    assert did_you_mean("lm_hed", known, "or nothing") == "did you mean lm_head/linear?"
+    assert did_you_mean("zzzz", known, "or nothing") == "or nothing"
     assert "did you mean lm_head/linear?" in unknown_name("operator", "lm_hed", known)
