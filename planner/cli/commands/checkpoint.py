@@ -1,5 +1,6 @@
 """`plan checkpoint`: what is in a checkpoint, whether it is whole, and the same for another plan or in one piece."""
 
+import math
 import sys
 from collections.abc import Sequence, Sized
 from pathlib import Path
@@ -178,8 +179,8 @@ def merge(
     with reporting(as_json):
         from runtime.checkpoint.offline import merge as merged
 
-        if not max_file > 0:
-            raise RequestError(f"--max-file {max_file:g}: give GB, more than 0")
+        if not 0 < max_file < math.inf:
+            raise RequestError(f"--max-file {max_file:g}: give GB, more than 0, as in 5")
         most = _block(memory)
         opened = _opened(source)
         opened.check()

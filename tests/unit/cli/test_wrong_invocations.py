@@ -142,6 +142,8 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --clip-norm 0", ("--clip-norm", 0.0, 0)),
     (f"{TINY} --imbalance nan", ("imbalance", "nan", 1)),
     (f"{TINY} --imbalance 2", ("imbalance = 2",)),
+    ("checkpoint merge . -o made --max-file inf", ("--max-file", "inf", 0)),
+    ("checkpoint merge . -o made --max-file 0", ("--max-file", 0, 0)),
     (f"{TINY} --memory-limit much", ("--memory-limit", "much", "64GiB")),
     (f"{TINY} --memory-limit 0", ("--memory-limit", 0, 0, "64GiB")),
     (f"{TINY} --planner-memory much", ("--planner-memory", "much", "64GiB")),
