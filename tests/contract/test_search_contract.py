@@ -237,7 +237,7 @@ def test_an_infeasible_request_says_what_is_missing() -> None:
     request = request_of("llama-4", small_memory(roomy, fitting.plan.prediction.peak_bytes / 40000), 4)
     assert not find_fitting(request)
     for asked in (request, replace(request, prune=False)):
-        with refused(InfeasibleError, "llama-4", "2 x cpu", "GiB", "GiB", "GiB"):
+        with refused(InfeasibleError, "llama-4", "2 x cpu", "KiB", "KiB", "KiB"):
             search(asked)
 
 
