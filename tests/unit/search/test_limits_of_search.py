@@ -6,6 +6,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 import planner
 import planner.limits
 import planner.strategy_search.decomposition.pieces
-from planner.errors import LimitError
+from planner.errors import LimitError, RequestError
 from planner.limits import Limits, limited, resident_bytes
 from planner.sharding.update import PLAIN
 from planner.strategy_search.decomposition.block_ranges import block_ranges_of
@@ -202,6 +203,11 @@ def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> 
         block_ranges_of((0,) * 1_000_000)
 
 
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean()
+
+
 class SharedLayer(nn.Module):
     """One layer that is called three times, as ALBERT's: blocks that share all weights."""
 
@@ -215,11 +221,25 @@ class SharedLayer(nn.Module):
         return x.square().mean()
 
 
-def test_a_refusal_says_that_blocks_share_weights_and_what_helps() -> None:
-    asked: dict[str, Any] = {"args": (torch.ones(2, 16),), "devices": 8, "planner_memory": resident_bytes() + 2.0**30}
+def test_blocks_that_share_all_weights_are_planned_operator_by_operator(tmp_path: Path) -> None:
+    """The ways to store each of twelve weights multiply where blocks agree on them: too many even for two devices."""
+    asked: dict[str, Any] = {"args": (torch.ones(2, 16),), "devices": 2, "global_batch": 2}
+    asked["planner_memory"] = resident_bytes() + 2.0**30
+    found = planner.search(SharedLayer(6), "h100-80gb", **asked)
+    (stage,) = found.plan.stages
+    assert stage.blocks == 0
+    planner.save(found.plan, tmp_path / "plan.json")
+    again = planner.estimate(tmp_path / "plan.json")
+    assert again.prediction.step_seconds == pytest.approx(found.plan.prediction.step_seconds)
     with refused(LimitError, "blocks, which share 12 weights", "--zero"):
-        planner.search(SharedLayer(6), "h100-80gb", **asked)
-    assert planner.search(SharedLayer(6), "h100-80gb", pinned={"zero": 1}, **asked).plans
+        planner.search(SharedLayer(6), "h100-80gb", pinned={"recompute": "full"}, **asked)
+
+
+def test_recomputation_of_no_blocks_is_refused() -> None:
+    with refused(RequestError, "recompute = full", "no blocks"):
+        planner.search(
+            nn.Sequential(nn.Linear(4, 4), Mean()), "cpu", args=(torch.ones(2, 4),), pinned={"recompute": "full"}
+        )
 
 
 @pytest.mark.slow
