@@ -25,6 +25,7 @@ from planner.models.overrides import split_reference
 from planner.nearest import divisors
 from planner.plan.binding.bind import BoundPlan, prepare
 from planner.plan.layout.kept import NOTHING_KEPT, Kept, block_words
+from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import Shared
@@ -55,8 +56,12 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
     """The request for plans that an engine can be told. Raises RequestError for what it has no setting for."""
     _check(space, request)
     experts, devices = _expert_degrees(request), request.cluster.devices
-    kinds, asked = _kinds(request), _of_model(space, request)
-    found = [one for settings in space.settings for one in _alternatives(settings, asked, experts, devices, kinds)]
+    kinds, asked, turns = _kinds(request), _of_model(space, request), _has_causal_ring(request)
+    found = [
+        one
+        for settings in space.settings
+        for one in _alternatives(settings, asked, experts, devices, kinds, turns=turns)
+    ]
     if not found:
         raise RequestError(
             f"--for {space.name}: {space.title} has no settings with all that was decided by hand; leave out some of"
@@ -163,6 +168,12 @@ def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
     return tuple(degree for degree in divisors(count) if request.cluster.devices % degree == 0)
 
 
+def _has_causal_ring(request: SearchRequest) -> bool:
+    """Whether there is causal attention that a ring could split: it alone is balanced by zigzag order."""
+    rules = (rule_of(request.graph, op) for op in request.graph.operators)
+    return any(rule.causal and any(f.kind is FactorKind.RING for f in rule.factors) for rule in rules)
+
+
 def _kinds(request: SearchRequest) -> tuple[frozenset[str], ...]:
     """Words for the operators of a block of each kind that can be kept."""
     graph, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
@@ -189,9 +200,16 @@ def _ways(
 
 
 def _alternatives(
-    settings: Settings, asked: Pinned, experts: tuple[int, ...], devices: int, kinds: Sequence[frozenset[str]]
+    settings: Settings,
+    asked: Pinned,
+    experts: tuple[int, ...],
+    devices: int,
+    kinds: Sequence[frozenset[str]],
+    *,
+    turns: bool,
 ) -> Iterator[Pinned]:
-    """What a row of settings can be, as far as it agrees with what was decided by hand."""
+    """What a row of settings can be, as far as it agrees with what was decided by hand; `turns` says whether rings may
+    be in zigzag order."""
     if settings.piped and asked.pipeline == 1:
         return
     ways: tuple[str | None, ...] = settings.context or (None,)
@@ -217,7 +235,7 @@ def _alternatives(
             "expert": expert,
             "whole_experts": whole,
             "context_by": way or "heads",
-            "zigzag": settings.zigzag if way not in (None, "heads") else None,
+            "zigzag": settings.zigzag if turns and way not in (None, "heads") else None,
             "recompute": {"none": "none", "all": "selective" if kept else "full"}.get(recomputed),
             "even": settings.even,
             "interleave": 1,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
-from planner.graph.blocks import Blocks, block_parameters
+from planner.graph.blocks import NO_BLOCKS, Blocks, block_parameters
 from planner.graph.in_float64 import InFloat64
 from planner.graph.on_meta import without_data
 from planner.graph.operator_graph import OperatorGraph
@@ -130,6 +130,7 @@ def _shrunk(
         replicated=training.update,
         batch=built.batch,
     )
+    found = found if large.blocks.count else NO_BLOCKS  # else it says every operator by itself
     _check_blocks(large, found, blocks, model.smaller.reference)
     decided = replace(
         plan,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 import planner
 from hardware_profiles import load_profile
@@ -20,6 +21,7 @@ from planner.plan.shrinking.shrink import EXACT, SmallPlan, shrink
 from planner.plan.shrinking.small_mesh import small_numbers
 from planner.sharding.mesh import Mesh
 from tests.distributed import plans
+from tests.unit.search.test_limits_of_search import SharedLayer
 
 
 def test_two_blocks_of_every_run_are_kept_and_no_neighbours_are_lost() -> None:
@@ -151,3 +153,19 @@ def test_a_plan_that_trains_with_old_weights_is_refused() -> None:
     large = _by_hand(plans.mesh_of(2), stages=(3, 3), schedule="pipedream_2bw", micro_batches=4)
     with pytest.raises(RequestError, match="prove the plan with schedule '1f1b'"):
         _small(large)
+
+
+def test_a_plan_that_says_every_operator_by_itself_is_shrunk_so() -> None:
+    """Layers that share all weights are alike, and its plan has no blocks all the same."""
+    graph = trace(*shared())
+    found = planner.search(graph, "cpu", batch=2, devices=2, precision="fp32", global_batch=2).plan
+    large = bind(found, graph, 2)
+    assert not large.blocks.count
+    name = "tests.unit.plan.test_shrinking:shared"
+    small = shrink(large, precision="fp32", reference=name, machine=load_profile("cpu"), small=name)
+    assert not small.bound.blocks.count
+    assert len(small.bound.operators) == len(large.operators)
+
+
+def shared() -> tuple[SharedLayer, tuple[torch.Tensor]]:
+    return SharedLayer(2), (torch.ones(2, 16),)
