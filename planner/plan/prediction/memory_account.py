@@ -50,6 +50,11 @@ class MemoryAccount:
         self.peak = self._total
         self.at_peak = dict(self.now)
 
+    @property
+    def records(self) -> bool:
+        """Whether what is done takes turns with other work."""
+        return self._turns is not None
+
     def recorded(self, work: Callable[[], None]) -> list[MemoryTurn]:
         """What some work takes and gives back, from one `pause` to the next, without counting it."""
         assert self._turns is None, "one is recorded at a time"
@@ -152,11 +157,13 @@ def moved(
     gives: bool = False,
 ) -> Piece:
     """A local tensor after the steps of a redistribution, as `runtime.comm.redistribute` makes it: the caller holds
-    what comes out, which may be the memory that went in. That it still holds, too, unless it `gives` it away. What
-    takes turns lets others go on while its first collective is on its way, and goes on as said `then`; None where it
-    goes on at once."""
-    if not gives:
-        account.hold(piece.storage)
+    what comes out, which may be the memory that went in. That it still holds, too, unless it `gives` it away, when all
+    steps are done. What takes turns lets others go on while its first collective is on its way, and goes on as said
+    `then`, without what went in; None where it goes on at once."""
+    then = then if account.records else None
+    first, lasts = piece.storage, not gives or then is None
+    if lasts:
+        account.hold(first)
     for step in steps:
         if mesh.sizes[step.axis] > 1:
             pause = then if step.kind in COLLECTIVES else None
@@ -164,6 +171,8 @@ def moved(
             then = None if pause is not None else then
     if then is not None:
         account.pause(then)
+    if gives and lasts:
+        account.release(first)
     return piece
 
 
