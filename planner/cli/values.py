@@ -46,7 +46,7 @@ def parse_memory(text: str, option: str = "--memory-limit") -> float:
 def memory_limit(text: str, machine: "Machine") -> float:
     """Bytes of --memory-limit. One above the memory of every device limits nothing, which a note says.
 
-    Raises RequestError where such a number has no unit: GiB are not what was meant.
+    Raises RequestError where such a number has no unit and is 1,024 or more, which people write in MiB.
     """
     from hardware_profiles import MixedCluster
 
@@ -54,7 +54,7 @@ def memory_limit(text: str, machine: "Machine") -> float:
     limit, most = parse_memory(text), max(group.device.installed or group.device.memory for group in groups)
     if limit > most:
         have = f"devices of {machine.name} have {most / GIB:.4g} GiB at most"
-        if text.strip()[-1].isdigit():
+        if text.strip()[-1].isdigit() and limit >= 1024 * GIB:
             raise RequestError(f"--memory-limit {text}: {have}; write the unit that is meant, as in {text.strip()}MiB")
         say(f"note: --memory-limit {text} limits nothing: {have}", err=True)
     return limit

@@ -44,3 +44,12 @@ def test_a_limit_is_compared_with_the_largest_device(capsys: pytest.CaptureFixtu
     machine = load_mixed("a100-40gb:8,h100-80gb:8")
     memory_limit("60GiB", machine)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("text", "hardware"), [("141", "h200-141gb"), ("186", "gb200-186gb"), ("288", "b300-288gb")])
+def test_the_memory_that_a_device_is_sold_with_is_a_limit(
+    text: str, hardware: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A few GiB more than there are limit nothing, and MiB of that number are not what was meant."""
+    assert memory_limit(text, load_profile(hardware)) == int(text) * 2**30
+    assert f"--memory-limit {text} limits nothing" in capsys.readouterr().err
