@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.errors import InfeasibleError, RequestError
+from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
 from planner.limits import reached, seconds_left, sharing
 from planner.strategy_search.around import bound_of_like, in_a_v
@@ -65,15 +65,25 @@ def with_fp8_ends(
     best, bound = min(found, key=lambda one: _seconds(one.plans[0])), min(one.bound_seconds for one in found)
     covered = all(one.covered for one in found)
     proved = covered and all(one.covered for one in of_ends)
-    fastest = _fastest([plan for one in (*found, *of_ends) for plan in one.plans], request.top)
+    shared = [Shared() for _ in found]
 
     def bound_of(plan: Ranked) -> float:
-        own = (bound_of_like(plan, one, its, Shared()) for one, its in zip(found, asked, strict=True))
-        return min(bound, *own) if in_a_v(plan) else bound
+        if not in_a_v(plan):
+            return bound
+        return min(bound_of_like(plan, *each) for each in zip(found, asked, shared, strict=True))
 
-    plans = tuple(with_proof(one, bound_of(one), covered=proved) for one in fastest)
+    plans, stopped = list[tuple[Ranked, float]](), False
+    for plan in _fastest([plan for one in (*found, *of_ends) for plan in one.plans]):
+        if len(plans) == request.top:
+            break
+        try:
+            plans.append((plan, bound_of(plan)))
+        except LimitError:  # before it was known of stages in a V; there is a plan without, of which it is
+            stopped = True
+    proofs = tuple(with_proof(plan, its, covered=proved) for plan, its in plans)
     priced = tuple(plan for one in (*found, *of_ends) for plan in one.priced)
-    return replace(best, plans=plans, bound_seconds=bound_of(plans[0]), covered=covered, priced=priced)
+    result = replace(best, plans=proofs, bound_seconds=plans[0][1], covered=covered, priced=priced)
+    return result.cut_short() if stopped else result
 
 
 def _opened(request: SearchRequest) -> tuple[SearchRequest, ...]:
@@ -87,12 +97,12 @@ def _seconds(plan: Ranked) -> float:
     return plan.seconds
 
 
-def _fastest(plans: Sequence[Ranked], top: int) -> tuple[Ranked, ...]:
-    """The fastest plans, of different configurations."""
+def _fastest(plans: Sequence[Ranked]) -> tuple[Ranked, ...]:
+    """Plans of different configurations, the fastest first."""
     of = dict[Configuration, Ranked]()
     for one in sorted(plans, key=lambda one: one.seconds):
         of.setdefault(one.configuration, one)
-    return tuple(of.values())[:top]
+    return tuple(of.values())
 
 
 def ends_of(request: SearchRequest) -> tuple[SearchRequest, ...]:

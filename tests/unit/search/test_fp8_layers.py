@@ -13,7 +13,7 @@ from torch import nn
 import planner
 from hardware_profiles import load_profile, load_software
 from planner.engines.spaces import SPACES
-from planner.errors import RequestError
+from planner.errors import LimitError, RequestError
 from planner.export.pytorch import torchtitan_writing
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import ALL_LAYERS, GATHERED, NO_FP8, Fp8, experts_of, experts_recipe, recipe_of
@@ -25,7 +25,8 @@ from planner.plan.plan import ModelReference
 from planner.report.command import command_of
 from planner.sharding.mesh import build_mesh
 from planner.sharding.update import PLAIN
-from planner.strategy_search.fp8_ends import ends_of
+from planner.strategy_search import fp8_ends
+from planner.strategy_search.fp8_ends import ends_of, with_fp8_ends
 from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
@@ -299,6 +300,33 @@ def test_the_fastest_plans_are_of_different_configurations() -> None:
     plans = best_plans(opened(asked)).plans
     assert len({one.configuration for one in plans}) == len(plans) == 3
     assert [one.seconds for one in plans] == sorted(one.seconds for one in plans)
+
+
+def test_where_the_time_ends_before_a_plan_in_a_v_is_bounded_another_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is known of such plans then, which is no reason to end without any."""
+    asked = opened(request_of("llama-4", cluster_of("h100-80gb", 2), 8, precision="bf16", fp8=TENSORWISE, top=2))
+    found = search(replace(asked, fp8_layers=()))
+    slower, faster = sorted(found.plans, key=lambda one: -one.seconds)
+    assert slower.configuration != faster.configuration
+
+    def solve(one: SearchRequest, *_: object) -> SearchResult:
+        return replace(found, plans=(faster,) if one in ends_of(replace(asked, top=one.top)) else (slower,))
+
+    def ended(*_: object) -> float:
+        raise LimitError("no time is left")
+
+    for top in (1, 2):
+        whole = with_fp8_ends(replace(asked, top=top), solve, math.inf)
+        assert [one.seconds for one in whole.plans] == [faster.seconds, slower.seconds][:top]
+        assert not whole.statistics.stopped
+    monkeypatch.setattr(fp8_ends, "in_a_v", lambda ranked: ranked is faster)
+    monkeypatch.setattr(fp8_ends, "bound_of_like", ended)
+    cut = with_fp8_ends(asked, solve, math.inf)
+    assert [one.seconds for one in cut.plans] == [slower.seconds]
+    assert cut.bound_seconds == found.bound_seconds
+    assert cut.statistics.stopped
 
 
 OF_EXPERTS = ("*.experts.*", "*.gate_proj.weight", "*.down_proj.weight", "*.q_proj.weight")
