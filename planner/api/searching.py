@@ -525,7 +525,7 @@ def traced_model(model: "BuiltModel") -> OperatorGraph:
     from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
 
-    return trace(without_data(model.module), model.args, model.kwargs)
+    return trace(without_data(model.module, on_host=model.on_host), model.args, model.kwargs)
 
 
 def _heard(progress: Progress) -> None:

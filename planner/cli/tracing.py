@@ -17,7 +17,7 @@ def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
     from planner.graph.trace import trace
 
     with contextlib.redirect_stderr(io.StringIO()), _no_logging():
-        return trace(without_data(model.module), model.args, model.kwargs, full=full)
+        return trace(without_data(model.module, on_host=model.on_host), model.args, model.kwargs, full=full)
 
 
 @contextlib.contextmanager

@@ -32,9 +32,10 @@ def on_meta(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def without_data(module: nn.Module) -> nn.Module:
-    """The module itself where all of its parameters are on the meta device, else a copy of which they are."""
-    return module if all(parameter.is_meta for parameter in module.parameters()) else on_meta(module)
+def without_data(module: nn.Module, *, on_host: bool = False) -> nn.Module:
+    """The module itself where all of its parameters are on the meta device, and the rest where it was built without
+    data, else a copy of which all is on meta."""
+    return on_meta(module) if on_host or not all(one.is_meta for one in module.parameters()) else module
 
 
 def _plain(module: nn.Module) -> list[Any]:

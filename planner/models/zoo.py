@@ -20,6 +20,7 @@ from planner.models.imported import imported_factory
 from planner.models.language_models import LANGUAGE_FAMILIES, LANGUAGE_MODELS
 from planner.models.overrides import split_reference, typed_changes
 from planner.models.parameter_counts import PARAMETER_COUNTS
+from planner.models.weights_apart import weights_without_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class BuiltModel:
     """A module and example inputs on which calling it gives the loss.
 
     `sequence_length` is None where the model has no such thing. `bounds` has for each example tensor the number that
-    its integers stay below, None where it is not known or the tensor has no integers.
+    its integers stay below, None where it is not known or the tensor has no integers. `on_host` where all but its
+    weights is on the host although no data was asked for, as its factory reads numbers.
     """
 
     reference: str
@@ -37,6 +39,7 @@ class BuiltModel:
     batch: int
     sequence_length: int | None
     bounds: tuple[int | None, ...]
+    on_host: bool = False
 
     @property
     def published(self) -> bool:
@@ -223,7 +226,7 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
 
     factory = imported_factory(reference, "--model", ModelError)
     try:
-        made = _made(factory, device)
+        made, on_host = _made(factory, device)
     except Exception as error:
         raise ModelError(f"the factory {reference} raised {type(error).__name__}: {error}") from error
     parts = made if isinstance(made, tuple) else (made,)
@@ -249,22 +252,23 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
         batch=int(tensors[0].shape[0]),
         sequence_length=None,
         bounds=(None,) * len(every),
+        on_host=on_host,
     )
 
 
-def _made(factory: Callable[[], Any], device: str) -> Any:
-    """What a factory returns. One that reads numbers of tensors as it builds (`x.item()` of `torch.linspace`, for the
-    rates of stochastic depth) cannot without data: it builds on the host."""
+def _made(factory: Callable[[], Any], device: str) -> tuple[Any, bool]:
+    """What a factory returns, and whether it was built on the host although no data was asked for: one that reads
+    numbers of tensors as it builds cannot without."""
     import torch
 
     try:
         with torch.device(device):
-            return factory()
+            return factory(), False
     except Exception as error:
         if device != "meta" or "meta" not in str(error).lower():
             raise
-    with torch.device("cpu"):
-        return factory()
+    with torch.device("cpu"), weights_without_data():
+        return factory(), True
 
 
 def _cast(module: Any, floating: Any) -> Any:

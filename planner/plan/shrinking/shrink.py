@@ -115,7 +115,7 @@ def _shrunk(
     own = _machine(machine, numbers.processes)
     built = _built(model.smaller, precision)
     with InFloat64() if precision == EXACT else nullcontext():
-        traced = discover(trace(without_data(built.module), built.args, built.kwargs))
+        traced = discover(trace(without_data(built.module, on_host=built.on_host), built.args, built.kwargs))
     priced = _in_fp32(traced) if precision == EXACT else traced
     training = _training(large, numbers, "fp32" if precision == EXACT else precision)
     prepared, found = prepare(
