@@ -244,7 +244,7 @@ def _check(groups: tuple[Cluster, ...], bandwidth: BytesPerSecond | None) -> Non
     if len(groups) < 2:
         raise TopologyError("a machine of several kinds of devices has two groups or more; for one, name its profile")
     if bandwidth is not None and not is_rate(bandwidth):
-        raise TopologyError(f"between@{bandwidth / GB:g}: a bandwidth between groups in GB/s; {RATES}")
+        raise TopologyError(f"between@{bandwidth / GB:g} is a bandwidth of {bandwidth / GB:g} GB/s; {RATES}")
     kinds = {one.device.device_type: one.name for one in groups}
     if len(kinds) > 1:
         (one, first), (other, second) = list(kinds.items())[:2]

@@ -35,7 +35,7 @@ _LEAST, _MOST = 1e3, 1e15
 """Bytes/s of networks, per device and direction: a modem is faster, and no memory is. What is beyond is a slip
 of the unit."""
 
-RATES = f"links carry {_LEAST / GB:g} to {_MOST / GB:,.0f} GB/s per device and direction"
+RATES = f"links carry {_LEAST / GB:f} to {_MOST / GB:,.0f} GB/s per device and direction"
 
 
 def is_rate(bandwidth: BytesPerSecond) -> bool:

@@ -121,9 +121,9 @@ def test_published_networks() -> None:
     ("network", "facts"),
     [
         ({"bandwidth": {"rack": 1e9}}, ("h100-80gb", "rack", "node, cluster")),
-        ({"bandwidth": {"node": 0.0}}, ("node", 0, "1e-06", "1,000,000")),
-        ({"bandwidth": {"node": float("nan")}}, ("node", "nan", "1e-06")),
-        ({"bandwidth": {"node": 450.0}}, ("node", "4.5e-07", "1e-06")),  # GB/s where bytes/s are meant
+        ({"bandwidth": {"node": 0.0}}, ("node", 0, "0.000001", "1,000,000")),
+        ({"bandwidth": {"node": float("nan")}}, ("node", "nan", "0.000001")),
+        ({"bandwidth": {"node": 450.0}}, ("node", "4.5e-07", "0.000001")),  # GB/s where bytes/s are meant
         ({"bandwidth": {"cluster": 50e18}}, ("cluster", "5e+10", "1,000,000")),
         ({"devices_per_node": 0}, ("devices_per_node", 0, 1)),
     ],
