@@ -201,6 +201,5 @@ def test_a_free_search_is_as_good_as_the_best_pinned_one(model: str, profile: st
     objective, seconds = min(times)
     assert found.plans[0].seconds <= seconds * (1 + 1e-9)
     assert found.bound_seconds <= objective * (1 + 1e-9)
-    assert found.plans[0].objective <= objective * (1 + NEAR)
     assert len({round(time, 12) for time, _ in times}) >= 4
     assert found.statistics.evaluated < found.statistics.configurations
