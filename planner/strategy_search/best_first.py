@@ -103,7 +103,7 @@ class BestFirst:
         self.interleaved = list[tuple[float, Configuration, Family | None]]()  # with more, to be evaluated later
         self.cut_off = list[tuple[float, Configuration, Family | None]]()  # of no interest when it was evaluated
         self.contexts = ContextNotes(free=request.pinned.free)
-        self.covered, self.full = True, False
+        self.full = False
         self.disagreement: NothingAgreesError | None = None
         self.incumbent: Contender | None = None
         self.space: list[Configuration] = []
@@ -440,7 +440,6 @@ class BestFirst:
         if refined is not None:
             adopted = self.engine.adopt(best.configuration, refined)
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
-            self.covered = self.contenders.found[0].configuration != adopted
 
     def _space(self) -> list[Configuration]:
         """All configurations of the request, among those of interest."""
@@ -582,7 +581,7 @@ class BestFirst:
             plans=plans,
             priced=self.priced,
             bound_seconds=self._bound_of(plans[0], bound),
-            covered=self.covered,
+            covered=self._covers(plans[0].configuration),
             contexts=self.contexts.outcomes(),
             limits=self.limits,
             close=tuple(found.configuration for found in self.contenders.found),
@@ -628,7 +627,14 @@ class BestFirst:
 
     def _proved(self, plans: Sequence[Ranked], bound: float) -> tuple[Ranked, ...]:
         """Plans with what is known by now."""
-        return tuple(with_proof(one, self._bound_of(one, bound), covered=self.covered) for one in plans)
+        return tuple(
+            with_proof(one, self._bound_of(one, bound), covered=self._covers(one.configuration)) for one in plans
+        )
+
+    def _covers(self, configuration: Configuration) -> bool:
+        """Whether what is proved is of plans like one: meshes of three and four axes are adopted, unless they are asked
+        for."""
+        return len(configuration.mesh) <= 2 or any(c.mesh == configuration.mesh for c in self.space)
 
     def _bound_of(self, ranked: Ranked, bound: float) -> float:
         """What no plan like one takes less than. The bound of the search is about stages that lie one after the other;
@@ -667,7 +673,7 @@ class BestFirst:
             prepared=self.prepared,
             bound=0.0,
             limits=self.limits,
-            covered=self.covered,
+            covered=True,
         )
         return Finalists(maker=maker, found=found, known=self.known, settles=self.settles)
 
