@@ -75,22 +75,18 @@ def _dropping(types: dict[str, TensorType], op: Operator, last: Operator, keep: 
     names = [f"{drawn} {what}" for what in ("whole", "dropped", "kept")]
     for name, dtype in zip(names, (whole.dtype, whole.dtype, "bool"), strict=True):
         types[name] = replace(whole, dtype=dtype)
-    calls: tuple[tuple[str, tuple[Argument, ...], str], ...] = (
-        ("aten.ones.default", op.arguments, names[0])
-        if op.op == RAND
-        else ("aten.ones_like.default", op.arguments[:1], names[0]),
-        ("aten.dropout.default", (ValueRef(names[0]), 1.0 - keep, True), names[1]),
-        ("aten.ne.Scalar", (ValueRef(names[1]), 0), names[2]),
-        ("aten.to.dtype", (ValueRef(names[2]), TorchConstant("dtype", whole.dtype)), result),
+    if op.op == RAND:
+        ones = replace(op, name=names[0], op="aten.ones.default", results=(names[0],))
+    else:
+        ones = _called(op, "aten.ones_like.default", op.arguments[:1], names[0])
+    return (
+        ones,
+        _called(op, "aten.dropout.default", (ValueRef(names[0]), 1.0 - keep, True), names[1]),
+        _called(op, "aten.ne.Scalar", (ValueRef(names[1]), 0), names[2]),
+        _called(op, "aten.to.dtype", (ValueRef(names[2]), TorchConstant("dtype", whole.dtype)), result),
     )
-    return tuple(
-        replace(
-            op,
-            name=name,
-            op=call,
-            arguments=arguments,
-            keywords=op.keywords if not at and op.op == RAND else (),
-            results=(name,),
-        )
-        for at, (call, arguments, name) in enumerate(calls)
-    )
+
+
+def _called(op: Operator, call: str, arguments: tuple[Argument, ...], name: str) -> Operator:
+    """A call in the place of an operator, named by its result."""
+    return replace(op, name=name, op=call, arguments=arguments, keywords=(), results=(name,))

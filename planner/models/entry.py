@@ -5,24 +5,18 @@ from typing import Any
 
 TRACE_BATCH = 2  # samples in the example that a zoo model is traced with; plans rescale it
 
-SAMPLES_PER_DEVICE = 4
-"""Of a step, where nobody says: sequences, and samples of which nothing is known."""
-
-IMAGES_PER_DEVICE = 32
-"""The same of images: Goyal et al. 2017 (arXiv 1706.02677), section 2."""
-
 Dimension = int | bool | float | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooEntry:
     """A named model: family, dimensions, what it was published as, and the samples of a step on each device where
-    nobody says."""
+    nobody says and they are not those of other models with such inputs."""
 
     family: str
     dimensions: tuple[tuple[str, Dimension], ...]
     source: str
-    samples_per_device: int = SAMPLES_PER_DEVICE
+    samples_per_device: int | None = None
 
     @property
     def sequence_length(self) -> int | None:

@@ -7,7 +7,7 @@ of 224 x 224.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.models.entry import IMAGES_PER_DEVICE, TRACE_BATCH, Dimension, Example, ZooEntry
+from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
 
 _CHANNELS = 3
 
@@ -19,9 +19,7 @@ def _vit(
         "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "patch_size": patch,
         "image_size": image, "num_classes": classes,
     }  # fmt: skip
-    return ZooEntry(
-        family="vit", dimensions=tuple(dimensions.items()), source=source, samples_per_device=IMAGES_PER_DEVICE
-    )
+    return ZooEntry(family="vit", dimensions=tuple(dimensions.items()), source=source)
 
 
 def _resnet(
@@ -30,9 +28,7 @@ def _resnet(
     dimensions: dict[str, Dimension] = {
         "blocks": blocks, "bottleneck": bottleneck, "width": width, "image_size": image, "num_classes": classes,
     }  # fmt: skip
-    return ZooEntry(
-        family="resnet", dimensions=tuple(dimensions.items()), source=source, samples_per_device=IMAGES_PER_DEVICE
-    )
+    return ZooEntry(family="resnet", dimensions=tuple(dimensions.items()), source=source)
 
 
 _VIT = "Dosovitskiy et al. 2021 (arXiv 2010.11929), table 1"

@@ -30,7 +30,6 @@ from hardware_profiles import (
 from hardware_profiles.memory_intervals import peak_spread
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
-from planner.models.entry import IMAGES_PER_DEVICE, SAMPLES_PER_DEVICE
 from planner.plan.binding.machine import computing_in
 from planner.plan.carried import Carried
 from planner.plan.graph_cache import graph_key, keep_graph, read_graph
@@ -48,6 +47,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 """What --verbose shows."""
+
+SAMPLES_PER_DEVICE = 4
+"""Of a step, where nobody says: sequences, and samples of which nothing is known."""
+
+IMAGES_PER_DEVICE = 32
+"""The same of images: Goyal et al. 2017 (arXiv 1706.02677), section 2."""
 
 _IMAGES, _COLOURS = 4, 3  # dims of images, B C H W, and size of C
 
@@ -271,8 +276,9 @@ def samples_per_device(graph: OperatorGraph, batch: int, name: str | None = None
     """Of a step, where nobody says: what the zoo says of a model with that name, or by what its samples are."""
     from planner.models.zoo import is_of_zoo, zoo_entry
 
-    if name is not None and is_of_zoo(name):
-        return zoo_entry(name).samples_per_device
+    said = zoo_entry(name).samples_per_device if name is not None and is_of_zoo(name) else None
+    if said is not None:
+        return said
     shapes = [graph.types[name].shape for name in graph.batched_inputs(batch) if graph.types[name].floating]
     images = any(len(shape) == _IMAGES and shape[1] == _COLOURS for shape in shapes)
     return IMAGES_PER_DEVICE if images else SAMPLES_PER_DEVICE

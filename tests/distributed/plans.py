@@ -567,6 +567,19 @@ def make_plan(
     )  # fmt: skip
 
 
+def plan_of_one(model: str, graph: OperatorGraph, *, samples: int) -> Plan:
+    """A plan for one process of a model whose graph is on an example of so many samples."""
+    return make_plan(
+        model,
+        mesh_of(1),
+        lambda name, rule, mesh: (None,),
+        store_zero1,
+        lambda name, shape, mesh: (REPLICATE,),
+        graph=graph,
+        samples=samples,
+    )
+
+
 def random_layout(random_: random.Random, shape: tuple[int, ...], mesh: Mesh, partial: bool = False) -> Layout:
     """Any layout that divides the shape."""
     choices = [REPLICATE, *(shard(dim) for dim in range(len(shape))), *([PARTIAL] if partial else [])]

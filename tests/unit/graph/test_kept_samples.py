@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from planner.errors import ModelError
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from runtime.ops.randomness import Draw, dropping
 from runtime.step.same_dropout import SameDropout
@@ -25,12 +26,8 @@ class Branch(nn.Module):
         return (x + found.div(keep) * kept).square().mean()
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_samples_are_kept_by_dropping_ones(turned: bool) -> None:
-    module, x = Branch("samples", turned), torch.randn(64, 3, 8)
-    graph = trace(module, (x,))
-    calls = [op.op for op in graph.operators]
-    assert not {"aten.rand.default", "aten.floor.default"} & set(calls)
+def check_same_dropout(module: nn.Module, x: torch.Tensor, graph: OperatorGraph) -> None:
+    """A quarter is dropped, the same in every run of a micro-batch, and other elements in another one."""
     (drops,) = dropping(graph)
     assert drops.arguments[1] == 0.25
     losses = []
@@ -38,6 +35,15 @@ def test_samples_are_kept_by_dropping_ones(turned: bool) -> None:
         with SameDropout([drops], Draw(seed=3, step=0, micro_batch=micro_batch)):
             losses.append(float(module(x).detach()))
     assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_samples_are_kept_by_dropping_ones(turned: bool) -> None:
+    module, x = Branch("samples", turned), torch.randn(64, 3, 8)
+    graph = trace(module, (x,))
+    calls = [op.op for op in graph.operators]
+    assert not {"aten.rand.default", "aten.floor.default"} & set(calls)
+    check_same_dropout(module, x, graph)
 
 
 class Bernoulli(nn.Module):
@@ -64,13 +70,7 @@ def test_bernoulli_keeps_by_dropping_ones(how: str) -> None:
     module, x = Bernoulli(how), torch.randn(64, 3, 8)
     graph = trace(module, (x,))
     assert "aten.bernoulli.p" not in [op.op for op in graph.operators]
-    (drops,) = dropping(graph)
-    assert drops.arguments[1] == 0.25
-    losses = []
-    for micro_batch in (0, 0, 1):
-        with SameDropout([drops], Draw(seed=3, step=0, micro_batch=micro_batch)):
-            losses.append(float(module(x).detach()))
-    assert losses[0] == losses[1] != losses[2]
+    check_same_dropout(module, x, graph)
 
 
 class Chances(nn.Module):

@@ -48,15 +48,7 @@ def step_of(function: Function) -> TrainingStep:
 def step_with(module: nn.Module) -> TrainingStep:
     x = (torch.ones(4, 8),)
     graph = trace(module, x)
-    plan = plans.make_plan(
-        "calls",
-        plans.mesh_of(1),
-        lambda name, rule, mesh: (None,),
-        plans.store_zero1,
-        lambda name, shape, mesh: (plans.REPLICATE,),
-        graph=graph,
-        samples=4,
-    )
+    plan = plans.plan_of_one("calls", graph, samples=4)
     return parallelize(module, plan, example=x, traced=graph, device=torch.device("cpu"))
 
 

@@ -33,15 +33,7 @@ X = torch.randn(4, 8, 8)
 
 def planned_loss(module: nn.Module, graph: OperatorGraph, x: tuple[torch.Tensor, ...]) -> float:
     """The loss of four samples by a plan for one process, with the seed 2."""
-    plan = plans.make_plan(
-        "drops",
-        plans.mesh_of(1),
-        lambda name, rule, mesh: (None,),
-        plans.store_zero1,
-        lambda name, shape, mesh: (plans.REPLICATE,),
-        graph=graph,
-        samples=4,
-    )
+    plan = plans.plan_of_one("drops", graph, samples=4)
     cpu = torch.device("cpu")
     step = parallelize(module, plan, example=x, traced=graph, device=cpu, seed=2, check_layouts=False)
     return float(step.accumulate(*x))
