@@ -26,7 +26,6 @@ from planner.models.delayed_experts import DelayedProducts
 from planner.models.expert_rows import (
     SILU,
     Activation,
-    Gradients,
     Kept,
     Products,
     Rows,
@@ -215,11 +214,11 @@ class _Compute(torch.autograd.Function):
     def forward(ctx: Any, call: ExpertsCall, token: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
         (rows, journey), split, matrices = call.route, call.split, given[:3]
         moved_RH, moved_R = call.landed()
-        made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, given, split.products, split.activation)
+        *made, kept = run_experts(moved_RH, moved_R, journey.counts, given, split.products, split.activation)
         if call.trains and isinstance(split.products, DelayedProducts):
             split.products.see(kept.rows, kept.product, journey.counts, matrices)
         ctx.tokens = len(rows.places) // call.chosen
-        call.send(_back(made_RH, journey, ctx.tokens))
+        call.send(_back(made, journey, ctx.tokens))
         ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
         ctx.save_for_backward(*kept, *matrices, *journey.tensors)
         return token.new_empty(0)
@@ -232,19 +231,23 @@ class _Compute(torch.autograd.Function):
         token, *of_matrices = ctx.needs_input_grad[1:]
         needed = [*(call.wanted if token else (False, False)), *of_matrices]
 
-        def leave(found: Gradients) -> None:
-            rows = None if found.rows is None else _back(found.rows, journey, ctx.tokens)
-            call.send(rows, None if found.weights is None else journey.back(found.weights))
+        def leave(rows: list[Any], weights: torch.Tensor | None) -> None:
+            going = None if rows[0] is None else _back(rows, journey, ctx.tokens)
+            call.send(going, None if weights is None else journey.back([weights]))
 
-        (gradient_RH,), by = call.landed(), (call.split.products, call.split.activation)
+        # What is as large as all rows is handed on in lists: nobody here holds it once it is used.
+        come, products, activation = call.landed(), call.split.products, call.split.activation
         if call.beside and any(needed[:2]):
-            found, further = differentiate_rows(gradient_RH, kept, journey.counts, matrices, needed, *by)
-            leave(found)
+            (*rows, of_weights, _), further = differentiate_rows(
+                come.pop(), kept, journey.counts, matrices, needed, products, activation
+            )
+            leave(rows, of_weights)
             return None, gradients[0], *further()
-        found = differentiate_experts(gradient_RH, kept, journey.counts, matrices, needed, *by)
-        del gradient_RH
-        leave(found)
-        return None, gradients[0], *found.matrices
+        *rows, of_weights, found = differentiate_experts(
+            come.pop(), kept, journey.counts, matrices, needed, products, activation
+        )
+        leave(rows, of_weights)
+        return None, gradients[0], *found
 
 
 class _Arrive(torch.autograd.Function):
@@ -273,10 +276,10 @@ def _there(x_NH: torch.Tensor, rows: Rows, journey: Journey, call: ExpertsCall) 
     return Unpacking(going, x_NH.shape[1], x_NH.new_empty(0)) if call.split.dispatch else going
 
 
-def _back(rows_RH: torch.Tensor, journey: Journey, tokens: int) -> Going:
-    """Rows of this device's experts that set out to where they came from; where so many tokens go once they come as
-    sums of tokens."""
-    return journey.back(rows_RH) if journey.once is None else journey.tokens_back(rows_RH, tokens)
+def _back(given: list[torch.Tensor], journey: Journey, tokens: int) -> Going:
+    """Rows of this device's experts, taken out of a list, that set out to where they came from; where so many tokens go
+    once they come as sums of tokens."""
+    return journey.back(given) if journey.once is None else journey.tokens_back(given, tokens)
 
 
 def _route(chosen_BSK: torch.Tensor, split: SplitExperts) -> tuple[Rows, Journey]:

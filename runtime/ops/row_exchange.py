@@ -121,12 +121,14 @@ class Journey:
         """The same, waited for."""
         return self.there(rows).land()
 
-    def back(self, rows: torch.Tensor) -> Going:
-        """The other way: the last of all that is under way is the first way of `there`."""
+    def back(self, given: list[torch.Tensor]) -> Going:
+        """The other way: the last of all that is under way is the first way of `there`. The rows are taken out of the
+        list they are given in, so that in a caller that has no other name for them they go as soon as they are copied
+        in the order in which they travel."""
         if not self.ways:
-            return Stayed(rows)
+            return Stayed(given.pop())
         way, places = self.ways[0], self.tensors[2]
-        rows = self._later().back(rows).land().index_select(0, places)
+        rows = self._later().back(given).land().index_select(0, places)
         return UnderWay(_started(rows, way.sent, way.received, way.group))
 
     def tokens_there(self, x_NH: torch.Tensor) -> UnderWay | Stayed:
@@ -140,12 +142,13 @@ class Journey:
 
         return UnderWay(_started(x_NH.index_select(0, tokens), once.received, once.sent, once.group), rest)
 
-    def tokens_back(self, rows: torch.Tensor, count: int) -> Going:
-        """The sums of the rows of each of `count` tokens, first where the rows are. `count` H."""
+    def tokens_back(self, given: list[torch.Tensor], count: int) -> Going:
+        """The sums of the rows of each of `count` tokens, first where the rows are, `count` H. Rows are given as to
+        `back`."""
         once = self.once
         assert once is not None, "rows come back by themselves"
-        (tokens, copied), rows = self.tensors[-2:], self._later().back(rows).land()
-        sums = _summed(rows, copied, sum(once.received))
+        tokens, copied = self.tensors[-2:]
+        sums = _summed(self._later().back(given).land(), copied, sum(once.received))
         started = _started(sums, once.sent, once.received, once.group)
         return UnderWay(started, lambda come: _summed(come, tokens, count))
 

@@ -198,12 +198,13 @@ DIVIDED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "way"), DIVIDED)
 def test_experts_agree_however_they_are_divided(model: str, way: str) -> None:
-    """Rows of the fullest device are a quarter more than the average; nobody routes where there are no tokens."""
+    """Rows of the fullest device are a quarter more than the average; nobody routes where there are no tokens. Nothing
+    as large as all rows lives longer than is predicted, which here is half a percent of the peak and more."""
     even = dividing.by_hand(way, model, plans.mesh_of(2, 2))
     for plan in (even, replace(even, training=replace(even.training, imbalance=1.25))):
         (stage,) = audit(plan, plans.traced(model), plans.BATCH, cluster_of(plan))
         assert stage.unequal == ()
-        assert abs(stage.peak / stage.predicted_peak - 1) < LOOSER, (stage.live, stage.predicted_live)
+        assert -LOOSER < stage.peak / stage.predicted_peak - 1 < 0.003, (stage.live, stage.predicted_live)
         exchanged = [row for row in stage.collectives if row.operator.endswith("/experts") and row.kind == "all_to_all"]
         assert bool(exchanged) == (way != "alone")
 
