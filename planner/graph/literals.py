@@ -1,9 +1,10 @@
 """Literals of a model's code keep their values while it is traced on devices without storage.
 
-    torch.tensor([0, 2], device=x.device)   x.new_tensor(0.5)   x[..., [-2], :]
+    torch.tensor([0, 2], device=x.device)   x.new_tensor(0.5)   x[..., [-2], :]   1j * x
 
 On the meta device these would have no values for a run to start from. So they are made on the host and sent to the
-device: the graph has the constant and a copy of it.
+device: the graph has the constant and a copy of it. Complex numbers become such tensors too, of no dims, which decide
+about the dtype of a result as the number does: a plan file has no complex numbers.
 """
 
 from typing import Any
@@ -25,6 +26,8 @@ class LiteralsKept(TorchFunctionMode):
             return _sent(kwargs.pop("device", like.device), torch.tensor, *data, **kwargs)
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and args[0].is_meta:
             args = (args[0], _indices(args[1], args[0].device), *args[2:])
+        if any(isinstance(one, complex) for one in args):
+            args = _complex_as_tensors(args)
         return func(*args, **kwargs)
 
 
@@ -32,6 +35,14 @@ def _sent(device: Any, make: Any, *args: Any, **kwargs: Any) -> Any:
     if device is None or torch.device(device).type != "meta":
         return make(*args, device=device, **kwargs)
     return make(*args, **kwargs).to(device)
+
+
+def _complex_as_tensors(args: Any) -> Any:
+    """Arguments with tensors in the place of complex numbers, where there is a tensor among them."""
+    device = next((one.device for one in args if isinstance(one, torch.Tensor)), None)
+    if device is None:
+        return args
+    return tuple(_sent(device, torch.tensor, one) if isinstance(one, complex) else one for one in args)
 
 
 def _indices(given: Any, device: torch.device) -> Any:

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +41,7 @@ _WITHOUT_DATA = (
     " register_fake and register_autograd"
 )
 _DTYPE = "cast to that of the weights where they meet (x.to(self.weight.dtype)), or plan in fp32 (--precision fp32)"
+_MIXES = "mixes dtypes, which no autocast brings together in a plan"
 _UNBUILT = "give layers their sizes (nn.Linear in place of nn.LazyLinear), or call the module once in the factory"
 _SPELLED = "write -1, or a size of the input (x.shape[0]), in the place of the number"
 _OTHER = "the forward pass must not branch on tensor values or leave PyTorch operators"
@@ -61,7 +62,7 @@ _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
     (r"shape '.*' is invalid for input of size", "spells out a size", _SPELLED),
     (
         r"expected scalar type|same dtype|Input type .* should be the same",
-        "mixes dtypes, which no autocast brings together in a plan",
+        _MIXES,
         _DTYPE,
     ),
     (r"uninitialized parameter", "has a lazy parameter without a shape", _UNBUILT),
@@ -138,6 +139,14 @@ def users_line(node: fx.Node) -> str:
 def reads_number(module: nn.Module, node: fx.Node) -> ModelError:
     """The error for a number read out of a tensor that ends up in the graph."""
     return ModelError(f"{type(module).__name__} reads a number out of a tensor{line_of(node)}; {_READ}")
+
+
+def mixes_dtypes(module: nn.Module, op: str, dtypes: Sequence[str], node: fx.Node) -> ModelError:
+    """The error for an operator that is called on operands of several dtypes."""
+    found = " and ".join(dict.fromkeys(dtypes))
+    return ModelError(
+        f"{type(module).__name__} cannot be traced: {_MIXES}: {op} is called on {found}{line_of(node)}; {_DTYPE}"
+    )
 
 
 def draws(module: nn.Module, op: str, place: str, at: str) -> ModelError:

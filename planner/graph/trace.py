@@ -62,6 +62,7 @@ from planner.graph.refusals import (
     depends_on_content,
     draws,
     line_of,
+    mixes_dtypes,
     reads_number,
     refusal,
     users_line,
@@ -71,6 +72,7 @@ from planner.graph.refusals import (
 from planner.graph.returned import checked_loss
 from planner.graph.untrained import without_untrained
 from planner.graph.updates import with_updates
+from planner.graph.value_checks import without_value_checks
 from planner.graph.whole_losses import WholeLosses
 from planner.limits import interrupting
 
@@ -85,7 +87,22 @@ _UNSET: Mapping[str, str] = {
 }
 """Tensors whose elements are set later are zeros until then: what is in them would differ from device to device."""
 _TYPE_AS, _TO_DTYPE = "aten.type_as.default", "aten.to.dtype"
+_FROZEN_NORM, _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default"
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
+
+_OF_ONE_DTYPE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "linear.default", "matmul.default", "mm.default", "mv.default", "addmm.default", "index_add.default",
+        "index_put.default", *(f"conv{dims}d.default" for dims in (1, 2, 3)), "conv_transpose1d.default",
+        "conv_transpose2d.input", "conv_transpose3d.input", "convolution.default", "lstm_cell.default",
+        "gru_cell.default", "rnn_tanh_cell.default", "rnn_relu_cell.default", "lstm.input", "gru.input",
+        "rnn_tanh.input", "rnn_relu.input",
+    )
+)  # fmt: skip
+"""Operators that refuse floating operands of several dtypes, but not where the operands have no data."""
+_NORMS = frozenset({"aten.layer_norm.default", "aten.group_norm.default"})
+"""The same, of an input that is wider than its weights."""
 
 _OF_TORCH = ".*isinstance\\(treespec, LeafSpec\\).*"
 warnings.filterwarnings("ignore", _OF_TORCH, FutureWarning)  # what it says of its own code while it copies an export
@@ -149,6 +166,7 @@ def _graph_of(
             LiteralsKept(),
             WholeLosses(),
             without_autocast(),
+            without_value_checks(),
             regions,
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
@@ -314,10 +332,13 @@ class _Reader:
             assert isinstance(other, fx.Node)
             op, arguments = _TO_DTYPE, (arguments[0], self._argument(other.meta["val"].dtype))
         keywords = tuple((key, self._argument(argument)) for key, argument in node.kwargs.items())
+        self._check_dtypes(op, arguments, node)
         if op in _UNSET:
             op, keywords = _UNSET[op], tuple(pair for pair in keywords if pair[0] != "memory_format")
         value = node.meta["val"]
         results = value if isinstance(value, tuple | list) else (value,)
+        if op == _FROZEN_NORM:  # it has no statistics of its own: results beside the first are empty on some devices
+            op, arguments, results = _BATCH_NORM, (*arguments[:5], False, *arguments[5:], False), results[:1]
         many = isinstance(value, tuple | list)
         names = tuple(f"{_OURS}{node.name}#{i}" if many else _OURS + node.name for i in range(len(results)))
         for name, result in zip(names, results, strict=True):
@@ -338,6 +359,15 @@ class _Reader:
                 line=users_line(node),
             )
         )
+
+    def _check_dtypes(self, op: str, arguments: tuple[Argument, ...], node: fx.Node) -> None:
+        """Raise ModelError for operands of several dtypes, which tensors without data do not refuse."""
+        given = pytree.tree_leaves(arguments)
+        operands = [self.types[argument.name] for argument in given if isinstance(argument, ValueRef)]
+        dtypes = [operand.dtype for operand in operands if operand.floating]
+        wider = op in _NORMS and any(operands[0].element_bytes > operand.element_bytes for operand in operands)
+        if (op in _OF_ONE_DTYPE and len(set(dtypes)) > 1) or wider:
+            raise mixes_dtypes(self.module, op, dtypes, node)
 
     def _argument(self, argument: Any) -> Argument:
         if isinstance(argument, fx.Node):

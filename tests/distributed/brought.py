@@ -316,3 +316,33 @@ def masked() -> Example:
     documents = torch.randint(0, 2, (BATCH, 2 * LENGTH)).cumsum(1)
     numbers = [torch.randint(3, VOCABULARY, (BATCH, 2 * LENGTH)) for _ in range(2)]
     return Masked(), (numbers[0], documents, numbers[1]), {}
+
+
+class Asking(nn.Module):
+    """A frozen backbone that stays in evaluation beside norms that train, layers that are given a mask without its
+    kind, a distribution that checks its values, a complex number, and norms whose order is 2 here and 2.0 there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv1d(3, 16, 1), nn.BatchNorm1d(16)).requires_grad_(requires_grad=False)
+        self.mixed = nn.Sequential(nn.Conv1d(16, 16, 1), nn.BatchNorm1d(16))
+        layer = nn.TransformerDecoderLayer(16, 4, 32, 0.0, batch_first=True)
+        self.decoder = nn.TransformerDecoder(layer, 2)
+        self.head = nn.Linear(16, 5)
+        self.train()
+
+    def train(self, mode: bool = True) -> "Asking":
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def forward(self, x: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        hidden = self.mixed(self.backbone(x)).transpose(1, 2)
+        mask = nn.Transformer.generate_square_subsequent_mask(hidden.shape[1], device=x.device)
+        hidden = self.decoder(hidden, hidden, tgt_mask=mask)
+        turned = torch.exp(1j * hidden).real / (F.normalize(hidden, dim=-1) + hidden.norm(dim=-1, keepdim=True))
+        return -torch.distributions.Categorical(logits=self.head(turned)).log_prob(actions).mean()
+
+
+def asking() -> Example:
+    return Asking(), (torch.randn(BATCH, 3, 8), torch.randint(5, (BATCH, 8))), {}

@@ -32,17 +32,18 @@ def discover(
     Raises RuleError, naming operator and module, for an operator that draws random numbers or changes its operands.
     """
     missing = [op for op in graph.operators if op.op not in RULES and op.rule is None]
-    found: dict[Call, WrittenRule] = {}
+    found: dict[str, WrittenRule] = {}
     for op in missing:
         call = typed_call(graph, op)
-        if call not in found:
+        text = call_text(call)  # calls with 2 and with 2.0 are equal; the operators of both find their rule by its text
+        if text not in found:
             with interrupting(f"finding the rule of {op.op}"):
-                found[call] = _rule(call, op, cache, on_note)
-            if found[call].reason:
-                on_note(f"{op.op}, called in {op.place}, is not split: {found[call].reason}")
+                found[text] = _rule(call, op, cache, on_note)
+            if found[text].reason:
+                on_note(f"{op.op}, called in {op.place}, is not split: {found[text].reason}")
     if not missing:
         return graph
-    return _carrying(graph, {call_text(call): rule for call, rule in found.items()})
+    return _carrying(graph, found)
 
 
 def _rule(call: Call, op: Operator, cache: Path | None, on_note: Callable[[str], None]) -> WrittenRule:

@@ -46,12 +46,14 @@ CAUSES = {
     "SpellsOut": ("spells out a size", r"write -1, or a size of the input \(x.shape\[0\]\)"),
     "MixesDtypes": ("mixes dtypes", r"x.to\(self.weight.dtype\)\), or plan in fp32"),
     "Convolves": ("mixes dtypes", r"x.to\(self.weight.dtype\)\), or plan in fp32"),
+    "Starts": ("mixes dtypes.*aten.gru_cell.default is called on bfloat16 and float32", r"x.to\(self.weight.dtype\)"),
+    "Norms": ("mixes dtypes.*aten.layer_norm.default is called on float32", r"x.to\(self.weight.dtype\)"),
     "Aligns": ("calls an operator that cannot run without data: aten._ctc_loss", "torch.library.custom_op"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
 }
 
 
-ON_META = ("Aligns", "OtherDevice", "Sparse", "WithoutKernel")
+ON_META = ("Aligns", "Convolves", "Norms", "OtherDevice", "Sparse", "Starts", "WithoutKernel")
 """Which can be traced with data, as no command does."""
 
 

@@ -246,6 +246,25 @@ class Convolves(Net):
         return self.convolution(self.linear(x).unsqueeze(1)).mean()  # here
 
 
+class Starts(Net):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(8, 8, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        state = torch.zeros(x.shape[0], 8, device=x.device)
+        return self.cell(self.linear(x).bfloat16(), state).float().mean()  # here
+
+
+class Norms(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return self.norm(self.linear(x)).mean()  # here
+
+
 class Aligns(Net):
     def forward(self, x):
         scores = self.linear(x).unsqueeze(1).log_softmax(-1)

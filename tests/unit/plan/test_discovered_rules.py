@@ -46,6 +46,22 @@ def plan() -> Plan:
     return planner.search(Gated(), "cpu", args=(X,), devices=2, global_batch=8, precision="fp32").plan
 
 
+def test_calls_with_2_and_with_2_0_both_carry_a_rule() -> None:
+    class Norms(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.linear(x)
+            return (x.norm(dim=-1, keepdim=True) * nn.functional.normalize(x, dim=-1)).mean()
+
+    found = discover(trace(Norms(), (X,)))
+    norms = [op for op in found.operators if op.op == "aten.linalg_vector_norm.default"]
+    assert [str(op.arguments[1]) for op in norms] == ["2", "2.0"]
+    assert all(op.rule is not None for op in norms)
+
+
 def test_equal_calls_are_tried_once_and_blocks_stay_blocks() -> None:
     found = discover(graph())
     assert len(written_rules(found)) == 1

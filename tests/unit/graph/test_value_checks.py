@@ -1,0 +1,71 @@
+"""What PyTorch's own code asks of values has no answer while a model is traced, and none is needed."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, Normal, kl_divergence
+from torch.nn.modules import transformer
+
+from planner.graph.operator_graph import Operator
+from planner.graph.trace import trace
+
+
+class _Encoder(nn.Module):
+    """Layers that are given a mask, without a word of what kind it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.encoder(x, mask=mask).square().mean()
+
+
+class _Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True), 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        return self.decoder(x, x, tgt_mask=later).square().mean()
+
+
+class _Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.linear(x)
+        found = Categorical(logits=made)
+        apart = kl_divergence(Normal(made, made.exp()), Normal(0.0, 1.0)).mean()
+        return apart - found.log_prob(x[..., 0].long()).mean() - found.entropy().mean()
+
+
+KINDS = {_Encoder: ["causal"] * 2, _Decoder: ["causal", "full"] * 2}
+"""What each attention shows: a mask that operators make is found to be causal, without being compared."""
+
+
+def _causal(op: Operator) -> str:
+    return "causal" if op.arguments[5:6] == (True,) or dict(op.keywords).get("is_causal") is True else "full"
+
+
+@pytest.mark.parametrize("model", [_Encoder, _Decoder, _Policy])
+def test_a_model_whose_values_are_checked_is_traced(model: type[nn.Module]) -> None:
+    with torch.device("meta"):
+        built, example = model(), torch.ones(2, 4, 8)
+    graph = trace(built, (example,))
+    assert graph.loss in graph.differentiable
+    attention = [op for op in graph.operators if op.op == "aten.scaled_dot_product_attention.default"]
+    assert ["mask" if len(op.operands) == 4 else _causal(op) for op in attention] == KINDS.get(model, [])
+
+
+def test_values_are_checked_again_after_a_trace() -> None:
+    before = transformer._detect_is_causal_mask
+    trace(_Policy(), (torch.ones(2, 4, 8),))
+    assert transformer._detect_is_causal_mask is before
+    with pytest.raises(ValueError, match="scale"):
+        Normal(0.0, -1.0)
