@@ -1,8 +1,9 @@
 """The batches of a run: drawn, or read from a dataset that a factory of the user's makes.
 
-Synthetic batches are the same on every rank, for the same seed and step. Integers are drawn below the bound of their
-input where it is known, else from the values of the example; floating point values are standard normal. Only shapes,
-types and ranges are realistic: a model can learn nothing from them but the bias of its output.
+Synthetic batches are the same on every rank, for the same seed and step: they are like the example of rank 0, as a
+factory may draw another one on every rank. Integers are drawn below the bound of their input where it is known, else
+from the values of the example; floating point values are standard normal. Only shapes, types and ranges are realistic:
+a model can learn nothing from them but the bias of its output.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from planner.models.zoo import BuiltModel
 from planner.plan.plan import Plan
 from runtime.data.loading import BatchLoader, loader
 from runtime.data.tokens import SUFFIXES, TokensDataset
+from runtime.parameters.initial_values import from_first
 from runtime.run_settings import RunSettings
 from runtime.step.arguments import Arguments
 from runtime.step.training_step import TrainingStep
@@ -28,12 +30,16 @@ from runtime.step.training_step import TrainingStep
 _SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream below it
 
 
-def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, first: int = 0) -> Iterator[Arguments]:
-    """Global batches like the example of a model, without an end, but for the `first` ones."""
+def synthetic_batches(
+    built: BuiltModel, plan: Plan, device: torch.device, seed: int, first: int = 0
+) -> Iterator[Arguments]:
+    """Global batches like the example of a model, without an end, but for the `first` ones. Collective, as ranks send
+    the example by the `device`."""
     example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
+    tensors = [tensor if tensor.is_meta else from_first(tensor, device).cpu() for tensor in example.tensors()]
     for number in count(first):
         drawn = synthetic_batch(
-            example.tensors(),
+            tensors,
             batch=built.batch,
             samples=plan.training.global_batch,
             bounds=built.bounds,

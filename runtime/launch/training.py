@@ -261,7 +261,8 @@ def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position
     """What the run is trained on, from a position in its dataset on."""
     if settings.dataset is None:
         used = step.rank.samples // step.plan.training.global_batch
-        return _Data(batches=((one, one) for one in synthetic_batches(built, step.plan, settings.seed, used)))
+        drawn = synthetic_batches(built, step.plan, step.place.device, settings.seed, used)
+        return _Data(batches=((one, one) for one in drawn))
     wanted = _compares(step.plan, settings) and _is_first(step.place)
     dtype = PRECISIONS[step.plan.training.precision]
     found = dataset_batches(settings, step, position=position, dtype=dtype, whole=wanted)

@@ -23,7 +23,7 @@ def from_first(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     own = torch.empty(value.shape, dtype=value.dtype, device=device) if value.is_meta else value.detach().to(device)
     if world() > 1:
         own = own.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(own, 0)
+        dist.broadcast(own.view(-1).view(torch.uint8), 0)  # gloo knows no int16
     return own
 
 

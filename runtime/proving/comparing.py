@@ -87,7 +87,7 @@ def _compared(
     with _meaning(exact and traced is None):
         step.prepare(*built.args, **built.kwargs)
     plain = _plain(built, step) if step.place.rank == 0 and step.place.stage == 0 else None
-    batches = list(islice(synthetic_batches(built, plan, SEED), 1 + STEPS))
+    batches = list(islice(synthetic_batches(built, plan, _CPU, SEED), 1 + STEPS))
     if not plan.schedule_kind.trains:
         return _evaluated(step, plain, batches, exact)
     return _trained(step, plain, batches, dict(built.module.named_parameters()), exact)

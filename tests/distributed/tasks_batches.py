@@ -3,11 +3,14 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
 import runtime
 from planner.graph.trace import trace
+from planner.models.zoo import BuiltModel
+from runtime.data.datasets import synthetic_batches
 from tests.distributed import plans
 from tests.distributed.tasks import CPU, build_step, known
 
@@ -66,3 +69,16 @@ def goes_on(
     data.load_state(state)
     second = step(next(iter(data)))
     return [first, second], state
+
+
+def drawn() -> list[list[float]]:
+    """A synthetic batch of a model whose example is another one on every rank: labels, numbers that are no labels on
+    some, and integers of two lengths without a bound."""
+    rank = dist.get_rank()
+    numbers = torch.tensor([40 + rank, 50 + rank])
+    args = (torch.tensor([0.0, float(rank == 0)]), numbers, numbers.to(torch.int16))
+    plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4))
+    built = BuiltModel(
+        reference="m:f", module=None, args=args, kwargs={}, batch=2, sequence_length=None, bounds=(None,) * 3
+    )
+    return [tensor.tolist() for tensor in next(synthetic_batches(built, plan, CPU, seed=0)).tensors()]

@@ -17,6 +17,14 @@ def test_what_looks_across_the_batch_looks_across_all_devices(pool, full_batch: 
         assert abs(local - one) > 0.05 * one, "the two can be told apart"
 
 
+def test_synthetic_batches_are_like_the_example_of_the_first_rank(pool) -> None:
+    found = pool.run("tasks_batches", "drawn")
+    assert all(each == found[0] for each in found)
+    labels, *numbers = map(set, found[0])
+    assert labels <= {0.0, 1.0}
+    assert all(values <= {40, 50} for values in numbers)
+
+
 @pytest.mark.exhaustive
 def test_other_plans_go_on_with_the_same_samples(pool) -> None:
     """Data parallel, tensor parallel, and two stages; each from the position that any of them has saved."""
