@@ -324,7 +324,8 @@ class _Reader:
             return
         if op in _NUMBERS and node.users:
             raise reads_number(self.module, node)
-        if _draws(node) and op not in CHANCES and op not in GATES and op not in (RAND, BERNOULLI):
+        known = op in CHANCES or op in GATES or op in (RAND, BERNOULLI)
+        if _draws(node) and (not known or node.kwargs.get("generator") is not None):
             raise draws(self.module, op, _module_path(node), line_of(node))
         arguments = tuple(self._argument(argument) for argument in node.args)
         if op == _TYPE_AS:  # of the other tensor nothing but its dtype is read

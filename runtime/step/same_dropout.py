@@ -102,13 +102,14 @@ class SameDropout(TorchFunctionMode):
         keep = keep_mask(self._key("rand", p), whole_region(shape), p, device)
         return keep.view(shape).to(keywords.get("dtype") or torch.get_default_dtype())
 
-    def _bernoulli(self, function: Any, given: torch.Tensor, p: float = 0.5) -> torch.Tensor:
-        """0 or 1 for each element, 1 with the probability `p`; in `given` where the function works in place."""
+    def _bernoulli(self, function: Any, input: torch.Tensor, p: float = 0.5, *, generator: None = None) -> torch.Tensor:
+        """0 or 1 for each element, 1 with the probability `p`; in `input` where the function works in place. Tracing
+        refuses a generator."""
         drops = 1.0 - p
         key = self._key(f"bernoulli with p = {p}", drops)
-        keep = keep_mask(key, whole_region(tuple(given.shape)), drops, given.device)
-        target = given if function is torch.Tensor.bernoulli_ else torch.empty_like(given)
-        return target.copy_(keep.view(given.shape))
+        keep = keep_mask(key, whole_region(tuple(input.shape)), drops, input.device)
+        target = input if function is torch.Tensor.bernoulli_ else torch.empty_like(input)
+        return target.copy_(keep.view(input.shape))
 
     def _attention(
         self,

@@ -40,6 +40,7 @@ class Inner(nn.Module):
         (lambda x: x * torch.bernoulli(torch.sigmoid(x)), "aten.bernoulli.default"),
         (lambda x: F.alpha_dropout(x, 0.1, training=True), "aten.alpha_dropout.default"),
         (lambda x: x * torch.ones_like(x).bernoulli_(1.0), "aten.bernoulli.p"),
+        (lambda x: x * torch.ones_like(x).bernoulli_(0.9, generator=torch.Generator()), "aten.bernoulli.p"),
     ],
 )
 def test_what_cannot_be_drawn_alike_is_refused_with_its_line(

@@ -78,6 +78,7 @@ WAYS = {
     "channels in place": lambda x, p: F.dropout2d(x.clone(), p, inplace=True),
     "timm": kept_by_timm,
     "by hand": lambda x, p: x * torch.bernoulli(torch.ones_like(x), 1 - p),
+    "by names": lambda x, p: x * torch.bernoulli(input=torch.ones_like(x), p=1 - p, generator=None),
     "method": lambda x, p: x * torch.ones_like(x).bernoulli(p=1 - p),
 }
 
