@@ -142,6 +142,7 @@ def _search(answer: Answer) -> dict[str, Any]:
         "gap": result.gap,
         "bound_seconds": result.bound_seconds,
         "assumed": list(result.assumed),
+        "covered": result.covered,
         "configurations": statistics.configurations,
         "evaluated": statistics.evaluated,
         "solved": statistics.solved,

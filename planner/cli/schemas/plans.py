@@ -104,6 +104,7 @@ class Search(Strict):
     gap: float
     bound_seconds: float
     assumed: list[Literal["1f1b", "forward", "in order", "offload"]]
+    covered: bool
     configurations: int
     evaluated: int
     solved: int

@@ -1,5 +1,6 @@
 """--top, --pareto, --objective, --explain, --certify, limits, and what is said about the proof."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from planner.plan.prediction.step import (
 from planner.report.explanation import explanation_lines
 from planner.report.html.colours import STEP
 from planner.report.search import proof_text, sum_text
+from planner.strategy_search import objectives
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -184,5 +186,12 @@ def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
 )
 def test_a_proof_says_how_plans_are_compared(plan: Any, options: list[str], assumed: list[str], words: str) -> None:
     found = plan.json(*TINY, *options)["search"]
-    assert found["assumed"] == assumed
+    assert (found["assumed"], found["covered"]) == (assumed, True)
     assert proof_text(found["status"], found["gap"], "in the space", assumed).endswith(f" faster{words}")
+
+
+def test_json_says_where_a_plan_lies_outside_of_what_is_proved(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with a ring does, which takes longer to find."""
+    found = objectives.plan_for
+    monkeypatch.setattr(objectives, "plan_for", lambda *asked: replace(found(*asked), covered=False))
+    assert plan.json(*TINY, "--pipeline", "1", "--interleave", "1")["search"]["covered"] is False
