@@ -41,6 +41,7 @@ _WITHOUT_DATA = (
     " register_fake and register_autograd"
 )
 _DTYPE = "cast to that of the weights where they meet (x.to(self.weight.dtype)), or plan in fp32 (--precision fp32)"
+_ALIGNED = "give it a row of padded targets for each sample, N S, and both lengths as tensors"
 _MIXES = "mixes dtypes, which no autocast brings together in a plan"
 _UNBUILT = "give layers their sizes (nn.Linear in place of nn.LazyLinear), or call the module once in the factory"
 _SPELLED = "write -1, or a size of the input (x.shape[0]), in the place of the number"
@@ -66,6 +67,7 @@ _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
         _DTYPE,
     ),
     (r"uninitialized parameter", "has a lazy parameter without a shape", _UNBUILT),
+    (r"aten\._ctc_loss", "calls a CTC loss that cannot run without data", _ALIGNED),
     (r"Meta kernel|fake impl|^aten\.[\w.]+$", "calls an operator that cannot run without data", _WITHOUT_DATA),
     (r"different devices|device type|same device", "mixes tensors of different devices", _DEVICE),
 )

@@ -8,7 +8,7 @@ classes can be split. Other calls are made of that, or of what PyTorch computes 
     class weights, reduction "none"  log_softmax, gather, and for a mean the quotient of two sums
     targets that are probabilities   log_softmax, products, a sum
 
-The latter have classes whole on every device.
+The latter have classes whole on every device. `F.ctc_loss` becomes `planner.graph.ctc`.
 """
 
 from typing import Any
@@ -18,17 +18,22 @@ import torch.nn.functional as F
 from torch.nn import _reduction
 from torch.overrides import TorchFunctionMode
 
+from planner.graph.ctc import ctc_loss
+
 _SUMS = frozenset({"mean", "sum"})
 
 
 class WholeLosses(TorchFunctionMode):
-    """While active, calls of cross entropy and of the negative log likelihood are ones that have a rule."""
+    """While active, calls of cross entropy, of the negative log likelihood and of the CTC loss are ones that have a
+    rule."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy:
             return _cross_entropy(*args, **(kwargs or {}))
         if func is F.nll_loss:
             return _nll_loss(*args, **(kwargs or {}))
+        if func is F.ctc_loss:
+            return ctc_loss(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

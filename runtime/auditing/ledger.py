@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardware_profiles import Flops
 from planner.errors import AuditError
-from planner.graph import delta_rule
+from planner.graph import ctc, delta_rule
 from planner.plan.prediction.charges import A_BLOCK, Phase
 from runtime.auditing.flops import FLOPS
 from runtime.executor.live_tensors import LiveTensors
@@ -53,8 +53,10 @@ _KINDS = {  # the c10d operator: kind, position of the tensor whose bytes count,
     "c10d.reduce_.default": ("reduce", 0, 1),
     "c10d.recv_.default": ("send_recv", 0, 1),
 }
-# operators of ours that are composed of PyTorch's, and what they are composed of
+# operators of ours that are composed of PyTorch's, and what they are composed of, or make meanwhile
 _COMPOSED: Mapping[str, Callable[..., Any]] = {
+    ctc.CTC: ctc.sums,
+    "planner.ctc_loss_backward.default": ctc.sums_backward,
     "planner.gated_delta_rule.default": delta_rule.composed,
     "planner.gated_delta_rule_backward.default": delta_rule.composed_backward,
 }

@@ -560,6 +560,10 @@ def _losses() -> Iterator[tuple[Any, ...]]:
     yield "kl_div.default", "log target", x, y, 1, {"log_target": True}
     weights = _positive(4, 1), _positive(6)
     yield "binary_cross_entropy_with_logits.default", "weights", x, chances, *weights
+    steps, lengths = torch.tensor([8, 6, 8, 4]), torch.tensor([3, 2, 1, 2])
+    aligned = _random(8, 4, 6).log_softmax(-1), _integers(4, 4, 3) + 1, steps, lengths
+    yield "planner.ctc_loss.default", *aligned, 0, False
+    yield "planner.ctc_loss.default", "no infinities", *aligned[:2], steps.clamp_max(1), lengths, 0, True
     labels = _integers(8, 12)
     yield "nll_loss_nd.default", _random(12, 8), labels
     yield "nll_loss_nd.default", "sum", _random(12, 8), labels, None, 2

@@ -346,3 +346,22 @@ class Asking(nn.Module):
 
 def asking() -> Example:
     return Asking(), (torch.randn(BATCH, 3, 8), torch.randint(5, (BATCH, 8))), {}
+
+
+class Speech(nn.Module):
+    """Frames, and the CTC loss of what they say, with fewer steps and targets in some samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames, self.head = nn.Conv1d(4, HIDDEN, 3, padding=1), nn.Linear(HIDDEN, 12)
+
+    def forward(
+        self, sound: torch.Tensor, frames: torch.Tensor, spoken: torch.Tensor, letters: torch.Tensor
+    ) -> torch.Tensor:
+        scores = self.head(self.frames(sound).relu().transpose(1, 2)).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(scores, spoken, frames.clamp(6, 12), letters.clamp(1, 3), zero_infinity=True)
+
+
+def speech() -> Example:
+    lengths = torch.tensor([12, 9]), torch.tensor([3, 2])
+    return Speech(), (torch.randn(BATCH, 4, 12), lengths[0], torch.randint(1, 12, (BATCH, 3)), lengths[1]), {}

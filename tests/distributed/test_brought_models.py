@@ -92,6 +92,17 @@ def test_what_pytorch_asks_of_values_is_no_part_of_a_plan(degrees: dict[str, int
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
 
 
+@pytest.mark.cases(0)
+@pytest.mark.parametrize("degrees", [{"data": 2, "zero": 1}, {"tensor": 2}], ids=str)
+def test_the_ctc_loss_is_cut_by_samples_and_audited(degrees: dict[str, int], pair) -> None:
+    text = planned("speech", 2, global_batch=4, **degrees)
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+    plan, (module, inputs, _) = parse_plan(text), brought.speech()
+    (stage,) = audit(plan, trace(module, inputs), brought.BATCH, cluster_of(plan))
+    assert stage.unequal == ()
+    assert stage.peak == pytest.approx(stage.predicted_peak, rel=0.05)
+
+
 def test_a_batch_that_is_a_number_of_the_code_stays_in_every_micro_batch() -> None:
     assert '"micro_batches": 3' in planned("of_batch", 1, global_batch=6)
     with refused(RequestError, "global_batch = 5", 2, "4 and 6", "div"):

@@ -1,10 +1,11 @@
 """Rules of losses that compare two tensors element by element, and sum or average what they find."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
 from planner.sharding.rule import FactorKind, Rule, Work
+from planner.sharding.rules.einsum import WIDE, Einsum
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, dims_of, present
 
 _NONE, _MEAN = 0, 1  # torch's numbers for the reductions of a loss
@@ -43,4 +44,33 @@ class PairLoss(RuleSpec):
             if self.saved_elements
             else (),
             mean_over=everything if reduction == _MEAN else (),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Ctc(RuleSpec):
+    """The CTC loss (`planner.graph.ctc`): `t n c, n s, n, n -> n`. Samples are independent of each other.
+
+    A sum over alignments is made of three others for each step and each of 2 s + 1 labels, in float32 at least; the
+    backward pass makes those sums again, and those from the other end.
+    """
+
+    def build(self, call: Call) -> Rule:
+        rule = Einsum(
+            pattern="t n c, n s, n, n -> n",
+            op_class="elementwise",
+            blocked="t c s",
+            work=((10.0, "t n s"),),
+            repeated_work=2.0,
+            saves=tuple((operand, (0,)) for operand in range(4)),
+        ).build(call)
+        width = 2 * max(WIDE, call.operands[0].element_bytes)
+        terms = ((2.0 * width, "t n s"), (width, "t n"))
+        return replace(
+            rule,
+            scratch=tuple(
+                Work(coefficient=each, factors=tuple(rule.index[one] for one in names.split() if one in rule.index))
+                for each, names in terms
+            ),
         )

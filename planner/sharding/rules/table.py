@@ -23,7 +23,7 @@ from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.experts import Experts
 from planner.sharding.rules.fp8 import Fp8Linear
 from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
-from planner.sharding.rules.losses import PairLoss
+from planner.sharding.rules.losses import Ctc, PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect
 from planner.sharding.rules.recurrent import Recurrent
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
@@ -165,6 +165,7 @@ RULES: Mapping[str, RuleSpec] = {
     "planner.embedding_bag": EmbeddingBag(),
     "planner.rows_from_host": OutsideRows(place="host"),
     "planner.rows_from_servers": OutsideRows(place="servers"),
+    "planner.ctc_loss.default": Ctc(),
     "aten.mse_loss.default": PairLoss(),
     "aten.l1_loss.default": PairLoss(saves=(), saved_elements=1.0),  # the difference
     "aten.smooth_l1_loss.default": PairLoss(),

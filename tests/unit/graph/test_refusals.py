@@ -48,7 +48,7 @@ CAUSES = {
     "Convolves": ("mixes dtypes", r"x.to\(self.weight.dtype\)\), or plan in fp32"),
     "Starts": ("mixes dtypes.*aten.gru_cell.default is called on bfloat16 and float32", r"x.to\(self.weight.dtype\)"),
     "Norms": ("mixes dtypes.*aten.layer_norm.default is called on float32", r"x.to\(self.weight.dtype\)"),
-    "Aligns": ("calls an operator that cannot run without data: aten._ctc_loss", "torch.library.custom_op"),
+    "Aligns": ("calls a CTC loss that cannot run without data: aten._ctc_loss", "a row of padded targets for each"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
 }
 

@@ -269,4 +269,4 @@ class Aligns(Net):
     def forward(self, x):
         scores = self.linear(x).unsqueeze(1).log_softmax(-1)
         ones = torch.ones(1, dtype=torch.long, device=x.device)
-        return torch.nn.functional.ctc_loss(scores, ones.unsqueeze(0), 4 * ones, ones)  # here
+        return torch.nn.functional.ctc_loss(scores, ones, 4 * ones, ones)  # here
