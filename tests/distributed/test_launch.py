@@ -141,7 +141,7 @@ def test_a_dataset_is_read_whole_or_in_pieces_alike(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
-    settings = {"steps": 3, "model": "squares:make", "data": "squares:rows", "shuffle": True}
+    settings = {"steps": 3, "model": "squares:make", "dataset": "squares:rows", "shuffle": True}
     code, whole, summary = reports_of(tmp_path / "plan.json", **settings)
     assert code == 0
     assert summary.data == "squares:rows"

@@ -94,7 +94,8 @@ def plans_of(model: Model, processes: int) -> tuple[Callable[[], Plan], ...]:
         )
         for seed, (sizes, number, settings) in enumerate(RANDOM[processes])
     ]
-    found += [partial(searched, model, processes, pinned) for pinned in SEARCHED[processes]]
+    pins = [pinned if blocks else replace(pinned, recompute=None) for pinned in SEARCHED[processes]]
+    found += [partial(searched, model, processes, pinned) for pinned in pins]
     if blocks > 1:
         mesh = plans.mesh_of(processes // 2)
         found.append(partial(plans.random_plan, model.name, mesh, 7, stages=(1, blocks - 1), micro_batches=2))

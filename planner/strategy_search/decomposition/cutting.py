@@ -4,15 +4,21 @@
     inner    one block that stands for all of its kind
     tail     what stands after them (and the last block, where what leaves it does not come from the boundary)
 
+Weights that blocks share are variables of the boundary. Where all ways to store several of them are more than `_JOINT`
+together, as in a model whose layers share all weights (ALBERT), they are divided among the blocks instead: each block
+stores them as suits it, and bears its part of what they cost. Of blocks that agree that is exact, so it bounds all; and
+what suits most of them is tried for all (`planner.strategy_search.engine.engine`), as `stored` here.
+
 Which operators and edges a piece has, how often they count, and whether their bytes live for every micro-batch in
 flight or for one recomputed block, is decided here and nowhere else; the judge (planner.plan.prediction.predict) says
 the same in another way, operator by operator.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +33,12 @@ from planner.strategy_search.decomposition.piece_maker import PieceMaker
 from planner.strategy_search.decomposition.pieces import Chain, Crossing, Key, Piece
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Share
-from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, ParameterTable
+from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
 
 Array = NDArray[np.float64]
+
+_JOINT = 64
+"""Ways to store weights that blocks share, all together, that are looked at."""
 
 _STATE_TABLES = 16  # numbers that are kept for every state of the boundary, about
 
@@ -48,6 +57,7 @@ def cut(
     machine: Machine | None = None,
     early: bool = True,
     like: Chain | None = None,
+    stored: Mapping[str, int] = MappingProxyType({}),
 ) -> Chain:
     """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
     of a `machine`.
@@ -58,10 +68,11 @@ def cut(
     weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`. `kept` says what recomputed
     blocks keep; None leaves it to the weights of the search. `early`: whether gradients that are reduced once a step
     may set out under the last backward pass. `like` is what was cut of the same tables, cluster and stages otherwise:
-    what crosses between its pieces is taken from there.
+    what crosses between its pieces is taken from there. `stored` says how weights are stored that blocks share, where
+    that is decided; what comes out has tables without their other ways.
     """
     return Cutter(
-        tables=tables,
+        tables=tables.storing(stored),
         cluster=cluster,
         machine=cluster if machine is None else machine,
         recomputation=recomputation,
@@ -135,6 +146,7 @@ class Cutter:
             handed=self._handed() if self.like is None else self.like.handed,
             ending=self._ending() if self.like is None else self.like.ending,
             tied=self._tied() if self.like is None else self.like.tied,
+            divided=tuple(self.divided),
         )
 
     def _whole(self) -> Chain:
@@ -264,17 +276,37 @@ class Cutter:
         shared = []
         for parameter in self.tables.parameters:
             places = {0 if use.consumer < low else 2 if use.consumer >= high else 1 for use in parameter.uses}
-            common = 1 in places and parameter.name not in template.every_own_parameter
-            if len(places) > 1 or common:
+            if parameter.name not in self.divided and (len(places) > 1 or parameter in self._common):
                 shared.append(parameter.name)
         return (*makers, *sorted(outside - set(makers)), *shared)
 
-    def _why_many(self) -> str:
-        """The weights that blocks share, whose ways to be stored multiply, and what helps; empty for none."""
+    @cached_property
+    def _common(self) -> list[ParameterTable]:
+        """Weights that blocks share."""
         own, weights = self.tables.template.every_own_parameter, self.tables.parameters
         low, high = self.tables.template.start, self.tables.template.stop
-        common = [one for one in weights if one.name not in own and any(low <= use.consumer < high for use in one.uses)]
-        return f", which share {len(common)} weights (--zero decides how these are stored)," if len(common) > 1 else ""
+        return [one for one in weights if one.name not in own and any(low <= use.consumer < high for use in one.uses)]
+
+    @cached_property
+    def divided(self) -> Mapping[str, int]:
+        """Weights that blocks of a single stage share in too many ways: among how many each is divided, of blocks, what
+        stands before them, and what stands after."""
+        if self.stages > 1 or math.prod(len(one.stored) for one in self._common) <= _JOINT:
+            return {}
+        kinds = self.tables.template.blocks.kinds
+        readers = {one.name: self.readers(one.uses) for one in self._common}
+        return {name: len(read - {*kinds}) + sum(kind in read for kind in kinds) for name, read in readers.items()}
+
+    def readers(self, uses: Sequence[UseTable]) -> set[int]:
+        """Where uses of a weight are: kinds of blocks, -1 for before, and -2 for after them."""
+        template = self.tables.template
+        found = [(use.consumer, template.kind_of(use.consumer)) for use in uses]
+        return {(-1 if at < template.start else -2) if kind is None else kind for at, kind in found}
+
+    def _why_many(self) -> str:
+        """The weights that blocks share, whose ways to be stored multiply, and what helps; empty for none."""
+        many = [one for one in self._common if one.name not in self.divided]
+        return f", which share {len(many)} weights (--zero decides how these are stored)," if len(many) > 1 else ""
 
     def _size(self, key: Key) -> int:
         if isinstance(key, int):

@@ -102,7 +102,7 @@ class PieceMaker:
                 self._comes_later(table, table.later)
         for parameter, found in uses:
             check()
-            self._parameter(parameter, bool(found))
+            self._parameter(parameter, found)
             for use in found:
                 if use.consumer not in self.cutter.free:
                     self._use(use, parameter.name)
@@ -379,27 +379,25 @@ class PieceMaker:
         for name, values in amounts.items():
             known[name] = known[name] + values if name in known else values
 
-    def _parameter(self, parameter: ParameterTable, used: bool) -> None:
-        if not self.cutter.counted(parameter.name, self.share, used):
+    def _parameter(self, parameter: ParameterTable, uses: Sequence[UseTable]) -> None:
+        if not self.cutter.counted(parameter.name, self.share, bool(uses)):
             return
-        prices = parameter.prices
+        prices, part, among = parameter.prices, 1.0, self.cutter.divided.get(parameter.name)
+        if among is not None:
+            part = len(self.cutter.readers(uses)) / among
         self._add(
             parameter.name,
-            part=prices.accumulation + prices.fetches,
-            steady=prices.accumulation + prices.fetches,
-            work_again=prices.accumulation,
-            backward=prices.accumulation + prices.fetches,
-            step=prices.synchronisation
-            + prices.update
-            + prices.gather
-            + prices.offload
-            + prices.weight_store
+            part=part * (prices.accumulation + prices.fetches),
+            steady=part * (prices.accumulation + prices.fetches),
+            work_again=part * prices.accumulation,
+            backward=part * (prices.accumulation + prices.fetches),
+            step=part * (prices.synchronisation + prices.update + prices.gather + prices.offload + prices.weight_store)
             + self.cutter.tied(parameter),
-            fixed=prices.weight + prices.gradient + prices.state,
+            fixed=part * (prices.weight + prices.gradient + prices.state),
             replay=prices.visiting,
         )
         if self._goes_early(parameter):
-            self._add(parameter.name, reduction=self.overlapped * (prices.synchronisation - prices.copied))
+            self._add(parameter.name, reduction=part * self.overlapped * (prices.synchronisation - prices.copied))
         self._most(parameter.name, prices.transient)
 
     def _goes_early(self, parameter: ParameterTable) -> bool:

@@ -410,6 +410,7 @@ class Chain:
     handed: Array  # bytes of what a block hands on that the next one keeps as it is, of each state
     ending: Array  # bytes that the last block keeps more, or less, than the others, of each state
     tied: tuple[Array, Array]  # seconds per micro-batch and per step that a rank with head and tail is spared
+    divided: tuple[str, ...] = ()  # weights that blocks share, of which each block has its part (see `cutting`)
 
     @property
     def nbytes(self) -> int:

@@ -29,7 +29,15 @@ from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.family import Family, Recent, Ways, scaling_of
-from planner.strategy_search.engine.outcome import Outcome, best_of, best_try, proving_most, ruled_out
+from planner.strategy_search.engine.outcome import (
+    Outcome,
+    Stored,
+    best_of,
+    best_try,
+    proving_most,
+    ruled_out,
+    ways_to_store,
+)
 from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
@@ -358,7 +366,36 @@ class Engine:
     ) -> Outcome:
         """The best plan of a configuration in which weights are gathered in one way, and which leaves `room` bytes of
         every device; `covering`: see `Evaluation`."""
-        pipeline_of_kinds = self.pipeline_of_kinds(configuration, gathers).with_room(room)
+
+        def run(stored: Stored, cutoff: float) -> Outcome:
+            outcome = self._run(gathers, configuration, stored, cutoff, enough, hint, room, covering)
+            return replace(outcome, gathers=gathers, apart=self.apart, stored=stored)
+
+        outcome = run((), cutoff)
+        divided = self.pipeline_of_kinds(configuration, gathers).chain.divided
+        if not outcome.ranks or not divided:
+            return outcome
+        best = replace(outcome, seconds=math.inf, ranks=())
+        for stored in ways_to_store(outcome, divided):
+            agreed = run(stored, min(cutoff, best.seconds))
+            solved = best.solved + agreed.solved
+            best = replace(agreed if agreed.ranks and agreed.seconds < best.seconds else best, solved=solved)
+        least = math.inf if best.ranks else agreed.least
+        return replace(best, bound=min(outcome.bound, best.seconds), free=outcome.free, least=least)
+
+    def _run(
+        self,
+        gathers: str,
+        configuration: Configuration,
+        stored: Stored,
+        cutoff: float,
+        enough: float,
+        hint: Hint,
+        room: float,
+        covering: float,
+    ) -> Outcome:
+        """`evaluate_as`, with weights that are divided among blocks stored so; without that each block as it likes."""
+        pipeline_of_kinds = self.pipeline_of_kinds(configuration, gathers, stored).with_room(room)
         setting = self.setting(configuration)
         setting = replace(setting, capacity=pipeline_of_kinds.capacities[0]) if room else setting
         check_virtual_stages(pipeline_of_kinds.chain, setting)
@@ -371,7 +408,7 @@ class Engine:
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
             patterned=decided is not None and decided.pattern is not None, covering=covering,
         )  # fmt: skip
-        return replace(evaluation.run(), gathers=gathers, apart=self.apart)
+        return evaluation.run()
 
     def source_of(self, outcome: Outcome) -> "Engine":
         """This engine, or the one that counted launches otherwise, whichever an outcome is of."""
@@ -379,17 +416,20 @@ class Engine:
 
     def contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
         """What was found for a configuration, as it contends."""
-        pieces = self.source_of(outcome).pipeline_of_kinds(configuration, outcome.gathers)
+        pieces = self.source_of(outcome).pipeline_of_kinds(configuration, outcome.gathers, outcome.stored)
         return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
-    def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
-        """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
+    def pipeline_of_kinds(
+        self, configuration: Configuration, gathers: str, stored: Stored = ()
+    ) -> HeterogeneousPipeline:
+        """The pieces of a configuration with weights gathered in a way, and those that would be divided among blocks
+        stored so; kept as long as its tables are."""
         known = self._known(configuration)
-        key = self._running(configuration, gathers)
+        key = (*self._running(configuration, gathers), stored)
         if key not in known.pieces:
             own = self._spread(configuration, gathers) if self.spreads else known.tables
             own = tuple(one.launched_apart for one in own) if self.apart else own
-            known.pieces[key] = self._cut(configuration, own, gathers)
+            known.pieces[key] = self._cut(configuration, own, gathers, stored=dict(stored))
             self._make_room()
         return known.pieces[key]
 
@@ -405,9 +445,10 @@ class Engine:
         gathers: str,
         free: Collection[int] = (),
         like: Sequence[Chain] | None = None,
+        stored: Mapping[str, int] = MappingProxyType({}),
     ) -> HeterogeneousPipeline:
         """Tables, one for every group of devices in the order of the pipeline, cut into pieces; `like` are the chains
-        of the same tables with weights gathered otherwise."""
+        of the same tables with weights gathered otherwise, `stored` says how some weights are stored."""
         machine, ranks = self.machine(configuration), configuration.pipeline
         offload = self.request.offload_under(gathers)
         chains = tuple(
@@ -424,6 +465,7 @@ class Engine:
                 machine=machine,
                 early=not self.waits,
                 like=other,
+                stored=stored,
             )
             for own, group, other in zip(
                 tables, parts_of(machine), (None,) * len(tables) if like is None else like, strict=True

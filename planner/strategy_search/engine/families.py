@@ -17,7 +17,7 @@ from planner.strategy_search.request.gathering import gathers_in_fp8_fault
 from planner.strategy_search.request.refusals import space_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
-from planner.strategy_search.request.template import fold, unfolded
+from planner.strategy_search.request.template import fold
 
 
 def all_configurations(engine: Engine) -> list[Configuration]:
@@ -80,8 +80,6 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     )
     never_kept = frozenset(request.pinned.never_kept)
     template = fold(prepared, blocks, request.cluster.software, never_kept)
-    if template.shares_every_parameter and _decides_nothing_of_blocks(request):
-        template = unfolded(prepared, request.cluster.software)
     template = replace(template, either=open_layers(template, prepared, request.fp8_layers))
     if "device" not in request.offload.weights and not template.every_own_parameter:
         raise RequestError(
@@ -102,15 +100,3 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     asked = (request.precision, request.optimizer, request.update, request.offload)
     limits = tuple(bounds(template, request.prepared_batch, group, *asked) for group in parts_of(request.cluster))
     return Engine(request=request, template=template, limits=limits), prepared
-
-
-def _decides_nothing_of_blocks(request: SearchRequest) -> bool:
-    """Whether blocks that share all weights may be taken operator by operator: the ways to store every one of these
-    multiply where blocks agree on them, on more devices than one. Recomputation, offload and pipelines need blocks."""
-    pinned, offload = request.pinned, request.offload
-    return (
-        request.cluster.devices > 1
-        and pinned.recompute in (None, "none")
-        and pinned.pipeline in (None, 1)
-        and all("device" in homes for homes in (offload.weights, offload.saved, offload.activations))
-    )

@@ -150,8 +150,7 @@ class OtherSums:
     def _capped(self, found: Contender) -> bool:
         """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the
         part that it is of a full one, so that either size charges another share of its latency than it takes."""
-        pieces, groups = self.engine.pipeline_of_kinds(found.configuration, found.outcome.gathers), self.engine.groups
-        tables = pieces.chain.tables
+        tables, groups = found.pipeline_of_kinds.chain.tables, self.engine.groups
         if self.request.update.buckets != AUTO_BUCKETS or not tables.update.bucketed:
             return False
         return tables.update.bucket_size < max(auto_bucket(tables.mesh, group) for group in groups)

@@ -1,11 +1,16 @@
 """What the evaluation of a configuration comes to."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from planner.strategy_search.decomposition.lagrangian import State
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Passes
+
+Stored: TypeAlias = tuple[tuple[str, int], ...]
+"""Weights, and the number of the stored layout of each."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +58,7 @@ class Outcome:
         under: shares that counted of what travels under the work of each pass, beyond that work.
         gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
         apart: whether launches count by pass and kind of block (`planner.strategy_search.tables.launches`).
+        stored: how weights are stored that were divided among blocks, in which all agree: numbers of stored layouts.
     """
 
     seconds: float
@@ -67,6 +73,7 @@ class Outcome:
     under: Passes = NEITHER
     gathers: str = "each"
     apart: bool = False
+    stored: Stored = ()
 
     @property
     def coarse(self) -> bool:
@@ -107,3 +114,17 @@ def ruled_out(gathers: str, seconds: float) -> Outcome:
     return Outcome(
         seconds=math.inf, bound=seconds, state=(), ranks=(), least=math.inf, price=0.0, solved=0, gathers=gathers
     )
+
+
+_AGREED = 3
+"""Ways to store weights in which blocks are made to agree, at most."""
+
+
+def ways_to_store(outcome: Outcome, divided: Sequence[str]) -> list[Stored]:
+    """How blocks that each chose for itself store the weights that were divided among them, the most common first."""
+    columns = [column for rank in outcome.ranks for column in rank.columns if divided[0] in column.candidates]
+    chosen = Counter(
+        tuple((name, column.candidates[name]) for name in divided if name in column.candidates) for column in columns
+    )
+    usual = dict(pair for way, _ in reversed(chosen.most_common()) for pair in way)
+    return [tuple({**usual, **dict(way)}.items()) for way, _ in chosen.most_common(_AGREED)]

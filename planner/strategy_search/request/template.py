@@ -178,12 +178,6 @@ class Template:
         """Parameters that stand for those of all blocks, of any kind."""
         return frozenset().union(*self.own_parameters)
 
-    @property
-    def shares_every_parameter(self) -> bool:
-        """Whether there are blocks that read weights, and none that has one of its own, as ALBERT's."""
-        read = {name for held in self.held for at in held for name in self.graph.operators[at].operands}
-        return not self.every_own_parameter and not self.graph.parameter_names.isdisjoint(read)
-
     def parameter_times(self, name: str) -> int:
         """How many parameters of the model one of the template stands for."""
         kind = next((kind for kind, own in enumerate(self.own_parameters) if name in own), None)
@@ -269,11 +263,11 @@ def fold(
     Where the part after the blocks reads more than the last block, nothing is folded.
     """
     if not blocks.count:
-        return unfolded(graph, software)
+        return _unfolded(graph, software)
     inner = {name for op in graph.operators[blocks.start : blocks.borders[-2]] for name in op.results}
     after = graph.operators[blocks.stop :]
     if any(name in inner for op in after for name in op.operands):
-        return unfolded(graph, software)
+        return _unfolded(graph, software)
     folding = _Folding(graph, blocks)
     folded = folding.folded()
     template = Template(
@@ -475,8 +469,7 @@ def _with_passing(template: Template, names: Mapping[str, str]) -> Template:
     return replace(template, alive=replace(template.alive, kept=frozenset(kept)))
 
 
-def unfolded(graph: OperatorGraph, software: Software) -> Template:
-    """The template of a prepared graph that is taken operator by operator."""
+def _unfolded(graph: OperatorGraph, software: Software) -> Template:
     edges = []
     for consumer, op in enumerate(graph.operators):
         for operand, name in enumerate(op.operands):

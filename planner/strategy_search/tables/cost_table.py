@@ -7,7 +7,7 @@ step, bytes per device.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -111,6 +111,19 @@ class UseTable:
     first_gather: Array | None = None
     first_reduce: Array | None = None
 
+    def only(self, stored: int) -> "UseTable":
+        """The same of one stored layout alone."""
+        row = slice(stored, stored + 1)
+        return replace(
+            self,
+            gather=self.gather[row],
+            reduce=self.reduce[row],
+            gathered=self.gathered[row],
+            together=None if self.together is None else self.together.only(stored),
+            first_gather=None if self.first_gather is None else self.first_gather[row],
+            first_reduce=None if self.first_reduce is None else self.first_reduce[row],
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParameterTable:
@@ -120,6 +133,16 @@ class ParameterTable:
     stored: tuple[StoredParameter, ...]
     prices: ParameterPrices
     uses: tuple[UseTable, ...]
+
+    def only(self, stored: int) -> "ParameterTable":
+        """The same with one of its stored layouts."""
+        row = slice(stored, stored + 1)
+        return replace(
+            self,
+            stored=self.stored[row],
+            prices=ParameterPrices(**{one.name: getattr(self.prices, one.name)[row] for one in fields(self.prices)}),
+            uses=tuple(use.only(stored) for use in self.uses),
+        )
 
 
 Launched: TypeAlias = tuple[tuple[OperatorTable, ...], tuple[EdgeTable, ...], tuple[ParameterTable, ...], Shares | None]
@@ -153,6 +176,13 @@ class CostTables:
             return self
         operators, edges, parameters, shares = self.apart
         return replace(self, operators=operators, edges=edges, parameters=parameters, apart=None, shares=shares)
+
+    def storing(self, stored: Mapping[str, int]) -> "CostTables":
+        """The same, with some parameters in one of their stored layouts, and launches counted in one way."""
+        if not stored:
+            return self
+        parameters = tuple(one.only(stored[one.name]) if one.name in stored else one for one in self.parameters)
+        return replace(self, parameters=parameters, apart=None)
 
     @cached_property
     def nbytes(self) -> int:

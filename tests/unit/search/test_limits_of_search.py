@@ -6,7 +6,6 @@ import math
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -206,33 +205,6 @@ def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> 
 class Mean(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean()
-
-
-class SharedLayer(nn.Module):
-    """One layer that is called three times, as ALBERT's: blocks that share all weights."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(*(nn.Linear(16, 16) for _ in range(count)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(3):
-            x = x + self.layer(x).relu()
-        return x.square().mean()
-
-
-def test_blocks_that_share_all_weights_are_planned_operator_by_operator(tmp_path: Path) -> None:
-    """The ways to store each of twelve weights multiply where blocks agree on them: too many even for two devices."""
-    asked: dict[str, Any] = {"args": (torch.ones(2, 16),), "devices": 2, "global_batch": 2}
-    asked["planner_memory"] = resident_bytes() + 2.0**30
-    found = planner.search(SharedLayer(6), "h100-80gb", **asked)
-    (stage,) = found.plan.stages
-    assert stage.blocks == 0
-    planner.save(found.plan, tmp_path / "plan.json")
-    again = planner.estimate(tmp_path / "plan.json")
-    assert again.prediction.step_seconds == pytest.approx(found.plan.prediction.step_seconds)
-    with refused(LimitError, "blocks, which share 12 weights", "--zero"):
-        planner.search(SharedLayer(6), "h100-80gb", pinned={"recompute": "full"}, **asked)
 
 
 def test_recomputation_of_no_blocks_is_refused() -> None:
