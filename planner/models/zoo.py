@@ -228,7 +228,9 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
     try:
         made, on_host = _made(factory, device)
     except Exception as error:
-        raise ModelError(f"the factory {reference} raised {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"the factory {reference} raised {type(error).__name__}: {error}{_remedy(error, device)}"
+        ) from error
     parts = made if isinstance(made, tuple) else (made,)
     kinds = (torch.nn.Module, tuple | list, Mapping)
     if len(parts) not in (2, 3) or not all(isinstance(part, kind) for part, kind in zip(parts, kinds, strict=False)):
@@ -269,6 +271,16 @@ def _made(factory: Callable[[], Any], device: str) -> tuple[Any, bool]:
             raise
     with torch.device("cpu"), weights_without_data():
         return factory(), True
+
+
+def _remedy(error: Exception, device: str) -> str:
+    """What to write where a factory reads numbers of weights that have no data; nothing for other errors."""
+    if device != "meta" or "meta" not in str(error).lower():
+        return ""
+    return (
+        "; weights have no data while a model is planned: keep what is read of them a tensor, as"
+        " self.register_buffer('scale', self.weight.detach().abs().max()) in place of self.weight.abs().max().item()"
+    )
 
 
 def _cast(module: Any, floating: Any) -> Any:

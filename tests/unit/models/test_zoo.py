@@ -241,6 +241,18 @@ def reads_numbers():
     return Turned([rate.item() for rate in torch.linspace(0, 0.3, 3)]), (torch.ones(6, 4),)
 
 
+def reads_a_weight():
+    net = Net()
+    net.most = net.linear.weight.abs().max().item()
+    return net, (torch.ones(6, 4),)
+
+
+def keeps_a_tensor():
+    net = Net()
+    net.register_buffer("most", net.linear.weight.detach().abs().max())
+    return net, (torch.ones(6, 4),)
+
+
 def bare():
     return Net()
 
@@ -303,6 +315,11 @@ def test_a_factory_that_reads_numbers_builds_on_the_host() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_what_a_refused_factory_is_told_to_do_works() -> None:
+    assert build_model("zoo_test_nets:keeps_a_tensor", dtype="float32").module.most.is_meta
+
+
+@pytest.mark.usefixtures("folder")
 def test_factory_with_keywords() -> None:
     built = build_model("zoo_test_nets:with_keywords", dtype="float32", device="cpu")
     assert built.kwargs == {"weight": 2.0}
@@ -323,6 +340,10 @@ def test_factory_with_keywords() -> None:
         ("zoo_test_nets:", ("zoo_test_nets", "''", "good")),
         ("zoo_test_nets:NUMBER", ("zoo_test_nets", "NUMBER", "good")),
         ("zoo_test_nets:raises", ("zoo_test_nets:raises", "RuntimeError", "no such file")),
+        (
+            "zoo_test_nets:reads_a_weight",
+            ("zoo_test_nets:reads_a_weight", "weights have no data", "self.register_buffer"),
+        ),
         ("zoo_test_nets:bare", ("zoo_test_nets:bare", "(module, args)", "(module, args, kwargs)", "Net")),
         ("zoo_test_nets:not_a_module", ("zoo_test_nets:not_a_module", "(str, tuple)")),
         ("zoo_test_nets:args_are_a_tensor", ("zoo_test_nets:args_are_a_tensor", "(Net, Tensor)")),
