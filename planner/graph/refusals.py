@@ -44,6 +44,7 @@ _DTYPE = "cast to that of the weights where they meet (x.to(self.weight.dtype)),
 _ALIGNED = "give it a row of padded targets for each sample, N S, and both lengths as tensors"
 _MIXES = "mixes dtypes, which no autocast brings together in a plan"
 _UNBUILT = "give layers their sizes (nn.Linear in place of nn.LazyLinear), or call the module once in the factory"
+_SIZES = "give sizes that go together; module(*args), with what the factory returns, has to run in PyTorch first"
 _SPELLED = "write -1, or a size of the input (x.shape[0]), in the place of the number"
 _OTHER = "the forward pass must not branch on tensor values or leave PyTorch operators"
 
@@ -61,6 +62,7 @@ _BY_CALL: tuple[tuple[str, str, str], ...] = (
 _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
     (r"numpy", "leaves PyTorch", _NUMPY),
     (r"shape '.*' is invalid for input of size", "spells out a size", _SPELLED),
+    (r"same reduction dim|must match the size|cannot be multiplied|to have \d+ channels", "mixes sizes", _SIZES),
     (
         r"expected scalar type|same dtype|Input type .* should be the same",
         _MIXES,

@@ -93,14 +93,15 @@ _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_asyn
 _OF_ONE_DTYPE = frozenset(
     f"aten.{name}"
     for name in (
-        "linear.default", "matmul.default", "mm.default", "mv.default", "addmm.default", "index_add.default",
-        "index_put.default", *(f"conv{dims}d.default" for dims in (1, 2, 3)), "conv_transpose1d.default",
-        "conv_transpose2d.input", "conv_transpose3d.input", "convolution.default", "lstm_cell.default",
-        "gru_cell.default", "rnn_tanh_cell.default", "rnn_relu_cell.default", "lstm.input", "gru.input",
-        "rnn_tanh.input", "rnn_relu.input",
+        "linear.default", "matmul.default", "mm.default", "mv.default", "addmm.default", "conv1d.default",
+        "conv2d.default", "conv3d.default", "conv_transpose1d.default", "conv_transpose2d.input",
+        "conv_transpose3d.input", "convolution.default", "lstm_cell.default", "gru_cell.default",
+        "rnn_tanh_cell.default", "rnn_relu_cell.default", *(one.removeprefix("aten.") for one in GATES),
     )
 )  # fmt: skip
-"""Operators that refuse floating operands of several dtypes, but not where the operands have no data."""
+"""Operators that refuse operands of several dtypes, but not where the operands have no data."""
+_PLACING = frozenset({"aten.index_add.default", "aten.index_put.default"})
+"""The same, of floating operands: others are places."""
 _NORMS = frozenset({"aten.layer_norm.default", "aten.group_norm.default"})
 """The same, of an input that is wider than its weights."""
 
@@ -363,12 +364,14 @@ class _Reader:
 
     def _check_dtypes(self, op: str, arguments: tuple[Argument, ...], node: fx.Node) -> None:
         """Raise ModelError for operands of several dtypes, which tensors without data do not refuse."""
+        if op not in _OF_ONE_DTYPE and op not in _PLACING and op not in _NORMS:
+            return
         given = pytree.tree_leaves(arguments)
         operands = [self.types[argument.name] for argument in given if isinstance(argument, ValueRef)]
-        dtypes = [operand.dtype for operand in operands if operand.floating]
-        wider = op in _NORMS and any(operands[0].element_bytes > operand.element_bytes for operand in operands)
-        if (op in _OF_ONE_DTYPE and len(set(dtypes)) > 1) or wider:
-            raise mixes_dtypes(self.module, op, dtypes, node)
+        dtypes = {operand.dtype for operand in operands if operand.floating or op in _OF_ONE_DTYPE}
+        wider = any(operands[0].element_bytes > operand.element_bytes for operand in operands)
+        if wider if op in _NORMS else len(dtypes) > 1:
+            raise mixes_dtypes(self.module, op, [operand.dtype for operand in operands], node)
 
     def _argument(self, argument: Any) -> Argument:
         if isinstance(argument, fx.Node):

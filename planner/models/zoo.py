@@ -5,6 +5,7 @@ those of clicks in `clicks.py`; how many parameters each has is in `parameter_co
 changed of the model, as in `llama8b+num_layers=40` (`overrides.py`).
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -224,13 +225,17 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
     import torch
     from torch.utils import _pytree as pytree
 
-    factory = imported_factory(reference, "--model", ModelError)
+    here = os.getcwd()
     try:
-        made, on_host = _made(factory, device)
-    except Exception as error:
-        raise ModelError(
-            f"the factory {reference} raised {type(error).__name__}: {error}{_remedy(error, device)}"
-        ) from error
+        factory = imported_factory(reference, "--model", ModelError)
+        try:
+            made, on_host = _made(factory, device)
+        except Exception as error:
+            raise ModelError(
+                f"the factory {reference} raised {type(error).__name__}: {error}{_remedy(error, device)}"
+            ) from error
+    finally:
+        os.chdir(here)  # where files of the command are, wherever the user's code went
     parts = made if isinstance(made, tuple) else (made,)
     kinds = (torch.nn.Module, tuple | list, Mapping)
     if len(parts) not in (2, 3) or not all(isinstance(part, kind) for part, kind in zip(parts, kinds, strict=False)):

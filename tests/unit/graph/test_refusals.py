@@ -48,12 +48,14 @@ CAUSES = {
     "Convolves": ("mixes dtypes", r"x.to\(self.weight.dtype\)\), or plan in fp32"),
     "Starts": ("mixes dtypes.*aten.gru_cell.default is called on bfloat16 and float32", r"x.to\(self.weight.dtype\)"),
     "Norms": ("mixes dtypes.*aten.layer_norm.default is called on float32", r"x.to\(self.weight.dtype\)"),
+    "Counts": ("mixes dtypes.*aten.linear.default is called on int64 and float32", r"x.to\(self.weight.dtype\)"),
+    "Sizes": ("mixes sizes", r"module\(.args\), with what the factory returns, has to run in PyTorch"),
     "Aligns": ("calls a CTC loss that cannot run without data: aten._ctc_loss", "a row of padded targets for each"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
 }
 
 
-ON_META = ("Aligns", "Convolves", "Norms", "OtherDevice", "Sparse", "Starts", "WithoutKernel")
+ON_META = ("Aligns", "Convolves", "Counts", "Norms", "OtherDevice", "Sizes", "Sparse", "Starts", "WithoutKernel")
 """Which can be traced with data, as no command does."""
 
 

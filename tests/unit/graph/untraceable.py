@@ -265,6 +265,16 @@ class Norms(Net):
         return self.norm(self.linear(x)).mean()  # here
 
 
+class Counts(Net):
+    def forward(self, x):
+        return self.linear(x.argsort(-1)).mean()  # here
+
+
+class Sizes(Net):
+    def forward(self, x):
+        return self.linear(x[:, 1:]).mean()  # here
+
+
 class Aligns(Net):
     def forward(self, x):
         scores = self.linear(x).unsqueeze(1).log_softmax(-1)

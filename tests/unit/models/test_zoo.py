@@ -314,6 +314,14 @@ def test_a_factory_that_reads_numbers_builds_on_the_host() -> None:
     assert traced_model(built).loss
 
 
+def test_a_factory_that_goes_to_another_folder_leaves_the_command_where_it_was(folder: Path) -> None:
+    (folder / "zoo_test_going.py").write_text(
+        "import os\nfrom zoo_test_nets import good as built\n\n\ndef good():\n    os.chdir('/')\n    return built()\n"
+    )
+    assert build_model("zoo_test_going:good", dtype="float32").batch == 6
+    assert Path.cwd() == folder
+
+
 @pytest.mark.usefixtures("folder")
 def test_what_a_refused_factory_is_told_to_do_works() -> None:
     assert build_model("zoo_test_nets:keeps_a_tensor", dtype="float32").module.most.is_meta
