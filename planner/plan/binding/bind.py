@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 from hardware_profiles import Home
 from planner.errors import PlanFileError, StrategyError, unknown_name
 from planner.faults import said
-from planner.graph.blocks import NO_BLOCKS, SHARED, Blocks, block_parameters, share_values
+from planner.graph.blocks import SHARED, Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
 from planner.graph.forward_only import frozen, without_updates
 from planner.graph.fp8 import NO_FP8, Fp8, with_fp8
@@ -249,8 +249,6 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         replicated=update,
         batch=batch,
     )
-    if len(plan.stages) == 1 and not plan.stages[0].blocks:  # it says every operator by itself
-        blocks = NO_BLOCKS
     return bind_prepared(plan, _of_batch(prepared, prepared_batch(update, batch), training.part), blocks)
 
 

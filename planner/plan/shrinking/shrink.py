@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
-from planner.graph.blocks import NO_BLOCKS, Blocks, block_parameters
+from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.in_float64 import InFloat64
 from planner.graph.on_meta import without_data
 from planner.graph.operator_graph import OperatorGraph
@@ -78,12 +78,13 @@ def shrink(
     small: str | None = None,
     processes: int = PROCESSES,
     wide: int | None = None,
+    both_between: bool = False,
 ) -> SmallPlan:
     """The smallest plan with the decisions of `large`, in a precision or `EXACT`, on at most so many processes.
 
     `reference` is the model of the large plan as a person names it, or one of the zoo, and `machine` what the plan is
     for; `small` is the small model, where a person has one: it has the same layers, and as many as are asked for;
-    `wide` is an axis with four devices. Raises RequestError where there is none.
+    `wide` is an axis with four devices; `both_between`: see `small_numbers`. Raises RequestError where there is none.
     """
     plan = large.plan
     if not plan.schedule_kind.flushes:
@@ -93,7 +94,7 @@ def shrink(
         )
     if plan.training.update.local_parameters:
         raise RequestError("parameters that every device has for itself: no unsharded model has their values")
-    numbers, fault = small_numbers(plan, processes, wide), ""
+    numbers, fault = small_numbers(plan, processes, wide, both_between=both_between), ""
     for doubled in range(_UNITS):
         sized = replace(numbers, unit=numbers.unit << doubled)
         try:
@@ -130,7 +131,6 @@ def _shrunk(
         replicated=training.update,
         batch=built.batch,
     )
-    found = found if large.blocks.count else NO_BLOCKS  # else it says every operator by itself
     _check_blocks(large, found, blocks, model.smaller.reference)
     decided = replace(
         plan,

@@ -2,8 +2,8 @@
 
 An axis of many devices becomes one of two, or of four where a way of a tensor is worth its while only there. A pipeline
 keeps a rank between the first and the last, which receives and sends, where there are processes enough; virtual stages
-a chunk between, too. Of micro-batches as many are kept as the schedule needs for a first, a steady and a last phase;
-where the large plan has fewer of them than ranks, the small one has, too.
+a chunk between, too, or two. Of micro-batches as many are kept as the schedule needs for a first, a steady and a last
+phase; where the large plan has fewer of them than ranks, the small one has, too.
 """
 
 import math
@@ -17,7 +17,8 @@ from planner.sharding.mesh import Mesh, MeshAxis
 _BETWEEN = 3
 """The first, the last, and one between them."""
 _BOTH_BETWEEN = 4
-"""Where ranks take chunks in turn, an even and an odd rank between them do not change turns alike."""
+"""Where ranks take chunks in turn, an even and an odd rank between them do not change turns alike; nor do an even and
+an odd chunk."""
 
 _IN_FP8 = 8
 """What dims are even multiples of, so that they are multiples of 16 as those of products in fp8."""
@@ -41,9 +42,9 @@ class SmallNumbers:
         return self.ranks * self.mesh.size
 
 
-def small_numbers(plan: Plan, processes: int, wide: int | None = None) -> SmallNumbers:
+def small_numbers(plan: Plan, processes: int, wide: int | None = None, *, both_between: bool = False) -> SmallNumbers:
     """Those of the smallest plan with the decisions of `plan`, on at most so many processes; the axis `wide`, if any,
-    has four devices.
+    has four devices. `both_between`: two chunks stand for those between the first and the last of a rank, not one.
 
     Raises RequestError where the axes alone need more.
     """
@@ -57,7 +58,7 @@ def small_numbers(plan: Plan, processes: int, wide: int | None = None) -> SmallN
     wanted = (_BOTH_BETWEEN if plan.virtual_stages > 1 else _BETWEEN, _BETWEEN, 2, 1)
     ranks = next(count for count in wanted if count <= plan.pipeline and mesh.size * count <= processes)
     slices, interleave = min(plan.slices, 2 if plan.slices % 2 == 0 else _BETWEEN), min(plan.training.interleave, 2)
-    virtual = min(plan.virtual_stages, _BETWEEN)
+    virtual = min(plan.virtual_stages, _BOTH_BETWEEN if both_between else _BETWEEN)
     return SmallNumbers(
         mesh=mesh,
         ranks=ranks,

@@ -3,7 +3,8 @@
 Axes of two devices first. Which way a tensor takes between two layouts depends on how many devices an axis has: a
 reduce-scatter on a fast axis before an all-reduce on a slow one pays where it leaves a fourth, not where it leaves a
 half. So where a redistribution or a collective of the large plan is missing, one axis after the other is tried with
-four devices, as far as there are processes.
+four devices, as far as there are processes. Likewise a rank keeps one chunk between the first and the last, and two
+where turns of the schedule are missing.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from planner.plan.shrinking.coverage import Covered, coverage
 from planner.plan.shrinking.facts import Facts, facts_of
 from planner.plan.shrinking.shrink import SmallPlan, shrink
 from planner.plan.shrinking.small_mesh import small_numbers
+
+_TURNS = ("schedule steps",)
+"""The kind of decisions that the number of chunks may change."""
 
 _WAYS = ("redistributions", "collectives")
 """Kinds of decisions that the size of an axis may change."""
@@ -35,18 +39,23 @@ def smallest(
 ) -> tuple[tuple[SmallPlan, ...], tuple[Covered, ...]]:
     """The small plans with the fewest missing decisions, the smaller of equals, and what they cover of `facts`."""
     best, covered = _with(large, facts, request, None)
+    between = False
+    if large.plan.virtual_stages > best[0].plan.virtual_stages and _missing(covered, _TURNS):
+        found, more = _with(large, facts, request, None, both_between=True)
+        if _missing(more) < _missing(covered):
+            best, covered, between = found, more, True
     ranks = best[0].plan.pipeline
     for axis in _wider(large, request, ranks):
         if not _missing(covered, _WAYS):
             break
-        found, more = _with(large, facts, request, axis)
+        found, more = _with(large, facts, request, axis, both_between=between)
         if _missing(more) < _missing(covered):
             best, covered = found, more
     return best, covered
 
 
 def _with(
-    large: BoundPlan, facts: Facts, request: SmallRequest, wide: int | None
+    large: BoundPlan, facts: Facts, request: SmallRequest, wide: int | None, *, both_between: bool = False
 ) -> tuple[tuple[SmallPlan, ...], tuple[Covered, ...]]:
     found = tuple(
         shrink(
@@ -57,6 +66,7 @@ def _with(
             small=request.small,
             processes=request.processes,
             wide=wide,
+            both_between=both_between,
         )
         for precision in request.precisions
     )

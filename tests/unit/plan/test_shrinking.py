@@ -19,9 +19,10 @@ from planner.plan.shrinking.facts import facts_of
 from planner.plan.shrinking.kept_blocks import kept_blocks, kept_of_stages
 from planner.plan.shrinking.shrink import EXACT, SmallPlan, shrink
 from planner.plan.shrinking.small_mesh import small_numbers
+from planner.plan.shrinking.smallest import SmallRequest, smallest
 from planner.sharding.mesh import Mesh
 from tests.distributed import plans
-from tests.unit.search.test_limits_of_search import SharedLayer
+from tests.unit.search.test_shared_weights import SharedLayer
 
 
 def test_two_blocks_of_every_run_are_kept_and_no_neighbours_are_lost() -> None:
@@ -74,10 +75,11 @@ def test_a_model_of_a_factory_has_to_be_given_small() -> None:
         smaller_model("package.module:factory", None, None, 2)
 
 
-def _by_hand(mesh: Mesh, **settings: object) -> BoundPlan:
-    built = build_model("llama-tiny+num_layers=6", dtype="float32", sequence_length=16)
+def _by_hand(mesh: Mesh, *, layers: int = 6, **settings: object) -> BoundPlan:
+    name = f"llama-tiny+num_layers={layers}"
+    built = build_model(name, dtype="float32", sequence_length=16)
     graph = trace(built.module, built.args, built.kwargs)
-    plan = plans.hand_plan("zero3", "llama-tiny+num_layers=6", mesh, graph=graph, samples=built.batch,
+    plan = plans.hand_plan("zero3", name, mesh, graph=graph, samples=built.batch,
                            global_batch=32, **settings)  # fmt: skip
     plan = replace(plan, model=replace(plan.model, sequence_length=16))
     return bind(plan, graph, built.batch)
@@ -97,6 +99,30 @@ def test_a_small_plan_has_every_decision() -> None:
     covered = coverage(facts, [facts_of(found.bound, found.machine)])
     assert {one.kind: one.missing for one in covered} == {one.kind: () for one in covered}
     assert sum(one.different for one in covered) > 20
+
+
+def test_a_rank_keeps_both_kinds_of_chunks_between_the_ends_where_turns_are_missing() -> None:
+    """With four chunks on each of two ranks one between the ends is forward where the other is backward."""
+    large = _by_hand(
+        plans.mesh_of(2),
+        stages=(1, 1, 1, 1, 1, 1, 1, 1),
+        virtual_stages=4,
+        schedule="interleaved_1f1b",
+        micro_batches=8,
+        layers=8,
+    )
+    machine = load_profile("cpu").with_devices(4)
+    request = SmallRequest(
+        machine=machine, reference=large.plan.model.reference, small=None, processes=4, precisions=("fp32",)
+    )
+    facts = facts_of(large, machine)
+    (found,), covered = smallest(large, facts, request)
+    assert found.plan.virtual_stages == 4
+    assert all(one.complete for one in covered)
+    (fewer,) = [
+        one for one in coverage(facts, [facts_of(_small(large).bound, machine)]) if one.kind == "schedule steps"
+    ]
+    assert fewer.missing
 
 
 @pytest.mark.cases(1)
@@ -155,15 +181,13 @@ def test_a_plan_that_trains_with_old_weights_is_refused() -> None:
         _small(large)
 
 
-def test_a_plan_that_says_every_operator_by_itself_is_shrunk_so() -> None:
-    """Layers that share all weights are alike, and its plan has no blocks all the same."""
+def test_a_plan_of_layers_that_share_all_weights_is_shrunk() -> None:
     graph = trace(*shared())
     found = planner.search(graph, "cpu", batch=2, devices=2, precision="fp32", global_batch=2).plan
     large = bind(found, graph, 2)
-    assert not large.blocks.count
     name = "tests.unit.plan.test_shrinking:shared"
     small = shrink(large, precision="fp32", reference=name, machine=load_profile("cpu"), small=name)
-    assert not small.bound.blocks.count
+    assert small.bound.blocks.count == large.blocks.count == 2
     assert len(small.bound.operators) == len(large.operators)
 
 
