@@ -2,7 +2,8 @@
 
     m k by k n           2 m k n, for every matrix of a batch
     products in groups   2 rows * columns * depth, over all groups
-    convolution          2 elements of the result * weights that each of them meets; backward once for every gradient
+    convolution          2 elements of the result * weights that each of them meets; backward once for every gradient.
+                         Of a transposed one the elements are those that it reads
     attention            2 b h q k (d + e); half of it where it is causal; backward 2.5 times as much, as the scores are
                          computed again (Dao 2023, arXiv 2307.08691, section 3.1)
 
@@ -24,6 +25,7 @@ Formula = Callable[[Arguments, Any], Flops]
 """From the arguments of a kernel and what it returns."""
 
 _CHUNK_AT = 6  # of the gated delta rule, where it is not the usual one
+_TRANSPOSED = 6  # of a convolution, whether it is; one further among the arguments of its backward pass
 _AGAIN = 2.5  # backward attention: five products where the forward pass has two
 
 
@@ -46,15 +48,19 @@ def _attention_backward(given: Arguments, _: Any) -> Flops:
 
 
 def _convolution(given: Arguments, made: torch.Tensor) -> Flops:
-    weight: torch.Tensor = given[1]
-    return 2.0 * made.numel() * math.prod(weight.shape[1:])
+    source, weight, transposed = given[0], given[1], given[_TRANSPOSED]
+    return _slid(source if transposed else made, weight)
+
+
+def _slid(elements: torch.Tensor, weight: torch.Tensor) -> Flops:
+    """Every element meets all weights of its channel."""
+    return 2.0 * elements.numel() * math.prod(weight.shape[1:])
 
 
 def _convolution_backward(given: Arguments, made: Sequence[torch.Tensor | None]) -> Flops:
     wanted = float(sum(gradient is not None for gradient in made[:2]))
-    gradient: torch.Tensor = given[0]
-    weight: torch.Tensor = given[2]
-    return wanted * 2.0 * gradient.numel() * math.prod(weight.shape[1:])
+    gradient, source, weight, transposed = given[0], given[1], given[2], given[_TRANSPOSED + 1]
+    return wanted * _slid(source if transposed else gradient, weight)
 
 
 def _biased_forward(given: Arguments, _: Any) -> Flops:

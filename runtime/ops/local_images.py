@@ -25,6 +25,9 @@ _SLIDES = (("stride", 1), ("padding", 0), ("dilation", 1))
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 """Arguments of a convolution, and of these those that say how its stencil slides, with what they are by themselves."""
 
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+"""Arguments of a transposed convolution."""
+
 
 def convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tensor:
     """A convolution with as many groups as this rank has."""
@@ -58,6 +61,14 @@ def convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tenso
         return [wide.squeeze(0) if lone and wide is not None else wide, *others]
 
     return over_pieces(x, (weight, bias), Sliding(compute=compute, differentiate=differentiate), found)
+
+
+def transposed_convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tensor:
+    """A transposed convolution with as many groups as this rank has."""
+    given = dict(zip(_TRANSPOSED, arguments, strict=False)) | keywords
+    groups = given.pop("groups", 1) // math.prod(shard.place.mesh.sizes[axis] for axis in shard.axes("g"))
+    made: torch.Tensor = resolve(shard.bound.operator.op)(**given, groups=groups)
+    return made
 
 
 def max_pool2d(

@@ -156,6 +156,9 @@ LOCAL_OPS: Mapping[str, Form] = {
         for spatial in (1, 2, 3)
         for overload in ("default", "padding")
     },
+    "aten.conv_transpose1d.default": local_images.transposed_convolution,
+    "aten.conv_transpose2d.input": local_images.transposed_convolution,
+    "aten.conv_transpose3d.input": local_images.transposed_convolution,
     "aten._native_batch_norm_legit.no_stats": local_channels.batch_norm_without_running,
     "aten._native_batch_norm_legit_functional.default": local_channels.functional_batch_norm,
     "aten.batch_norm.default": local_channels.plain_batch_norm,

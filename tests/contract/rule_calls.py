@@ -487,6 +487,15 @@ def _convolutions() -> Iterator[tuple[Any, ...]]:
     yield "conv1d.padding", x[0], _random(8, 6, 3), _random(8), [1], "same"
     yield "conv3d.default", _random(2, 4, 4, 4, 4), _random(4, 4, 2, 2, 2), _random(4)
     yield "conv3d.padding", _random(2, 4, 4, 4, 4), _random(4, 2, 2, 2, 2), _random(4), [1, 1, 1], "same", [1, 1, 1], 2
+    spread = "conv_transpose2d.input"
+    yield spread, x, _random(4, 6, 3, 3), _random(6), [2, 2], [1, 1], [1, 1]
+    yield spread, "apart", x, _random(4, 6, 2, 2), None, [2, 2]
+    yield spread, "apart in one dim", x, _random(4, 2, 1, 3), _random(2), [2, 1], [0, 1], [1, 0]
+    yield spread, "one sample", x[0], _random(4, 6, 2, 2), _random(12), [1, 1], [0, 0], [0, 0], 2
+    yield spread, "groups, dilated", x, _random(4, 4, 2, 3), _random(8), [1, 1], [0, 0], [0, 0], 2, [2, 3]
+    yield spread, "depthwise", x, _random(4, 1, 3, 3), _random(4), [1, 1], [1, 1], [0, 0], 4
+    yield "conv_transpose1d.default", x[0], _random(6, 8, 3), _random(8), [3]
+    yield "conv_transpose3d.input", _random(2, 4, 4, 4, 4), _random(4, 2, 2, 2, 2), _random(2), [2, 2, 2]
     for op in ("max_pool2d.default", "max_pool2d_with_indices.default"):
         yield op, x, [3, 3], [2, 2], [1, 1]
         yield op, "one sample", x[0], [2, 2]

@@ -124,12 +124,15 @@ DIFFERENCES = {
     ),
     "DTensor 2.13 is wrong: it splits samples only, and takes a convolution of cut channels for a whole one": (
         "conv?d.* [oi] forward",
+        "conv_transpose?d.* [oi] forward",
     ),
     "DTensor does not know that groups can be split, and calls the convolution with all of them": (
         "conv?d.* g forward",
+        "conv_transpose?d.* g forward",
     ),
     "DTensor cuts pixels of convolutions of images alone; elsewhere it gathers them, or knows nothing of edges": (
         "conv?d.* ?@p? *",
+        "conv_transpose?d.* ?@p? *",
         "avg_pool2d.default-* ?@p? *",
         "adaptive_avg_pool2d.default-* [hw] backward",
     ),

@@ -341,6 +341,7 @@ SPECIAL: dict[str, Local] = {
     "aten.cross_entropy_loss.default": cross_entropy_local,
     "planner.experts.default": experts_local,
     **{f"aten.conv{spatial}d.{form}": sliding_local for spatial in (1, 2, 3) for form in ("default", "padding")},
+    **{f"aten.conv_transpose{form}": sliding_local for form in ("1d.default", "2d.input", "3d.input")},
     "aten.max_pool2d.default": sliding_local,
     "aten.avg_pool2d.default": sliding_local,
     "aten.group_norm.default": grouped_local,
@@ -460,6 +461,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.arange.default", "aten.arange.start", "aten.arange.start_step"),
         *("aten.tril_indices.default", "aten.triu_indices.default", "planner.update"),
         *(f"aten.conv{spatial}d.{form}" for spatial in (1, 2, 3) for form in ("default", "padding")),  # spatial dims
+        *(f"aten.conv_transpose{form}" for form in ("1d.default", "2d.input", "3d.input")),
         *("aten.max_pool2d.default", "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default"),
         *("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.group_norm.default"),
         *("planner.embedding_bag", "aten.index.Tensor", "aten.index_select.default"),

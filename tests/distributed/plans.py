@@ -270,6 +270,8 @@ class Pixels(nn.Module):
         self.blocks = nn.ModuleList(Residual(8) for _ in range(2))
         self.wide = nn.Conv2d(8, 8, 3, padding=(3, 6), dilation=(3, 6))  # further than a piece of four: 2 hops, and 3
         self.pointwise, self.stack = nn.Conv2d(8, 8, 1, stride=2), nn.Conv3d(1, 2, (3, 3, 1), padding="same")
+        self.larger = nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2)
+        self.spread = nn.ConvTranspose2d(8, 8, 3, stride=2, padding=1, output_padding=1, bias=False)
         self.rows = nn.Conv1d(8, 8, 3, padding=1, bias=False)
         self.head = nn.Linear(8, CLASSES)
 
@@ -280,6 +282,7 @@ class Pixels(nn.Module):
         x = x + self.wide(x)
         x = F.max_pool2d(x, 3, 1, 1) + F.avg_pool2d(x, (3, 1), 1, (1, 0))
         x = x + self.stack(x.unsqueeze(1)).sum(1)
+        x = x + F.avg_pool2d(self.larger(x) + self.spread(x), 2)
         x = F.avg_pool2d(self.pointwise(x) + F.max_pool2d(x, 2), 2)
         x = self.rows(F.adaptive_avg_pool2d(x, 2).flatten(2)) + F.adaptive_avg_pool2d(x, 1).flatten(2)
         return F.cross_entropy(self.head(x.mean(2)), labels_B)

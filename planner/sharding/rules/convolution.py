@@ -11,7 +11,7 @@ from typing import final
 
 from planner.errors import RuleError
 from planner.graph.call import Call
-from planner.sharding.halo import Halo, halos, stencils
+from planner.sharding.halo import Halo, Stencil, halos, stencils
 from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, integers, present
 
@@ -35,9 +35,14 @@ class Convolution(RuleSpec):
     Groups g are parallel, and the local call has the local number of them; input channels i are a reduction. The
     kernel is blocked. As an implicit GEMM it has the rows n ph pw, the columns o and the depth i kh kw, so its work is
     2 n (g o) ph pw i kh kw.
+
+    A `transposed` one, `n (g i) h w, (g i) o kh kw, (g o) -> n (g o) ph pw`, is the gradient of a convolution to what
+    that reads: every element of the input is spread over kh kw elements of the result. It has the rows n h w, the
+    columns o kh kw and the depth i. Its pixels are cut where no two elements are spread over the same.
     """
 
     spatial: int
+    transposed: bool = False
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -47,28 +52,34 @@ class Convolution(RuleSpec):
             raise RuleError(f"{call.op}: an input of shape {source.shape} does not have {self.spatial} spatial dims")
         batch = () if len(source.shape) == self.spatial + 1 else (table.add_unless_one("n", source.shape[0]),)
         g = table.add_unless_one("g", groups)
-        o, i = (
-            table.add_unless_one("o", weight.shape[0] // groups),
-            table.add_unless_one("i", weight.shape[1], FactorKind.REDUCTION),
-        )
+        made, read = weight.shape[0] // groups, weight.shape[1]
+        if self.transposed:
+            made, read = read, made
+        o, i = table.add_unless_one("o", made), table.add_unless_one("i", read, FactorKind.REDUCTION)
         extents = [tensor.shape[-self.spatial :] for tensor in (source, weight, result)]
         outside, kernel, inside = (
             _spatial(table, prefix, one) for prefix, one in zip(("", "k", "p"), extents, strict=True)
         )
         operands: tuple[Dims, ...] = ((*batch, (*g, *i), *outside), ((*g, *o), i, *kernel), ((*g, *o),))
-        rows, depth = (*_all(batch), *_all(inside)), (*i, *_all(kernel))
-        over = stencils(extents[1], *(call.argument(at, name, default) for at, name, default in _SLIDES))
-        inner = _cut(table, halos(over, extents[0], extents[2]), operands[0], source.element_bytes)
+        rows, columns, depth = (*_all(batch), *_all(inside)), o, (*i, *_all(kernel))
+        slides = _SLIDES
+        if self.transposed:
+            operands = operands[0], ((*g, *i), o, *kernel), operands[2]
+            rows, columns, depth = (*_all(batch), *_all(outside)), (*o, *_all(kernel)), i
+            slides = _SPREADS
+        over = stencils(extents[1], *(call.argument(at, name, default) for at, name, default in slides))
+        edges = _apart if self.transposed else halos
+        inner = _cut(table, edges(over, extents[0], extents[2]), operands[0], source.element_bytes)
         return Rule(
             op=call.op,
             factors=table.freeze(),
             operands=operands[: len(call.operands)],
             results=((*batch, (*g, *o), *inside),),
             op_class="matmul",
-            work=(Work(coefficient=2.0, factors=(*rows, *g, *o, *depth)),),
+            work=(Work(coefficient=2.0, factors=(*rows, *g, *columns, *depth)),),
             addends=(2,) if len(call.operands) > 2 else (),
             saves=((0, (0, 1)), (1, (0, 1))),  # all of it whatever is asked for
-            roles=(("rows", rows), ("columns", o), ("depth", depth), ("batch", g)),
+            roles=(("rows", rows), ("columns", columns), ("depth", depth), ("batch", g)),
             inner=inner,
             inner_scratch=_copied(inner, operands[0], source.element_bytes),
             joined=bool(inner),
@@ -76,7 +87,8 @@ class Convolution(RuleSpec):
 
 
 _SLIDES = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
-"""Arguments of a convolution that say how its stencil slides: position, name, default."""
+_SPREADS = ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1))
+"""Arguments of a convolution that say how its stencil slides: position, name, default; the same of a transposed one."""
 
 
 @final
@@ -141,6 +153,17 @@ class Pool(RuleSpec):
         dilation = call.argument(4, "dilation", 1) if self.slides == "max" else 1
         size = size if len(size) == self.spatial else size * self.spatial
         return halos(stencils(size, call.argument(2, "stride", ()), padding, dilation), source, result)
+
+
+def _apart(over: Sequence[Stencil], extents: Sequence[int], results: Sequence[int]) -> Halos:
+    """For each dim no edges where elements are spread over results of their own, `stride` each; else None: it cannot be
+    cut."""
+    return tuple(
+        Halo(before=0, after=0)
+        if one.padding == 0 and (one.size - 1) * one.dilation < one.stride and made == read * one.stride
+        else None
+        for one, read, made in zip(over, extents, results, strict=True)
+    )
 
 
 def _spatial(table: FactorTable, prefix: str, extents: Sequence[int], kind: FactorKind = FactorKind.BLOCKED) -> Dims:

@@ -148,6 +148,9 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.conv2d.padding": Convolution(spatial=2),
     "aten.conv3d.default": Convolution(spatial=3),
     "aten.conv3d.padding": Convolution(spatial=3),
+    "aten.conv_transpose1d.default": Convolution(spatial=1, transposed=True),
+    "aten.conv_transpose2d.input": Convolution(spatial=2, transposed=True),
+    "aten.conv_transpose3d.input": Convolution(spatial=3, transposed=True),
     "aten.max_pool2d.default": Pool(saved_extra_bytes=8.0, slides="max"),  # where each largest element was
     "aten.max_pool2d_with_indices.default": Pool(saved_results=(1,)),
     "aten.avg_pool2d.default": Pool(slides="mean"),

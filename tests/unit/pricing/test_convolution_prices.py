@@ -52,6 +52,16 @@ def test_extents_and_bytes_are_those_of_the_implicit_product() -> None:
     assert prices.flops[0] == 3 * 2.0 * rows * columns * depth  # forward, and the gradients of input and weight
 
 
+def test_a_transposed_one_is_the_product_of_the_convolution_that_it_undoes() -> None:
+    """Its input has the extents of that one's results: rows of what is read, columns of what each of them makes."""
+    prices = priced(nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1, bias=False), None)
+    rows, columns, depth = 32 * 56 * 56, 32 * 16, 64
+    moved = 2.0 * (rows * depth + columns * depth + 32 * 32 * 112 * 112)
+    wanted = matmul_time(*(np.array([float(n)]) for n in (rows, columns, depth, 1)), "bf16", CLUSTER.device, moved)
+    assert prices.forward - prices.late[0] == pytest.approx(wanted)
+    assert prices.flops[0] == 3 * 2.0 * rows * columns * depth
+
+
 def test_a_window_of_one_is_a_linear_layer() -> None:
     prices = priced(nn.Conv2d(64, 128, 1, bias=False), None)
     wanted = matmul_time(32.0 * 56 * 56, 128.0, 64.0, 1.0, "bf16", CLUSTER.device)
