@@ -132,7 +132,7 @@ def test_a_run_that_is_stopped_leaves_no_memory_and_no_lock(how: str, two: Path,
         if how == "SIGTERM":
             run.process.send_signal(signal.SIGTERM)
         else:
-            os.kill(_a_rank(folder), signal.SIGKILL)
+            os.kill(_a_rank(memory), signal.SIGKILL)
         assert run.ended() == (143 if how == "SIGTERM" else 1)
     finally:
         run.process.kill()
@@ -141,14 +141,14 @@ def test_a_run_that_is_stopped_leaves_no_memory_and_no_lock(how: str, two: Path,
     assert not (folder / "lock").exists()
 
 
-def _a_rank(folder: Path) -> int:
-    """A process that has the folder among its words, and notes to write."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+def _a_rank(memory: Path) -> int:
+    """The process of rank 1 of the run with copies in this folder."""
+    wanted = {f"PLAN_STATE_REPLICAS={memory}".encode(), b"LOCAL_RANK=1"}
+    for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            words = path.read_bytes().split(b"\0")
-            environment = (path.parent / "environ").read_bytes().split(b"\0")
+            environment = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if str(folder).encode() in words and any(word.startswith(b"LOCAL_RANK=1") for word in environment):
+        if wanted <= {*environment}:
             return int(path.parent.name)
     raise AssertionError("there is no rank")
