@@ -12,7 +12,7 @@ the runtime executes the very same operators. Graphs are immutable; passes retur
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,8 @@ STOPPING = frozenset(
 )
 """Operators through which no gradient flows: that one, and those that read nothing but the shape of their operand."""
 
+ONE_EACH = frozenset({"aten.broadcast_tensors.default", "aten.meshgrid.default", "aten.meshgrid.indexing"})
+"""Operators that make a result of every operand, which has the gradient of that one alone."""
 
 ROWS_FROM = {"host": "planner.rows_from_host", "servers": "planner.rows_from_servers"}
 """The operators that get rows of tables which are not on the devices, by where those are (`planner.graph.placed`)."""
@@ -246,9 +248,14 @@ class OperatorGraph:
         """Values through which a gradient flows back to some trainable parameter."""
         found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
         for op in self.operators:
-            grown = any(name in found for name in op.operands) or op.trains_rows
-            if op.op not in STOPPING and grown:
-                found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
+            if op.op in STOPPING:
+                continue
+            made: Iterable[str | None] = ()
+            if op.op in ONE_EACH:
+                made = [made for name, made in zip(op.operands, op.results, strict=True) if name in found]
+            elif op.trains_rows or any(name in found for name in op.operands):
+                made = op.results
+            found.update(name for name in made if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 
     def own_shape(self, name: str) -> tuple[int, ...]:

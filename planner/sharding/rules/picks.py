@@ -75,7 +75,8 @@ class IndexSelect(RuleSpec):
 class Gather(RuleSpec):
     """One element along a dim (position 1) for each number of a tensor of the shape of the result (position 2).
 
-    Other dims pass where the source has as much of them as the numbers, and are blocked where it has more.
+    Other dims pass where the source has as much of them as the numbers, and are blocked where it has more. Autograd
+    keeps the source, too, though its gradient needs no more of it than the shape.
     """
 
     def build(self, call: Call) -> Rule:
@@ -89,7 +90,7 @@ class Gather(RuleSpec):
             name = f"i{at}" if at == dim or at in cut else f"d{at}"
             made.append((table.add(name, extent, kind),) if extent != 1 else ())
         read = _source_dims(table, source, [dim, *cut])
-        return _lookup(call, table, operands=(read, tuple(made)), result=tuple(made))
+        return _lookup(call, table, operands=(read, tuple(made)), result=tuple(made), kept=(0, 1))
 
 
 def _source_dims(table: FactorTable, source: TensorType, looked: Sequence[int]) -> Dims:
@@ -104,8 +105,10 @@ def _source_dims(table: FactorTable, source: TensorType, looked: Sequence[int]) 
     )
 
 
-def _lookup(call: Call, table: FactorTable, *, operands: tuple[Dims, ...], result: Dims) -> Rule:
-    """Autograd keeps the numbers, for the gradient of the source."""
+def _lookup(
+    call: Call, table: FactorTable, *, operands: tuple[Dims, ...], result: Dims, kept: Sequence[int] = ()
+) -> Rule:
+    """Autograd keeps the numbers, or what is said, for the gradient of the source."""
     made = tuple(factor for indexed in result for factor in indexed)
     return Rule(
         op=call.op,
@@ -114,6 +117,6 @@ def _lookup(call: Call, table: FactorTable, *, operands: tuple[Dims, ...], resul
         results=(result,),
         op_class="copy",
         work=(Work(coefficient=1.0, factors=made),),
-        saves=tuple((index, (0,)) for index in range(1, len(operands))),
+        saves=tuple((index, (0,)) for index in kept or range(1, len(operands))),
         looked_up=(0,),
     )

@@ -23,7 +23,8 @@ from planner.sharding.rules.spec import (
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(RuleSpec):
     """Every dim of the result is a factor; operands are broadcast to the result. A call that drops elements keeps
-    `dropped_bytes` for each."""
+    `dropped_bytes` for each. The formula of its gradient makes so many tensors of the shape of the result that live
+    no longer than it does (`scratch`)."""
 
     op_class: str = "elementwise"
     work: float = 1.0
@@ -31,6 +32,7 @@ class Elementwise(RuleSpec):
     saved_results: tuple[int, ...] = ()
     chance: RandomOps | None = None
     dropped_bytes: float = 0.0
+    scratch: float = 0.0
     blocked_dims: tuple[int, str, int] | None = (
         None  # position, name and default of an argument that names blocked dims
     )
@@ -70,6 +72,9 @@ class Elementwise(RuleSpec):
             saved_results=self.saved_results,
             saved_extra=(Work(coefficient=self.dropped_bytes, factors=everything),)
             if drops and self.dropped_bytes
+            else (),
+            scratch=(Work(coefficient=self.scratch * call.results[0].element_bytes, factors=everything),)
+            if self.scratch
             else (),
             local_form=self.local_form,
             passes=self.passes,
@@ -114,7 +119,8 @@ class Normalise(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Reduce(RuleSpec):
-    """Sum or mean over some dims (all where none are given); other reductions block the dims."""
+    """Sum or mean over some dims (all where none are given); other reductions, of which autograd keeps what they read
+    and what they make, block the dims."""
 
     combine: str  # "sum", "mean" or "blocked"
 
@@ -140,6 +146,8 @@ class Reduce(RuleSpec):
             results=(tuple(kept),) * len(call.results),
             op_class="elementwise",
             work=(Work(coefficient=1.0, factors=everything),),
+            saves=((0, (0,)),) if self.combine == "blocked" else (),
+            saved_results=(0,) if self.combine == "blocked" else (),
             mean_over=tuple(f for dim in reduced for f in source[dim]) if self.combine == "mean" else (),
         )
 

@@ -37,6 +37,13 @@ _PLAIN = Elementwise()
 _IF_NEEDED = Elementwise(op_class="copy", passes=True)
 _KEEPS_INPUT = Elementwise(work=4.0, saves=_INPUT)
 _KEEPS_RESULT = Elementwise(work=4.0, saved_results=(0,))
+
+
+def _with_scratch(plain: Elementwise, **counts: float) -> Mapping[str, Elementwise]:
+    """Operators that are as a plain one but for the tensors that the formulas of their gradients make on the way."""
+    return {f"aten.{name}.default": replace(plain, scratch=count) for name, count in counts.items()}
+
+
 _COMPARED = Elementwise(saves=((0, (0, 1)), (1, (0, 1))))
 _VIEW = Reshape()
 _LINEAR = Einsum(
@@ -203,17 +210,14 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.mul.Scalar": _PLAIN,
     "aten.div.Tensor": Elementwise(saves=((0, (1,)), (1, (0, 1)))),
     "aten.div.Scalar": _PLAIN,
-    "aten.pow.Tensor_Scalar": _KEEPS_INPUT,
-    "aten.abs.default": _KEEPS_INPUT,
-    "aten.cos.default": _KEEPS_INPUT,
-    "aten.sin.default": _KEEPS_INPUT,
+    **_with_scratch(_KEEPS_INPUT, abs=1, cos=2, erf=4, log1p=1, log2=1, sin=1, square=2),
+    **_with_scratch(_KEEPS_RESULT, exp2=1, expm1=1, reciprocal=2, rsqrt=2, sqrt=1),
+    "aten.pow.Tensor_Scalar": replace(_KEEPS_INPUT, scratch=2.0),
     "aten.log.default": _KEEPS_INPUT,
     "aten.silu.default": _KEEPS_INPUT,
     "aten.gelu.default": Elementwise(work=8.0, saves=_INPUT),
     "aten.relu.default": _KEEPS_RESULT,
     "aten.exp.default": _KEEPS_RESULT,
-    "aten.sqrt.default": _KEEPS_RESULT,
-    "aten.rsqrt.default": _KEEPS_RESULT,
     "aten.sigmoid.default": _KEEPS_RESULT,
     "aten.tanh.default": _KEEPS_RESULT,
     "aten.dropout.default": Elementwise(work=2.0, dropped_bytes=1.0, chance=CHANCES["aten.dropout.default"]),
@@ -270,18 +274,11 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.clamp_min.default": _KEEPS_INPUT,
     "aten.clamp_max.default": _KEEPS_INPUT,
     "aten.elu.default": _KEEPS_INPUT,
-    "aten.erf.default": _KEEPS_INPUT,
     "aten.hardswish.default": _KEEPS_INPUT,
     "aten.leaky_relu.default": _KEEPS_INPUT,
-    "aten.log1p.default": _KEEPS_INPUT,
-    "aten.log2.default": _KEEPS_INPUT,
     "aten.log_sigmoid.default": _KEEPS_INPUT,
     "aten.mish.default": _KEEPS_INPUT,
     "aten.softplus.default": _KEEPS_INPUT,
-    "aten.square.default": _KEEPS_INPUT,
-    "aten.reciprocal.default": _KEEPS_RESULT,
-    "aten.exp2.default": _KEEPS_RESULT,
-    "aten.expm1.default": _KEEPS_RESULT,
     "aten.maximum.default": _COMPARED,
     "aten.minimum.default": _COMPARED,
     "aten.max.other": _COMPARED,
@@ -329,7 +326,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.roll.default": Elementwise(op_class="copy", blocked_dims=(2, "dims", 0)),
     "aten.repeat.default": Tile(),
     "aten.repeat_interleave.self_int": RepeatEach(),
-    "aten.cumsum.default": Elementwise(blocked_dims=(1, "dim", 0)),
+    "aten.cumsum.default": Elementwise(blocked_dims=(1, "dim", 0), scratch=2.0),  # flipped, summed, flipped
     # reductions
     "aten.sum.default": Reduce(combine="sum"),
     "aten.sum.dim_IntList": Reduce(combine="sum"),

@@ -221,6 +221,13 @@ def test_frozen_parameters_are_marked_and_not_differentiable() -> None:
     assert graph.differentiable == {"linear.weight", "linear.bias", "linear/linear", "mean"}
 
 
+def test_what_is_broadcast_beside_something_trained_has_no_gradient_itself() -> None:
+    graph = traced(lambda m, x: torch.nn.functional.mse_loss(m.linear(x), 2 * x))
+    (broadcast,) = (op for op in graph.operators if op.op == "aten.broadcast_tensors.default")
+    assert [name in graph.differentiable for name in broadcast.results] == [True, False]
+    assert graph.loss in graph.differentiable
+
+
 def test_integer_parameters() -> None:
     order = nn.Parameter(torch.tensor([1, 0]), requires_grad=False)
     graph = traced(lambda m, x: torch.nn.functional.embedding(m.order, m.linear(x)).mean(), order=order)

@@ -1,0 +1,40 @@
+"""Audits of steps in which a single operator is what most lives beside."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import planner
+import runtime
+from hardware_profiles import load_profile
+from planner.graph.trace import trace
+
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Net(nn.Module):
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.first, self.step = nn.Linear(4, 64), step
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return self.step(self.first(x), target)
+
+
+STEPS: dict[str, Step] = {
+    "running sums": lambda x, _: x.cumsum(1).mean(),
+    "square roots": lambda x, _: x.sigmoid().rsqrt().mean(),
+    "a target": lambda x, target: F.mse_loss(x.tanh(), target),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_live_memory_is_as_predicted(step: str) -> None:
+    module, given = Net(STEPS[step]), (torch.randn(2, 8, 4), torch.randn(2, 8, 64))
+    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    assert not stage.unequal
+    assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.02)
