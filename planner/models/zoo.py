@@ -6,6 +6,7 @@ changed of the model, as in `llama8b+num_layers=40` (`overrides.py`).
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -280,7 +281,8 @@ def _made(factory: Callable[[], Any], device: str) -> tuple[Any, bool]:
 
 def _remedy(error: Exception, device: str) -> str:
     """What to write where a factory reads numbers of weights that have no data; nothing for other errors."""
-    if device != "meta" or "meta" not in str(error).lower():
+    of_torch = isinstance(error, RuntimeError | TypeError) and re.search(r"\bmeta\b", str(error), re.IGNORECASE)
+    if device != "meta" or not of_torch:
         return ""
     return (
         "; weights have no data while a model is planned: keep what is read of them a tensor, as"

@@ -247,6 +247,10 @@ def reads_a_weight():
     return net, (torch.ones(6, 4),)
 
 
+def lacks_metadata():
+    raise FileNotFoundError("no such file: metadata.json")
+
+
 def keeps_a_tensor():
     net = Net()
     net.register_buffer("most", net.linear.weight.detach().abs().max())
@@ -325,6 +329,12 @@ def test_a_factory_that_goes_to_another_folder_leaves_the_command_where_it_was(f
 @pytest.mark.usefixtures("folder")
 def test_what_a_refused_factory_is_told_to_do_works() -> None:
     assert build_model("zoo_test_nets:keeps_a_tensor", dtype="float32").module.most.is_meta
+
+
+@pytest.mark.usefixtures("folder")
+def test_another_error_of_a_factory_is_told_without_that_remedy() -> None:
+    with pytest.raises(ModelError, match=r"no such file: metadata\.json$"):
+        build_model("zoo_test_nets:lacks_metadata", dtype="float32")
 
 
 @pytest.mark.usefixtures("folder")
