@@ -1,19 +1,30 @@
-"""What the loss trains nothing of: weights that it does not depend on, and what is computed to be detached.
+"""What the loss trains nothing of: weights that it does not depend on, and what no gradient of it comes to.
 
     x ─> linear(teacher) ─> detach ─> loss      x ─> detach ─> linear(teacher, frozen) ─> loss
+    x ─> distances ─> argmin ─> lookup          x ─> detach ─> distances ─> argmin ─> lookup
 
 PyTorch leaves weights that get no gradient as they are, without states of an optimizer or weight decay, and keeps
 nothing for a backward pass in `torch.no_grad()`. So such weights are frozen in the graph, and a detach stands where
-what it stops begins. After that a gradient flows to whatever it may flow to. (Values that nothing but indices is made
-of, as scores to choose experts by, are left as they are: operators would be more, and no gradient less.)
+what it stops begins. After that a gradient flows to whatever it may flow to. (Of values that end in indices, as scores
+to choose experts by, this is done where there are products among the operators; else a backward pass would be little
+less, and operators more.)
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from planner.graph.contractions import EINSUM
 from planner.graph.gradients_off import without_needless_detaches
 from planner.graph.operator_graph import DETACH, STOPPING, Operator, OperatorGraph, ValueRef
 from planner.graph.unread import rewired
+
+PRODUCTS = frozenset(
+    {EINSUM, *(f"aten.conv{spatial}d.{form}" for spatial in (1, 2, 3) for form in ("default", "padding"))}
+    | {f"aten.{name}.default" for name in ("linear", "matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm")}
+    | {"aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"}
+    | {"aten.scaled_dot_product_attention.default"}
+)
+"""Operators whose backward pass is two products."""
 
 
 def without_untrained(graph: OperatorGraph) -> OperatorGraph:
@@ -22,9 +33,12 @@ def without_untrained(graph: OperatorGraph) -> OperatorGraph:
     parameters = tuple(replace(p, trainable=p.trainable and p.name in reached) for p in graph.parameters)
     if parameters != graph.parameters:
         graph = replace(graph, parameters=parameters)
-    if all(op.op != DETACH for op in graph.operators):
-        return graph
-    return without_needless_detaches(_detached_before(graph, _stopped(graph)))
+
+    def idle(value: str, reader: Operator) -> bool:
+        return value not in graph.differentiable or graph.differentiable.isdisjoint(reader.results)
+
+    stopped = _ending(graph, lambda _, reader: reader.op == DETACH) | _beside_products(graph, _ending(graph, idle))
+    return without_needless_detaches(_detached_before(graph, stopped)) if stopped else graph
 
 
 def _reached(graph: OperatorGraph) -> frozenset[str]:
@@ -36,18 +50,33 @@ def _reached(graph: OperatorGraph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _stopped(graph: OperatorGraph) -> frozenset[int]:
-    """Operators through which gradients might flow, and of whose results everything else is read by detaches."""
+def _ending(graph: OperatorGraph, ends: Callable[[str, Operator], bool]) -> frozenset[int]:
+    """Operators through which gradients might flow, and whose results are read: by other such operators, or by some of
+    which is said that a value ends there."""
     found: set[int] = set()
     last = {graph.loss, *(content for _, content in graph.updates)}
     for at in range(len(graph.operators) - 1, -1, -1):
         made = [name for name in graph.operators[at].results if name is not None]
         if graph.operators[at].op in STOPPING or not any(name in graph.differentiable for name in made):
             continue
-        readers = [reader for name in made for reader in graph.consumers.get(name, ())]
-        ends = all(reader in found or graph.operators[reader].op == DETACH for reader in readers)
-        if readers and ends and last.isdisjoint(made):
+        reads = [(name, reader) for name in made for reader in graph.consumers.get(name, ())]
+        all_end = all(reader in found or ends(name, graph.operators[reader]) for name, reader in reads)
+        if reads and all_end and last.isdisjoint(made):
             found.add(at)
+    return frozenset(found)
+
+
+def _beside_products(graph: OperatorGraph, among: Collection[int]) -> frozenset[int]:
+    """The products `among` operators, and those of them that are joined to one by what they read and make."""
+    waiting = [at for at in among if graph.operators[at].op in PRODUCTS]
+    found = set(waiting)
+    while waiting:
+        op = graph.operators[waiting.pop()]
+        near = [graph.producer[name] for name in op.operands if name in graph.producer]
+        near += [reader for name in op.results if name is not None for reader in graph.consumers.get(name, ())]
+        new = {at for at in near if at in among and at not in found}
+        found |= new
+        waiting += new
     return frozenset(found)
 
 

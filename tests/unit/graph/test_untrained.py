@@ -42,8 +42,8 @@ def test_only_what_the_loss_reaches_is_trained(way: str) -> None:
     assert {one.name for one in graph.parameters if one.trainable} == reached
 
 
-@pytest.mark.parametrize("way", ["no_grad", "detach"])
-def test_what_is_detached_has_no_gradient_from_its_beginning_on(way: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_what_no_gradient_comes_to_has_no_gradient_from_its_beginning_on(way: str) -> None:
     graph = trace(Distilled(way), (torch.randn(2, 4),))
     inside = [op for op in graph.operators if op.module.startswith("teacher") and op.op != DETACH]
     assert inside
@@ -52,6 +52,32 @@ def test_what_is_detached_has_no_gradient_from_its_beginning_on(way: str) -> Non
     assert graph.operators[graph.producer[detach.operands[0]]].module == "student"
 
 
-def test_what_makes_indices_is_left_as_it_is() -> None:
-    graph = trace(Distilled("argmax"), (torch.randn(2, 4),))
+class Chosen(nn.Module):
+    """The rows of a table that are next to what a layer makes, by products or by differences."""
+
+    def __init__(self, products: bool) -> None:
+        super().__init__()
+        self.first, self.table, self.products = nn.Linear(4, 4), nn.Parameter(torch.randn(6, 4)), products
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        if self.products:
+            apart = y.square().sum(-1, keepdim=True) - 2 * y @ self.table.t() + self.table.square().sum(-1)
+            nearest = (-apart).max(-1)[1]
+        else:
+            nearest = (y[:, None] - self.table).abs().sum(-1).argmin(-1)
+        return (y - self.table[nearest]).square().mean()
+
+
+def test_products_that_make_indices_have_no_gradient() -> None:
+    graph = trace(Chosen(products=True), (torch.randn(2, 4),))
+    (product,) = (op for op in graph.operators if op.op == "aten.matmul.default")
+    assert graph.differentiable.isdisjoint((*product.operands, *product.results))
+    detached = [graph.producer.get(op.operands[0]) for op in graph.operators if op.op == DETACH]
+    assert sorted(graph.operators[at].name if at is not None else "" for at in detached) == ["", "first/linear"]
+    assert {one.name for one in graph.parameters if one.trainable} == {"first.weight", "first.bias", "table"}
+
+
+def test_what_else_makes_indices_is_left_as_it_is() -> None:
+    graph = trace(Chosen(products=False), (torch.randn(2, 4),))
     assert DETACH not in [op.op for op in graph.operators]
