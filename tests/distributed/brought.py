@@ -353,12 +353,12 @@ class Speech(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.frames, self.head = nn.Conv1d(4, HIDDEN, 3, padding=1), nn.Linear(HIDDEN, 12)
+        self.frames, self.head = nn.Linear(4, HIDDEN), nn.Linear(HIDDEN, 12)
 
     def forward(
         self, sound: torch.Tensor, frames: torch.Tensor, spoken: torch.Tensor, letters: torch.Tensor
     ) -> torch.Tensor:
-        scores = self.head(self.frames(sound).relu().transpose(1, 2)).log_softmax(-1).transpose(0, 1)
+        scores = self.head(self.frames(sound.permute(2, 0, 1)).relu()).log_softmax(-1)
         return F.ctc_loss(scores, spoken, frames.clamp(6, 12), letters.clamp(1, 3), zero_infinity=True)
 
 
