@@ -96,9 +96,9 @@ _OF_ONE_DTYPE = frozenset(
         "linear.default", "matmul.default", "mm.default", "mv.default", "addmm.default", "conv1d.default",
         "conv2d.default", "conv3d.default", "conv_transpose1d.default", "conv_transpose2d.input",
         "conv_transpose3d.input", "convolution.default", "lstm_cell.default", "gru_cell.default",
-        "rnn_tanh_cell.default", "rnn_relu_cell.default", *(one.removeprefix("aten.") for one in GATES),
+        "rnn_tanh_cell.default", "rnn_relu_cell.default",
     )
-)  # fmt: skip
+) | frozenset(GATES)  # fmt: skip
 """Operators that refuse operands of several dtypes, but not where the operands have no data."""
 _PLACING = frozenset({"aten.index_add.default", "aten.index_put.default"})
 """The same, of floating operands: others are places."""

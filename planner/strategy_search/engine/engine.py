@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TypeAlias
 from weakref import WeakValueDictionary
@@ -366,11 +366,7 @@ class Engine:
     ) -> Outcome:
         """The best plan of a configuration in which weights are gathered in one way, and which leaves `room` bytes of
         every device; `covering`: see `Evaluation`."""
-
-        def run(stored: Stored, cutoff: float) -> Outcome:
-            outcome = self._run(gathers, configuration, stored, cutoff, enough, hint, room, covering)
-            return replace(outcome, gathers=gathers, apart=self.apart, stored=stored)
-
+        run = partial(self._run, gathers, configuration, enough=enough, hint=hint, room=room, covering=covering)
         outcome = run((), cutoff)
         divided = self.pipeline_of_kinds(configuration, gathers).chain.divided
         if not outcome.ranks or not divided:
@@ -389,6 +385,7 @@ class Engine:
         configuration: Configuration,
         stored: Stored,
         cutoff: float,
+        *,
         enough: float,
         hint: Hint,
         room: float,
@@ -408,7 +405,7 @@ class Engine:
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
             patterned=decided is not None and decided.pattern is not None, covering=covering,
         )  # fmt: skip
-        return evaluation.run()
+        return replace(evaluation.run(), gathers=gathers, apart=self.apart, stored=stored)
 
     def source_of(self, outcome: Outcome) -> "Engine":
         """This engine, or the one that counted launches otherwise, whichever an outcome is of."""
