@@ -88,7 +88,7 @@ def _optimizer_sharding(roles: Roles) -> str:
 
     several = [(zero, share) for zero, share in roles.zero_shares if share >= _TOLD]
     if len(several) < 2:
-        nothing = roles.zero == "off" and roles.data * roles.context == 1
+        nothing = roles.zero == "off" and roles.data * roles.context * roles.replicated == 1
         return "off: nothing to shard without data parallelism" if nothing else words(roles.zero)
     return "; ".join(f"{words(zero)} for {share:.0%} of the parameters" for zero, share in several)
 
