@@ -172,6 +172,7 @@ def price_operator(
     over = saved if rule.op_class == "elementwise" and cluster.software.gates_in_place else ()
     fresh = sum((operand_bytes[i] for i in graded if i not in over), np.zeros(len(extents)))
     scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh) + 2 * come
+    scratch = scratch + _of_gradients(rule, graded, operand_bytes, result_bytes, extents)
     if rule.casts and rule.op_class != "experts" and not cluster.device.multiplies(rule.computed[0]):
         scratch = scratch * _EMULATED
     return OperatorPrices(
@@ -338,6 +339,19 @@ class InnerMessage:
     comes_round: bool = False
     home: bool = False
     line: tuple[int, int] | None = None
+
+
+def _of_gradients(
+    rule: Rule, graded: Sequence[int], operands: Sequence[Array], results: Sequence[Array], extents: Array
+) -> Array:
+    """Bytes that live while gradients of operands are made, one after the other, and until those of operands that were
+    broadcast are summed."""
+    most = np.zeros(len(extents))
+    for place in graded:
+        works = tuple(work for at, work in rule.gradient_scratch if at == place)
+        most = np.maximum(most, _sum_work(works, extents))
+    summed = [place for place in graded if rule.wholly_made and place not in rule.handed]
+    return most + sum(np.where(operands[place] == results[0], 0.0, results[0]) for place in summed)
 
 
 def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, mesh: Mesh) -> Array:

@@ -175,8 +175,11 @@ class Rule:
     `deferred_weight_gradients` are the weights of a linear layer: their gradients are products of their own, which can
     be had later. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in
     `saved_results`, and `saved_extra` bytes beside them; `scratch` bytes live only while it runs, and `inner_scratch`
-    where it sends any of `inner`. What these bring is `joined` to a copy of the first operand for as long as it runs,
-    and kept by autograd as it came. `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape
+    where it sends any of `inner`; `gradient_scratch` has bytes that live only while the gradient of an operand is made.
+    Gradients that are `wholly_made` have the shape and the dtype of the result, and are then summed and cast to those
+    of their operands; operands that are `handed` the gradient of the result have that itself. What collectives of
+    `inner` bring is `joined` to a copy of the first operand for as long as it runs, and kept by autograd as it came.
+    `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape
     becomes on shards: that operator of the tensor and its local result shape. `mean_over` lists reductions that average
     instead of sum. `roles` names the factors whose product is each extent that the time of the op's kernel depends on,
     where the operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its
@@ -207,6 +210,9 @@ class Rule:
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[Work, ...] = ()
     scratch: tuple[Work, ...] = ()
+    gradient_scratch: tuple[tuple[int, Work], ...] = ()
+    wholly_made: bool = False
+    handed: tuple[int, ...] = ()
     inner: tuple[InnerCollective, ...] = ()
     inner_scratch: tuple[Work, ...] = ()
     joined: bool = False

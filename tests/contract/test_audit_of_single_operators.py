@@ -35,6 +35,17 @@ STEPS: dict[str, Step] = {
     "square roots": lambda x, _: x.sigmoid().rsqrt().mean(),
     "products that make indices": nearest,
     "a target": lambda x, target: F.mse_loss(x.tanh(), target),
+    "differences": lambda x, _: (x - x.roll(1, 1)).mean(),
+    "differences from": lambda x, _: torch.rsub(x.roll(1, 1), x).mean(),
+    "quotients": lambda x, _: (x.tanh() / x.sigmoid()).mean(),
+    "quotients by rows": lambda x, _: (x.tanh() / x.mean(-1, keepdim=True)).mean(),
+    "rows in quotients": lambda x, _: (x.mean(-1, keepdim=True) / x.sigmoid()).mean(),
+    "the larger": lambda x, _: torch.maximum(x.tanh(), x.sigmoid()).mean(),
+    "the larger of rows": lambda x, _: torch.maximum(x.tanh(), x.mean(-1, keepdim=True)).mean(),
+    "chosen rows": lambda x, target: torch.where(target > 0, x.tanh(), x.mean(-1, keepdim=True)).mean(),
+    "products of pairs": lambda x, _: (x.tanh()[:, :, None] * x.sigmoid()[:, None]).mean(),
+    "differences of pairs": lambda x, _: (x[:, :, None] - x.roll(1, 1)[:, None]).mean(),
+    "products with a number": lambda x, _: (x * x.mean()).mean(),
 }
 
 

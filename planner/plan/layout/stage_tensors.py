@@ -170,6 +170,12 @@ class StageTensors:
         extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
         return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.scratch))
 
+    def gradient_scratch(self, op: BoundOperator, place: int) -> Bytes:
+        """Bytes that live only while the gradient of an operand is made."""
+        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
+        works = [work for at, work in op.rule.gradient_scratch if at == place]
+        return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in works))
+
     def saved_extra(self, op: BoundOperator) -> Bytes:
         """Bytes that autograd keeps beside operands and results, of an operator that has gradients."""
         mesh = self.bound.plan.mesh

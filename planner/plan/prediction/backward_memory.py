@@ -112,7 +112,7 @@ class BackwardMemory(ForwardMemory):
             self.account.brief(self.tensors.inner_scratch(op, backward=True), OTHER)
             if self.tensors.remembers(op):
                 self._add_to_past(at, op)
-            made = {place: self._gradient(op, place, given, kept) for place in graded}
+            made = self._gradients(op, graded, given, kept)
             rows = sent_rows(op, self.bound.plan.mesh) if at in self.in_parts else 0.0
             self.account.brief(self.tensors.scratch(op) + 2 * rows, OTHER)  # of results, and on their way back
             self._release([piece.storage for piece in gathered])
@@ -182,6 +182,36 @@ class BackwardMemory(ForwardMemory):
         places = self.tensors.saved(self.bound.operators[at])
         return [self._operand(at, place, {}, again=True) for place in places if self.tensors.gathered(at, place)]
 
+    def _gradients(
+        self, op: BoundOperator, graded: Sequence[int], given: Sequence[Storage], kept: Kept
+    ) -> dict[int, Piece]:
+        """Gradients of operands. Autograd makes them from the last on, and sums those of operands that were broadcast
+        when all are there."""
+        made, wholes = dict[int, Piece](), list[Storage]()
+        for place in reversed(graded):
+            whole = self._whole(op, place)
+            if whole is None:
+                made[place] = self._gradient(op, place, given, kept)
+            else:
+                wholes.append(self.account.new(whole, OTHER))
+            self.account.brief(self.tensors.gradient_scratch(op, place), OTHER)
+        summed = [place for place in graded[::-1] if place not in made]
+        for place, storage in zip(summed, wholes, strict=True):
+            made[place] = self._gradient(op, place, given, kept)
+            self.account.release(storage)
+        return made
+
+    def _whole(self, op: BoundOperator, place: int) -> Bytes | None:
+        """Bytes of the gradient of an operand before it is summed; None where it is made as it is."""
+        if not op.rule.wholly_made or place in op.rule.handed:
+            return None
+        name, result = op.operator.operands[place], op.operator.results[0]
+        assert result is not None, op.operator.name
+        types = self.bound.graph.types
+        shape = self.tensors.shape(result, op.layouts.results[0].gradient)
+        same = shape == self.tensors.shape(name, op.layouts.operands[place].forward)
+        return None if same and types[name].dtype == types[result].dtype else self.tensors.bytes(result, shape)
+
     def _gradient(self, op: BoundOperator, place: int, given: Sequence[Storage], kept: Kept) -> Piece:
         """Memory of the gradient of an operand: its own, or that of what it takes the place of."""
         name = op.operator.operands[place]
@@ -189,7 +219,7 @@ class BackwardMemory(ForwardMemory):
         nbytes = self.tensors.bytes(name, shape)
         if op.rule.op_class == "cross_entropy" and kept.extra is not None and kept.extra.nbytes == nbytes:
             return Piece(self.account.hold(kept.extra), shape)
-        passed = op.rule.op_class == "view" or op.rule.passes
+        passed = op.rule.op_class == "view" or op.rule.passes or place in op.rule.handed
         if passed and len(given) == 1 and nbytes in (given[0].nbytes, self._result_bytes(op)):
             return Piece(self.account.hold(given[0]), shape)
         return Piece(self.account.new(nbytes, OTHER), shape)

@@ -24,7 +24,9 @@ from planner.sharding.rules.spec import (
 class Elementwise(RuleSpec):
     """Every dim of the result is a factor; operands are broadcast to the result. A call that drops elements keeps
     `dropped_bytes` for each. The formula of its gradient makes so many tensors of the shape of the result that live
-    no longer than it does (`scratch`)."""
+    no longer than it does (`scratch`); that of the gradient of one operand (operand, tensors, bytes of masks for each
+    element) in `gradient_scratch`. The gradient of the result is that of the operands that are `handed` it; others
+    are made in its shape."""
 
     op_class: str = "elementwise"
     work: float = 1.0
@@ -33,6 +35,8 @@ class Elementwise(RuleSpec):
     chance: RandomOps | None = None
     dropped_bytes: float = 0.0
     scratch: float = 0.0
+    gradient_scratch: tuple[tuple[int, float, float], ...] = ()
+    handed: tuple[int, ...] = ()
     blocked_dims: tuple[int, str, int] | None = (
         None  # position, name and default of an argument that names blocked dims
     )
@@ -76,6 +80,13 @@ class Elementwise(RuleSpec):
             scratch=(Work(coefficient=self.scratch * call.results[0].element_bytes, factors=everything),)
             if self.scratch
             else (),
+            gradient_scratch=tuple(
+                (at, Work(coefficient=tensors * call.results[0].element_bytes + masks, factors=everything))
+                for at, tensors, masks in self.gradient_scratch
+                if at < len(operands)
+            ),
+            wholly_made=self.op_class == "elementwise" and not self.passes,
+            handed=self.handed,
             local_form=self.local_form,
             passes=self.passes,
         )

@@ -44,7 +44,7 @@ def _with_scratch(plain: Elementwise, **counts: float) -> Mapping[str, Elementwi
     return {f"aten.{name}.default": replace(plain, scratch=count) for name, count in counts.items()}
 
 
-_COMPARED = Elementwise(saves=((0, (0, 1)), (1, (0, 1))))
+_COMPARED = Elementwise(saves=((0, (0, 1)), (1, (0, 1))), gradient_scratch=((0, 1, 2), (1, 1, 2)))
 _VIEW = Reshape()
 _LINEAR = Einsum(
     pattern="... i, o i, o -> ... o",
@@ -204,11 +204,11 @@ RULES: Mapping[str, RuleSpec] = {
     "planner.update": Factory(op_class="view"),  # what buffers change to: whole everywhere
     "aten.add.Tensor": Elementwise(passes=True),
     "aten.add.Scalar": Elementwise(passes=True),
-    "aten.sub.Tensor": _PLAIN,
+    "aten.sub.Tensor": Elementwise(handed=(0,)),
     "aten.neg.default": _PLAIN,
     "aten.mul.Tensor": Elementwise(saves=_BOTH),
     "aten.mul.Scalar": _PLAIN,
-    "aten.div.Tensor": Elementwise(saves=((0, (1,)), (1, (0, 1)))),
+    "aten.div.Tensor": Elementwise(saves=((0, (1,)), (1, (0, 1))), gradient_scratch=((1, 3, 0),)),
     "aten.div.Scalar": _PLAIN,
     **_with_scratch(_KEEPS_INPUT, abs=1, cos=2, erf=4, log1p=1, log2=1, sin=1, square=2),
     **_with_scratch(_KEEPS_RESULT, exp2=1, expm1=1, reciprocal=2, rsqrt=2, sqrt=1),
@@ -256,7 +256,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.__or__.Tensor": _PLAIN,
     "aten.__xor__.Tensor": _PLAIN,
     "aten.rsub.Scalar": _PLAIN,
-    "aten.rsub.Tensor": _PLAIN,
+    "aten.rsub.Tensor": Elementwise(handed=(1,)),
     "aten.sub.Scalar": _PLAIN,
     "aten.floor.default": _PLAIN,
     "aten.ceil.default": _PLAIN,
