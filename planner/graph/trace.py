@@ -70,6 +70,7 @@ from planner.graph.refusals import (
     written_lines,
 )
 from planner.graph.returned import checked_loss
+from planner.graph.unread import without_unread
 from planner.graph.untrained import without_untrained
 from planner.graph.updates import with_updates
 from planner.graph.value_checks import without_value_checks
@@ -185,12 +186,19 @@ def _graph_of(
     read = with_named_settings(without_needless_detaches(_Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
-    graph = without_untrained(with_mask_kinds(repeats.expand(flat, announced) if announced else flat))
+    whole = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
+    graph = without_untrained(without_unread(whole, whole.producer, _dropping))
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"
         )
     return _named(graph)
+
+
+def _dropping(op: Operator) -> bool:
+    """Whether an operator drops elements: the module as it was written drops them too, read or not, and is given the
+    same ones in the order of its calls."""
+    return op.op in CHANCES and CHANCES[op.op].of(op.arguments, dict(op.keywords)) > 0
 
 
 _SECRETLY = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})

@@ -1,6 +1,6 @@
 """What a rewritten graph no longer reads."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from planner.graph.operator_graph import Operator, OperatorGraph
@@ -13,14 +13,16 @@ def rewired(graph: OperatorGraph, operators: Iterable[Operator], names: Mapping[
     return replace(graph, operators=tuple(operators), updates=updates, loss=names.get(graph.loss, graph.loss))
 
 
-def without_unread(graph: OperatorGraph, names: Iterable[str]) -> OperatorGraph:
+def without_unread(
+    graph: OperatorGraph, names: Iterable[str], stays: Callable[[Operator], bool] = lambda op: False
+) -> OperatorGraph:
     """`graph` without the operators that made nothing but these values, which nobody reads, and without those whose
-    results only such operators read."""
+    results only such operators read; but with those that `stay`."""
     suspect, kept = set(names), list[Operator]()
     read = {graph.loss, *(content for _, content in graph.updates)}
     for op in reversed(graph.operators):
         made = {name for name in op.results if name is not None}
-        if made <= suspect and made.isdisjoint(read):
+        if made <= suspect and made.isdisjoint(read) and not stays(op):
             suspect.update(op.operands)
         else:
             kept.append(op)

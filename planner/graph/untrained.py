@@ -51,7 +51,7 @@ def _reached(graph: OperatorGraph) -> frozenset[str]:
 
 
 def _ending(graph: OperatorGraph, ends: Callable[[str, Operator], bool]) -> frozenset[int]:
-    """Operators through which gradients might flow, and whose results are read: by other such operators, or by some of
+    """Operators through which gradients might flow, and whose results nobody reads but other such operators, or some of
     which is said that a value ends there."""
     found: set[int] = set()
     last = {graph.loss, *(content for _, content in graph.updates)}
@@ -61,7 +61,7 @@ def _ending(graph: OperatorGraph, ends: Callable[[str, Operator], bool]) -> froz
             continue
         reads = [(name, reader) for name in made for reader in graph.consumers.get(name, ())]
         all_end = all(reader in found or ends(name, graph.operators[reader]) for name, reader in reads)
-        if reads and all_end and last.isdisjoint(made):
+        if all_end and last.isdisjoint(made):
             found.add(at)
     return frozenset(found)
 

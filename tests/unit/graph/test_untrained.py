@@ -52,6 +52,48 @@ def test_what_no_gradient_comes_to_has_no_gradient_from_its_beginning_on(way: st
     assert graph.operators[graph.producer[detach.operands[0]]].module == "student"
 
 
+class Measured(nn.Module):
+    """A loss, beside it what it was right about, and what a layer makes that nobody asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.other = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.first(x)
+        scores = self.last(y)
+        right = (scores.argmax(-1) == target).float().mean()
+        return {"loss": nn.functional.cross_entropy(scores, target), "right": right, "other": self.other(y).relu()}
+
+
+def test_what_the_loss_does_not_read_is_not_computed() -> None:
+    graph = trace(Measured(), (torch.randn(2, 4), torch.tensor([0, 2])))
+    assert [op.op.split(".")[1] for op in graph.operators] == ["linear", "linear", "cross_entropy_loss"]
+    assert {name for name in graph.types if name in graph.producer} == {op.results[0] for op in graph.operators}
+    assert [one.name for one in graph.parameters if not one.trainable] == ["other.weight", "other.bias"]
+
+
+class Forgotten(nn.Module):
+    """A layer that drops elements of what nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        self.drop(self.other(y)).relu()
+        return self.drop(y).mean()
+
+
+def test_what_drops_elements_stays_and_has_no_gradient() -> None:
+    """The module as it was written drops them as well, and is given the same ones in the order of its calls."""
+    graph = trace(Forgotten(), (torch.randn(2, 4),))
+    names = [op.op.split(".")[1] for op in graph.operators]
+    assert names == ["linear", "detach", "linear", "dropout", "dropout", "mean"]
+    assert graph.differentiable.isdisjoint(name for op in graph.operators[1:4] for name in op.results)
+
+
 class Chosen(nn.Module):
     """The rows of a table that are next to what a layer makes, by products or by differences."""
 
