@@ -81,6 +81,14 @@ STOPPING = frozenset(
 ONE_EACH = frozenset({"aten.broadcast_tensors.default", "aten.meshgrid.default", "aten.meshgrid.indexing"})
 """Operators that make a result of every operand, which has the gradient of that one alone."""
 
+STATISTICS: Mapping[str, int] = {
+    "aten._native_batch_norm_legit_functional.default": 1,
+    "aten._native_batch_norm_legit_no_training.default": 1,
+    "aten._native_batch_norm_legit.no_stats": 1,
+}
+"""Operators whose results from this one on are statistics, which have no gradient: a batch norm that is called twice
+reads those of its first call."""
+
 ROWS_FROM = {"host": "planner.rows_from_host", "servers": "planner.rows_from_servers"}
 """The operators that get rows of tables which are not on the devices, by where those are (`planner.graph.placed`)."""
 
@@ -254,7 +262,7 @@ class OperatorGraph:
             if op.op in ONE_EACH:
                 made = [made for name, made in zip(op.operands, op.results, strict=True) if name in found]
             elif op.trains_rows or any(name in found for name in op.operands):
-                made = op.results
+                made = op.results[: STATISTICS.get(op.op)]
             found.update(name for name in made if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 
