@@ -5,7 +5,8 @@
 
 Autograd may save the weight itself or a view of it (a linear layer saves the transpose). A saved tensor that shares
 its memory with a gathered weight is kept as its geometry; unpacked, the same steps give the same memory again.
-Saved once and used twice it is gathered twice.
+Where an operator saves a weight several times, as a recurrent layer does in each of its steps, it is
+gathered once for all of them. Saved once and used twice it is gathered twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,11 +27,31 @@ class Gathered:
     place: RankMesh
 
 
+@dataclass(slots=True, kw_only=True)
+class _Again:
+    """A weight that an operator saved so many times: gathered where the first of them is wanted, let go with the
+    last."""
+
+    source: Gathered
+    uses: int = 0
+    left: int = 0
+    weight: torch.Tensor | None = None
+
+    def taken(self) -> torch.Tensor:
+        if self.weight is None:
+            steps, place = self.source.steps.forward, self.source.place
+            self.weight, self.left = apply_steps(self.source.piece.detach(), steps, place), self.uses
+        weight, self.left = self.weight, self.left - 1
+        if not self.left:
+            self.weight = None
+        return weight
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
     """A view of a gathered weight, without its memory."""
 
-    source: Gathered
+    source: _Again
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -41,12 +62,14 @@ def gather_again(
 ) -> torch.autograd.graph.saved_tensors_hooks:
     """A context in which autograd saves no view of a gathered weight. Weights are named by their storage
     (`memory_of`) and must stay alive while the context is entered. `saved` is told of what is saved otherwise."""
+    again = {name: _Again(source=source) for name, source in gathered.items()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | _View:
-        source = gathered.get(memory_of(tensor))
+        source = again.get(memory_of(tensor))
         if source is None:
             saved(tensor)
             return tensor
+        source.uses += 1
         return _View(
             source=source, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset())
         )
@@ -55,8 +78,7 @@ def gather_again(
         if isinstance(saved, torch.Tensor):
             return saved
         with torch.no_grad():
-            weight = apply_steps(saved.source.piece.detach(), saved.source.steps.forward, saved.source.place)
-            return weight.as_strided(saved.shape, saved.stride, saved.offset)
+            return saved.source.taken().as_strided(saved.shape, saved.stride, saved.offset)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 

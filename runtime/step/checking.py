@@ -126,9 +126,10 @@ class LayoutCheck:
             return
         self._hooked.add(moment)
 
-        def noted(gradient: torch.Tensor) -> None:
+        def noted(gradient: torch.Tensor | None) -> None:
             hook.remove()  # `weight.to(device)` may be the weight itself, which the next micro-batch reads too
-            self.note(moment, gradient, what, suspect, layout)
+            if gradient is not None:  # as of the sign that `slogdet` returns beside what the loss depends on
+                self.note(moment, gradient, what, suspect, layout)
 
         hook = tensor.register_hook(noted)  # type: ignore[no-untyped-call]
 

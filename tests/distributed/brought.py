@@ -365,3 +365,24 @@ class Speech(nn.Module):
 def speech() -> Example:
     lengths = torch.tensor([12, 9]), torch.tensor([3, 2])
     return Speech(), (torch.randn(BATCH, 4, 12), lengths[0], torch.randint(1, 12, (BATCH, 3)), lengths[1]), {}
+
+
+class Beside(nn.Module):
+    """Operators that make more than a gradient comes to: a layer whose result nobody reads, the statistics of a norm
+    that is called twice, the sign of a determinant; and a recurrent layer, each of whose steps keeps its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.cell = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.LSTM(8, 8, batch_first=True)
+        self.unread, self.turn = nn.Linear(8, 8), nn.Parameter(torch.eye(8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.first(x)
+        unread = self.unread(x)
+        x = self.norm(x.transpose(1, 2)) + self.norm(2 * x.transpose(1, 2).tanh())
+        y, _ = self.cell(x.transpose(1, 2) @ self.turn)
+        return y.square().mean() - torch.linalg.slogdet(self.turn)[1], unread
+
+
+def beside() -> Example:
+    return Beside(), (torch.randn(BATCH, 6, 8),), {}

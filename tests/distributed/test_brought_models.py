@@ -85,6 +85,16 @@ def test_products_that_are_written_as_einsum_are_cut_and_audited(degrees: dict[s
     assert stage.peak == pytest.approx(stage.predicted_peak, rel=0.03)  # of 70 KB
 
 
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("degrees", [{"data": 2, "zero": 3}, {"tensor": 2}], ids=str)
+def test_what_no_gradient_comes_to_runs_and_is_audited(degrees: dict[str, int], pair) -> None:
+    text = planned("beside", 2, global_batch=4, **degrees)
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+    plan, (module, inputs, _) = parse_plan(text), brought.beside()
+    (stage,) = audit(plan, trace(module, inputs), brought.BATCH, cluster_of(plan))
+    assert stage.unequal == ()
+
+
 @pytest.mark.cases(0)
 @pytest.mark.parametrize("degrees", [{"data": 2, "zero": 3}, {"tensor": 2}], ids=str)
 def test_what_pytorch_asks_of_values_is_no_part_of_a_plan(degrees: dict[str, int], pair) -> None:

@@ -27,6 +27,7 @@ class Recurrent(RuleSpec):
     g are `gates` times the hidden elements, o what a step hands on: h, or a projection of it. An LSTM has two states,
     of which the second is never projected. The work is that of the products: 2 s b g (i + o), and 2 s b h o for a
     projection, forward; backward it is twice as much, whatever the gradients are for, as libraries compute all at once.
+    Biases are not kept for it.
     """
 
     gates: int
@@ -73,7 +74,7 @@ class Recurrent(RuleSpec):
             work=tuple(products),
             gradient_work=0.0,
             repeated_work=2.0,
-            saves=tuple((at, every) for at in range(batch_first, len(operands))),
+            saves=tuple((at, every) for at in range(batch_first, len(operands)) if len(operands[at]) > 1),
             saved_extra=self._kept(directions, batch_first, width, (b, s, i, h)),
             scratch=(
                 Work(coefficient=width, factors=(*b, *s, *g)),  # what inputs add, of all steps

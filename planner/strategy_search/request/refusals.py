@@ -148,7 +148,7 @@ def _pipelines(request: SearchRequest, template: Template) -> Fault | None:
 def _uncut(template: Template) -> str:
     """Why a graph cannot be cut between blocks."""
     if template.blocks.count < 2:
-        return "here no two layers in a row compute alike"
+        return "here no two layers in a row compute alike, from weights of their own and the result of the one before"
     return f"here {template.shared_by_blocks} is used beyond one of them"
 
 
