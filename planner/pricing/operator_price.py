@@ -350,7 +350,7 @@ def _of_gradients(
     for place in graded:
         works = tuple(work for at, work in rule.gradient_scratch if at == place)
         most = np.maximum(most, _sum_work(works, extents))
-    summed = [place for place in graded if rule.wholly_made and place not in rule.handed]
+    summed = [place for place in graded if rule.makes_whole_gradients and place not in rule.handed]
     return most + sum(np.where(operands[place] == results[0], 0.0, results[0]) for place in summed)
 
 

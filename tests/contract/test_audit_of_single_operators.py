@@ -49,6 +49,39 @@ STEPS: dict[str, Step] = {
 }
 
 
+class Turned(nn.Module):
+    """Linear layers of what does not lie in order: each makes and keeps a copy of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = nn.Linear(4, 64), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = self.first(x).relu().transpose(1, 2)
+        return (self.one(turned).sin() + self.other(turned).cos()).mean()
+
+
+class Heads(nn.Module):
+    """Attention as a module, whose products of queries, keys and values are joined, turned, and cut apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention = nn.Linear(4, 64), nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found, _ = self.attention(*[self.first(x)] * 3)
+        return found.sin().mean()
+
+
+@pytest.mark.parametrize(("make", "tokens"), [(Turned, 8), (Heads, 64)])
+def test_copies_of_what_does_not_lie_in_order(make: type[nn.Module], tokens: int) -> None:
+    module, given = make(), (torch.randn(2, tokens, 4),)
+    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    assert not stage.unequal
+    assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.01)
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_live_memory_is_as_predicted(step: str) -> None:
     module, given = Net(STEPS[step]), (torch.randn(2, 8, 4), torch.randn(2, 8, 64))

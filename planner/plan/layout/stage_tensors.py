@@ -10,10 +10,17 @@ from planner.graph.operator_graph import Operator
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.segments import Segment, segments_of
 from planner.plan.layout.stage_cut import StageCut
+from planner.plan.layout.strides import Shape, Strides, elementwise, folded, reshaped, spread
+from planner.plan.layout.strides import viewed as view_of
 from planner.pricing.operator_price import inner_messages, joined_bytes
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
 from planner.sharding.rule import Duplex, local_extents, loop_extents
+
+Lying = tuple[Shape, Strides]
+"""The local shape of a tensor and its strides."""
+
+_MATRIX = 2  # dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,35 +142,45 @@ class StageTensors:
         name = self.bound.operators[at].operator.operands[place]
         return name in self.bound.parameters and name not in self.together and self.move(at, place).gathers
 
-    def shares(self, op: BoundOperator, contiguous: bool) -> bool:
-        """Whether the results of an operator are the memory of its first operand, which is contiguous or not."""
-        if op.rule.op_class != "copy":
-            return op.rule.op_class == "view"
-        if op.rule.local_form is not None:
-            return contiguous  # a reshape
+    def view(self, op: BoundOperator, place: int, shape: Shape, operands: Sequence[Lying]) -> Strides | None:
+        """Strides of a result that is a view of an operand; None where it has memory of its own."""
+        if op.rule.op_class not in ("view", "copy") or not operands:
+            return None
+        source = viewed(op.operator, place)
+        if op.rule.local_form == "reshape":
+            return reshaped(*operands[source], shape)
+        if op.rule.op_class == "view":
+            return view_of(op.rule, source, place, operands[source][1])
         names = (*op.operator.operands, *op.operator.results)
-        return op.rule.passes and len({self.bound.graph.types[name].dtype for name in names if name is not None}) == 1
+        alike = len({self.bound.graph.types[name].dtype for name in names if name is not None}) == 1
+        return operands[source][1] if op.rule.passes and alike else None
 
-    def contiguous(self, name: str) -> bool:
-        """Whether a view lies in its memory without gaps. Fused attention writes the heads of a token side by side, so
-        that what is transposed back does, whatever the trace says."""
-        graph = self.bound.graph
-        if graph.types[name].contiguous:
-            return True
-        made = graph.operators[graph.producer[name]]
-        source = made.operands[viewed(made, made.results.index(name))]
-        maker = graph.producer.get(source)
-        while maker is not None and self._same(maker):
-            (source,) = graph.operators[maker].operands
-            maker = graph.producer.get(source)
-        return maker is not None and self.bound.operators[maker].rule.op_class == "attention"
+    def strides(self, op: BoundOperator, shape: Shape, operands: Sequence[Lying]) -> Strides | None:
+        """Strides of a result that has memory of its own; None where dims lie in order. Fused attention writes the
+        heads of a token side by side, so that what is transposed back lies in order."""
+        if op.rule.op_class == "attention" and len(shape) == len("bhsd"):
+            _, heads, tokens, width = shape
+            return heads * tokens * width, width, heads * width, 1
+        return elementwise(shape, operands) if op.rule.pointwise else None
 
-    def _same(self, at: int) -> bool:
-        """Whether an operator is a view that changes nothing."""
-        op = self.bound.operators[at]
-        names = (*op.operator.operands, *op.operator.results)
-        shapes = {self.bound.graph.types[name].shape for name in names if name is not None}
-        return op.rule.op_class == "view" and len(op.operator.operands) == len(shapes) == 1
+    def copied(self, op: BoundOperator, operands: Sequence[Lying]) -> list[tuple[int, tuple[int, ...]]]:
+        """Places and shapes of the operands of a product that are copied. `torch.matmul` folds their leading dims into
+        one; those of what is multiplied with a frozen matrix only where that takes no copy."""
+        if not op.rule.folds:
+            return []
+        (first, strides), (second, _) = operands[:2]
+        if len(second) <= _MATRIX < len(first) and op.operator.operands[1] in self.bound.graph.differentiable:
+            return [] if folded(first, strides, kept=1) else [(0, tuple(first))]
+        if max(len(first), len(second)) <= _MATRIX or min(len(first), len(second)) < _MATRIX:
+            return []
+        (result,) = (name for name in op.operator.results if name is not None)
+        lead = self.shape(result, op.layouts.results[0].forward)[:-_MATRIX]
+        found = []
+        for place, (shape, strides) in enumerate(operands[:2]):
+            wanted = (*lead, *shape[-_MATRIX:])
+            if not folded(wanted, spread(wanted, shape, strides), kept=_MATRIX):
+                found.append((place, wanted))
+        return found
 
     def scratch(self, op: BoundOperator) -> Bytes:
         """Bytes that live only while an operator runs, beside the gradients that it makes."""

@@ -203,7 +203,7 @@ class BackwardMemory(ForwardMemory):
 
     def _whole(self, op: BoundOperator, place: int) -> Bytes | None:
         """Bytes of the gradient of an operand before it is summed; None where it is made as it is."""
-        if not op.rule.wholly_made or place in op.rule.handed:
+        if not op.rule.makes_whole_gradients or place in op.rule.handed:
             return None
         name, result = op.operator.operands[place], op.operator.results[0]
         assert result is not None, op.operator.name

@@ -23,7 +23,7 @@ class ForwardMemory(GatherMemory):
         self._take(VALUES)
         received = {name: self._fresh(name, self.tensors.promised[name].forward) for name in self.cut.receives}
         self._post(VALUES)
-        values = {name: Piece(self.account.hold(p.storage), p.shape, p.contiguous) for name, p in received.items()}
+        values = {name: Piece(self.account.hold(p.storage), p.shape, p.strides) for name, p in received.items()}
         found = []
         leaving: list[Storage] = []
         for number, segment in enumerate(self.tensors.segments):
@@ -104,14 +104,23 @@ class ForwardMemory(GatherMemory):
         if self.thens.get(at) == "pause":
             self.account.pause("pause")
         operands = [self._operand(at, place, values) for place in range(len(op.operator.operands))]
+        copies = self._folded(op, operands)
         kept = Kept()
         for place in self.tensors.saved(op):
             if section is not None or not self.tensors.gathered(at, place):  # else it is gathered again
-                kept.pieces.append(self.account.hold(operands[place].storage))
+                kept.pieces.append(self.account.hold(copies.get(place, operands[place].storage)))
         if results:
             self._run(at, operands, values, kept, section)
-        self._release([operand.storage for operand in operands])
+        self._release([*copies.values(), *(operand.storage for operand in operands)])
         return kept
+
+    def _folded(self, op: BoundOperator, operands: Sequence[Piece]) -> dict[int, Storage]:
+        """Copies of operands of a product whose leading dims do not lie as one."""
+        copied = self.tensors.copied(op, [(piece.shape, piece.lies) for piece in operands])
+        return {
+            place: self.account.new(self.tensors.bytes(op.operator.operands[place], shape), OTHER)
+            for place, shape in copied
+        }
 
     def _run(self, at: int, operands: Sequence[Piece], values: Values, kept: Kept, section: Section | None) -> None:
         op = self.bound.operators[at]
@@ -124,11 +133,14 @@ class ForwardMemory(GatherMemory):
             shape = self.tensors.shape(name, op.layouts.results[place].forward)
             if there is not None:
                 values[name] = Piece(self.account.hold(there[place]), shape)
-            elif self.tensors.shares(op, operands[0].contiguous if operands else False):
-                storage = operands[viewed(op.operator, place)].storage
-                values[name] = Piece(self.account.hold(storage), shape, self.tensors.contiguous(name))
-            else:
-                values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
+                continue
+            lying = [(operand.shape, operand.lies) for operand in operands]
+            view = self.tensors.view(op, place, shape, lying)
+            if view is not None:
+                values[name] = Piece(self.account.hold(operands[viewed(op.operator, place)].storage), shape, view)
+                continue
+            strides = self.tensors.strides(op, shape, lying)
+            values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape, strides)
         extra = self.tensors.saved_extra(op)
         if not self.bound.graph.trains:  # its kernel makes it all the same
             self.account.brief(extra, OTHER)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from costmodels import Then, turns_of
 from hardware_profiles import Bytes
+from planner.plan.layout.strides import Strides, in_order, lies_in_order
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Step
 
@@ -138,11 +139,19 @@ class MemoryAccount:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A local tensor: its memory, its shape, and whether it lies in it without gaps."""
+    """A local tensor: its memory, its shape, and how it lies in it: None without gaps, dims in order."""
 
     storage: Storage
     shape: tuple[int, ...]
-    contiguous: bool = True
+    strides: Strides | None = None
+
+    @property
+    def contiguous(self) -> bool:
+        return self.strides is None or lies_in_order(self.shape, self.strides)
+
+    @property
+    def lies(self) -> Strides:
+        return in_order(self.shape) if self.strides is None else self.strides
 
 
 def moved(
@@ -201,7 +210,7 @@ def _step(
         whole = shape[step.dim]
         shape[step.dim] = (whole + step.padding) // size
         if (place + 1) * shape[step.dim] <= whole:
-            return Piece(piece.storage, tuple(shape), _first(shape, step.dim))
+            return Piece(piece.storage, tuple(shape), piece.lies)
         made = tensor(shape)
     elif step.kind == "all_gather":
         if not (piece.contiguous and _first(shape, step.dim)):

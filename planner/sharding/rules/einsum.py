@@ -90,6 +90,7 @@ class Einsum(RuleSpec):
     causal_argument: tuple[int, str] | None = None
     mask_argument: tuple[int, str] | None = None
     mean_argument: tuple[int, str] | None = None
+    folds: bool = False
     roles: tuple[tuple[str, str], ...] = ()
 
     def build(self, call: Call) -> Rule:
@@ -174,6 +175,7 @@ class Einsum(RuleSpec):
             roles=tuple((role, _work(1.0, text, names).factors) for role, text in self.roles),
             causal=causal,
             unfused=unfused,
+            folds=self.folds,
         )
 
 
@@ -253,6 +255,8 @@ def _match_dim(table: FactorTable, token: tuple[str, ...], extent: int, extents:
 class Matmul(RuleSpec):
     """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors, what is added stands first."""
 
+    folds: bool = False
+
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
         *terms, a, b = (operand.shape for operand in call.operands)
@@ -277,6 +281,7 @@ class Matmul(RuleSpec):
             work=(Work(coefficient=2.0, factors=tuple(range(len(factors)))),),
             addends=tuple(range(at)),
             saves=((at, (at + 1,)), (at + 1, (at,))),
+            folds=self.folds,
         )
 
 

@@ -85,7 +85,7 @@ class Elementwise(RuleSpec):
                 for at, tensors, masks in self.gradient_scratch
                 if at < len(operands)
             ),
-            wholly_made=self.op_class == "elementwise" and not self.passes,
+            pointwise=self.op_class in ("elementwise", "copy") and not blocked,
             handed=self.handed,
             local_form=self.local_form,
             passes=self.passes,

@@ -99,10 +99,10 @@ _ATTENTION = Einsum(
 
 RULES: Mapping[str, RuleSpec] = {
     # contractions
-    "aten.linear.default": _LINEAR,
+    "aten.linear.default": replace(_LINEAR, folds=True),
     **{fp8_operator(name): Fp8Linear(plain=_LINEAR, recipe=recipe) for name, recipe in RECIPES.items()},
     "aten.addmm.default": _ADDMM,
-    "aten.matmul.default": Matmul(),
+    "aten.matmul.default": Matmul(folds=True),
     "aten.mm.default": Matmul(),
     "aten.bmm.default": Matmul(),
     "aten.mv.default": Matmul(),
