@@ -60,6 +60,12 @@ _COMPOSED: Mapping[str, Callable[..., Any]] = {
     "planner.gated_delta_rule.default": delta_rule.composed,
     "planner.gated_delta_rule_backward.default": delta_rule.composed_backward,
 }
+_ONTO = frozenset(
+    f"aten.{name}"
+    for name in ("add.Tensor", "scatter.src", "scatter_add.default", "index_add.default", "index_put.default")
+)
+"""What autograd does in place where tensors have data, if nothing else needs the first operand: it sums gradients of
+several uses, and puts one into zeros. Of tensors without data it makes new ones."""
 _UNCOUNTED = frozenset({"c10d.send.default", "c10d.barrier.default"})  # the receiver writes it down; nothing is sent
 
 
@@ -73,17 +79,19 @@ class Ledger(TorchDispatchMode, Observer):
         self.flops: defaultdict[tuple[Phase, str], Flops] = defaultdict(float)
         self.live = LiveTensors()
         self._operator: str | None = None
+        self._op = ""
         self._updating = False
         self._adding_up = False
         self._gathering: Phase | None = None  # for which pass weights of a block come, or gradients go
 
     @contextmanager
     def operator(self, instruction: "Instruction") -> Iterator[None]:
-        before, self._operator = self._operator, instruction.bound.operator.name
+        operator, before = instruction.bound.operator, (self._operator, self._op)
+        self._operator, self._op = operator.name, operator.op
         try:
             yield
         finally:
-            self._operator = before
+            self._operator, self._op = before
 
     def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
         """Mark the nodes of autograd that the running operator has made."""
@@ -160,8 +168,18 @@ class Ledger(TorchDispatchMode, Observer):
             self._send(name, args)
         elif name in FLOPS:
             self.flops[self._now()] += FLOPS[name](args, results)
-        _count(self.live, results)
+        if name in _ONTO and self._in_place():
+            self.live.add_instead(results, args[0])
+        else:
+            _count(self.live, results)
         return results
+
+    def _in_place(self) -> bool:
+        """Whether what runs is a node of autograd of PyTorch's own, or the sum with the bias of a linear layer."""
+        node: Any = torch._C._current_autograd_node()
+        if self._operator is not None:
+            return self._op == "aten.linear.default"
+        return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
 
     def _send(self, name: str, args: Any) -> None:
         if name in _UNCOUNTED:

@@ -29,6 +29,7 @@ class LiveTensors:
         self._held: dict[int, _Held] = {}
         self._left_out: dict[int, torch.UntypedStorage] = {}
         self._total = 0
+        self._instead: int | None = None  # of what the newest tensor may have the memory
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
         """Memory that is not counted. It is held from now on, so that nothing else comes to lie where it was."""
@@ -41,10 +42,31 @@ class LiveTensors:
         key = storage._cdata
         if key in self._held or key in self._left_out:
             return
+        self._settle()
+        self._hold(key, storage, of)
+        self._look()
+
+    def add_instead(self, tensor: torch.Tensor, old: torch.Tensor, of: str = OTHER) -> None:
+        """Count the memory of a new tensor as that of an old one, if the old one is let go before anything else is
+        made."""
+        self._settle()
+        storage = tensor.untyped_storage()
+        self._hold(storage._cdata, storage, of)
+        self._instead = old.untyped_storage()._cdata
+
+    def _settle(self) -> None:
+        """By now it is known whether the newest tensor has the memory of an old one."""
+        instead, self._instead = self._instead, None
+        if instead in self._held or instead in self._left_out:
+            self._look()
+
+    def _hold(self, key: int, storage: torch.UntypedStorage, of: str) -> None:
         alive = weakref.ref(storage, lambda _: self._drop(key))
         self._held[key] = _Held(storage.nbytes(), of, alive)
         self.now[of] += storage.nbytes()
         self._total += storage.nbytes()
+
+    def _look(self) -> None:
         if self._total > self.peak:
             self.peak, self.at_peak = self._total, {name: self.now[name] for name in CLASSES}
 
@@ -56,8 +78,7 @@ class LiveTensors:
         more, held.nbytes = storage.nbytes() - held.nbytes, storage.nbytes()
         self.now[held.of] += more
         self._total += more
-        if self._total > self.peak:
-            self.peak, self.at_peak = self._total, {name: self.now[name] for name in CLASSES}
+        self._look()
 
     def claim(self, tensor: torch.Tensor, of: str) -> None:
         """Count the memory of a tensor in this class, whichever it was in."""

@@ -45,6 +45,10 @@ STEPS: dict[str, Step] = {
     "chosen rows": lambda x, target: torch.where(target > 0, x.tanh(), x.mean(-1, keepdim=True)).mean(),
     "products of pairs": lambda x, _: (x.tanh()[:, :, None] * x.sigmoid()[:, None]).mean(),
     "differences of pairs": lambda x, _: (x[:, :, None] - x.roll(1, 1)[:, None]).mean(),
+    "gathered rows": lambda x, _: x.gather(1, x[:, :2].argsort(1)).mean(),
+    "picked rows": lambda x, _: x[:, torch.arange(3, device=x.device)].mean(),
+    "selected rows": lambda x, _: x.index_select(1, torch.arange(3, device=x.device)).mean(),
+    "largest rows": lambda x, _: x.topk(2, 1)[0].mean(),
     "products with a number": lambda x, _: (x * x.mean()).mean(),
 }
 
@@ -61,6 +65,19 @@ class Turned(nn.Module):
         return (self.one(turned).sin() + self.other(turned).cos()).mean()
 
 
+class Three(nn.Module):
+    """Linear layers of one tensor, whose gradients are summed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers = nn.Linear(4, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = self.first(x)
+        one, other, third = (layer(shared) for layer in self.layers)
+        return (one + other + third).mean()
+
+
 class Heads(nn.Module):
     """Attention as a module, whose products of queries, keys and values are joined, turned, and cut apart."""
 
@@ -73,8 +90,8 @@ class Heads(nn.Module):
         return found.sin().mean()
 
 
-@pytest.mark.parametrize(("make", "tokens"), [(Turned, 8), (Heads, 64)])
-def test_copies_of_what_does_not_lie_in_order(make: type[nn.Module], tokens: int) -> None:
+@pytest.mark.parametrize(("make", "tokens"), [(Turned, 8), (Three, 64), (Heads, 64)])
+def test_copies_that_are_made_and_not_made(make: type[nn.Module], tokens: int) -> None:
     module, given = make(), (torch.randn(2, tokens, 4),)
     plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
     (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
