@@ -374,11 +374,14 @@ class _Reader:
         """Raise ModelError for operands of several dtypes, which tensors without data do not refuse."""
         if op not in _OF_ONE_DTYPE and op not in _PLACING and op not in _NORMS:
             return
-        given = pytree.tree_leaves(arguments)
-        operands = [self.types[argument.name] for argument in given if isinstance(argument, ValueRef)]
-        dtypes = {operand.dtype for operand in operands if operand.floating or op in _OF_ONE_DTYPE}
-        wider = any(operands[0].element_bytes > operand.element_bytes for operand in operands)
-        if wider if op in _NORMS else len(dtypes) > 1:
+        operands = [self.types[given.name] for given in pytree.tree_leaves(arguments) if isinstance(given, ValueRef)]
+        if op in _NORMS:  # statistics and weights may be wider than the input
+            mixed = any(operand.element_bytes < operands[0].element_bytes for operand in operands)
+        elif op in _OF_ONE_DTYPE:
+            mixed = len({operand.dtype for operand in operands}) > 1
+        else:  # positions are integers
+            mixed = len({operand.dtype for operand in operands if operand.floating}) > 1
+        if mixed:
             raise mixes_dtypes(self.module, op, [operand.dtype for operand in operands], node)
 
     def _argument(self, argument: Any) -> Argument:
