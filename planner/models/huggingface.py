@@ -15,11 +15,13 @@ Experts of other architectures are one operator each (see `huggingface_any_exper
 
 Attention is PyTorch's own where the architecture has it, and keys and values are not kept for generation. While a model
 is exported transformers spells out every mask, in training it leaves one out that is plainly causal or hides nothing.
-So where nothing is padded and no layer looks back through a window masks are left out here, too. Where all layers
-do, which tokens are padding is an input.
+So where nothing is padded, no layer looks back through a window and nothing else is computed with them, masks are left
+out here, too. Where all layers look back through a window, which tokens are padding is an input.
 """
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +97,8 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     masked = "attention_mask" in names or _has_window(text, length)
     told = masked and not _has_layers_of_kinds(text)
     inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if told else dict.fromkeys(names)
-    module = _built(transformers, config, name, path, masked=masked, device=device)
+    computed = _computes_with_masks(getattr(transformers, name))
+    module = _built(transformers, config, name, path, masked=masked or computed, device=device)
     examples = {key: _example(key, config, batch, length, device) for key in inputs}
     bounds = tuple(_bound(key, text, images=images) for key in inputs)
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
@@ -282,6 +285,12 @@ def _register(transformers: Any) -> None:
         transformers.AttentionInterface.register(name, _attention_with_sinks)
     AttentionMaskInterface.register(_SINKS_WITH_MASKS, sdpa_mask)
     ALL_EXPERTS_FUNCTIONS.register(AS_ONE_OPERATOR, experts_of)
+
+
+def _computes_with_masks(made: Any) -> bool:
+    """Whether code beside a class asks for a causal mask where attention itself needs none: an indexer chooses keys by
+    it (DeepSeek-V3.2), or biases are added to it (Falcon). Such code asks for attention by its usual name, too."""
+    return "allow_is_causal_skip" in inspect.getsource(sys.modules[made.__module__])
 
 
 def _has_sinks(module: Any) -> bool:

@@ -25,8 +25,10 @@ WAYS: dict[str, dict[str, object]] = {
     "ring": {"context": 2, "context_by": "ring"},
     "heads": {"context": 2, "context_by": "heads"},
 }
-LAYERS = {"gpt-oss": 2, "kimi-linear": 3, "qwen3-next": 2}
+LAYERS = {"deepseek-v32": 1, "falcon": 1, "gpt-oss": 2, "kimi-linear": 3, "qwen3-next": 2}
 MODELS = {
+    "deepseek-v32": ("tensor", "experts", "stages"),
+    "falcon": ("tensor",),
     "gpt-oss": ("tensor", "experts", "zero3", "stages", "ring", "heads"),
     "kimi-linear": ("tensor", "stages"),
     "qwen3-next": ("tensor", "experts", "zero3", "stages"),

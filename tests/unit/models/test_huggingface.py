@@ -5,6 +5,8 @@ import errno
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,8 @@ from tests.refusals import refused
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEEPSEEK = ("deepseek-v2", "deepseek-v3")
 FAMILIES = (
-    "bert-hf", *DEEPSEEK, "deberta", "gpt-oss", "gpt2", "llama", "mistral", "mixtral", "modernbert",
-    "olmoe", "qwen2", "qwen3", "qwen3-moe", "qwen3-next", "t5-hf", "vit",
+    "bert-hf", *DEEPSEEK, "deberta", "falcon", "gpt-oss", "gpt2", "llama", "mistral", "mixtral",
+    "modernbert", "olmoe", "qwen2", "qwen3", "qwen3-moe", "qwen3-next", "t5-hf", "vit",
 )  # fmt: skip
 ATTENTION = "aten.scaled_dot_product_attention.default"
 EXPERTS = "planner.experts.default"
@@ -60,6 +62,16 @@ def test_every_family_is_traced_and_can_be_planned(family: str) -> None:
     assert set(graph.inputs) == {*model.kwargs, *(f"args_{at}" for at in range(len(model.args)))}
     larger = rescale_batch(graph, model.batch, 6)
     assert all(larger.types[name].shape[0] == 6 for name in larger.inputs)
+
+
+@pytest.mark.cases(1)
+def test_an_indexer_chooses_keys_that_attention_reads() -> None:
+    """DeepSeek-V3.2: with 4 of 8 keys for each query, attention has a mask, in which they are written."""
+    graph = traced("deepseek-v32")
+    attention = [op for op in graph.operators if op.op == ATTENTION]
+    assert len(attention) == 2
+    assert all(graph.types[op.operands[3]].shape[-2:] == (8, 8) for op in attention)
+    assert sum(op.op == "aten.topk.default" and op.arguments[1] == 4 for op in graph.operators) == 2
 
 
 @pytest.mark.cases(1)
@@ -117,6 +129,13 @@ def test_gpt_oss_computes_what_that_of_transformers_computes() -> None:
         loss.backward()
         found.append([loss.detach(), *(one.grad for one in model.module.parameters())])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_with_sinks_is_known_where_no_model_was_built() -> None:
+    """As for a graph that was kept, or a plan file."""
+    name = "planner.sink_attention.default"
+    code = f"import planner.sharding.rules; from planner.graph.trace import resolve; resolve('{name}')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 @pytest.mark.parametrize(
