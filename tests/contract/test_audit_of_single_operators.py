@@ -78,6 +78,28 @@ class Three(nn.Module):
         return (one + other + third).mean()
 
 
+class Steps(nn.Module):
+    """A recurrent layer: what inputs add to the gates lives forward, what steps keep goes as the backward pass does."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 16), layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.first(x))[0].mean()
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind: type[nn.RNNBase], both: bool) -> None:
+    given = (torch.randn(8, 64, 4),)
+    module = Steps(kind(16, 32, batch_first=True, bidirectional=both))
+    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, trace(module, given), 8, load_profile("cpu"))
+    assert not stage.unequal
+    assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.03)
+
+
 class Heads(nn.Module):
     """Attention as a module, whose products of queries, keys and values are joined, turned, and cut apart."""
 

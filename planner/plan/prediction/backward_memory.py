@@ -112,6 +112,9 @@ class BackwardMemory(ForwardMemory):
             self.account.brief(self.tensors.inner_scratch(op, backward=True), OTHER)
             if self.tensors.remembers(op):
                 self._add_to_past(at, op)
+            if op.rule.stepwise and kept.extra is not None:
+                self.account.release(kept.extra)  # before gradients of all steps are there
+                kept.extra = None
             made = self._gradients(op, graded, given, kept)
             rows = sent_rows(op, self.bound.plan.mesh) if at in self.in_parts else 0.0
             self.account.brief(self.tensors.scratch(op) + 2 * rows, OTHER)  # of results, and on their way back

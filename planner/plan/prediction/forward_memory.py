@@ -148,6 +148,8 @@ class ForwardMemory(GatherMemory):
             if extra:
                 kept.extra = self.account.hold(there[-1]) if there is not None else self.account.new(extra, OTHER)
             kept.pieces += [self.account.hold(values[names[place]].storage) for place in op.rule.saved_results]
+        if op.rule.stepwise:
+            self.account.brief(self.tensors.scratch(op), OTHER)
 
     def _write_down(self, at: int, op: BoundOperator) -> None:
         """Attention of a slice: keys and values of the whole sequence are there from the first slice on; what was

@@ -76,9 +76,13 @@ class Recurrent(RuleSpec):
             repeated_work=2.0,
             saves=tuple((at, every) for at in range(batch_first, len(operands)) if len(operands[at]) > 1),
             saved_extra=self._kept(directions, batch_first, width, (b, s, i, h)),
+            stepwise=True,
+            gradient_scratch=(
+                (first_weight, Work(coefficient=2.0 * width, factors=(*b, *s, *g))),  # of each step, and joined
+                (first_weight, Work(coefficient=width, factors=(*g, *o))),  # what a step adds to a gradient
+            ),
             scratch=(
                 Work(coefficient=width, factors=(*b, *s, *g)),  # what inputs add, of all steps
-                Work(coefficient=width, factors=(*g, *o)),  # what a step adds to a gradient
                 *((Work(coefficient=2.0 * width, factors=(*b, *s, *o)),) if both else ()),  # to be joined
             ),
             roles=(
