@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from planner.errors import ModelError
 from planner.graph.trace import trace
 from planner.sharding.rescale import rescale_batch
+from tests.refusals import refused
 
 
 class _Cached(nn.Module):
@@ -50,6 +52,43 @@ def test_a_cache_of_transformers_leaves_no_trace(device: str) -> None:
     assert not any(0 in tensor.shape for tensor in graph.types.values())
     (attention,) = (op for op in graph.operators if "attention" in op.op)
     assert rescale_batch(graph, 2, 6).types[attention.results[0] or ""].shape == (6, 2, 4, 4)
+
+
+class _Rotated(nn.Module):
+    """Code that leaves a part of a head as it is, of which nothing is left where all of it is rotated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.linear(x)
+        return torch.cat([made[..., :8].neg(), made[..., 8:]], dim=-1).square().mean()
+
+
+class _Compressed(nn.Module):
+    """Beside the tokens something is made of every eight of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.compress = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.linear(x)
+        return torch.cat([made, self.compress(made[:, : x.shape[1] // 8])], dim=1).square().mean()
+
+
+def test_parts_without_elements_leave_joins() -> None:
+    graph = trace(_Rotated(), (torch.randn(2, 3, 8),))
+    assert not any(op.op == "aten.cat.default" for op in graph.operators)
+    assert not any(0 in tensor.shape for tensor in graph.types.values())
+
+
+def test_weights_of_nothing_are_not_forgotten() -> None:
+    """PyTorch gives them a gradient of zeros, and so they decay."""
+    trace(_Compressed(), (torch.randn(2, 8, 8),))
+    with refused(ModelError, "_Compressed", (2, 0, 8), "no elements"):
+        trace(_Compressed(), (torch.randn(2, 3, 8),))
 
 
 def test_a_join_keeps_its_dtype() -> None:
