@@ -178,21 +178,22 @@ class Rule:
     where it sends any of `inner`; `gradient_scratch` has bytes that live only while the gradient of an operand is made.
     Each element of a result that is `pointwise` is made of those in its place; gradients of its operands have its shape
     and dtype first, and are then summed and cast to theirs. Operands that are `handed` the gradient of the result have
-    that itself. A product that `folds` the leading dims of its operands copies those where they do not lie as one. An
-    operator that runs `stepwise` has its `scratch` forward, too, and lets go of `saved_extra` as it goes back. What
-    collectives of `inner` bring is `joined` to a copy of the first operand for as long as it runs, and kept by autograd
-    as it came. `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape becomes on shards:
-    that operator of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum.
-    `roles` names the factors whose product is each extent that the time of the op's kernel depends on, where the
-    operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its scores in
-    memory. `window` is what of the keys a query sees by their positions, `seen` the scores that this leaves for each of
-    those that are counted without it. `passes` says that the gradient of an operand of the same type is that of the
-    result itself, and of a copy that none is made where nothing would change. `outside` is what it gets of a table that
-    is not on the devices. `computed` are the dtypes that the result, the gradient of the first operand and that of the
-    second are computed in, where these are not those of the tensors, `gained` the share that is left of what that
-    saves, and `scaled_in_blocks` says that the operands of the first two have scales of blocks, which a kernel finds
-    and casts with in one pass. Operands that are `narrow` come cast, in 8 bits. An operator that every data-parallel
-    replica computes by itself has in `one` the rule of one replica, and the loop over them as its last factor
+    that itself. A product that `folds` the leading dims of its operands copies those where they do not lie as one. The
+    gradient of what is summed is that of the sum, `spread` over its shape without any memory. An operator that runs
+    `stepwise` has its `scratch` forward, too, and lets go of `saved_extra` as it goes back. What collectives of `inner`
+    bring is `joined` to a copy of the first operand for as long as it runs, and kept by autograd as it came.
+    `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape becomes on shards: that operator
+    of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum. `roles` names
+    the factors whose product is each extent that the time of the op's kernel depends on, where the operands do not
+    tell, `causal` says that half of its work is masked, and `unfused` that attention has its scores in memory. `window`
+    is what of the keys a query sees by their positions, `seen` the scores that this leaves for each of those that are
+    counted without it. `passes` says that the gradient of an operand of the same type is that of the result itself, and
+    of a copy that none is made where nothing would change. `outside` is what it gets of a table that is not on the
+    devices. `computed` are the dtypes that the result, the gradient of the first operand and that of the second are
+    computed in, where these are not those of the tensors, `gained` the share that is left of what that saves, and
+    `scaled_in_blocks` says that the operands of the first two have scales of blocks, which a kernel finds and casts
+    with in one pass. Operands that are `narrow` come cast, in 8 bits. An operator that every data-parallel replica
+    computes by itself has in `one` the rule of one replica, and the loop over them as its last factor
     (`planner.sharding.rules.per_replica`).
     """
 
@@ -215,6 +216,7 @@ class Rule:
     pointwise: bool = False
     folds: bool = False
     stepwise: bool = False
+    spread: bool = False
     handed: tuple[int, ...] = ()
     inner: tuple[InnerCollective, ...] = ()
     inner_scratch: tuple[Work, ...] = ()

@@ -78,6 +78,34 @@ class Three(nn.Module):
         return (one + other + third).mean()
 
 
+class Summed(nn.Module):
+    """The gradient of what is summed is a view; a linear layer copies it where its leading dims do not lie as one."""
+
+    def __init__(self, step: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.layer, self.step = nn.Linear(4, 64), nn.Linear(64, 64), step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(self.layer(self.first(x)))
+
+
+SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all": lambda x: x.sum(),
+    "each sample": lambda x: x.flatten(1).sum(1).sin().sum(),
+    "each head": lambda x: x.unflatten(-1, (4, 16)).transpose(1, 2).sum(-1).sin().sum(),
+    "twice": lambda x: x.sum() + x.sum(-1).square().sum(),
+}
+
+
+@pytest.mark.parametrize("step", SUMS)
+def test_gradients_of_sums(step: str) -> None:
+    module, given = Summed(SUMS[step]), (torch.randn(2, 64, 4),)
+    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    assert not stage.unequal
+    assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.01)
+
+
 class Steps(nn.Module):
     """A recurrent layer: what inputs add to the gates lives forward, what steps keep goes as the backward pass does."""
 

@@ -62,6 +62,12 @@ def spread(wanted: Shape, shape: Shape, strides: Strides) -> Strides:
     return (0,) * (len(wanted) - len(shape)) + own
 
 
+def spread_back(rule: Rule, operand: int, strides: Strides) -> Strides:
+    """Strides of the gradient of an operand, a view of that of the result: of a view in another order, or of a sum."""
+    lies = {factors: stride for factors, stride in zip(rule.results[0], strides, strict=True) if factors}
+    return tuple(lies.get(factors, 0) for factors in rule.operands[operand])
+
+
 def elementwise(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) -> Strides:
     """Strides of what an elementwise operator makes: without gaps, dims as those of the first operand that tells."""
     each = [spread(shape, *operand) for operand in operands]

@@ -8,6 +8,7 @@ from costmodels import Then
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.strides import Strides, elementwise, folded, in_order, reshaped, spread_back
 from planner.plan.prediction.chunk_memory import (
     BACK,
     OTHER,
@@ -28,6 +29,7 @@ class BackwardMemory(ForwardMemory):
 
     def _backward(self, sections: list[Section], received: Values) -> None:
         gradients: dict[str, Storage] = {}
+        self.lying.clear()
         self.pending = Counter(self.uses)
         self._take(BACK)
         for name in self.results & self.bound.graph.differentiable:
@@ -102,6 +104,7 @@ class BackwardMemory(ForwardMemory):
         """The backward pass of one operator: gradients of its operands, in the layouts that their makers want."""
         op, kept = self.bound.operators[at], section.kept.pop(at, Kept())
         given = [gradients.pop(name) for name in self.tensors.results(at) if name in gradients]
+        lies = next((self.lying.pop(name, None) for name in self.tensors.results(at)), None)
         later = deferred_weight_gradients(self.bound, at)
         graded = [place for place in self.tensors.graded(op) if place not in later]
         made: dict[int, Piece] = {}
@@ -115,7 +118,11 @@ class BackwardMemory(ForwardMemory):
             if op.rule.stepwise and kept.extra is not None:
                 self.account.release(kept.extra)  # before gradients of all steps are there
                 kept.extra = None
-            made = self._gradients(op, graded, given, kept)
+            if op.rule.folds and lies is not None and not self._folds(op, lies):
+                given.append(self.account.new(self._result_bytes(op), OTHER))
+                self.account.release(given.pop(0))
+                lies = None
+            made = self._gradients(op, graded, given, kept, lies)
             rows = sent_rows(op, self.bound.plan.mesh) if at in self.in_parts else 0.0
             self.account.brief(self.tensors.scratch(op) + 2 * rows, OTHER)  # of results, and on their way back
             self._release([piece.storage for piece in gathered])
@@ -127,6 +134,8 @@ class BackwardMemory(ForwardMemory):
                 yields = move.yields(move.back, weight=name in self.bound.parameters)
                 then = self.thens.get(at, "work") if yields else None
                 arrived = self._back(made[place], move.back, name, then=then)
+                if name not in gradients:
+                    self.lying[name] = arrived.strides
                 self._add(gradients, name, arrived.storage)
             self.pending[name] -= 1
             if name in gradients and not self.pending[name]:
@@ -147,7 +156,7 @@ class BackwardMemory(ForwardMemory):
         for product in products:
             op = self.bound.operators[product.at]
             made = {
-                place: self._gradient(op, place, (), Kept())
+                place: self._gradient(op, place, (), Kept(), None)
                 for place in deferred_weight_gradients(self.bound, product.at)
             }
             self._release(product.kept)
@@ -186,7 +195,12 @@ class BackwardMemory(ForwardMemory):
         return [self._operand(at, place, {}, again=True) for place in places if self.tensors.gathered(at, place)]
 
     def _gradients(
-        self, op: BoundOperator, graded: Sequence[int], given: Sequence[Storage], kept: Kept
+        self,
+        op: BoundOperator,
+        graded: Sequence[int],
+        given: Sequence[Storage],
+        kept: Kept,
+        lies: Strides | None,
     ) -> dict[int, Piece]:
         """Gradients of operands. Autograd makes them from the last on, and sums those of operands that were broadcast
         when all are there."""
@@ -194,13 +208,13 @@ class BackwardMemory(ForwardMemory):
         for place in reversed(graded):
             whole = self._whole(op, place)
             if whole is None:
-                made[place] = self._gradient(op, place, given, kept)
+                made[place] = self._gradient(op, place, given, kept, lies)
             else:
                 wholes.append(self.account.new(whole, OTHER))
             self.account.brief(self.tensors.gradient_scratch(op, place), OTHER)
         summed = [place for place in graded[::-1] if place not in made]
         for place, storage in zip(summed, wholes, strict=True):
-            made[place] = self._gradient(op, place, given, kept)
+            made[place] = self._gradient(op, place, given, kept, lies)
             self.account.release(storage)
         return made
 
@@ -215,20 +229,48 @@ class BackwardMemory(ForwardMemory):
         same = shape == self.tensors.shape(name, op.layouts.operands[place].forward)
         return None if same and types[name].dtype == types[result].dtype else self.tensors.bytes(result, shape)
 
-    def _gradient(self, op: BoundOperator, place: int, given: Sequence[Storage], kept: Kept) -> Piece:
-        """Memory of the gradient of an operand: its own, or that of what it takes the place of."""
+    def _gradient(
+        self, op: BoundOperator, place: int, given: Sequence[Storage], kept: Kept, lies: Strides | None
+    ) -> Piece:
+        """Memory of the gradient of an operand: its own, or that of what it takes the place of, which `lies` so."""
         name = op.operator.operands[place]
         shape = self.tensors.shape(name, op.layouts.operands[place].forward)
         nbytes = self.tensors.bytes(name, shape)
         if op.rule.op_class == "cross_entropy" and kept.extra is not None and kept.extra.nbytes == nbytes:
             return Piece(self.account.hold(kept.extra), shape)
         passed = op.rule.op_class == "view" or op.rule.passes or place in op.rule.handed
-        if passed and len(given) == 1 and nbytes in (given[0].nbytes, self._result_bytes(op)):
-            return Piece(self.account.hold(given[0]), shape)
-        return Piece(self.account.new(nbytes, OTHER), shape)
+        if len(given) == 1 and (op.rule.spread or (passed and nbytes in (given[0].nbytes, self._result_bytes(op)))):
+            strides = self._lies_back(op, place, shape, lies)
+            if strides is not None:
+                return Piece(self.account.hold(given[0]), shape, strides)
+        strides = None
+        if op.rule.pointwise and lies is not None and shape == self._given_shape(op):
+            strides = elementwise(shape, [(shape, lies)])
+        return Piece(self.account.new(nbytes, OTHER), shape, strides)
+
+    def _lies_back(self, op: BoundOperator, place: int, shape: tuple[int, ...], lies: Strides | None) -> Strides | None:
+        """Strides of the gradient of an operand as a view of that of the result; None where it has to be copied."""
+        result = self._given_shape(op)
+        strides = in_order(result) if lies is None else lies
+        if op.rule.local_form == "reshape":
+            return reshaped(result, strides, shape)
+        if op.rule.spread or op.rule.op_class == "view":
+            return spread_back(op.rule, place, strides)
+        return strides if shape == result else in_order(shape)
+
+    def _folds(self, op: BoundOperator, lies: Strides) -> bool:
+        """Whether leading dims of the gradient of a product lie as one."""
+        second = self.bound.graph.types[op.operator.operands[1]].shape
+        return folded(self._given_shape(op), lies, kept=min(2, max(1, len(second) - 1)))
+
+    def _given_shape(self, op: BoundOperator) -> tuple[int, ...]:
+        """Of the gradient of the first result."""
+        name = op.operator.results[0]
+        assert name is not None, op.operator.name
+        return self.tensors.shape(name, op.layouts.results[0].gradient)
 
     def _result_bytes(self, op: BoundOperator) -> Bytes:
         """Of the gradient of what an operator makes, which may be a slice of more memory."""
         name = op.operator.results[0]
         assert name is not None, op.operator.name
-        return self.tensors.bytes(name, self.tensors.shape(name, op.layouts.results[0].gradient))
+        return self.tensors.bytes(name, self._given_shape(op))

@@ -15,6 +15,7 @@ from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import StageCut
 from planner.plan.layout.stage_tensors import StageTensors
+from planner.plan.layout.strides import Strides
 from planner.plan.prediction.bucket_memory import BucketMemory
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.pricing.liveness import replays
@@ -137,6 +138,7 @@ class ChunkMemory:
         self.beside = {at for one in experts for at in one.beside}
         self.in_parts = {one.at for one in experts}
         self.pending: Counter[str] = Counter()
+        self.lying: dict[str, Strides | None] = {}  # of gradients, None for those that lie in order
         self.flying: dict[tuple[int, int], tuple[list[Section], Values]] = {}
         self.now = Turn("forward", 0)
         self.thens = turns_of_stages(self.bound, [self.tensors.segments])
@@ -186,12 +188,13 @@ class ChunkMemory:
     def _add(self, gradients: dict[str, Storage], name: str, new: Storage) -> None:
         """Sum the gradients of several uses, in place where nobody else holds the sum."""
         known = gradients.get(name)
+        nbytes = self.tensors.bytes(name, self.tensors.shape(name, self.tensors.promised[name].gradient))
         if known is None:
             gradients[name] = new
-        elif known.holders == 1:
+        elif known.holders == 1 and known.nbytes >= nbytes:
             self.account.release(new)
         else:
-            gradients[name] = self.account.new(known.nbytes, OTHER)
+            gradients[name] = self.account.new(max(known.nbytes, nbytes), OTHER)
             self._release([known, new])
 
     def _accumulate(self, name: str, leaf: Storage) -> None:

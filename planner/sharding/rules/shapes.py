@@ -159,6 +159,7 @@ class Reduce(RuleSpec):
             work=(Work(coefficient=1.0, factors=everything),),
             saves=((0, (0,)),) if self.combine == "blocked" else (),
             saved_results=(0,) if self.combine == "blocked" else (),
+            spread=self.combine == "sum",
             mean_over=tuple(f for dim in reduced for f in source[dim]) if self.combine == "mean" else (),
         )
 
