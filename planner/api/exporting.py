@@ -99,6 +99,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
     from planner.export.description import ExportError
     from planner.export.target import Job
     from planner.plan.binding.bind import bind
+    from planner.sharding.discover import with_rules
 
     target = target_named(to)
     if not plan.schedule_kind.trains:
@@ -107,7 +108,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
             " or export a plan that trains"
         )
     bound = bind(plan, graph, batch)
-    subject = Subject(model=plan.model, graph=graph, batch=batch, cluster=machine)
+    subject = Subject(model=plan.model, graph=with_rules(graph, plan.rules), batch=batch, cluster=machine)
     steps: tuple[Step, ...] = ()
     last, why = bound, ""
     try:

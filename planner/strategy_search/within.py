@@ -194,7 +194,7 @@ def _ways(
             calls, but = (
                 tuple(w for w in words if any(w in kind for kind in kinds)) for words in (kept.calls, kept.but)
             )
-            if all(not kind.isdisjoint((*calls, *but)) for kind in kinds):
+            if kinds and all(not kind.isdisjoint((*calls, *but)) for kind in kinds):
                 found.append((count, Kept(calls=calls, but=but)))
     return list(dict.fromkeys(found))
 

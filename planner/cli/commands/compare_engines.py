@@ -100,11 +100,13 @@ def compared(plan_file: Path | None, engines: str, options: Options) -> "tuple[S
 def _request_of_plan(plan_file: Path, hardware: str | None) -> "SearchRequest":
     from planner.plan.binding.machine import machine_of
     from planner.plan.file import load_plan
+    from planner.sharding.discover import with_rules
 
     plan = load_plan(plan_file)
     with naming(plan_file):
         machine, model = machine_of(plan.cluster, hardware), traced_again(plan, None)
-        subject = Subject(model=plan.model, graph=model.graph, batch=model.batch, cluster=machine)
+        graph = with_rules(model.graph, plan.rules)
+        subject = Subject(model=plan.model, graph=graph, batch=model.batch, cluster=machine)
     return asked_like(subject, plan.training)
 
 

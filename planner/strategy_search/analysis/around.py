@@ -13,6 +13,7 @@ from hardware_profiles import Machine
 from planner.errors import LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan, Prediction
+from planner.sharding.discover import with_rules
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import Listener, Stop
 from planner.strategy_search.request.offload import offload_of
@@ -27,7 +28,7 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
     training = plan.training
     pinned = Pinned(offload=offload_of(plan))
     return SearchRequest(
-        graph=graph,
+        graph=with_rules(graph, plan.rules),
         batch=batch,
         model=plan.model,
         cluster=cluster,

@@ -89,6 +89,13 @@ class Rolled(nn.Module):
         gated = nn.functional.glu(self.linear(x))
         return (gated.logcumsumexp(0) * torch.trace(gated @ gated.t())).mean()
 
+class Glued(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+    def forward(self, x):
+        return nn.functional.glu(self.linear(x)).mean()
+
 def floats(*shape):
     return torch.zeros(*shape)
 
@@ -102,6 +109,7 @@ def no_loss(): return Whole(), (floats(4, 16),)
 def branches(): return Branches(), (floats(4, 16),)
 def no_rule(): return Strange(), (floats(4, 16),)
 def by_trial(): return Rolled(), (floats(8, 16),)
+def glued(): return Glued(), (floats(8, 16),)
 def raises(): raise ValueError("no\\nluck")
 def wrong(): return 3
 def no_inputs(): return Mlp(), ()
@@ -563,6 +571,17 @@ def test_rules_found_by_trial_are_shown_and_written(folder: Path) -> None:
     shown = plan("show", "trial.json")
     assert (shown.code, "Rules found by trial" in shown.out) == (0, True)
     assert plan("verify", "trial.json", "--model", "usermodels:by_trial").code == 0
+
+
+def test_a_plan_with_rules_found_by_trial_is_exported_and_searched_again(folder: Path) -> None:
+    made("--model", "usermodels:glued", "--hardware", "cpu", "--devices", "2", output="trial.json")
+    for command in (
+        ("export", "trial.json", "--to", "torchtitan", "--nearest", "-o", "titan"),
+        ("compare", "trial.json", "--engines", "torchtitan,torch"),
+        ("replan", "trial.json", "--hardware", "h100"),
+    ):
+        outcome = plan(*command)
+        assert outcome.code == 0, outcome
 
 
 def test_a_cold_and_a_warm_cache_give_the_same_plan(folder: Path) -> None:
