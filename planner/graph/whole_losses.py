@@ -1,4 +1,4 @@
-"""Cross entropy as operators with rules, whatever it is called with.
+"""Losses as operators with rules: cross entropy, whatever it is called with, and losses that ask for values.
 
 The operator of cross entropy has a rule for one row of logits for each target, and a scalar loss: `n v, n ->`. Its
 classes can be split. Other calls are made of that, or of what PyTorch computes them by
@@ -8,9 +8,11 @@ classes can be split. Other calls are made of that, or of what PyTorch computes 
     class weights, reduction "none"  log_softmax, gather, and for a mean the quotient of two sums
     targets that are probabilities   log_softmax, products, a sum
 
-The latter have classes whole on every device. `F.ctc_loss` becomes `planner.graph.ctc`.
+The latter have classes whole on every device. `F.ctc_loss` becomes `planner.graph.ctc`. `F.gaussian_nll_loss` is what
+PyTorch makes of it, but that nobody asks whether a variance is negative: a model that is run does.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ _SUMS = frozenset({"mean", "sum"})
 
 
 class WholeLosses(TorchFunctionMode):
-    """While active, calls of cross entropy, of the negative log likelihood and of the CTC loss are ones that have a
+    """While active, calls of cross entropy, of negative log likelihoods and of the CTC loss are ones that have a
     rule."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -34,6 +36,8 @@ class WholeLosses(TorchFunctionMode):
             return _nll_loss(*args, **(kwargs or {}))
         if func is F.ctc_loss:
             return ctc_loss(*args, **(kwargs or {}))
+        if func is F.gaussian_nll_loss:
+            return _gaussian_nll_loss(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -79,6 +83,25 @@ def _nll_loss(
     if weight is None and reduction in _SUMS:
         return F.nll_loss(*_rows(input, target), ignore_index=ignore_index, reduction=reduction)
     return _of_classes(input, target, weight, ignore_index, reduction, 0.0)
+
+
+def _gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    if isinstance(var, float):
+        return F.gaussian_nll_loss(input, target, var, full=full, eps=eps, reduction=reduction)
+    if var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()  # gradients flow through what is bounded, too
+    loss = 0.5 * (var.log() + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
 def _named(size_average: bool | None, reduce: bool | None, reduction: str) -> str:

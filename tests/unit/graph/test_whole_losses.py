@@ -1,5 +1,6 @@
 """Losses that are traced as others that say the same are what PyTorch computes."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -64,6 +65,34 @@ def test_negative_log_likelihoods_are_what_pytorch_computes(
     with WholeLosses():
         found = F.nll_loss(likelihoods, target, weight, **how)
     torch.testing.assert_close(found, F.nll_loss(likelihoods, target, weight, **how), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3,), (3, 1)])
+@pytest.mark.parametrize("how", [{}, {"full": True, "reduction": "sum"}, {"eps": 0.5, "reduction": "none"}])
+def test_gaussian_likelihoods_are_what_pytorch_computes(shape: tuple[int, ...], how: dict[str, Any]) -> None:
+    drawn = torch.Generator().manual_seed(len(shape))
+    mean, target = torch.randn(2, 3, 4, generator=drawn, dtype=torch.float64)
+    variance = torch.rand(shape, generator=drawn, dtype=torch.float64).requires_grad_()
+    found = []
+    for whole in (False, True):
+        with WholeLosses() if whole else nullcontext():
+            loss = F.gaussian_nll_loss(mean, target, variance, **how)
+        found.append((loss, *torch.autograd.grad(loss.sum(), variance)))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+class Uncertain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.variance = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.GaussianNLLLoss()(self.mean(x), x, self.variance(x).exp())
+
+
+def test_no_value_is_asked_for_by_a_gaussian_likelihood() -> None:
+    graph = trace(Uncertain(), (torch.randn(3, 4),))
+    assert all(rule_of(graph, op) for op in graph.operators)
 
 
 class Classifies(nn.Module):
