@@ -369,7 +369,8 @@ def speech() -> Example:
 
 class Beside(nn.Module):
     """Operators that make more than a gradient comes to: a layer whose result nobody reads, the statistics of a norm
-    that is called twice, the sign of a determinant; and a recurrent layer, each of whose steps keeps its weights."""
+    that is called twice, the sign of a determinant; products with vectors; and a recurrent layer, each of whose steps
+    keeps its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -381,7 +382,9 @@ class Beside(nn.Module):
         unread = self.unread(x)
         x = self.norm(x.transpose(1, 2)) + self.norm(2 * x.transpose(1, 2).tanh())
         y, _ = self.cell(x.transpose(1, 2) @ self.turn)
-        return y.square().mean() - torch.linalg.slogdet(self.turn)[1], unread
+        direction = torch.mv(self.turn, self.turn.new_ones(8)).detach()
+        size = torch.dot(direction, torch.mv(self.turn, direction)) - torch.linalg.slogdet(self.turn)[1]
+        return y.square().mean() + size, unread
 
 
 def beside() -> Example:

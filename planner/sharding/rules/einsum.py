@@ -253,7 +253,10 @@ def _match_dim(table: FactorTable, token: tuple[str, ...], extent: int, extents:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Matmul(RuleSpec):
-    """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors, what is added stands first."""
+    """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors, what is added stands first.
+
+    With a vector it is a pass over its tensors rather than a product of matrices, forward and backward.
+    """
 
     folds: bool = False
 
@@ -277,7 +280,7 @@ class Matmul(RuleSpec):
             factors=factors,
             operands=(*added, first, second),
             results=(result,),
-            op_class="matmul",
+            op_class="matmul" if row and column else "elementwise",
             work=(Work(coefficient=2.0, factors=tuple(range(len(factors)))),),
             addends=tuple(range(at)),
             saves=((at, (at + 1,)), (at + 1, (at,))),
