@@ -179,14 +179,6 @@ def depends_on_content(module: nn.Module, op: str, shape: tuple[Any, ...], node:
     )
 
 
-def makes_nothing(module: nn.Module, op: str, shape: tuple[int, ...], at: str) -> ModelError:
-    """The error for a result that has no elements."""
-    return ModelError(
-        f"{type(module).__name__}: the result of {op} has the shape {shape} and so no elements{at}; give inputs of"
-        " which something is left, such as a longer sequence (--seq-len)"
-    )
-
-
 def written_lines(exported: Any) -> Mapping[str, str]:
     """Lines that change something in place, by the name of the input or buffer that is changed, through views too."""
     names = {**exported.graph_signature.inputs_to_buffers, **exported.graph_signature.inputs_to_parameters}

@@ -62,7 +62,6 @@ from planner.graph.refusals import (
     depends_on_content,
     draws,
     line_of,
-    makes_nothing,
     mixes_dtypes,
     reads_number,
     refusal,
@@ -189,7 +188,6 @@ def _graph_of(
     flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
     whole = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
     graph = without_untrained(without_unread(whole, whole.producer, _dropping))
-    _check_elements(module, graph)
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"
@@ -201,16 +199,6 @@ def _dropping(op: Operator) -> bool:
     """Whether an operator drops elements: the module as it was written drops them too, read or not, and is given the
     same ones in the order of its calls."""
     return op.op in CHANCES and CHANCES[op.op].of(op.arguments, dict(op.keywords)) > 0
-
-
-def _check_elements(module: nn.Module, graph: OperatorGraph) -> None:
-    """Raise ModelError for a result with dims of which one has the extent 0: nothing of it can be divided. A shape (0,)
-    is what operators return in place of nothing."""
-    for op in graph.operators:
-        for name in op.results:
-            shape = () if name is None else graph.types[name].shape
-            if 0 in shape and shape != (0,):
-                raise makes_nothing(module, op.op, shape, op.at)
 
 
 _SECRETLY = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})

@@ -580,7 +580,8 @@ def _cut_on(
         count = pieces[factor] * size
         outside, inside = rule.nesting[factor]
         if (
-            rule.factors[factor].extent % count
+            not rule.factors[factor].extent
+            or rule.factors[factor].extent % count
             or (reach and factor == rule.factors[choice].parts[0] and _beside(rule, factor, count) < reach)
             or any(pieces[outer] != rule.factors[outer].extent for outer in outside)
             or (inside and any(not inside.isdisjoint(rule.splits[other]) for other in strategy if other is not None))

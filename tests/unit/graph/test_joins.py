@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from planner.errors import ModelError
 from planner.graph.trace import trace
+from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rescale import rescale_batch
-from tests.refusals import refused
+from planner.sharding.rule import legal_strategies
+from planner.sharding.rules import rule_of
+
+MESH = Mesh(axes=(MeshAxis(name="axis0", size=2, stride=1, bandwidth=1e9),))
 
 
 class _Cached(nn.Module):
@@ -85,10 +88,13 @@ def test_parts_without_elements_leave_joins() -> None:
 
 
 def test_weights_of_nothing_are_not_forgotten() -> None:
-    """PyTorch gives them a gradient of zeros, and so they decay."""
-    trace(_Compressed(), (torch.randn(2, 8, 8),))
-    with refused(ModelError, "_Compressed", (2, 0, 8), "no elements"):
-        trace(_Compressed(), (torch.randn(2, 3, 8),))
+    """PyTorch gives them a gradient of zeros, and so they decay. What has no elements is whole on every device."""
+    graph = trace(_Compressed(), (torch.randn(2, 3, 8),))
+    (op,) = (op for op in graph.operators if op.op == "aten.linear.default" and "compress.weight" in op.operands)
+    rule = rule_of(graph, op)
+    none = {at for at, factor in enumerate(rule.factors) if factor.extent == 0}
+    assert none
+    assert none.isdisjoint(choice for (choice,) in legal_strategies(rule, MESH))
 
 
 def test_a_join_keeps_its_dtype() -> None:

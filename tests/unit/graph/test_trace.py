@@ -248,17 +248,6 @@ def test_a_parameter_without_elements_is_refused(used: bool) -> None:
         traced(forward, empty=weight)
 
 
-def test_a_result_without_elements_is_refused() -> None:
-    """A model that compresses some tokens to one has nothing of fewer."""
-
-    def forward(module: Any, x: torch.Tensor) -> torch.Tensor:
-        made = module.linear(x)
-        return torch.cat([made, made[:, WIDTH:]], dim=1).mean()
-
-    with refused(ModelError, "Net", "aten.slice.Tensor", (2, 0), "no elements", "--seq-len"):
-        traced(forward)
-
-
 def test_all_frozen_is_refused() -> None:
     module = Net(lambda m, x: m.linear(x).mean()).requires_grad_(False)
     with refused(ModelError, "Net", "trainable"):
