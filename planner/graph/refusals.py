@@ -62,7 +62,8 @@ _BY_CALL: tuple[tuple[str, str, str], ...] = (
 _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
     (r"numpy", "leaves PyTorch", _NUMPY),
     (r"shape '.*' is invalid for input of size", "spells out a size", _SPELLED),
-    (r"same reduction dim|must match the size|cannot be multiplied|to have \d+ channels", "mixes sizes", _SIZES),
+    (r"same reduction dim|must match|cannot be multiplied|to have \d+ channels", "mixes sizes", _SIZES),
+    (r"broadcast a dimension|not in range|out of range", "mixes sizes", _SIZES),
     (
         r"expected scalar type|same dtype|Input type .* should be the same",
         _MIXES,

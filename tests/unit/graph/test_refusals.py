@@ -50,6 +50,8 @@ CAUSES = {
     "Norms": ("mixes dtypes.*aten.layer_norm.default is called on float32", r"x.to\(self.weight.dtype\)"),
     "Counts": ("mixes dtypes.*aten.linear.default is called on int64 and float32", r"x.to\(self.weight.dtype\)"),
     "Sizes": ("mixes sizes", r"module\(.args\), with what the factory returns, has to run in PyTorch"),
+    "Broadcasts": ("mixes sizes", "has to run in PyTorch"),
+    "Chooses": ("mixes sizes", "has to run in PyTorch"),
     "Aligns": ("calls a CTC loss that cannot run without data: aten._ctc_loss", "a row of padded targets for each"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
 }
