@@ -4,7 +4,7 @@ query may see less than 1 of what it sees (gpt-oss: OpenAI 2025, arXiv 2508.1092
     l = log sum exp(scale q k^T)     L = log(exp(l) + exp(s))     y = exp(l - L) softmax(scale q k^T) v
 
     with the gradient g of y: those of q, k, v are those of attention whose result is y and whose logarithm is L;
-    that of the sink is - sum over samples and queries of exp(s - L) (g . y)
+    that of the sink is - sum over samples and queries of exp(s - L) (g . y), that of a mask of numbers that of scores
 
 It is one operator, `planner::sink_attention`, known to torch once this module is imported. Traced under a mask that is
 known by its kind it becomes `planner.masked_attention`, which makes no scores of queries x keys.
@@ -54,7 +54,8 @@ def _backward(ctx: Any, gradient_BHQE: torch.Tensor) -> tuple[torch.Tensor | Non
     of_value = _summed(probabilities.transpose(-2, -1) @ wide, value)
     of_query = (of_scores @ _shared(key, query) * factor).to(query.dtype)
     of_sinks = -((1 - probabilities.sum(-1, keepdim=True)) * inner).sum(dim=(0, 2, 3)).to(sinks.dtype)
-    return of_query, of_key, of_value, of_sinks, None, None, None
+    of_mask = of_scores.sum_to_size(mask.shape).to(mask.dtype) if ctx.needs_input_grad[4] else None
+    return of_query, of_key, of_value, of_sinks, of_mask, None, None
 
 
 sink_attention.register_autograd(_backward, setup_context=_keep)

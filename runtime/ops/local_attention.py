@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from planner.models.sink_attention import sink_attention
 from planner.sharding.window import Window
 from runtime.ops.attention import attention_with_dropout
 from runtime.ops.attention_pieces import attend_to_all, hops_of, whole
@@ -83,6 +84,22 @@ def windowed_attention(
     if query.device.type != "cpu" and mask == Mask(window=Window(ahead=0)):
         hops = whole(query, key, True)
     return attend_to_all(query, shard.shared(key), shard.shared(value), hops, scale, sinks_H)
+
+
+def composed_with_sinks(
+    shard: Shard,
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    sinks_H: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention with sinks under a mask that is a tensor."""
+    key, value = shard.shared(key_BGKD), shard.shared(value_BGKE)
+    made: torch.Tensor = sink_attention(query_BHQD, key, value, sinks_H, mask, causal, scale)
+    return made
 
 
 def under_whole_mask(

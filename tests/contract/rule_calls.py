@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
 from planner.graph.call import Call, Typed
-from planner.graph.masks import MASKED_ATTENTION
+from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, TorchConstant
 from planner.graph.trace import resolve, tensor_type
 from planner.models import experts as experts  # this one, too
@@ -244,6 +244,11 @@ def _masked_attention() -> Iterator[tuple[Any, ...]]:
     yield MASKED_ATTENTION, "documents, both ways", wide, narrow, narrow, documents, padding, both
     yield MASKED_ATTENTION, "sinks", query, query, query, None, None, _random(4), kinds
     yield MASKED_ATTENTION, "sinks of groups", wide, narrow, narrow, documents, None, _random(8), both
+    hidden = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    yield SINK_ATTENTION, "causal", query, query, query, _random(4), None, True
+    yield SINK_ATTENTION, "a mask", query, query, query, _random(4), hidden
+    yield SINK_ATTENTION, "groups and numbers", wide, narrow, narrow, _random(8), torch.zeros(1, 8, 6, 6), False, 0.3
+    yield SINK_ATTENTION, "one head of keys", wide, narrow[:, :1], narrow[:, :1], _random(8), hidden[:1]
 
 
 def _delta_rules() -> Iterator[tuple[Any, ...]]:

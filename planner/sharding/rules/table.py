@@ -12,7 +12,7 @@ from planner.fp8_recipes import RECIPES
 from planner.graph.contractions import EINSUM
 from planner.graph.delta_rules import DELTA_RULE
 from planner.graph.fp8 import fp8_operator
-from planner.graph.masks import MASKED_ATTENTION
+from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
@@ -27,6 +27,7 @@ from planner.sharding.rules.losses import Ctc, PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect
 from planner.sharding.rules.recurrent import Recurrent
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
+from planner.sharding.rules.sinks import SinkAttention
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.rules.views import AlongDim, Pad, Permute, RepeatEach, Reshape, Tile
 from planner.sharding.rules.windows import WindowedAttention
@@ -121,6 +122,22 @@ RULES: Mapping[str, RuleSpec] = {
             chance=None,
             addends=(3, 4, 5),  # the gradient of sinks is found beside those of queries, keys and values
             saves=tuple((operand, (0, 1, 2)) for operand in range(6)),
+        )
+    ),
+    SINK_ATTENTION: SinkAttention(
+        plain=replace(
+            _ATTENTION,
+            pattern="b (g r) q d, b g k d, b g k e, (g r) -> b (g r) q e",
+            causal_argument=None,
+            mask_argument=None,
+            chance=None,
+            rings=(),
+            inner=(),
+            inner_elements=(),
+            inner_wide=(),
+            addends=(3,),  # the gradient of sinks is found beside those of queries, keys and values
+            saves=tuple((operand, (0, 1, 2, 3)) for operand in range(4)),
+            saved_extra=(),
         )
     ),
     # lookups, normalisation, loss

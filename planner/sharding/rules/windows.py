@@ -13,7 +13,6 @@ from typing import final
 
 from planner.errors import RuleError
 from planner.graph.call import Call
-from planner.models import sink_attention as sink_attention  # makes the operator known to torch
 from planner.sharding.rule import Rule, Work
 from planner.sharding.rules.einsum import WIDE, Einsum
 from planner.sharding.rules.spec import RuleSpec

@@ -1,0 +1,47 @@
+"""Attention with sinks under a mask of which nothing is known but its numbers (`planner.models.sink_attention`).
+
+    b (g r) q d, b g k d, b g k e, (g r), [b] [(g r)] [q] [k] -> b (g r) q e
+
+Scores of queries x keys are made whole, in float32 at least, forward and once more backward; nothing of them is kept.
+A mask is cut where they are, and where it has an extent of 1 its gradient is a sum (`planner.sharding.rules.masked`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from planner.graph.call import Call
+from planner.models import sink_attention as sink_attention  # makes the operator known to torch
+from planner.sharding.rule import Dims, Rule, Work
+from planner.sharding.rules.einsum import WIDE, Einsum
+from planner.sharding.rules.masked import without_mask
+from planner.sharding.rules.spec import RuleSpec, broadcast_dims
+
+_MASK = 4
+_LIVING = 3.0
+"""Tensors of scores that live together: scores, those with the sink, and their softmax; backward two gradients."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SinkAttention(RuleSpec):
+    """`plain` is the rule without a mask."""
+
+    plain: Einsum
+
+    def build(self, call: Call) -> Rule:
+        rule = self.plain.build(without_mask(call, _MASK, "mask"))
+        query, key = call.operands[:2]
+        scores: Dims = (*rule.operands[0][:3], rule.operands[1][2])
+        factors = tuple(factor for indexed in scores for factor in indexed)
+        living = Work(coefficient=_LIVING * max(query.element_bytes, WIDE), factors=factors)
+        rule = replace(rule, unfused=True, scratch=(*rule.scratch, living))
+        if len(call.operands) == _MASK:
+            return rule
+        shape = (*query.shape[:3], key.shape[2])
+        mask = broadcast_dims(scores, shape, call.operands[_MASK].shape, call.op)
+        return replace(
+            rule,
+            operands=(*rule.operands, mask),
+            addends=(*rule.addends, _MASK),
+            saves=tuple((operand, tuple(range(_MASK + 1))) for operand in range(_MASK + 1)),
+        )
