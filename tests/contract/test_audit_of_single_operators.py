@@ -11,6 +11,7 @@ import planner
 import runtime
 from hardware_profiles import load_profile
 from planner.graph.trace import trace
+from planner.models.sink_attention import sink_attention
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -147,6 +148,28 @@ def test_copies_that_are_made_and_not_made(make: type[nn.Module], tokens: int) -
     (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
     assert not stage.unequal
     assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.01)
+
+
+class Sinks(nn.Module):
+    """Attention with sinks under a mask of which only its numbers are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.sinks = nn.Linear(4, 64), nn.Parameter(torch.randn(16))
+        self.register_buffer("seen", torch.rand(64, 64) > 0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.first(x).unflatten(-1, (16, 4)).transpose(1, 2)
+        return sink_attention(heads, heads, heads, self.sinks, self.seen).sin().mean()
+
+
+def test_scores_of_attention_with_sinks_live_while_it_runs() -> None:
+    """Three tensors of them, before there are gradients, which are counted beside them."""
+    module, given = Sinks(), (torch.randn(2, 64, 4),)
+    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    assert not stage.unequal
+    assert stage.peak <= stage.predicted_peak <= 1.1 * stage.peak
 
 
 @pytest.mark.parametrize("step", STEPS)
