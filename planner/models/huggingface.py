@@ -372,7 +372,8 @@ def _one_line(error: Exception) -> str:
 
 def _length(config: Any, path: Path, asked: int | None) -> int:
     """Tokens of a sequence: as asked, else as many as the config has positions for."""
-    longest = next((int(found) for key in _LENGTHS if (found := getattr(config, key, None))), None)
+    lengths = (int(getattr(config, key, None) or 0) for key in _LENGTHS)
+    longest = next((length for length in lengths if length > 0), None)  # XLNet has -1, of any length
     if asked is None:
         return longest if longest is not None else _LENGTH
     if asked < 1:

@@ -171,6 +171,15 @@ def test_a_folder_a_file_and_a_length() -> None:
         built("vit", sequence_length=8)
 
 
+def test_a_model_without_a_longest_sequence_takes_any(tmp_path: Path) -> None:
+    """XLNet says -1 for as many positions as are asked for."""
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 32}
+    content = {"architectures": ["XLNetLMHeadModel"], "model_type": "xlnet", **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert build_model(str(tmp_path), dtype="bfloat16", sequence_length=24).sequence_length == 24
+    assert build_model(str(tmp_path), dtype="bfloat16").sequence_length == 128
+
+
 def paths(family: str) -> tuple[Path, Path]:
     return CONFIGS / family, CONFIGS / family / "config.json"
 
