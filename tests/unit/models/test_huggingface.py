@@ -132,9 +132,12 @@ def test_gpt_oss_computes_what_that_of_transformers_computes() -> None:
 
 
 def test_attention_with_sinks_is_known_where_no_model_was_built() -> None:
-    """As for a graph that was kept, or a plan file."""
+    """As for a graph that was kept, or a plan file: to what runs it. A search of it does without PyTorch."""
     name = "planner.sink_attention.default"
-    code = f"import planner.sharding.rules; from planner.graph.trace import resolve; resolve('{name}')"
+    code = (
+        "import sys, planner.sharding.rules; assert 'torch' not in sys.modules;"
+        f" import runtime.ops.local_ops as ops; ops.resolve('{name}')"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
