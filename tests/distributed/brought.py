@@ -383,7 +383,8 @@ class Beside(nn.Module):
         x = self.norm(x.transpose(1, 2)) + self.norm(2 * x.transpose(1, 2).tanh())
         y, _ = self.cell(x.transpose(1, 2) @ self.turn)
         direction = torch.mv(self.turn, self.turn.new_ones(8)).detach()
-        size = torch.dot(direction, torch.mv(self.turn, direction)) - torch.linalg.slogdet(self.turn)[1]
+        size = torch.dot(direction, torch.mv(self.turn, direction)) + (direction @ self.turn).mean()
+        size = size - torch.linalg.slogdet(self.turn)[1]
         return y.square().mean() + size, unread
 
 

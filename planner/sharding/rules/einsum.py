@@ -255,7 +255,8 @@ def _match_dim(table: FactorTable, token: tuple[str, ...], extent: int, extents:
 class Matmul(RuleSpec):
     """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors, what is added stands first.
 
-    With a vector it is a pass over its tensors rather than a product of matrices, forward and backward.
+    With a vector it is a pass over its tensors rather than a product of matrices, forward and backward; but PyTorch
+    multiplies a vector with one matrix as a matrix of one row.
     """
 
     folds: bool = False
@@ -280,7 +281,7 @@ class Matmul(RuleSpec):
             factors=factors,
             operands=(*added, first, second),
             results=(result,),
-            op_class="matmul" if row and column else "elementwise",
+            op_class="matmul" if column and (row or not batch) else "elementwise",
             work=(Work(coefficient=2.0, factors=tuple(range(len(factors)))),),
             addends=tuple(range(at)),
             saves=((at, (at + 1,)), (at + 1, (at,))),
