@@ -51,6 +51,8 @@ STEPS: dict[str, Step] = {
     "selected rows": lambda x, _: x.index_select(1, torch.arange(3, device=x.device)).mean(),
     "largest rows": lambda x, _: x.topk(2, 1)[0].mean(),
     "products with a number": lambda x, _: (x * x.mean()).mean(),
+    "products without elements": lambda x, _: x.mean() + (x[:, :0] @ x.transpose(1, 2)).sum(),
+    "products over no elements": lambda x, _: x.mean() + (x[..., :0] @ x[..., :0].transpose(1, 2)).sum(),
 }
 
 
