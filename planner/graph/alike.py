@@ -5,6 +5,10 @@ buffers, of itself and of every module in it, together with the modes of torch i
 descriptions compute the same on equal arguments. What cannot be compared for sure (hooks, objects, tensors as plain
 attributes, tensors or methods that belong to somebody else) is alike to nothing. Not seen is a global variable that
 changes between two calls.
+
+Modules of transformers know which layer they belong to (`layer_idx`), as caches of keys and values ask for it. That is
+no part of a description; so the second and the last block of such a run are traced as well, and compared with the first
+(`planner.graph.repeats`).
 """
 
 import dataclasses
@@ -21,6 +25,7 @@ from torch import nn
 from planner.graph.ordered_sets import MODULE_STATE, OrderedSet
 
 _SHORTEST_RUN = 3
+_NUMBER = "layer_idx"
 _PLAIN = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.layout | torch.memory_format
 _SAME_EVERYWHERE = type | enum.Enum | torch._ops.OpOverload | torch._ops.OpOverloadPacket
 
@@ -71,13 +76,23 @@ def description(block: nn.Module) -> object:
         state = {key: value for key, value in module.__dict__.items() if not _is_stand_in(value)}
         if "forward" in state or any(value for key, value in state.items() if key.endswith("_hooks")):
             raise NotAlikeError(f"{path or 'the block'} has hooks or a forward of its own")
-        plain = {key: frozen(value) for key, value in state.items() if key not in MODULE_STATE}
+        left_out = {*MODULE_STATE, _NUMBER} if _has_number(module) else MODULE_STATE
+        plain = {key: frozen(value) for key, value in state.items() if key not in left_out}
         tensors = [
             (name, tensor if tensor is None else (*tensor_description(tensor), tensor.requires_grad))
             for name, tensor in (*module._parameters.items(), *module._buffers.items())
         ]
         parts.append((path, type(module), module.training, sorted(plain.items()), tensors))
     return parts
+
+
+def knows_its_number(block: nn.Module) -> bool:
+    """Whether a block, or a module in it, knows which of the layers it belongs to."""
+    return any(map(_has_number, block.modules()))
+
+
+def _has_number(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("transformers.") and isinstance(module.__dict__.get(_NUMBER), int)
 
 
 def _is_stand_in(value: object) -> bool:

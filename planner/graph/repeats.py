@@ -16,7 +16,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner.graph.alike import NotAlikeError, alike_runs, description, frozen, tensor_description
+from planner.graph.alike import (
+    NotAlikeError,
+    alike_runs,
+    description,
+    frozen,
+    knows_its_number,
+    tensor_description,
+)
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, substitute
 
 _CALL = "planner_trace.call.default"
@@ -24,9 +31,11 @@ _CALL = "planner_trace.call.default"
 
 @dataclass
 class Run:
-    """Consecutive alike blocks of one module list, and what the first call of the first one looked like."""
+    """Consecutive alike blocks of one module list, and what the first call of the first one looked like. Those at
+    `compared`, of the same list, are traced by themselves, and must turn out to be the same."""
 
     paths: tuple[str, ...]
+    compared: tuple[str, ...] = ()
     block: object = None
     inputs: tuple[object, ...] = ()
     input_spec: Any = None
@@ -39,7 +48,7 @@ class Run:
 def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
     """While active, only the first block of each run in `module` computes; yields the runs (none: nothing repeats)."""
     blocks = dict(module.named_modules())
-    runs = tuple(Run(paths=paths) for paths in alike_runs(module))
+    runs = tuple(_run(paths, blocks) for paths in alike_runs(module))
     with contextlib.ExitStack() as stack:
         if runs:
             stack.enter_context(_library())
@@ -49,6 +58,13 @@ def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
                 block.forward = _first(run, path, block) if index == 0 else _other(run, path, block)
                 stack.callback(block.__dict__.pop, "forward", None)
         yield runs
+
+
+def _run(paths: tuple[str, ...], blocks: Mapping[str, nn.Module]) -> Run:
+    """The run of alike blocks. Of those that know their numbers the second and the last are compared with the first."""
+    if not knows_its_number(blocks[paths[0]]):
+        return Run(paths=paths)
+    return Run(paths=(paths[0], *paths[2:-1]), compared=(paths[1], paths[-1]))
 
 
 @contextlib.contextmanager
@@ -154,6 +170,30 @@ def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
         loss=_final(graph.loss, expansion.stand_for),
         updates=tuple(sorted((*graph.updates, *expansion.updates))),
     )
+
+
+def check_compared(graph: OperatorGraph, runs: Sequence[Run]) -> None:
+    """Raise NotAlikeError unless the blocks of an expanded graph that are to be compared are what the first is."""
+    for run in runs:
+        for path in run.compared:
+            _check_same(graph, run.paths[0], path)
+
+
+def _check_same(graph: OperatorGraph, first: str, other: str) -> None:
+    """Raise NotAlikeError unless two blocks have the same operators, on values of the same types."""
+    names, held = dict[str, str](), {*graph.parameter_names, *graph.buffers}
+    one, two = ([op for op in graph.operators if f"{op.module}.".startswith(f"{path}.")] for path in (first, other))
+    same = len(one) == len(two)
+    for a, b in zip(one, two, strict=False):
+        values = [*zip(a.operands, b.operands, strict=False), *zip(_names(a.results), _names(b.results), strict=False)]
+        for x, y in values:
+            same &= names.setdefault(x, y) == y and graph.types[x] == graph.types[y]
+            same &= x not in held or y == f"{other}{x[len(first) :]}"
+        read = a.reading(names)
+        same &= (read.op, read.arguments, read.keywords) == (b.op, b.arguments, b.keywords)
+        same &= [r is None for r in a.results] == [r is None for r in b.results]
+    if not same:
+        raise NotAlikeError(f"{other} is not what {first} is")
 
 
 def _final(name: str, stand_for: Mapping[str, str]) -> str:

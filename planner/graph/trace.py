@@ -175,7 +175,7 @@ def _graph_of(
         written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
         in_place = any(_changes_operands(node) for node in exported.graph.nodes)
-        if announced and not all(_changes_buffers_only(node, exported) for node in exported.graph.nodes):
+        if announced and not all(_changes_what_is_known(node, exported) for node in exported.graph.nodes):
             raise NotAlikeError("operators in place may change what a block was given")
         if in_place or not all(isinstance(target, torch._ops.OpOverload) or target is getitem for target in targets):
             exported = exported.run_decompositions({})
@@ -186,7 +186,10 @@ def _graph_of(
     read = with_named_settings(without_needless_detaches(_Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
-    whole = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
+    if announced:  # what a block was given had gradients, as far as one could see
+        flat = without_needless_detaches(repeats.expand(flat, announced))
+        repeats.check_compared(flat, announced)
+    whole = with_mask_kinds(flat)
     graph = without_untrained(without_unread(whole, whole.producer, _dropping))
     if graph.loss not in graph.differentiable:
         raise ModelError(
@@ -213,15 +216,26 @@ def _changes_operands(node: fx.Node) -> bool:
     return secretly or bool(node.target._schema.is_mutable)
 
 
-def _changes_buffers_only(node: fx.Node, exported: Any) -> bool:
-    """Whether all that a node writes to are buffers of the model."""
+def _changes_what_is_known(node: fx.Node, exported: Any) -> bool:
+    """Whether all that a node writes to are buffers of the model, and tensors that an operator beside it has made."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     schema = node.target._schema.arguments
     written = [given for given, known in zip(node.args, schema, strict=False) if known.is_write]
     written += [node.kwargs[known.name] for known in schema if known.is_write and known.name in node.kwargs]
     buffers = exported.graph_signature.inputs_to_buffers
-    return all(isinstance(value, fx.Node) and value.name in buffers for value in written)
+    return all(isinstance(value, fx.Node) and (value.name in buffers or _is_made(value)) for value in written)
+
+
+def _is_made(node: fx.Node) -> bool:
+    """Whether the content of a tensor was made by an operator of the model: not given to it, in whole or in part."""
+    source: Any = node
+    while isinstance(source, fx.Node) and isinstance(source.target, torch._ops.OpOverload):
+        schema = source.target._schema
+        if not any(returned.alias_info is not None for returned in schema.returns):
+            return source.target.namespace == "aten" and str(source.target) not in CHANCES  # these may return operands
+        source = source.args[0]
+    return False
 
 
 class _Loss(nn.Module):

@@ -1,8 +1,9 @@
 """Alike blocks are traced once: the graph must be that of tracing every block, however the blocks hang together."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,23 @@ class Indexed(Block):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * 2 if self.layer_idx % 2 else super().forward(x)
+
+
+class Numbered(Block):
+    """As modules of transformers: it knows the number of its layer, and does nothing with it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.layer_idx = index
+
+
+class Counting(Indexed):
+    """As one that does something else by it."""
+
+
+_THEIRS = ModuleType("transformers.models.of_tests")
+sys.modules[_THEIRS.__name__] = _THEIRS
+Numbered.__module__ = Counting.__module__ = _THEIRS.__name__
 
 
 class Scaled(Block):
@@ -153,6 +171,23 @@ class Appending(Block):
 class InPlace(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
+        return super().forward(x)
+
+
+class MadeInPlace(Block):
+    """Changes what it made, in whole and in part."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        made.unsqueeze(0)[:, :, :2].mul_(2)
+        return made.add_(1)
+
+
+class PartInPlace(Block):
+    """Changes a part of what it was given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.unsqueeze(0)[:, :, :2].mul_(2)
         return super().forward(x)
 
 
@@ -425,6 +460,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "in place on a kept value": lambda: stack(
         lambda i: InPlace(), lambda m, x: loop(lambda m, i, y, h: y(h) + h)(m, x + 0)
     ),
+    "in place on what was made": lambda: stack(lambda i: MadeInPlace()),
+    "in place on a part": lambda: stack(lambda i: PartInPlace(), loop(lambda m, i, layer, x: layer(x * 1) + x)),
+    "numbers of layers": lambda: stack(Numbered),
+    "numbers that matter": lambda: stack(Counting),
     "counter attribute": lambda: stack(lambda i: Remembering()),
     "flag set by parent": lambda: stack(lambda i: Scaled(7), loop(set_flag)),
     "shared dict set by parent": lambda: stack(lambda i, shared={"factor": 7}: FromDict(shared), loop(set_shared)),
@@ -526,6 +565,8 @@ def test_shortcut_on_the_zoo(family: str, layers: int) -> None:
         ("sequences of modules", 1),
         ("nested lists", LAYERS),
         ("two lists", 2),
+        ("in place on what was made", 1),
+        ("numbers of layers", 3),
         ("frozen half", 2),
     ],
 )
