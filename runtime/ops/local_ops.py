@@ -23,7 +23,6 @@ from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant,
 from planner.graph.recurrent import GATES
 from planner.graph.trace import resolve
 from planner.graph.updates import UPDATE
-from planner.models import sink_attention as sink_attention  # makes the operator known to torch
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import local_shape
 from planner.sharding.rules.per_replica import FORM

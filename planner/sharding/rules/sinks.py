@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
-from planner.models import sink_attention as sink_attention  # makes the operator known to torch
 from planner.sharding.rule import Dims, Rule, Work
 from planner.sharding.rules.einsum import WIDE, Einsum
 from planner.sharding.rules.masked import without_mask
