@@ -48,7 +48,7 @@ class Run:
 def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
     """While active, only the first block of each run in `module` computes; yields the runs (none: nothing repeats)."""
     blocks = dict(module.named_modules())
-    runs = tuple(_run(paths, blocks) for paths in alike_runs(module))
+    runs = tuple(run for paths in alike_runs(module) if len((run := _run(paths, blocks)).paths) > 1)
     with contextlib.ExitStack() as stack:
         if runs:
             stack.enter_context(_library())

@@ -350,8 +350,7 @@ def _of_gradients(
         return np.zeros(len(extents))
     most = np.zeros(len(extents))
     for place in graded:
-        works = tuple(work for at, work in rule.gradient_scratch if at == place)
-        most = np.maximum(most, _sum_work(works, extents))
+        most = np.maximum(most, _sum_work(rule.scratch_of_gradient(place), extents))
     summed = [place for place in graded if rule.makes_whole_gradients and place not in rule.handed]
     return most + sum(np.where(operands[place] == results[0], 0.0, results[0]) for place in summed)
 

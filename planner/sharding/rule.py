@@ -255,6 +255,10 @@ class Rule:
         """Whether gradients of operands have the shape and the dtype of the result first."""
         return self.pointwise and self.op_class == "elementwise" and not self.passes
 
+    def scratch_of_gradient(self, place: int) -> tuple[Work, ...]:
+        """What lives only while the gradient of an operand is made."""
+        return tuple(work for at, work in self.gradient_scratch if at == place)
+
     @property
     def casts(self) -> bool:
         """Whether its operands are cast to another dtype for its products."""

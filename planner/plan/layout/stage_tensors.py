@@ -1,7 +1,7 @@
 """The tensors of one stage as a rank of it has them: where they come from, how they are moved, how large they are."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from planner.plan.layout.strides import viewed as view_of
 from planner.pricing.operator_price import inner_messages, joined_bytes
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
-from planner.sharding.rule import Duplex, local_extents, loop_extents
+from planner.sharding.rule import Duplex, Work, local_extents, loop_extents
 
 Lying = tuple[Shape, Strides]
 """The local shape of a tensor and its strides."""
@@ -184,21 +184,20 @@ class StageTensors:
 
     def scratch(self, op: BoundOperator) -> Bytes:
         """Bytes that live only while an operator runs, beside the gradients that it makes."""
-        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
-        return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.scratch))
+        return self._counted(op, op.rule.scratch)
 
     def gradient_scratch(self, op: BoundOperator, place: int) -> Bytes:
         """Bytes that live only while the gradient of an operand is made."""
-        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
-        works = [work for at, work in op.rule.gradient_scratch if at == place]
-        return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in works))
+        return self._counted(op, op.rule.scratch_of_gradient(place))
 
     def saved_extra(self, op: BoundOperator) -> Bytes:
         """Bytes that autograd keeps beside operands and results, of an operator that has gradients."""
-        mesh = self.bound.plan.mesh
-        extents = loop_extents(op.rule, op.strategy, mesh)
-        extra = sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.saved_extra)
-        return float(extra) + self.joined(op)
+        return self._counted(op, op.rule.saved_extra) + self.joined(op)
+
+    def _counted(self, op: BoundOperator, works: Iterable[Work]) -> Bytes:
+        """What terms of a rule come to on one device."""
+        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
+        return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in works))
 
     def joined(self, op: BoundOperator) -> Bytes:
         """Bytes that come to be joined to the first operand of an operator, and are kept."""

@@ -12,6 +12,7 @@ which the backward pass has anyway.
 from dataclasses import replace
 
 from planner.graph.call import Call
+from planner.graph.operator_graph import TensorType
 from planner.sharding.rule import Dims, Rule, Work
 from planner.sharding.rules.spec import broadcast_dims
 
@@ -27,12 +28,21 @@ def without_mask(call: Call, position: int, name: str) -> Call:
     )
 
 
+def dims_of_scores(rule: Rule) -> Dims:
+    """Dims of queries x keys, of attention whose first operands are queries and keys."""
+    return *rule.operands[_QUERY][:3], rule.operands[_KEY][2]
+
+
+def dims_of_mask(rule: Rule, call: Call, mask: TensorType) -> Dims:
+    """Those of the scores that a mask has."""
+    query, key = call.operands[_QUERY], call.operands[_KEY]
+    return broadcast_dims(dims_of_scores(rule), (*query.shape[:3], key.shape[2]), mask.shape, call.op)
+
+
 def masked(rule: Rule, call: Call, position: int, name: str) -> Rule:
     """`rule`, that of the call without its mask, with the mask as the last operand."""
-    mask = call.tensor(position, name)
-    query, key = call.operands[_QUERY], call.operands[_KEY]
-    scores: Dims = (*rule.operands[_QUERY][:3], rule.operands[_KEY][2])
-    dims = broadcast_dims(scores, (*query.shape[:3], key.shape[2]), mask.shape, call.op)
+    mask, query = call.tensor(position, name), call.operands[_QUERY]
+    dims = dims_of_mask(rule, call, mask)
     everything = (_QUERY, _KEY, _VALUE, _MASK) if mask.floating else (_QUERY, _KEY, _VALUE)
     numbers = Work(coefficient=float(query.element_bytes), factors=tuple(f for indexed in dims for f in indexed))
     return replace(

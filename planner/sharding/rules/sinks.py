@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
-from planner.sharding.rule import Dims, Rule, Work
+from planner.sharding.rule import Rule, Work
 from planner.sharding.rules.einsum import WIDE, Einsum
-from planner.sharding.rules.masked import without_mask
-from planner.sharding.rules.spec import RuleSpec, broadcast_dims
+from planner.sharding.rules.masked import dims_of_mask, dims_of_scores, without_mask
+from planner.sharding.rules.spec import RuleSpec
 
 _MASK = 4
 _LIVING = 3.0
@@ -29,18 +29,14 @@ class SinkAttention(RuleSpec):
 
     def build(self, call: Call) -> Rule:
         rule = self.plain.build(without_mask(call, _MASK, "mask"))
-        query, key = call.operands[:2]
-        scores: Dims = (*rule.operands[0][:3], rule.operands[1][2])
-        factors = tuple(factor for indexed in scores for factor in indexed)
-        living = Work(coefficient=_LIVING * max(query.element_bytes, WIDE), factors=factors)
+        factors = tuple(factor for indexed in dims_of_scores(rule) for factor in indexed)
+        living = Work(coefficient=_LIVING * max(call.operands[0].element_bytes, WIDE), factors=factors)
         rule = replace(rule, unfused=True, scratch=(*rule.scratch, living))
         if len(call.operands) == _MASK:
             return rule
-        shape = (*query.shape[:3], key.shape[2])
-        mask = broadcast_dims(scores, shape, call.operands[_MASK].shape, call.op)
         return replace(
             rule,
-            operands=(*rule.operands, mask),
+            operands=(*rule.operands, dims_of_mask(rule, call, call.operands[_MASK])),
             addends=(*rule.addends, _MASK),
             saves=tuple((operand, tuple(range(_MASK + 1))) for operand in range(_MASK + 1)),
         )
