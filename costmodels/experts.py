@@ -1,19 +1,19 @@
 """Time of a mixture of experts on one device, from its shape: products in groups, and the copies around them.
 
     tokens ──sort, permute──> rows ──gate, up──> silu · weight ──down──> rows ──combine──> tokens
-      T h                     R h      R 2f            R f                R h                T h
+      T h                     R h      R m f           R f                R h                T h
 
     R = T k rows are spread over e experts on the device, r = i R / e for each; i, the imbalance, is how many times the
     average share the device with the most rows has, and 1 where all have the same. Every group of products is one
-    launch of the library: `matmul_time` with the experts as its batch,
+    launch of the library: `matmul_time` with the experts as its batch; with a gate m = 2 first matrices, else m = 1,
 
-        forward     (r, 2f, h) + (r, h, f)                                 rows x columns x depth
-        backward    (r, f, h) + (r, h, 2f)  and  (h, f, r) + (2f, h, r)    of the rows, and of the weights
+        forward     (r, m f, h) + (r, h, f)                                    rows x columns x depth
+        backward    (r, f, h) + (r, h, m f)  and  (h, f, r) + (m f, h, r)      of the rows, and of the weights
 
     with copies at the rate of the classes "copy" and "elementwise":
 
-        forward     permute R h + R h, activation 2R f + R f, combine R h + T h        elements read + written
-        backward    R h + T h, activation 3R f + 3R f, R h + T h
+        forward     permute R h + R h, activation m R f + R f, combine R h + T h        elements read + written
+        backward    R h + T h, activation (m + 1) R f + (m + 1) R f, R h + T h
         both        4 R h where rows are sorted again between their exchange and their products
 
     and 38 bytes for each of R h in either pass where rows come and go element by element (Megatron-Core before 0.9,
@@ -72,6 +72,7 @@ class ExpertsShape:
         fused: whether activations and casts are in the kernels of products.
         by_element: whether rows are brought and added up element by element, with an index for each.
         converted: whether products in fp8 include the cast of their rows.
+        first: m, matrices that rows are multiplied with first.
     """
 
     tokens: Quantity
@@ -86,6 +87,7 @@ class ExpertsShape:
     fused: bool = False
     by_element: bool = False
     converted: bool = True
+    first: int = 2
 
 
 def once_share(chosen: int, parts: int, groups: int = 1, chosen_groups: int = 1) -> float:
@@ -123,10 +125,10 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     h, f = shape.hidden, shape.width
     cast = 0.0 if shape.fused else 1.0
     converted = cast * shape.converted
-    products = matmul_time(each, 2 * f, h, groups, dtype, device, converted=converted)
+    products = matmul_time(each, shape.first * f, h, groups, dtype, device, converted=converted)
     products = products + matmul_time(each, h, f, groups, dtype, device, converted=converted)
     copied = (3 + 4 * shape.sorted_again) * rows * h + shape.tokens * h
-    activated = 3 * rows * f * cast + _indexed(shape, rows, dtype)
+    activated = (shape.first + 1) * rows * f * cast + _indexed(shape, rows, dtype)
     return products + 2 * shape.each * groups + _moved(copied, activated, _SORTING + 2, dtype, device)
 
 
@@ -137,15 +139,16 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     h, f = shape.hidden, shape.width
     copied = 2 * (count * h + shape.tokens * h) + 4 * shape.sorted_again * count * h
     cast = 0.0 if shape.fused else 1.0
-    time = _moved(copied, 6 * count * f * cast + _indexed(shape, count, dtype), 2, dtype, device)
+    activated = 2 * (shape.first + 1) * count * f * cast + _indexed(shape, count, dtype)
+    time = _moved(copied, activated, 2, dtype, device)
     if rows:
         time = time + 2 * shape.each * groups
         converted = cast * shape.converted
         time = time + matmul_time(each, f, h, groups, dtype, device, converted=converted)
-        time = time + matmul_time(each, h, 2 * f, groups, dtype, device, converted=converted)
+        time = time + matmul_time(each, h, shape.first * f, groups, dtype, device, converted=converted)
     if weights:
         time = time + 2 * shape.each * groups
-        for m, n in ((h, f), (2 * f, h)):
+        for m, n in ((h, f), (shape.first * f, h)):
             time = time + weight_gradient_time(m, n, each, groups, dtype, device, added=shape.added)
     return time
 

@@ -70,12 +70,12 @@ RECIPES = {
 }
 """By their names in torchao, and of blocks, lines and delayed scales in Transformer Engine."""
 
-LAYER_TENSORS, EXPERT_TENSORS = 3, 8
+LAYER_TENSORS, EXPERT_TENSORS = 3, {2: 6, 3: 8}
 """With a scale of their own where scales are delayed. Of a linear layer: what flows in, the weight, and the gradient of
-what flows out. Of each expert: what flows in, gate, up, down, what goes into down, and the gradients of the result and
-of what gate and up make."""
+what flows out. Of each expert, by how many matrices it has: what flows in, gate (of three), up, down, what goes into
+down, and the gradients of the result and of what gate and up make."""
 
-GRADIENTS_AMONG = {LAYER_TENSORS: 1, EXPERT_TENSORS: 3}
+GRADIENTS_AMONG = {LAYER_TENSORS: 1, EXPERT_TENSORS[2]: 2, EXPERT_TENSORS[3]: 3}
 """How many of them, the last ones, are gradients."""
 
 HISTORY = 1024

@@ -15,7 +15,9 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 
 EXPERTS_OPERATOR = "planner.experts.default"
 _TENSORS, _DROPS_NONE = 6, 0
-_BY_NAME = 13, ("gate_bias", "up_bias", "limit", "slope", "offset")
+_GATE = 3
+"""Where the gate stands among the arguments, or nothing where experts have none."""
+_BY_NAME = 13, ("gate_bias", "up_bias", "limit", "slope", "offset", "activation")
 """Settings of experts that are given by name in a graph, and behind how many others they stand in the schema."""
 
 _TOPK = "aten.topk.default"
@@ -25,6 +27,11 @@ EVEN = 1.0
 """Every device has as many rows as any other: assumed. It is what biases and losses of routers aim at (Wang et al.
 2024, arXiv 2408.15664, measure how far the fullest expert is from it), a device with several experts is nearer to it
 than each of them, and benchmarks of speed often force routers to it. A router that was not trained is far from it."""
+
+
+def matrices_of_experts(op: Operator) -> tuple[str, ...]:
+    """The names of the matrices of an operator with experts: gate, up and down, or up and down."""
+    return op.operands[_GATE : _GATE + (2 if op.arguments[_GATE] is None else 3)]
 
 
 def imbalance_fault(imbalance: float) -> Fault | None:

@@ -46,7 +46,7 @@ from typing import cast
 from planner.errors import RequestError, did_you_mean
 from planner.faults import Fault
 from planner.fp8_recipes import EXPERT_TENSORS, HISTORY, LAYER_TENSORS, RECIPES, Recipe
-from planner.graph.expert_load import EXPERTS_OPERATOR
+from planner.graph.expert_load import EXPERTS_OPERATOR, matrices_of_experts
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.graph.per_replica import PER_REPLICA, called
 from planner.matching import matches
@@ -55,8 +55,8 @@ _LINEAR = "aten.linear.default"
 _PREFIX = "planner.fp8_linear."
 _TENSORS, _SETTINGS = 6, (0, 1.0, False, 1, 1)
 """Of an operator with experts: its tensors, and its settings where they are as usual (`planner.models.experts`)."""
-_GATE, _RECIPE = 3, 11
-"""Among its arguments: the first of its matrices, and its recipe."""
+_FIRST, _RECIPE = 3, 11
+"""Among its operands the first of its matrices, and among its arguments its recipe."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 """Of a block, in the name of a weight."""
 IN_FP8 = "weight_in_fp8"
@@ -216,7 +216,11 @@ def delayed_scales(operators: Iterable[Operator], types: Mapping[str, TensorType
     for op in operators:
         name = delayed_weight(op)
         if name is not None:
-            found[name] = (EXPERT_TENSORS, types[name].shape[0]) if op.op == EXPERTS_OPERATOR else (LAYER_TENSORS,)
+            found[name] = (
+                (EXPERT_TENSORS[len(matrices_of_experts(op))], types[name].shape[0])
+                if op.op == EXPERTS_OPERATOR
+                else (LAYER_TENSORS,)
+            )
     return found
 
 
@@ -255,7 +259,7 @@ def scales_of(graph: OperatorGraph) -> Mapping[str, tuple[int, ...]]:
 
 def delayed_weight(op: Operator) -> str | None:
     """The weight by which scales of steps before are called that an operator has; None where it has none."""
-    recipe, place = (experts_recipe(op), _GATE) if op.op == EXPERTS_OPERATOR else (recipe_of(op), 1)
+    recipe, place = (experts_recipe(op), _FIRST) if op.op == EXPERTS_OPERATOR else (recipe_of(op), 1)
     return None if recipe is None or not recipe.delayed else op.operands[place]
 
 
@@ -327,7 +331,7 @@ def without_fp8(op: Operator) -> Operator:
 
 def weight_of(op: Operator) -> str:
     """The weight of a linear layer; of experts the first of their matrices."""
-    return op.operands[_GATE if op.op == EXPERTS_OPERATOR else 1]
+    return op.operands[_FIRST if op.op == EXPERTS_OPERATOR else 1]
 
 
 def leaving_out(graph: OperatorGraph, fp8: Fp8) -> OperatorGraph:
@@ -389,7 +393,7 @@ def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8)
     found = []
     for op in operators:
         if op.op == EXPERTS_OPERATOR:
-            extents = graph.types[op.operands[3]].shape[1:]
+            extents = graph.types[op.operands[_FIRST]].shape[1:]
             settings = (*op.arguments[_TENSORS:], *_SETTINGS[len(op.arguments) - _TENSORS :])
             if any(extent % _WORDS for extent in extents):
                 raise RequestError(
@@ -397,7 +401,7 @@ def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8)
                     f" multiples of {_WORDS}; leave it out"
                 )
             trained = {parameter.name for parameter in graph.parameters if parameter.trainable}
-            if not trained >= {*op.operands[3:6]}:
+            if not trained.issuperset(matrices_of_experts(op)):
                 raise RequestError(f"{option}: '{op.name}' has experts that are frozen; leave it out")
             if settings[0]:
                 raise RequestError(
@@ -416,7 +420,7 @@ def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:
     linears = [at for at, op in enumerate(graph.operators) if called(op) == _LINEAR and op.operands[1] in trained]
     within = set(inside)
     here = [at for at in linears if at in within] if within else linears[:-1]
-    experts = {graph.types[op.operands[3]].shape[0] for op in graph.operators if op.op == EXPERTS_OPERATOR}
+    experts = {graph.types[op.operands[_FIRST]].shape[0] for op in graph.operators if op.op == EXPERTS_OPERATOR}
     return tuple(at for at in here if _fits(graph, graph.operators[at], experts))
 
 

@@ -1,7 +1,9 @@
-"""Products of experts in fp8 by scales of steps before, one for each expert and each of its eight tensors.
+"""Products of experts in fp8 by scales of steps before, one for each expert and each of its tensors.
 
     x ─ gate ─> g ─┐                        in e4m3: what flows in (x), gate, up, down, and p, which goes into down
       ─ up ───> u ─┴─> p ─ down ─> result   in e5m2: the gradients of the result, of g and of u
+
+These are eight. Experts without a gate have six: neither gate nor the gradient of g.
 
 An expert that gets no row in a step has 0 as its largest element of rows and gradients. Operands are rounded and
 multiplied as those of other recipes are (`planner.models.fp8_experts`); scales are read, and largest elements noted,
@@ -12,13 +14,12 @@ Source: Transformer Engine, `GroupedLinear` under `DelayedScaling`, which has a 
 Shape legend: R rows, E experts, I and O the dims of a matrix that are summed over and left.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from planner.fp8_recipes import EXPERT_TENSORS, Recipe
+from planner.fp8_recipes import Recipe
 from planner.models.fp8_experts import (
     Matrix,
     Side,
@@ -28,10 +29,12 @@ from planner.models.fp8_experts import (
     largest_of_experts,
 )
 
-_X, _GATE, _UP, _DOWN, _P, _OF_RESULT, _OF_G, _OF_U = range(EXPERT_TENSORS)
-_MATRICES: Mapping[Matrix, int] = {"gate": _GATE, "up": _UP, "down": _DOWN}
-_ROWS: Mapping[Matrix, int] = {"gate": _X, "up": _X, "down": _P}
-_GRADIENTS: Mapping[Matrix, int] = {"gate": _OF_G, "up": _OF_U, "down": _OF_RESULT}
+if TYPE_CHECKING:
+    from planner.models.expert_rows import Kept, Matrices
+
+_X = 0
+"""The first of the tensors; behind it come the first matrices, down, p, and the gradients of the result and of what the
+first matrices make."""
 _LOW = "float8_e4m3fn"
 
 
@@ -47,19 +50,18 @@ class Scales(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedProducts:
-    """Products by these `scales`."""
+    """Products by these `scales`, of experts whose `first` matrices are gate and up, or up alone."""
 
     recipe: Recipe
     scales: Scales
+    first: tuple[Matrix, ...]
 
-    def see(
-        self, rows_RI: torch.Tensor, p_RF: torch.Tensor, counts_E: torch.Tensor, matrices: Sequence[torch.Tensor]
-    ) -> None:
+    def see(self, kept: "Kept", counts_E: torch.Tensor, matrices: "Matrices") -> None:
         """Take notice of what a forward pass multiplies, before a backward pass."""
-        for tensor, rows in ((_X, rows_RI), (_P, p_RF)):
-            self.scales.note(tensor, _of_experts(rows, counts_E))
-        for tensor, matrix in zip((_GATE, _UP, _DOWN), matrices, strict=True):
-            self.scales.note(tensor, matrix.abs().amax(dim=(1, 2)))
+        for of, rows in ((self.first[0], kept.rows), ("down", kept.product)):
+            self.scales.note(self._rows(of), _of_experts(rows, counts_E))
+        for of, matrix in zip((*self.first, "down"), (*matrices.first, matrices.down), strict=True):
+            self.scales.note(self._matrix(of), matrix.abs().amax(dim=(1, 2)))
 
     def product(
         self,
@@ -73,8 +75,8 @@ class DelayedProducts:
     ) -> torch.Tensor:
         """As `planner.models.fp8_experts.PlainProducts.product`."""
         low = self.recipe.gradients if back else _LOW
-        of_rows = self._most((_GRADIENTS if back else _ROWS)[of], low)
-        of_matrices = self._most(_MATRICES[of], _LOW)
+        of_rows = self._most(self._gradient(of) if back else self._rows(of), low)
+        of_matrices = self._most(self._matrix(of), _LOW)
         inside, outside = (
             torch.zeros(extent, dtype=torch.long, device=rows_RI.device) for extent in matrices_EIO.shape[1:]
         )
@@ -94,13 +96,26 @@ class DelayedProducts:
         self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side, *, of: Matrix
     ) -> torch.Tensor:
         """As `planner.models.fp8_experts.PlainProducts.outer`, which is called for every gradient of rows."""
-        self.scales.note(_GRADIENTS[of], _of_experts(rows_RI, counts_E))
+        self.scales.note(self._gradient(of), _of_experts(rows_RI, counts_E))
         low = self.recipe.gradients
-        of_rows, of_others = self._most(_GRADIENTS[of], low), self._most(_ROWS[of], _LOW)
+        of_rows, of_others = self._most(self._gradient(of), low), self._most(self._rows(of), _LOW)
         made_EIO: torch.Tensor = fp8_grouped_outer(
             rows_RI, of_rows.view(-1, 1, 1), rows_RO, of_others.view(-1, 1, 1), counts_E, low
         )
         return made_EIO
+
+    def _matrix(self, of: Matrix) -> int:
+        """The place of a matrix among the tensors."""
+        return _X + 1 + (len(self.first) if of == "down" else self.first.index(of))
+
+    def _rows(self, of: Matrix) -> int:
+        """That of the rows which it multiplies."""
+        return self._matrix("down") + 1 if of == "down" else _X
+
+    def _gradient(self, of: Matrix) -> int:
+        """That of the gradient of what it makes."""
+        result = self._rows("down") + 1
+        return result if of == "down" else result + 1 + self.first.index(of)
 
     def _most(self, tensor: int, low: str) -> torch.Tensor:
         """The largest elements that the scales of a tensor are for, E."""

@@ -7,7 +7,9 @@
         of down     d^T p               of p        d down            of the weight   sum over f of that times t
         of u        that w silu(g)      of g        that w u silu'(g) of the rows     those of g, u with gate, up
 
-Experts may add biases to g and u, E F, and bound them (`Activation`): kept are g and u with what was added to them.
+Experts without a gate (Switch Transformers: Fedus et al. 2021, arXiv 2101.03961) have one first matrix, up: the
+activation is of u, and t = act(u). The activation is one of `ACTIVATIONS`. Experts may add biases to g and u, E F, and
+bound them (`Activation`): kept are g and u with what was added to them.
 
 A row is multiplied with its weight before the last product, so that the result of that need not be kept (as Megatron
 does). Tokens become rows by an index, and rows tokens by its inverse (MegaBlocks, Gale et al. 2022, arXiv 2211.15841).
@@ -15,14 +17,16 @@ does). Tokens become rows by an index, and rows tokens by its inverse (MegaBlock
 Shape legend: N tokens, H hidden, K choices of a token, R rows, E experts, F width of an expert.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
+from planner.errors import ModelError
 from planner.models.delayed_experts import DelayedProducts
-from planner.models.fp8_experts import PLAIN, Fp8Products, PlainProducts, experts_of
+from planner.models.fp8_experts import PLAIN, Fp8Products, Matrix, PlainProducts, experts_of
 
 
 class Rows(NamedTuple):
@@ -66,17 +70,29 @@ class Rows(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs of the forward pass: rows, R H, g, u and p, R F, and the weight of every row, R."""
+    """What the backward pass needs of the forward pass: rows, R H, what the first matrices made of them (g and u, or
+    u), and p, R F, and the weight of every row, R."""
 
     rows: torch.Tensor
-    gate: torch.Tensor
-    up: torch.Tensor
+    made: tuple[torch.Tensor, ...]
     product: torch.Tensor
     weights: torch.Tensor
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """One after the other, for autograd to keep."""
+        return self.rows, *self.made, self.product, self.weights
+
+    @staticmethod
+    def of(tensors: Sequence[torch.Tensor]) -> "Kept":
+        """What `tensors` were made of."""
+        rows, *made, product, weights = tensors
+        return Kept(rows, tuple(made), product, weights)
+
 
 MatrixGradients: TypeAlias = tuple[torch.Tensor | None, ...]
-"""Of gate, up and down, and of the biases of gate and up where experts have them; None for those that nobody needs."""
+"""Of the first matrices, of down, and of the biases of the first where experts have them, in the order of `Matrices`;
+None for those that nobody needs."""
 
 
 class Gradients(NamedTuple):
@@ -87,24 +103,60 @@ class Gradients(NamedTuple):
     matrices: MatrixGradients
 
 
-Matrices = Sequence[torch.Tensor]
-"""gate and up, E F H, and down, E H F; then the biases of gate and up, E F, where experts have them."""
+class Matrices(NamedTuple):
+    """The `first` ones, E F H: gate and up, or up alone; `down`, E H F; and the biases of the first, E F, where experts
+    have them."""
+
+    first: tuple[torch.Tensor, ...]
+    down: torch.Tensor
+    biases: tuple[torch.Tensor, ...] = ()
+
+    @staticmethod
+    def of(tensors: Sequence[torch.Tensor], activation: "Activation") -> "Matrices":
+        """Of tensors in this order."""
+        count = len(activation.first)
+        return Matrices(tuple(tensors[:count]), tensors[count], tuple(tensors[count + 1 :]))
+
 
 Products: TypeAlias = PlainProducts | Fp8Products | DelayedProducts
 
 
-class Activation(NamedTuple):
-    """What experts make of g and u: silu(g) u where `limit` is 0, else a (u + offset) with a = g sigmoid(slope g), of g
-    no larger than the limit and of u no further from 0 than it (gpt-oss: OpenAI 2025, arXiv 2508.10925)."""
+def _relu_backward(gradient: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.threshold_backward(gradient, given, 0)
+    return made
 
+
+ACTIVATIONS: Mapping[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "silu": (F.silu, torch.ops.aten.silu_backward),
+    "gelu": (F.gelu, torch.ops.aten.gelu_backward),
+    "gelu_tanh": (partial(F.gelu, approximate="tanh"), partial(torch.ops.aten.gelu_backward, approximate="tanh")),
+    "relu": (F.relu, _relu_backward),
+    "relu2": (lambda given: F.relu(given).square_(), lambda gradient, given: F.relu(given).mul_(2).mul_(gradient)),
+}
+"""By name: what each makes of what it is given, in memory of its own; and the gradient of that from the gradient of
+what it makes, and what it is given. relu2 is the square of ReLU (So et al. 2021, arXiv 2109.08668)."""
+
+
+class Activation(NamedTuple):
+    """What experts make of g and u: act(g) u, or act(u) without a gate. With a `limit` it is a (u + offset) with a = g
+    sigmoid(slope g), of g no larger than the limit and of u no further from 0 than it (gpt-oss: OpenAI 2025, arXiv
+    2508.10925)."""
+
+    name: str = "silu"
+    gated: bool = True
     limit: float = 0.0
     slope: float = 1.0
     offset: float = 0.0
 
+    @property
+    def first(self) -> tuple[Matrix, ...]:
+        """The matrices whose products it takes."""
+        return ("gate", "up") if self.gated else ("up",)
+
     def active(self, gate_RF: torch.Tensor) -> torch.Tensor:
-        """silu(g), or a."""
+        """act(g), or a."""
         if not self.limit:
-            return F.silu(gate_RF)
+            return ACTIVATIONS[self.name][0](gate_RF)
         bounded_RF = gate_RF.clamp(max=self.limit)
         return (bounded_RF * self.slope).sigmoid_().mul_(bounded_RF)
 
@@ -115,8 +167,7 @@ class Activation(NamedTuple):
     def of_gate(self, gradient_RF: torch.Tensor, gate_RF: torch.Tensor) -> torch.Tensor:
         """The gradient of g from that of what `active` makes of it."""
         if not self.limit:
-            of_silu_RF: torch.Tensor = torch.ops.aten.silu_backward(gradient_RF, gate_RF)
-            return of_silu_RF
+            return ACTIVATIONS[self.name][1](gradient_RF, gate_RF)
         scaled_RF = gate_RF.clamp(max=self.limit).mul_(self.slope)
         steep_RF: torch.Tensor = torch.ops.aten.silu_backward(gradient_RF, scaled_RF)  # a = silu(slope g) / slope
         return steep_RF.masked_fill_(gate_RF > self.limit, 0.0)
@@ -129,6 +180,15 @@ class Activation(NamedTuple):
 SILU = Activation()
 
 
+def activation_of(name: str, *, gated: bool, limit: float = 0.0, slope: float = 1.0, offset: float = 0.0) -> Activation:
+    """What experts are called with. Raises ModelError for an unknown name, and for a limit of what has none."""
+    if name not in ACTIVATIONS:
+        raise ModelError(f"experts have no activation '{name}'; take one of {', '.join(ACTIVATIONS)}")
+    if limit and not (gated and name == SILU.name):
+        raise ModelError(f"experts with a limit ({limit:g}) have a gate and {SILU.name}; leave the limit 0")
+    return Activation(name, gated, limit, slope, offset)
+
+
 def run_experts(
     rows_RH: torch.Tensor,
     weights_R: torch.Tensor,
@@ -138,14 +198,18 @@ def run_experts(
     activation: Activation = SILU,
 ) -> tuple[torch.Tensor, Kept]:
     """What the experts make of their rows, each times its weight, R H, and what is kept; `by` are their products."""
-    gate, up, down, *biases = matrices
-    gate_RF = by.product(rows_RH, gate.transpose(1, 2), counts_E, "hidden", of="gate", back=False)
-    up_RF = by.product(rows_RH, up.transpose(1, 2), counts_E, "hidden", of="up", back=False)
-    for made_RF, bias_EF in zip((gate_RF, up_RF), biases, strict=False):
+    made = tuple(
+        by.product(rows_RH, matrix.transpose(1, 2), counts_E, "hidden", of=name, back=False)
+        for name, matrix in zip(activation.first, matrices.first, strict=True)
+    )
+    for made_RF, bias_EF in zip(made, matrices.biases, strict=bool(matrices.biases)):
         made_RF.add_(bias_EF.index_select(0, experts_of(counts_E, len(rows_RH))))
-    product_RF = activation.active(gate_RF).mul_(activation.factor(up_RF)).mul_(weights_R.unsqueeze(-1))
-    result_RH = by.product(product_RF, down.transpose(1, 2), counts_E, "width", of="down", back=False)
-    return result_RH, Kept(rows_RH, gate_RF, up_RF, product_RF, weights_R)
+    product_RF = activation.active(made[0])
+    for up_RF in made[1:]:
+        product_RF.mul_(activation.factor(up_RF))
+    product_RF.mul_(weights_R.unsqueeze(-1))
+    result_RH = by.product(product_RF, matrices.down.transpose(1, 2), counts_E, "width", of="down", back=False)
+    return result_RH, Kept(rows_RH, made, product_RF, weights_R)
 
 
 def differentiate_experts(
@@ -157,23 +221,17 @@ def differentiate_experts(
     by: Products = PLAIN,
     activation: Activation = SILU,
 ) -> Gradients:
-    """The gradients that are `needed`, of rows, weights, gate, up, down and biases in this order, from that of the
-    result."""
-    gate, up, down = matrices[:3]
-    of_down = by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if needed[4] else None
-    if not any((*needed[:4], *needed[5:])):
-        return Gradients(None, None, (None, None, of_down, *(None for _ in needed[5:])))
-    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, activation, weights=needed[1])
+    """The gradients that are `needed`, of rows, weights and matrices in this order, from that of the result."""
+    of_first, of_last, of_biases = _parts(needed[2:], activation)
+    of_down = by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if of_last else None
+    if not any((*needed[:2], *of_first, *of_biases)):
+        return Gradients(None, None, (*(None for _ in of_first), of_down, *(None for _ in of_biases)))
+    of_made, of_weights = _inside(gradient_RH, kept, counts_E, matrices.down, by, activation, weights=needed[1])
     del gradient_RH  # nothing that is as large as all rows lives longer than it must
-    of_gate = by.outer(of_gate_RF, kept.rows, counts_E, "width", of="gate") if needed[2] else None
-    of_up = by.outer(of_up_RF, kept.rows, counts_E, "width", of="up") if needed[3] else None
-    of_biases = _of_biases((of_gate_RF, of_up_RF), counts_E, needed[5:])
-    of_rows = None
-    if needed[0]:
-        of_rows = by.product(of_gate_RF, gate, counts_E, "width", of="gate", back=True)
-        del of_gate_RF
-        of_rows += by.product(of_up_RF, up, counts_E, "width", of="up", back=True)
-    return Gradients(of_rows, of_weights, (of_gate, of_up, of_down, *of_biases))
+    first = _of_first(of_made, kept.rows, counts_E, of_first, by, activation)
+    biases = _of_biases(of_made, counts_E, of_biases)
+    of_rows = _of_rows(of_made, counts_E, matrices, by, activation) if needed[0] else None
+    return Gradients(of_rows, of_weights, (*first, of_down, *biases))
 
 
 def differentiate_rows(
@@ -187,22 +245,24 @@ def differentiate_rows(
 ) -> tuple[Gradients, Callable[[], MatrixGradients]]:
     """The same in two parts: those of rows and weights, which others wait for, and a call for those of the matrices. It
     keeps what they are made of: the gradient of the result, R H, and those of g and u, R F."""
-    gate, up, down = matrices[:3]
-    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, activation, weights=needed[1])
-    of_rows = None
-    if needed[0]:
-        of_rows = by.product(of_gate_RF, gate, counts_E, "width", of="gate", back=True)
-        of_rows += by.product(of_up_RF, up, counts_E, "width", of="up", back=True)
+    of_first, of_last, of_biases = _parts(needed[2:], activation)
+    of_made, of_weights = _inside(gradient_RH, kept, counts_E, matrices.down, by, activation, weights=needed[1])
+    of_rows = _of_rows([*of_made], counts_E, matrices, by, activation) if needed[0] else None
 
     def of_matrices() -> MatrixGradients:
         return (
-            by.outer(of_gate_RF, kept.rows, counts_E, "width", of="gate") if needed[2] else None,
-            by.outer(of_up_RF, kept.rows, counts_E, "width", of="up") if needed[3] else None,
-            by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if needed[4] else None,
-            *_of_biases((of_gate_RF, of_up_RF), counts_E, needed[5:]),
+            *_of_first(of_made, kept.rows, counts_E, of_first, by, activation),
+            by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if of_last else None,
+            *_of_biases(of_made, counts_E, of_biases),
         )
 
-    return Gradients(of_rows, of_weights, (None, None, None)), of_matrices
+    return Gradients(of_rows, of_weights, ()), of_matrices
+
+
+def _parts(needed: Sequence[bool], activation: Activation) -> tuple[Sequence[bool], bool, Sequence[bool]]:
+    """Which gradients of matrices are needed: of the first ones, of down, and of biases."""
+    count = len(activation.first)
+    return needed[:count], needed[count], needed[count + 1 :]
 
 
 def _inside(
@@ -214,15 +274,45 @@ def _inside(
     activation: Activation,
     *,
     weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The gradients of g and u, R F, and of the weights of rows, R, where they are asked for."""
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """The gradients of what the first matrices made, R F, and of the weights of rows, R, where they are asked for."""
     of_product_RF = by.product(gradient_RH, down, counts_E, "hidden", of="down", back=True)
-    active_RF, factor_RF = activation.active(kept.gate), activation.factor(kept.up)
-    of_weights = (active_RF * factor_RF).mul_(of_product_RF).sum(-1) if weights else None
+    active_RF, factors = activation.active(kept.made[0]), [activation.factor(up_RF) for up_RF in kept.made[1:]]
+    of_weights = None
+    if weights:  # in place of what is active where it has no factor: nobody needs it again then
+        of_weights = reduce(torch.mul, factors, active_RF).mul_(of_product_RF).sum(-1)
     of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))
-    of_up_RF = activation.of_up(active_RF.mul_(of_wide_RF), kept.up)
-    of_gate_RF = activation.of_gate(of_wide_RF.mul_(factor_RF), kept.gate)
-    return of_gate_RF, of_up_RF, of_weights
+    of_ups = [activation.of_up(active_RF.mul_(of_wide_RF), up_RF) for up_RF in kept.made[1:]]
+    del active_RF
+    of_gate_RF = activation.of_gate(reduce(torch.Tensor.mul_, factors, of_wide_RF), kept.made[0])
+    return [of_gate_RF, *of_ups], of_weights
+
+
+def _of_first(
+    of_made: Sequence[torch.Tensor],
+    rows_RH: torch.Tensor,
+    counts_E: torch.Tensor,
+    needed: Sequence[bool],
+    by: Products,
+    activation: Activation,
+) -> list[torch.Tensor | None]:
+    """The gradients of the first matrices, E F H, from those of what they made, R F."""
+    return [
+        by.outer(of_RF, rows_RH, counts_E, "width", of=name) if wanted else None
+        for name, of_RF, wanted in zip(activation.first, of_made, needed, strict=True)
+    ]
+
+
+def _of_rows(
+    of_made: list[torch.Tensor], counts_E: torch.Tensor, matrices: Matrices, by: Products, activation: Activation
+) -> torch.Tensor:
+    """The gradient of rows, R H, from those of what the first matrices made, R F, which are taken out of their list."""
+    found_RH: torch.Tensor | None = None
+    for name, matrix in zip(activation.first, matrices.first, strict=True):
+        made_RH = by.product(of_made.pop(0), matrix, counts_E, "width", of=name, back=True)
+        found_RH = made_RH if found_RH is None else found_RH.add_(made_RH)
+    assert found_RH is not None
+    return found_RH
 
 
 def _of_biases(

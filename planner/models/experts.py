@@ -1,5 +1,5 @@
-"""Mixture of experts: every token is sent to the k of E gated MLPs that a router chooses (Shazeer et al. 2017; Jiang et
-al. 2024, Mixtral). No token is dropped, unless experts have a capacity.
+"""Mixture of experts: every token is sent to the k of E MLPs that a router chooses (Shazeer et al. 2017; Jiang et al.
+2024, Mixtral), which have a gate or none. No token is dropped, unless experts have a capacity.
 
 The experts are one operator, `planner::experts`: how many rows an expert gets depends on the tokens, the shapes of its
 operands and its result do not. The operator is known to torch once this module is imported. On several devices
@@ -11,7 +11,6 @@ computed. So what is dropped depends neither on the other samples nor on how tok
 Shape legend: B batch, S sequence, H hidden, K chosen experts, E experts, F width of an expert.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from torch import nn
 
 from planner.fp8_recipes import RECIPES
 from planner.models.expert_rows import (
-    Activation,
+    Matrices,
     Products,
     Rows,
+    activation_of,
     capacity_of,
     capped_rows,
     differentiate_experts,
@@ -33,13 +33,15 @@ from planner.models.router import Router, Routing
 
 
 class Experts(nn.Module):
-    """The weights of E gated MLPs, stacked. With a `capacity_factor` an expert takes no more of a sample than that
-    times its even share."""
+    """The weights of E MLPs, stacked: `gated` ones with SiLU, or of two matrices with the square of ReLU. With a
+    `capacity_factor` an expert takes no more of a sample than that times its even share."""
 
-    def __init__(self, hidden_size: int, num_experts: int, ffn_size: int, capacity_factor: float = 0.0) -> None:
+    def __init__(
+        self, hidden_size: int, num_experts: int, ffn_size: int, capacity_factor: float = 0.0, *, gated: bool = True
+    ) -> None:
         super().__init__()
         self.num_experts, self.capacity_factor = num_experts, capacity_factor
-        self.gate_proj = nn.Parameter(torch.empty(num_experts, ffn_size, hidden_size))
+        self.gate_proj = nn.Parameter(torch.empty(num_experts, ffn_size, hidden_size)) if gated else None
         self.up_proj = nn.Parameter(torch.empty(num_experts, ffn_size, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, ffn_size))
 
@@ -48,7 +50,8 @@ class Experts(nn.Module):
         capacity = 0
         if self.capacity_factor:
             capacity = capacity_of(self.capacity_factor, x_BSH.shape[1], chosen_BSK.shape[2], self.num_experts)
-        result: torch.Tensor = experts(x_BSH, weights_BSK, chosen_BSK, *weights, capacity)
+        named = {} if self.gate_proj is not None else {"activation": "relu2"}
+        result: torch.Tensor = experts(x_BSH, weights_BSK, chosen_BSK, *weights, capacity, **named)
         return result
 
 
@@ -68,11 +71,12 @@ class SparseMLP(nn.Module):
         *,
         shared: nn.Module | None = None,
         capacity_factor: float = 0.0,
+        gated: bool = True,
     ) -> None:
         super().__init__()
         self.gate = nn.Linear(hidden_size, num_experts, bias=False)
         self.router = Router(num_experts, routing)
-        self.experts = Experts(hidden_size, num_experts, ffn_size, capacity_factor)
+        self.experts = Experts(hidden_size, num_experts, ffn_size, capacity_factor, gated=gated)
         self.shared_expert = shared
 
     def forward(self, x_BSH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -86,7 +90,7 @@ def experts(
     x: torch.Tensor,
     weights: torch.Tensor,
     chosen: torch.Tensor,
-    gate: torch.Tensor,
+    gate: torch.Tensor | None,
     up: torch.Tensor,
     down: torch.Tensor,
     capacity: int = 0,
@@ -101,14 +105,16 @@ def experts(
     limit: float = 0.0,
     slope: float = 1.0,
     offset: float = 0.0,
+    activation: str = "silu",
 ) -> torch.Tensor:
-    """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), for every token.
+    """Sum over the chosen experts of weight * down(act(gate(x)) * up(x)), for every token; without a gate of weight *
+    down(act(up(x))).
 
     Args:
         x: tokens, B S H.
         weights: of the chosen experts, B S K.
         chosen: which experts, B S K, integers.
-        gate, up: first matrices of all experts, E F H.
+        gate, up: first matrices of all experts, E F H; None for the gate of experts that have none.
         down: their last matrices, E H F.
         capacity: of every expert for a sample, in rows; 0 drops none.
         imbalance: rows of the device with the most of them over the average, where experts are divided among devices.
@@ -119,27 +125,32 @@ def experts(
         fp8: the recipe of products (`planner.graph.fp8`); none where it is empty.
         dispatch: whether tokens, and gradients of what becomes of them, are sent to experts in 8 bits.
         gate_bias, up_bias: what is added to gate(x) and up(x), E F.
-        limit, slope, offset: of the activation (`planner.models.expert_rows.Activation`); a limit of 0 is SiLU.
+        limit, slope, offset: of the activation (`planner.models.expert_rows.Activation`); a limit of 0 is none.
+        activation: its name (`planner.models.expert_rows.ACTIVATIONS`).
 
     Returns:
         The result of every token, B S H.
     """
-    rows, counts_E = _rows(chosen, gate.shape[0], capacity)
+    rows, counts_E = _rows(chosen, up.shape[0], capacity)
     row_weights_R = rows.of_weights(weights)
     rows_RH = rows.of_tokens(_sent(x.flatten(0, 1), dispatch), chosen.shape[2])
-    matrices = with_biases((gate, up, down), gate_bias, up_bias)
-    activation = Activation(limit, slope, offset)
-    result_RH, _ = run_experts(rows_RH, row_weights_R, counts_E, matrices, products_of(fp8), activation)
+    act = activation_of(activation, gated=gate is not None, limit=limit, slope=slope, offset=offset)
+    matrices = matrices_of(gate, up, down, gate_bias, up_bias)
+    result_RH, _ = run_experts(rows_RH, row_weights_R, counts_E, matrices, products_of(fp8), act)
     return rows.to_tokens(result_RH, chosen.shape[2]).view(x.shape)
 
 
-def with_biases(
-    matrices: Sequence[torch.Tensor], gate_bias: torch.Tensor | None, up_bias: torch.Tensor | None
-) -> tuple[torch.Tensor, ...]:
-    """The matrices of experts, and their biases where they have them: both or none."""
-    if gate_bias is None or up_bias is None:
-        return tuple(matrices)
-    return (*matrices, gate_bias, up_bias)
+def matrices_of(
+    gate: torch.Tensor | None,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+) -> Matrices:
+    """The matrices of experts, and their biases where all of the first ones have them."""
+    first = (up,) if gate is None else (gate, up)
+    biases = tuple(bias for bias in (gate_bias, up_bias) if bias is not None)
+    return Matrices(first, down, biases if len(biases) == len(first) else ())
 
 
 def products_of(fp8: str, agreement: Agreement = ALONE) -> Products:
@@ -166,27 +177,29 @@ def _(x: torch.Tensor, *_others: Any) -> torch.Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6], *(bias for bias in inputs[13:15] if bias is not None))
+    ctx.save_for_backward(*inputs[:6], *inputs[13:15])
     ctx.capacity, ctx.fp8, ctx.dispatch = inputs[6], *inputs[11:13]
-    ctx.activation = Activation(*inputs[15:18])
+    limit, slope, offset, name = inputs[15:19]
+    ctx.activation = activation_of(name, gated=inputs[3] is not None, limit=limit, slope=slope, offset=offset)
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """Computes the experts once more, and differentiates that."""
-    x, weights, chosen, gate, up, down, *biases = ctx.saved_tensors
-    matrices = gate, up, down
+    x, weights, chosen, *given = ctx.saved_tensors
+    matrices = matrices_of(*given)
     chosen_each = chosen.shape[2]
-    rows, counts_E = _rows(chosen, matrices[0].shape[0], ctx.capacity)
+    rows, counts_E = _rows(chosen, len(matrices.down), ctx.capacity)
     rows_RH, by = rows.of_tokens(_sent(x.flatten(0, 1), ctx.dispatch), chosen_each), products_of(ctx.fp8)
-    _, kept = run_experts(rows_RH, rows.of_weights(weights), counts_E, [*matrices, *biases], by, ctx.activation)
+    _, kept = run_experts(rows_RH, rows.of_weights(weights), counts_E, matrices, by, ctx.activation)
     wanted = ctx.needs_input_grad
-    needed = [wanted[0], wanted[1], *wanted[3:6], *wanted[13 : 13 + len(biases)]]
+    places = [at for at, tensor in zip((3, 4, 5, 13, 14), given, strict=True) if tensor is not None]
     gradient_RH = rows.of_tokens(_sent(gradient.flatten(0, 1), ctx.dispatch), chosen_each)
+    needed = [*wanted[:2], *(wanted[at] for at in places)]
     found = differentiate_experts(gradient_RH, kept, counts_E, matrices, needed, by, ctx.activation)
     of_x = None if found.rows is None else rows.to_tokens(found.rows, chosen_each).view(x.shape)
     of_weights = None if found.weights is None else rows.to_choices(found.weights).view(weights.shape)
-    of_matrices, of_biases = found.matrices[:3], (*found.matrices[3:], None, None)[:2]
-    return of_x, of_weights, None, *of_matrices, *(None,) * 7, *of_biases, None, None, None
+    of_tensors = dict(zip(places, found.matrices, strict=True))
+    return of_x, of_weights, *(of_tensors.get(at) for at in range(2, len(wanted)))
 
 
 experts.register_autograd(_backward, setup_context=_keep)

@@ -11,7 +11,7 @@ A ...ForConditionalGeneration that is no encoder and decoder reads images or sou
 alone, with sizes of its `text_config`; its other parts are there, and do nothing.
 
 Mixtral, Qwen3 MoE and DeepSeek are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
-Experts of other architectures are one operator each (see `huggingface_any_experts`).
+Experts of other architectures are one operator each (see `huggingface_any_experts` and `huggingface_switch`).
 
 Attention is PyTorch's own where the architecture has it, and keys and values are not kept for generation. While a model
 is exported transformers spells out every mask, in training it leaves one out that is plainly causal or hides nothing.
@@ -260,6 +260,8 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
 def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:
     import torch
 
+    from planner.models.huggingface_switch import stack_experts
+
     _register(transformers)
     made = getattr(transformers, name)
     attention = (_WITH_MASKS if masked else _WITHOUT_MASKS) if made._supports_sdpa else _COMPOSED
@@ -271,6 +273,7 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
         has_experts = _experts_as_one_operator(module)
     if has_experts:
         check_experts(module, str(path))
+    stack_experts(module, str(path))
     return module
 
 

@@ -7,34 +7,67 @@ from planner.errors import ModelError
 
 AS_ONE_OPERATOR = "planner_experts"
 
-_BOUNDS = "planner_bounds"
-"""Where experts with a gate of their own have its limit, slope and offset, once they were looked at."""
+_FORM = "planner_form"
+"""Where experts have what the operator is told of their activation, once they were looked at."""
+
+_RANGE, _POINTS = 32.0, 641
+"""Numbers by which activations are told apart: so many, as far as this on both sides of 0, where others are cut off."""
 
 
 def check_experts(module: Any, where: str) -> None:
     """Look at the experts of a model, before they are called. Raises ModelError, which begins with `where`, for those
-    that the operator does not compute: it has three matrices each, stacked, and SiLU, bounded or not."""
-    import torch
+    that the operator does not compute: it has two or three matrices each, stacked, and an activation that it knows."""
+    from planner.models.expert_rows import ACTIVATIONS
 
     for name, part in module.named_modules():
         if not hasattr(part, "is_concatenated") or not hasattr(part, "has_gate"):
             continue
+        form, own = _form_of(part), part.has_gate and not _has_default_gate(part)
+        setattr(part, _FORM, form)
         function = getattr(part, "act_fn", None)
-        activation = getattr(function, "__name__", type(function).__name__)
-        setattr(part, _BOUNDS, None if _has_default_gate(part) else _bounds(part))
-        plain = activation in (torch.nn.SiLU.__name__, "SiLUActivation") or function is torch.nn.functional.silu
         found = [
-            ("no gate", not part.has_gate),
-            ("a gate of their own", not _has_default_gate(part) and getattr(part, _BOUNDS) is None),
+            ("a gate of their own", form is None and own),
             ("norms behind them", getattr(part, "has_post_expert_norm", False)),
-            (f"the activation {activation}", _has_default_gate(part) and part.has_gate and not plain),
+            (
+                f"the activation {getattr(function, '__name__', type(function).__name__)}",
+                form is None and not own,
+            ),
         ]
         unlike = [what for what, has in found if has]
         if unlike:
             raise ModelError(
-                f"{where}: experts are planned that have a gate and SiLU, bounded as in gpt-oss or not; those of"
-                f" '{name}' have {', '.join(unlike)}; write a factory whose experts are: --model package.module:factory"
+                f"{where}: experts are planned that have two matrices or a gate, and {', '.join(ACTIVATIONS)} or a"
+                f" bounded gate as in gpt-oss; those of '{name}' have {', '.join(unlike)}; write a factory whose"
+                " experts are: --model package.module:factory"
             )
+
+
+def _form_of(part: Any) -> dict[str, Any] | None:
+    """What the operator is told of the activation of experts; None where it computes no such experts."""
+    if part.has_gate and not _has_default_gate(part):
+        bounds = _bounds(part)
+        return None if bounds is None else dict(zip(("limit", "slope", "offset"), bounds, strict=True))
+    name = activation_name(getattr(part, "act_fn", None))
+    return None if name is None else {} if name == _USUAL else {"activation": name}
+
+
+_USUAL = "silu"
+"""The activation that the operator has where it is told none."""
+
+
+def activation_name(function: Any) -> str | None:
+    """The one of `planner.models.expert_rows.ACTIVATIONS` that makes what this one makes of numbers on both sides of 0;
+    None where none does."""
+    import torch
+
+    from planner.models.expert_rows import ACTIVATIONS
+
+    if not callable(function) or (isinstance(function, torch.nn.Module) and any(True for _ in function.parameters())):
+        return None
+    values = torch.linspace(-_RANGE, _RANGE, _POINTS, dtype=torch.float64, device="cpu")
+    made = function(values)
+    known = ((name, own(values)) for name, (own, _) in ACTIVATIONS.items())
+    return next((name for name, wanted in known if torch.allclose(made, wanted, rtol=1e-6, atol=1e-9)), None)
 
 
 def _has_default_gate(part: Any) -> bool:
@@ -72,18 +105,17 @@ def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> 
     operator, each with the weight of its expert: a device that has a part of the width has all of them."""
     from planner.models.experts import experts
 
-    first, down_EHF = module.gate_up_proj, module.down_proj
+    first, down_EHF = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
     if module.is_transposed:
         first, down_EHF = first.transpose(1, 2), down_EHF.transpose(1, 2)
     gate_EFH, up_EFH = _halves(module, first)
     weights = weights_TK.to(tokens_TH.dtype)
     one_by_one = tokens_TH.unsqueeze(1), weights.unsqueeze(1), chosen_TK.unsqueeze(1)
-    further: dict[str, Any] = {}
+    further = dict[str, Any]()
     if module.has_bias:
-        further["gate_bias"], further["up_bias"] = _halves(module, module.gate_up_proj_bias)
-    bounds = getattr(module, _BOUNDS)
-    if bounds is not None:
-        further |= dict(zip(("limit", "slope", "offset"), bounds, strict=True))
+        biases = _halves(module, module.gate_up_proj_bias if module.has_gate else module.up_proj_bias)
+        further = {key: one for key, one in zip(("gate_bias", "up_bias"), biases, strict=True) if one is not None}
+    further |= getattr(module, _FORM)
     result_TH = experts(*one_by_one, gate_EFH, up_EFH, down_EHF, **further).squeeze(1)
     if not module.has_bias:
         return result_TH
@@ -91,7 +123,10 @@ def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> 
 
 
 def _halves(module: Any, both: Any) -> tuple[Any, Any]:
-    """What belongs to gate and to up, of a tensor with both along its dim 1: one after the other, or in turn."""
+    """What belongs to gate and to up, of a tensor with both along its dim 1: one after the other, or in turn. Without a
+    gate all of it is up's."""
+    if not module.has_gate:
+        return None, both
     if module.is_concatenated:
         first, second = both.chunk(2, dim=1)
     else:

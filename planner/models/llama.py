@@ -161,6 +161,11 @@ def _dense(config: LlamaConfig) -> nn.Module:
     return MLP(config.hidden_size, config.ffn_size, gelu=config.gelu)
 
 
+def _shared(config: LlamaConfig) -> nn.Module:
+    made = MLP if config.gated else SquaredReluMLP
+    return made(config.hidden_size, config.shared_size)
+
+
 def _experts(config: LlamaConfig) -> nn.Module:
     from planner.models.experts import SparseMLP
 
@@ -174,8 +179,9 @@ def _experts(config: LlamaConfig) -> nn.Module:
             loss=config.balance_loss,
             bias_speed=config.balance_speed,
         ),
-        shared=MLP(config.hidden_size, config.shared_size) if config.shared_size else None,
+        shared=_shared(config) if config.shared_size else None,
         capacity_factor=config.capacity_factor,
+        gated=config.gated,
     )
 
 

@@ -61,6 +61,7 @@ from planner.pricing import composed_losses
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
 from planner.pricing.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, in_fp32, is_unfused, unfused_seconds
+from planner.sharding.rules.experts import matrices_of
 
 EXPERTS_KERNELS = 12
 """Operators that a framework launches for experts: rows are counted, sorted, and their weights; moved to their experts;
@@ -82,24 +83,21 @@ scattered to and their casts one is left of 8, of those for the auxiliary loss o
 (megatron/core/transformer/moe/moe_utils.py at d98e8a64dd: topk_routing_with_score_function,
 compute_routing_scores_for_aux_loss, switch_load_balancing_loss_func)."""
 
-APART_KERNELS = 18
-"""Operators that a framework launches in either pass for each expert, where its products in fp8 are launched by
-themselves: half of nine products, each with the casts of both operands, and a copy of its result."""
+APART_KERNELS = 6
+"""Operators that a framework launches in either pass for each matrix of each expert, where its products in fp8 are
+launched by themselves: half of three products, each with the casts of both operands, and a copy of its result."""
 
-APART_IN_BLOCKS = 42
-"""The same with scales of blocks of 128: six of the nine products make scales of their own and bring them to where
+APART_IN_BLOCKS = 14
+"""The same with scales of blocks of 128: two of the three products make scales of their own and bring them to where
 cuBLAS reads them, 12 operators each (clamp, division, cast, padding and copy of either, the product, its copy)."""
 
-_APART_EACH = 4.5
-"""Kernels for each of the two products that an expert has in a pass by `costmodels.experts`, where it has three, each
-with two casts."""
+_APART_EACH = 1.5
+"""Kernels of a matrix for each of the two products that an expert has in a pass by `costmodels.experts`: one for each
+matrix, each with two casts."""
 
 CAST_KERNELS = 5
 """Operators that a framework launches for a product of operands that it casts: the largest element of each, the cast of
 each, the product."""
-
-_EXPERT_PRODUCTS = 6
-"""Floating point operations of a row for each element of a matrix: three matrices, two operations each."""
 
 _DECAY = 3
 """Where the decay stands among the operands of the gated delta rule."""
@@ -125,9 +123,8 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
     more = SOFTMAX_KERNELS * in_fp32(call) if is_unfused(call) else np.zeros(len(call.extents))
     if _expert_by_expert(call):
         blocks = call.rule.scaled_in_blocks and call.rule.computed[0] == "fp8"
-        more = more + (APART_IN_BLOCKS if blocks else APART_KERNELS) * _held_experts(
-            call, call.extent(dict(call.rule.roles)["experts"])
-        )
+        apart = (APART_IN_BLOCKS if blocks else APART_KERNELS) * len(matrices_of(call.rule))
+        more = more + apart * _held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
     each, launched = call.device.host_latency * call.software.host, _launched(call)
     back = launched + _launched_besides(call) if launched else 0
     if call.rule.op_class == "delta_rule":
@@ -419,7 +416,8 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
     many tokens as its share of all experts is of the tokens that it can get."""
     dtype = call.multiplied
     roles = {role: call.extent(factors) for role, factors in call.rule.roles}
-    computed = call.flops / (_EXPERT_PRODUCTS * roles["width"] * roles["hidden"])
+    matrices = matrices_of(call.rule)
+    computed = call.flops / (2 * len(matrices) * roles["width"] * roles["hidden"])
     shape = ExpertsShape(
         tokens=computed / roles["choices"],
         choices=roles["choices"],
@@ -431,12 +429,13 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
         sorted_again=_exchanged(call, roles["experts"]) if call.software.grouped else 0.0,
         fused=call.software.fused_experts,
         by_element=call.software.sorts_elements,
+        first=len(matrices) - 1,
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))
     if not call.graded:
         backward = np.zeros(len(call.extents))
     else:
-        rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
+        rows, weights = not {0, 1}.isdisjoint(call.graded), not {*matrices}.isdisjoint(call.graded)
         backward = np.asarray(experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights))
     return _cast_experts(call, shape, (forward, backward)) if call.rule.casts else (forward, backward)
 
@@ -446,23 +445,24 @@ def _cast_experts(call: KernelCall, shape: ExpertsShape, wide: tuple[Array, Arra
     recipe leaves is gained, and casts of what each of them multiplies. A device without such products casts there and
     back, and multiplies as it does without."""
     rows = np.asarray(shape.tokens * shape.choices * shape.imbalance)
-    inputs, products = rows * (shape.hidden + shape.width), np.asarray(shape.experts * shape.hidden * shape.width)
+    products = np.asarray(shape.experts * shape.hidden * shape.width)
     share, (of_results, _, of_weights) = call.software.casts, call.rule.computed
-    forward_casts = share * (inputs + rows * shape.hidden + 3 * products)  # gate, up, down; each its matrix
-    backward_casts = rows * (shape.hidden + 2 * shape.width) + share * 3 * products
-    columns = share * rows * 3 * (shape.hidden + shape.width) * bool(of_weights)
+    matrices, first = matrices_of(call.rule), shape.first  # each with its rows and its matrix
+    forward_casts = share * (rows * (first * shape.hidden + shape.width) + len(matrices) * products)
+    backward_casts = rows * (shape.hidden + first * shape.width) + share * len(matrices) * products
+    columns = share * rows * len(matrices) * (shape.hidden + shape.width) * bool(of_weights)
     if not call.device.multiplies(of_results):
         there_and_back = 3 * element_bytes(call.dtype) + 2 * element_bytes(of_results)
         more = [np.asarray(passed(call, there_and_back * cast)) for cast in (forward_casts, backward_casts + columns)]
         return wide[0] + more[0], wide[1] + (more[1] if call.graded else 0.0)
-    each = _APART_EACH * call.device.launch_latency if _expert_by_expert(call) else shape.each
+    each = _APART_EACH * len(matrices) * call.device.launch_latency if _expert_by_expert(call) else shape.each
     bare = replace(shape, converted=False, each=each)
     cast = _cast_in_blocks if call.rule.scaled_in_blocks else _cast
     narrow = np.asarray(experts_time(bare, of_results, call.device)) + cast(call, of_results, forward_casts)
     forward = _gained(call, wide[0], narrow)
     if not call.graded:
         return forward, wide[1]
-    wanted = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
+    wanted = not {0, 1}.isdisjoint(call.graded), not {*matrices}.isdisjoint(call.graded)
 
     def seconds(dtype: str, *, rows: bool, weights: bool) -> Array:
         return np.asarray(experts_backward_time(bare, dtype, call.device, rows=rows, weights=weights))

@@ -37,6 +37,7 @@ from planner.sharding.rule import (
     loop_extents,
     ring_axis,
 )
+from planner.sharding.rules.experts import matrices_of
 from planner.sharding.window import Window
 from planner.sharding.zigzag import pieces_of_ring
 
@@ -210,16 +211,17 @@ def _outside(outside: Outside, extents: Array, mesh: Mesh, cluster: Cluster) -> 
 
 def _kept_beside(rule: Rule, software: Software) -> tuple[Work, ...]:
     """What an operator keeps beside its operands and results. Experts keep rows and weighted products as they have
-    multiplied them, gate and up as they came (`planner.sharding.rules.experts`)."""
+    multiplied them, what gate and up made as it came (`planner.sharding.rules.experts`)."""
     remakes = "experts" in software.remakes
     if rule.op_class != "experts" or not (software.keeps_fp8 or remakes):
         return rule.saved_extra
     operand = 0.5 if software.keeps_fp8 else 1.0
     rows, width, *others = rule.saved_extra
-    kept = 2 + (0.0 if remakes else operand)  # of three: gate, up, and their weighted product
+    first = len(matrices_of(rule)) - 1
+    kept = first + (0.0 if remakes else operand)  # of those that these make, and p, which goes into down
     return (
         replace(rows, coefficient=operand * rows.coefficient),
-        replace(width, coefficient=width.coefficient * kept / 3),
+        replace(width, coefficient=width.coefficient * kept / (first + 1)),
         *others,
     )
 

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from runtime.executor.instruction import Instruction
 
 TENSORS = 6
-"""Tokens, weights and numbers of their experts; gate, up and down. Behind them stand settings, and biases by name."""
+"""Tokens, weights and numbers of their experts; gate, which may be none, up and down. Behind them stand settings, and
+biases by name."""
+
+GATE = 3
+"""Where the gate stands among them."""
 
 ROUTED = 3
 """Those of them that depart."""
@@ -91,7 +95,9 @@ def _part(whole: "Instruction", part: Part, switch: Callable[[], None]) -> "Inst
         part=ExpertsPart(
             part=part,
             at=whole.index,
-            split=splitting_experts(shard, *call.arguments[TENSORS:], **call.keywords),
+            split=splitting_experts(
+                shard, *call.arguments[TENSORS:], gated=call.arguments[GATE] is not None, **call.keywords
+            ),
             switch=switch,
         ),
         first=first,

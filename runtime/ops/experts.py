@@ -27,6 +27,7 @@ from planner.models.expert_rows import (
     SILU,
     Activation,
     Kept,
+    Matrices,
     Products,
     Rows,
     capped_rows,
@@ -112,8 +113,8 @@ def split_experts(
     matrices: Sequence[torch.Tensor],
     split: SplitExperts,
 ) -> torch.Tensor:
-    """This device's term of what the experts make of its tokens, B S H. `matrices` are its pieces of gate, up and down,
-    and of the biases of gate and up. Collective over the groups of the cuts."""
+    """This device's term of what the experts make of its tokens, B S H. `matrices` are its pieces of those of experts,
+    and of their biases (`planner.models.expert_rows.Matrices`). Collective over the groups of the cuts."""
     call = ExpertsCall(split)
     call.depart(x_BSH, weights_BSK, chosen_BSK)
     call.compute(matrices)
@@ -212,22 +213,25 @@ class _Depart(torch.autograd.Function):
 class _Compute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: ExpertsCall, token: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        (rows, journey), split, matrices = call.route, call.split, given[:3]
+        (rows, journey), split = call.route, call.split
+        matrices = Matrices.of(given, split.activation)
         moved_RH, moved_R = call.landed()
-        *made, kept = run_experts(moved_RH, moved_R, journey.counts, given, split.products, split.activation)
+        *made, kept = run_experts(moved_RH, moved_R, journey.counts, matrices, split.products, split.activation)
         if call.trains and isinstance(split.products, DelayedProducts):
-            split.products.see(kept.rows, kept.product, journey.counts, matrices)
+            split.products.see(kept, journey.counts, matrices)
         ctx.tokens = len(rows.places) // call.chosen
         call.send(_back(made, journey, ctx.tokens))
         ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
-        ctx.save_for_backward(*kept, *matrices, *journey.tensors)
+        ctx.save_for_backward(*kept.tensors, *matrices.first, matrices.down, *journey.tensors)
+        ctx.ends = len(kept.tensors), len(kept.tensors) + len(matrices.first) + 1
         return token.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call, saved = ctx.call, ctx.saved_tensors
-        kept, matrices = Kept(*saved[:5]), saved[5:8]
-        journey = Journey(ways=ctx.journey, tensors=saved[8:], once=ctx.once)
+        call, saved, (first, end) = ctx.call, ctx.saved_tensors, ctx.ends
+        activation = call.split.activation
+        kept, matrices = Kept.of(saved[:first]), Matrices.of(saved[first:end], activation)
+        journey = Journey(ways=ctx.journey, tensors=saved[end:], once=ctx.once)
         token, *of_matrices = ctx.needs_input_grad[1:]
         needed = [*(call.wanted if token else (False, False)), *of_matrices]
 
@@ -236,7 +240,7 @@ class _Compute(torch.autograd.Function):
             call.send(going, None if weights is None else journey.back([weights]))
 
         # What is as large as all rows is handed on in lists: nobody here holds it once it is used.
-        come, products, activation = call.landed(), call.split.products, call.split.activation
+        come, products = call.landed(), call.split.products
         if call.beside and any(needed[:2]):
             (*rows, of_weights, _), further = differentiate_rows(
                 come.pop(), kept, journey.counts, matrices, needed, products, activation

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from planner.errors import ModelError
 from planner.fp8_recipes import RECIPES
 from planner.models.delayed_experts import DelayedProducts
-from planner.models.expert_rows import Activation
-from planner.models.experts import products_of, with_biases
+from planner.models.expert_rows import activation_of
+from planner.models.experts import matrices_of, products_of
 from planner.models.fp8_experts import PLAIN, Agreement
 from runtime.comm import collectives
 from runtime.ops.contraction import product
@@ -79,7 +79,7 @@ def experts(
     x_BSH: torch.Tensor,
     weights_BSK: torch.Tensor,
     chosen_BSK: torch.Tensor,
-    gate: torch.Tensor,
+    gate: torch.Tensor | None,
     up: torch.Tensor,
     down: torch.Tensor,
     *settings: Any,
@@ -87,9 +87,10 @@ def experts(
     up_bias: torch.Tensor | None = None,
     **named: Any,
 ) -> torch.Tensor:
-    split = splitting_experts(shard, *settings, **named)
-    matrices = with_biases((gate, up, down), gate_bias, up_bias)
-    return split_experts(x_BSH, weights_BSK, chosen_BSK, matrices, split)
+    split = splitting_experts(shard, *settings, gated=gate is not None, **named)
+    matrices = matrices_of(gate, up, down, gate_bias, up_bias)
+    tensors = (*matrices.first, matrices.down, *matrices.biases)
+    return split_experts(x_BSH, weights_BSK, chosen_BSK, tensors, split)
 
 
 def splitting_experts(
@@ -104,9 +105,13 @@ def splitting_experts(
     limit: float = 0.0,
     slope: float = 1.0,
     offset: float = 0.0,
+    activation: str = "silu",
+    *,
+    gated: bool,
     **biases: object,
 ) -> SplitExperts:
-    """How the experts of an operator are cut, and its settings, which stand behind its tensors, `biases` among them."""
+    """How the experts of an operator are cut, and its settings, which stand behind its tensors, `biases` among them;
+    `gated` says whether it has a gate."""
     cuts = [
         Cut(
             size=shard.place.mesh.sizes[axis],
@@ -122,11 +127,11 @@ def splitting_experts(
         imbalance=imbalance,
         once=(groups, chosen_groups) if once else None,
         dispatch=dispatch,
-        activation=Activation(limit, slope, offset),
+        activation=activation_of(activation, gated=gated, limit=limit, slope=slope, offset=offset),
     )
     if isinstance(shard.scales, LayerScales):
         own = shard.scales.among(*split.held)
-        return replace(split, products=DelayedProducts(recipe=RECIPES[fp8], scales=own))
+        return replace(split, products=DelayedProducts(recipe=RECIPES[fp8], scales=own, first=split.activation.first))
     return replace(split, products=products_of(fp8, _agreement(shard)) if fp8 else PLAIN)
 
 

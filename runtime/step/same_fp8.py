@@ -18,26 +18,29 @@ from torch.overrides import TorchFunctionMode
 
 from planner.errors import ModelError
 from planner.fp8_recipes import EXPERT_TENSORS, LAYER_TENSORS, RECIPES, Recipe
-from planner.graph.expert_load import EXPERTS_OPERATOR
+from planner.graph.expert_load import EXPERTS_OPERATOR, matrices_of_experts
 from planner.graph.fp8 import Fp8, is_linear, recipe_of
 from planner.graph.operator_graph import Operator
 from planner.models.delayed_experts import DelayedProducts
-from planner.models.expert_rows import Activation
-from planner.models.experts import with_biases
+from planner.models.expert_rows import activation_of
+from planner.models.experts import matrices_of
 from runtime.ops.delayed_scales import DelayedScales, LayerScales
 from runtime.ops.experts import SplitExperts, split_experts
 from runtime.ops.fp8_linear import fp8_linear
 
-_GATE, _FP8 = 3, 11
-"""Of the operator with experts: where the first of its matrices stands, and where its recipe and `dispatch` do."""
+_GATE, _TENSORS, _FP8 = 3, 6, 11
+"""Of the operator with experts: where the first of its matrices stands, and that is none without a gate; where its
+settings do, and among these its recipe and `dispatch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsIn:
-    """How experts are computed: the name of a recipe, none without one, and whether tokens come to them in 8 bits."""
+    """How experts with so many `matrices` are computed: the name of a recipe, none without one, and whether tokens come
+    to them in 8 bits."""
 
     fp8: str
     dispatch: bool
+    matrices: int
 
 
 Recipes = Mapping[str, tuple[Recipe | ExpertsIn | None, ...]]
@@ -53,7 +56,8 @@ def recipes_of(operators: Iterable[Operator]) -> dict[str, tuple[Recipe | Expert
             found[op.operands[1]].append(recipe_of(op))
         elif op.op == EXPERTS_OPERATOR and len(op.arguments) > _FP8 and any(op.arguments[_FP8:]):
             fp8, dispatch = op.arguments[_FP8:]
-            found[op.operands[_GATE]].append(ExpertsIn(fp8=str(fp8), dispatch=bool(dispatch)))
+            matrices = matrices_of_experts(op)
+            found[matrices[0]].append(ExpertsIn(fp8=str(fp8), dispatch=bool(dispatch), matrices=len(matrices)))
     return {
         name: tuple(each) if len(set(each)) > 1 else (each[0],)
         for name, each in found.items()
@@ -70,7 +74,7 @@ def scales_of_module(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedSc
             if isinstance(one, Recipe) and one.delayed:
                 shapes[name] = (LAYER_TENSORS,)
             elif isinstance(one, ExpertsIn) and one.fp8 and RECIPES[one.fp8].delayed:
-                shapes[name] = (EXPERT_TENSORS, weights[name].shape[0])
+                shapes[name] = (EXPERT_TENSORS[one.matrices], weights[name].shape[0])
     wide = {weights[name].dtype for name in shapes} == {torch.float64}
     return DelayedScales(shapes, fp8, next(iter(weights.values())).device, wide=wide)
 
@@ -89,12 +93,13 @@ class SameFp8(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.planner.experts.default:
-            how = self._next(args[_GATE]) if len(args) > _GATE else None
+            first = next((matrix for matrix in args[_GATE:_TENSORS] if matrix is not None), None)
+            how = None if first is None else self._next(first)
             if not isinstance(how, ExpertsIn):
                 return func(*args, **(kwargs or {}))
-            scales = self._scales.get(id(args[_GATE]))
+            scales = self._scales.get(id(first))
             if scales is not None:
-                return _delayed_experts(args[: _GATE + 3], how, scales, **(kwargs or {}))
+                return _delayed_experts(args[:_TENSORS], how, scales, **(kwargs or {}))
             return func(*args, **(kwargs or {}), fp8=how.fp8, dispatch=how.dispatch)
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) if func is F.linear else {}
         given = {**named, **(kwargs or {})} if named else {}
@@ -124,7 +129,7 @@ class SameFp8(TorchFunctionMode):
 
 
 def _delayed_experts(
-    operands: tuple[torch.Tensor, ...],
+    operands: tuple[Any, ...],
     how: ExpertsIn,
     scales: LayerScales,
     *,
@@ -133,12 +138,12 @@ def _delayed_experts(
     limit: float = 0.0,
     slope: float = 1.0,
     offset: float = 0.0,
+    activation: str = "silu",
 ) -> torch.Tensor:
     """Experts by the scales of steps before, all of them on this device."""
-    x, weights, chosen, *matrices = operands
-    products = DelayedProducts(recipe=RECIPES[how.fp8], scales=scales)
-    activation = Activation(limit, slope, offset)
-    split = SplitExperts(
-        experts=matrices[0].shape[0], cuts=(), products=products, dispatch=how.dispatch, activation=activation
-    )
-    return split_experts(x, weights, chosen, with_biases(matrices, gate_bias, up_bias), split)
+    x, weights, chosen, gate, up, down = operands
+    act = activation_of(activation, gated=gate is not None, limit=limit, slope=slope, offset=offset)
+    products = DelayedProducts(recipe=RECIPES[how.fp8], scales=scales, first=act.first)
+    split = SplitExperts(experts=len(down), cuts=(), products=products, dispatch=how.dispatch, activation=act)
+    matrices = matrices_of(gate, up, down, gate_bias, up_bias)
+    return split_experts(x, weights, chosen, (*matrices.first, matrices.down, *matrices.biases), split)

@@ -267,6 +267,10 @@ def _experts() -> Iterator[tuple[Any, ...]]:
     yield "planner.experts.default", "capacity", *tokens, _integers(4, 4, 4, 2), *weights, 2
     bounded = {"gate_bias": _random(4, 6), "up_bias": _random(4, 6) + 0.3, "limit": 1.5, "slope": 1.7, "offset": 1.0}
     yield "planner.experts.default", "biases, bounded", *tokens, _integers(4, 4, 4, 2), *weights, bounded
+    plain = None, *weights[1:]
+    yield "planner.experts.default", "no gate", *tokens, _integers(4, 4, 4, 2), *plain, {"activation": "relu2"}
+    biased = {"up_bias": _random(4, 6), "activation": "gelu_tanh"}
+    yield "planner.experts.default", "no gate, a bias", *tokens, _integers(4, 4, 4, 2), *plain, biased
     few = _random(2, 4, 8), _positive(2, 4, 1), _integers(4, 2, 4, 1)
     yield "planner.experts.default", *few, *weights
     yield "planner.expert_loads.default", _integers(4, 4, 6, 2), 4

@@ -47,7 +47,7 @@ def test_those_of_experts_are_counted_for_each_of_them() -> None:
     (stage,) = audit(plan, traced, plans.BATCH, machine)
     assert stage.unequal == ()
     assert stage.live[STATES] == pytest.approx(stage.predicted_live[STATES], rel=1e-6)
-    assert stage.live[STATES] > 2 * history_bytes(fp8, (EXPERT_TENSORS, 4))
+    assert stage.live[STATES] > 2 * history_bytes(fp8, (EXPERT_TENSORS[3], 4))
 
 
 def test_the_tables_of_a_search_count_them() -> None:

@@ -193,14 +193,16 @@ def experts_local(
     stacked = [
         torch.cat([*(weights[peer] for peer in peers), torch.zeros_like(weights[rank][:1])]) for weights in operands[3:]
     ]
-    every = torch.arange(example.args[3].shape[0])
+    every = torch.arange(example.args[5].shape[0])
     dims = derive_layouts(rule, strategy).operands[3].forward
     pieces = cut(every, tuple(layout if layout == shard(0) else REPLICATE for layout in dims), mesh)
     held = torch.cat([pieces[peer] for peer in peers])
     x, weights, chosen = (operand[rank] for operand in operands[:3])
     here = chosen.unsqueeze(-1) == held
     place = here.long().argmax(-1).where(here.any(-1), len(held))  # the last expert makes zeros
-    matrices, biases = stacked[:3], dict(zip(("gate_bias", "up_bias"), stacked[3:], strict=False))
+    gated, rest = example.args[3] is not None, iter(stacked)
+    matrices = [next(rest) if gated else None, next(rest), next(rest)]
+    biases = dict(zip(("gate_bias", "up_bias") if gated else ("up_bias",), rest, strict=False))
     return run(example.op, (x, weights, place, *matrices, *example.args[6:]), {**dict(example.kwargs), **biases})
 
 

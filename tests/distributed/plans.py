@@ -391,6 +391,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "wide4": lambda: Llama(replace(MIXTURE, num_layers=4, expert_size=144, shared_size=32)),
     "wide": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)),
     "wide64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)).double(),
+    "ungated": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32, gated=False)),
     "mixture-frozen": frozen_experts,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),

@@ -65,6 +65,8 @@ def _less_one(ours: str, theirs: str, shape: tuple[int, ...]) -> Iterator[Part]:
 
 def _class_of(config: LlamaConfig) -> str:
     """The class that computes the same."""
+    if not config.gated:
+        refuse("gated=False: the MLPs and experts of these classes have a gate")
     if config.num_experts:
         return _class_with_experts(config)
     if config.qkv_bias and config.qk_norm:

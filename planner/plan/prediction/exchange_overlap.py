@@ -21,12 +21,10 @@ from planner.plan.layout.expert_overlap import ExpertOverlap
 from planner.pricing.operator_price import InnerMessage, inner_hidden, inner_messages, inner_seconds
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
+from planner.sharding.rules.experts import matrices_of
 
 if TYPE_CHECKING:
     from planner.plan.prediction.walk import Walk
-
-MATRICES = (3, 4, 5)
-"""Where gate, up and down stand among the operands of experts."""
 
 
 class Ways(NamedTuple):
@@ -96,7 +94,7 @@ class ExchangeOverlap:
     def saves(self, one: ExpertOverlap) -> Saved:
         """Seconds that an overlap saves forward and backward."""
         ways = self.ways(one.at)
-        own = self._backward((one.at,)) - self._backward((one.at,), without=MATRICES)
+        own = self._own(one.at)
         return Saved(
             forward=min(ways.there, self._forward(one.there)) + min(ways.rows, self._forward(one.back)),
             backward=min(ways.sent, self._backward(one.back)) + min(ways.weighted, self._backward(one.there) + own),
@@ -111,7 +109,7 @@ class ExchangeOverlap:
     def left(self, one: ExpertOverlap) -> Left:
         """Seconds that nothing beside the experts covers, in which another pass may compute."""
         ways, forward, backward = self.ways(one.at), self._forward, self._backward
-        own = backward((one.at,)) - backward((one.at,), without=MATRICES)
+        own = self._own(one.at)
         there, back = _rest(ways.there, forward(one.there)), _rest(ways.rows, forward(one.back))
         returned = _rest(ways.weighted, backward(one.there) + own)
         sent = _rest(ways.sent, backward(one.back))
@@ -150,6 +148,11 @@ class ExchangeOverlap:
             found = ways_of(operator.rule, operator.strategy, self.walk.bound.plan.mesh, self.walk.cluster)
             self._known[key] = (found, operator.rule)
         return self._known[key][0]
+
+    def _own(self, at: int) -> Seconds:
+        """What the gradients of the matrices of experts take."""
+        matrices = matrices_of(self.walk.bound.operators[at].rule)
+        return self._backward((at,)) - self._backward((at,), without=matrices)
 
     def _forward(self, operators: Sequence[int]) -> Seconds:
         bound = self.walk.bound

@@ -3,10 +3,11 @@
     tokens  b s h    choices  b s k    matrices  e f h          rows on a device = b s k e / E  tokens that it can get,
                                                                 times the share of the experts that it has
 
-E is the number of all experts. On an axis that is given e@b a device can get the tokens of all devices of the axis and
-has its part of the experts; on one that is given e it has all tokens and a part of the experts. So the loops of rows
-are b s k e, of which an exchange cuts e alone, and every row counts 1 / E. Where experts are cut the fullest device has
-`imbalance` times the average. With a capacity there are as many rows for every sample and expert, whoever chooses it.
+E is the number of all experts, whose matrices are gate, up and down, or up and down. On an axis that is given e@b a
+device can get the tokens of all devices of the axis and has its part of the experts; on one that is given e it has all
+tokens and a part of the experts. So the loops of rows are b s k e, of which an exchange cuts e alone, and every row
+counts 1 / E. Where experts are cut the fullest device has `imbalance` times the average. With a capacity there are as
+many rows for every sample and expert, whoever chooses it.
 
 Experts follow MegaBlocks (Gale et al. 2022, arXiv 2211.15841): rows are sorted by expert and multiplied in groups. Rows
 are multiplied with the weight of their expert before the last product, as Megatron does, so that its result need not be
@@ -44,22 +45,37 @@ _INDICES_ONCE = 2
 """Those that are kept beside them where a token is sent once: the row that came with the token of each row, and the
 token of each row that is sent."""
 
-_PLAIN = Einsum(
-    pattern="b s h, b s k, b s k, e f h, e f h, e h f, e f, e f -> b s h",
-    op_class="experts",
-    positions=(0, 1, 2, 3, 4, 5, 6, 7),
-    blocked="h k",
-    gradient_work=0.4,  # twice the forward work for the gradients of all five operands; biases take none
-    addends=(6, 7),
-    saves=((3, (0, 1)), (4, (0, 1)), (5, (0, 1, 3, 4, 6, 7))),
-    roles=(("tokens", "b s"), ("choices", "k"), ("experts", "e"), ("width", "f"), ("hidden", "h")),
-)
+_FIRST = 3
+"""Where the first matrix stands among the operands."""
+
+
+def matrices_of(rule: Rule) -> tuple[int, ...]:
+    """Where the matrices of experts stand among the operands of their rule: gate, up and down, or up and down."""
+    return tuple(at for at in range(_FIRST, len(rule.operands)) if at not in rule.addends)
+
+
+def _plain(gated: bool) -> Einsum:
+    """The rule without what is said of rows. Without a gate nothing is given at its place, nor at that of its bias."""
+    down = _FIRST + (2 if gated else 1)
+    first, biases = tuple(range(_FIRST, down)), tuple(range(down + 1, 2 * down - _FIRST + 1))
+    return Einsum(
+        pattern="b s h, b s k, b s k, e f h, e f h, e h f, e f, e f -> b s h",
+        op_class="experts",
+        positions=(0, 1, 2, 3, 4, 5, 6, 7),
+        blocked="h k",
+        # twice the forward work for the gradients of tokens, weights and matrices; biases take none
+        gradient_work=2 / (2 + len(first) + 1),
+        addends=biases,
+        saves=(*((at, (0, 1)) for at in first), (down, (0, 1, *first, *biases))),
+        roles=(("tokens", "b s"), ("choices", "k"), ("experts", "e"), ("width", "f"), ("hidden", "h")),
+    )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Experts(RuleSpec):
-    """Tokens, weights and numbers of their experts, gate, up and down of all experts, and biases of gate and up."""
+    """Tokens, weights and numbers of their experts, gate (if there is one), up and down of all experts, and biases of
+    gate and up."""
 
     def build(self, call: Call) -> Rule:
         capacity, imbalance = call.argument(*_CAPACITY, 0), call.argument(*_IMBALANCE, 1.0)
@@ -71,30 +87,31 @@ class Experts(RuleSpec):
         # of a token on its way: in 8 bits with a scale for each block, or as it is
         token = hidden + _SCALE * -(-hidden // BLOCK) if dispatch else float(hidden * element)
         once = self._once(call, token), self._once(call, hidden * element)
+        base = _plain(call.arguments[_FIRST] is not None)
         # A capacity is one of every sample, whose tokens are counted in their order.
-        blocked = f"{_PLAIN.blocked} s" if capacity else _PLAIN.blocked
+        blocked = f"{base.blocked} s" if capacity else base.blocked
         exchanges = (("e", "b"),) if capacity else (("e", "b"), ("e", "s"))
         told = dict(call.keywords)
         tensors = (*call.arguments[:_TENSORS], told.get("gate_bias"), told.get("up_bias"))
         plain = replace(call, arguments=tensors, keywords=())
-        rule = replace(_PLAIN, blocked=blocked, exchanges=exchanges).build(plain)
+        rule = replace(base, blocked=blocked, exchanges=exchanges).build(plain)
         factors = tuple(
             replace(factor, imbalance=imbalance) if factor.name == "e" and not capacity else factor
             for factor in rule.factors
         )
-        rows = _Rows(rule, call, capacity)
+        rows, first = _Rows(rule, call, capacity), len(matrices_of(rule)) - 1
         return replace(
             rule,
             factors=factors,
-            work=(rows.work(6.0, "f h"),),
-            saved_extra=(  # rows; gate, up, and their weighted product; weights and indices
+            work=(rows.work(2.0 * (first + 1), "f h"),),
+            saved_extra=(  # rows; what the first matrices make, and p, which goes into down; weights and indices
                 rows.work(element, "h"),
-                rows.work(3.0 * element, "f"),
+                rows.work((first + 1.0) * element, "f"),
                 rows.work(element + (_INDICES + _INDICES_ONCE * (once[0] is not None)) * _INDEX, ""),
             ),
             scratch=(  # gradients of those, and u where it is bounded
                 rows.work(1.0 * element, "h"),
-                rows.work((3.0 if told.get("limit") else 2.0) * element, "f"),
+                rows.work((first + (1.0 if told.get("limit") else 0.0)) * element, "f"),
             ),
             inner=(
                 *rows.messages(element, token, counted=not capacity, once=once),
@@ -174,7 +191,9 @@ class _Rows:
         tokens of the same experts, and those with another part of each of them (`planner.models.fp8_experts`)."""
         index = self.rule.index  # without dims of one element
         tokens, width, e = [index[name] for name in ("b", "s") if name in index], index["f"], index["e"]
-        wide, hidden = self.call.operands[3].shape[1:]
+        wide, hidden = self.call.operands[_FIRST].shape[1:]
+        matrices = len(matrices_of(self.rule))
+        first = matrices - 1
 
         def said(factor: int, each: Work, forward: int, backward: int, blocks: int = 0) -> InnerCollective:
             return InnerCollective(
@@ -186,30 +205,30 @@ class _Rows:
             return
         of_experts, of_rows = Work(coefficient=1.0, factors=(e,)), self.work(1.0, "")
         if recipe.scales == "tensor":
-            # forward rows (twice), p and its result; backward those of rows (3), and of both sides of matrices (6)
-            yield from (said(factor, of_experts, 3, 9) for factor in tokens)
-            # forward p, gate, up, down; backward of g and u (2), gate, up, down, and one side of each matrix (3)
-            yield said(width, of_experts, 4, 8)
+            # of each matrix forward its rows; backward those of its gradient, and both sides of the matrix's
+            yield from (said(factor, of_experts, matrices, 3 * matrices) for factor in tokens)
+            # forward p and the matrices; backward of g and u, the matrices, and one side of each matrix's
+            yield said(width, of_experts, 1 + matrices, first + 2 * matrices)
             return
-        if recipe.weight_gradients:  # both sides of gate, up and down
+        if recipe.weight_gradients:  # both sides of each matrix
             for factor in tokens:
-                yield said(factor, Work(coefficient=float(hidden), factors=(e,)), 0, 3)
-                yield said(factor, Work(coefficient=1.0, factors=(e, width)), 0, 3)
-        if recipe.scales == "row":  # down forward, gate and up backward: of their rows, and of their columns
-            yield said(width, of_rows, 1, 2)
-            yield said(width, Work(coefficient=float(hidden), factors=(e,)), 1, 2)
+                yield said(factor, Work(coefficient=float(hidden), factors=(e,)), 0, matrices)
+                yield said(factor, Work(coefficient=1.0, factors=(e, width)), 0, matrices)
+        if recipe.scales == "row":  # down forward, the first ones backward: of their rows, and of their columns
+            yield said(width, of_rows, 1, first)
+            yield said(width, Work(coefficient=float(hidden), factors=(e,)), 1, first)
             return
         block = recipe.block
         across, along = -(-wide // block), -(-hidden // block)
-        yield said(width, self.work(float(across), ""), 1, 2, block)
+        yield said(width, self.work(float(across), ""), 1, first, block)
         if recipe.scales == "line":  # of their rows alone, of which each column has one
-            yield said(width, Work(coefficient=float(across * hidden), factors=(e,)), 1, 2, block)
+            yield said(width, Work(coefficient=float(across * hidden), factors=(e,)), 1, first, block)
             return
-        yield said(width, Work(coefficient=float(across * along), factors=(e,)), 3, 3, block)
+        yield said(width, Work(coefficient=float(across * along), factors=(e,)), matrices, matrices, block)
 
     @property
     def _experts(self) -> int:
-        return self.call.operands[3].shape[0]
+        return self.call.operands[_FIRST].shape[0]
 
     def _factors(self, others: str) -> tuple[int, ...]:
         names: Sequence[str] = ("b", "e") if self.capacity else ("b", "s", "k", "e")

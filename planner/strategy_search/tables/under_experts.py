@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.graph.fp8 import without_fp8
 from planner.plan.layout.expert_overlap import tied_to
-from planner.plan.prediction.exchange_overlap import MATRICES, ways_of
+from planner.plan.prediction.exchange_overlap import ways_of
 from planner.pricing import OperatorPrices, price_operator
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules import rule_of
+from planner.sharding.rules.experts import matrices_of
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.candidates import Candidates
 
@@ -57,7 +58,8 @@ def saved_by_exchange(
     graph = template.graph
     op = graph.operators[index]
     types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
-    graded = [name in graph.differentiable and place not in MATRICES for place, name in enumerate(op.operands)]
+    matrices = matrices_of(rule_of(graph, op))
+    graded = [name in graph.differentiable and place not in matrices for place, name in enumerate(op.operands)]
 
     def priced(rule: Rule, strategies: Sequence[Strategy]) -> tuple[Array, Array, Array]:
         """Seconds backward but for the gradients of the matrices, and of gradients that are sent there and back,
