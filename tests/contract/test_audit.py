@@ -189,6 +189,7 @@ DIVIDED = [
     *first(3, (("mixture", way) for way in dividing.WAYS)),
     *first(0, (("balanced", way) for way in list(dividing.WAYS)[::2])),
     *first(0, (("deepseek", way) for way in list(dividing.WAYS)[1::2])),
+    *first(0, (("ungated", way) for way in ("tensor inside", "alone and exchanged"))),
     *rarely(("balanced", way) for way in list(dividing.WAYS)[1::2]),
     *rarely(("deepseek", way) for way in list(dividing.WAYS)[::2]),
 ]

@@ -42,6 +42,7 @@ CASES = (
     Exchanged(model="mixture", way="samples", mesh=(2, 1), there=0, settings={**TURNS, **FULL}),
     Exchanged(model="mixture4", way="samples", mesh=(2, 1), settings=IN_PAIRS),
     Exchanged(model="capped", way="samples", mesh=(2, 1), there=1),
+    Exchanged(model="ungated", way="samples", mesh=(2, 1), settings=FULL),
     Exchanged(model="deepseek", way="zero3", mesh=(2, 2), settings=FULL),
 )
 

@@ -22,6 +22,15 @@ def divided(
     ]
 
 
+def ungated(ways: list[str], sizes: tuple[int, ...], settings: dict[str, object]) -> list[float]:
+    """The same of experts that have two matrices and the square of ReLU."""
+    mesh, errors = plans.mesh_of(*sizes), []
+    for way in ways:
+        plan = by_hand(way, "ungated", mesh, kept=tasks.KEPT, **settings)
+        errors.append(tasks.worst_error(tasks.build_step("ungated", plan), "ungated", plan.training.micro_batches))
+    return errors
+
+
 def sent_once(model: str, ways: list[str], sizes: tuple[int, ...], settings: dict[str, object]) -> list[float]:
     """The same where a token is sent once to each part of the outermost axis of an exchange."""
     errors = []

@@ -26,6 +26,8 @@ PAIRS: list[Any] = [
             ("mixture", "samples", (2, 1), 4, {}),
             ("balanced", "samples", (2, 1), 0, {**TWO, **SELECTIVE}),
             ("capped", "samples", (2, 1), 1, FULL),
+            ("ungated", "samples", (2, 1), 3, {}),
+            ("ungated64", "samples", (2, 1), 3, {"fp8": Fp8(recipe="rowwise", experts=True), **FULL}),
             ("mixture", "folded", (1, 2), 4, {"chunks": 1}),
             ("mixture", "zero3", (2, 1), 3, {"gathers": "ahead"}),
             ("mixture", "samples", (2, 1), 0, {**TURNS, **FULL}),

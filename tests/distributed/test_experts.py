@@ -35,6 +35,24 @@ def test_ways_to_divide_experts(pool, model: str, ways: list[str], parts: int, r
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
+@pytest.mark.cases(1, 2)
+@pytest.mark.parametrize(
+    ("ways", "sizes", "settings"),
+    [
+        (["tensor inside", "folded", "alone", "zero3"], (2, 2), {}),
+        (["tensor inside", "folded"], (2, 2), {"micro_batches": 2, "recomputation": "full"}),
+        (["zero2", "folded samples", "alone and exchanged"], (2, 2), {"recomputation": "selective"}),
+        (["tensor inside", "alone"], (1, 2), {"stages": (1, 1), "micro_batches": 2, "schedule": "zb_h1"}),
+    ],
+    ids=str,
+)
+def test_experts_without_a_gate(pool, ways: list[str], sizes: tuple[int, ...], settings: dict[str, object]) -> None:
+    """However they are divided, in a pipeline that takes the backward pass apart, too."""
+    arguments = {"stages": (), "micro_batches": 1, "recomputation": "none", **settings}
+    for errors in pool.run("tasks_experts", "ungated", ways, sizes, arguments):
+        assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
+
+
 @pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(
     ("model", "ways", "sizes", "settings"),
@@ -42,6 +60,7 @@ def test_ways_to_divide_experts(pool, model: str, ways: list[str], parts: int, r
         ("mixture", ["samples"], (2, 2), {}),
         ("mixture", ["tensor inside", "folded", "folded samples", "alone", "alone and exchanged"], (2, 2), {}),
         ("balanced", ["samples", "zero3"], (2, 2), {"recomputation": "full"}),
+        ("ungated", ["samples", "folded"], (2, 2), {}),
         (
             "mixture",
             ["samples", "folded"],

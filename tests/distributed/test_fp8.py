@@ -70,6 +70,18 @@ def test_experts_on_four_processes(
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
+@pytest.mark.cases(1, 3)
+@pytest.mark.parametrize("recipe", NOW)
+@pytest.mark.parametrize(
+    ("ways", "settings"),
+    [(["tensor inside", "samples"], {}), (["folded", "alone and exchanged"], {"recomputation": "full"})],
+)
+def test_experts_without_a_gate(pool, recipe: str, ways: list[str], settings: Mapping[str, object]) -> None:
+    arguments = (recipe, (2, 2), ways, dict(settings), BOTH, False, "ungated64")
+    for errors in pool.run("tasks_fp8", "experts", *arguments):
+        assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
+
+
 WITHOUT = [
     ((0,), ["alone and exchanged"]),
     ((0,), ["alone", "folded samples"]),
@@ -118,6 +130,7 @@ STEPS = [
     ("gpt64", (2, 2), ["zero3"], {}, {}),
     ("gpt64", (2, 2), [1], {}, {}),
     ("wide64", (2, 2), ["experts: samples", "experts: tensor inside", "experts: alone and exchanged"], {}, BOTH),
+    ("ungated64", (2, 2), ["experts: samples", "experts: tensor inside", "experts: zero3"], {}, BOTH),
     ("sharing64", (2,), ["zero3", 9], {"stages": (2, 2), "micro_batches": 2}, {}),
     ("sharing64", (2, 2), ["zero1", 10], {"recomputation": "full"}, {}),
     ("lonely64", (2, 2), ["experts: folded", "experts: alone"], {"micro_batches": 2}, {"experts": True}),
@@ -129,8 +142,8 @@ STEPS = [
     ("llama64", (2,), [6, 7], IN_TWO, {}),
     ("llama64", (2,), [8], {"stages": (1, 1), "micro_batches": 4, "schedule": "zb_h1"}, {}),
 ]
-"""Model, mesh, plans, settings and what is in fp8 beside linear layers: 24 plans over four steps each, by the scales of
-the two steps before; 8 with experts, of which some get no token, 4 with a weight that layers of several blocks share,
+"""Model, mesh, plans, settings and what is in fp8 beside linear layers: 27 plans over four steps each, by the scales of
+the two steps before; 11 with experts, of which some get no token, 4 with a weight that layers of several blocks share,
 on other stages, too."""
 
 

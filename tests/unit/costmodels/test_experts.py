@@ -53,6 +53,13 @@ def test_nothing_is_faster_than_the_best_rate(shape: ExpertsShape) -> None:
     assert seconds(shape) >= 3 * work / best_rate("experts", "bf16", DEVICE)
 
 
+@pytest.mark.parametrize("shape", SHAPES[::7], ids=str)
+def test_one_first_matrix_takes_less_than_two_and_more_than_half(shape: ExpertsShape) -> None:
+    for fused in (False, True):
+        one, two = (replace(shape, first=first, fused=fused) for first in (1, 2))
+        assert 0.5 * seconds(two) < seconds(one) < seconds(two)
+
+
 def test_imbalance_is_that_much_more_rows() -> None:
     times = [seconds(replace(MIXTRAL, imbalance=imbalance)) for imbalance in (1.0, 1.5, 2.0)]
     assert times == sorted(times)

@@ -141,22 +141,6 @@ def test_attention_with_sinks_is_known_where_no_model_was_built() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
-@pytest.mark.parametrize(
-    ("content", "unlike"),
-    [
-        ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_act": "relu"}, "ReLU"),
-        ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_act": "gelu"}, "GELUActivation"),
-    ],
-)
-def test_experts_that_the_operator_does_not_compute_are_refused(
-    tmp_path: Path, content: dict[str, Any], unlike: str
-) -> None:
-    small = json.loads((CONFIGS / "olmoe/config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(small | {"head_dim": 8} | content))
-    with refused(ModelError, "model.layers.0.mlp.experts", unlike, "--model package.module:factory"):
-        build_model(str(tmp_path), dtype="float32", sequence_length=8)
-
-
 def test_attention_is_composed_where_an_architecture_has_no_other() -> None:
     calls = {op.op for op in traced("deberta").operators}
     assert ATTENTION not in calls

@@ -180,6 +180,16 @@ def test_nemotron_computes_what_that_of_transformers_computes(changes: dict[str,
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+def test_a_gate_may_have_another_activation(activation: str, tmp_path: Path) -> None:
+    model = of_config(small("olmoe", tmp_path, hidden_act=activation, head_dim=8))
+    inputs, found = inputs_of(model), []
+    for kind in (AS_ONE_OPERATOR, "eager"):
+        model.module.set_experts_implementation(kind)
+        found.append(learnt(model.module, inputs))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 def as_transformers_has_it(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of Switch Transformers under the names of transformers."""
 
@@ -245,6 +255,7 @@ def test_they_are_traced_and_can_be_planned(family: str) -> None:
         ("switch", {"router_jitter_noise": 0.01}, ("router_jitter_noise", 0.01, "encoder.block.0.layer.1.mlp")),
         ("switch", {"dense_act_fn": "mish"}, ("MishActivation", "--model package.module:factory")),
         ("nemotron-h", {"mlp_hidden_act": "quick_gelu"}, ("QuickGELUActivation", "model.layers.1.mixer.experts")),
+        ("olmoe", {"hidden_act": "relu6"}, ("ReLU6", "model.layers.0.mlp.experts", "--model package.module:factory")),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodels import collective_time
-from hardware_profiles import PYTORCH, load_profile, load_software
+from hardware_profiles import PYTORCH, Software, load_profile, load_software
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.pricing import OperatorPrices, keeping_fault, price_operator
@@ -52,6 +52,52 @@ def test_only_experts_that_are_chosen_count_as_work() -> None:
     assert whole.flops[0] == 3 * 6 * BATCH * TOKENS * CHOSEN * WIDTH * HIDDEN
     for names in (("b", "b"), ("b", "e@b"), ("s", "e@s"), ("f", "b"), ("e", "b"), ("e@b", "f")):
         assert priced(*names).flops[0] == whole.flops[0] / 64
+
+
+UNGATED = (*OPERANDS[:3], *OPERANDS[4:])
+
+
+def without_a_gate(*names: str | None, recipe: str = "", software: Software = PYTORCH) -> OperatorPrices:
+    settings = (0, 1.0, False, 1, 1, recipe, False) if recipe else ()
+    arguments = (*OPERANDS[:3], None, *OPERANDS[4:], *settings)
+    rule = RULES[CALL.op].build(replace(CALL, arguments=arguments, keywords=(("activation", "relu2"),)))
+    graded, cluster = [tensor.floating for tensor in UNGATED], CLUSTER.with_software(software)
+    return price_operator(rule, [named_strategy(rule, names, "")], UNGATED, OPERANDS[:1], graded, MESH, cluster)
+
+
+def test_without_a_gate_there_is_a_product_less_in_each_pass() -> None:
+    """And what it makes is not kept: 4 in the place of 6 operations of a row for each element of a matrix."""
+    for names, devices in (((None, None), 1), (("b", "e@b"), 64), (("b", "f"), 64)):
+        gated, plain = priced(*names), without_a_gate(*names)
+        assert plain.flops[0] == gated.flops[0] * 2 / 3
+        for one, other in ((plain.forward, gated.forward), (plain.backward, gated.backward)):
+            assert other[0] * 0.6 < one[0] < other[0] * 0.75  # and copies, which are the same
+        assert gated.saved_extra[0] - plain.saved_extra[0] == BATCH * TOKENS * CHOSEN * 2 * WIDTH / devices
+    rows, tokens = BATCH / 64 * TOKENS * CHOSEN, BATCH / 64 * TOKENS
+    prices = without_a_gate("b", "e@b")
+    gradients = sum(prices.operands[place][0] for place in (0, 1, 3, 4))
+    assert prices.transient[0] == 2 * tokens * HIDDEN + gradients + 2 * rows * (HIDDEN + WIDTH)
+
+
+@pytest.mark.parametrize(("recipe", "operators"), [("tensorwise", 12), ("blockwise", 28)])
+def test_in_fp8_operators_are_launched_for_each_matrix(recipe: str, operators: int) -> None:
+    apart, together = (
+        without_a_gate("b", "b", recipe=recipe, software=replace(PYTORCH, expert_by_expert=each))
+        for each in (True, False)
+    )
+    for one, other in zip(apart.host, together.host, strict=True):
+        assert one - other == pytest.approx(operators * COUNT * PYTORCH.host * CLUSTER.device.host_latency)
+
+
+def test_what_is_kept_in_fp8_or_made_again_is_so_without_a_gate() -> None:
+    rows = BATCH / 64 * TOKENS * CHOSEN
+    beside = 2 + 4 * 8
+    for software, kept in (
+        (PYTORCH, HIDDEN * 2 + WIDTH * 4),
+        (replace(PYTORCH, keeps_fp8=True), HIDDEN + WIDTH * 3),
+        (replace(PYTORCH, remakes=frozenset({"experts"})), HIDDEN * 2 + WIDTH * 2),
+    ):
+        assert without_a_gate("b", "e@b", software=software).saved_extra[0] == rows * (kept + beside)
 
 
 def test_cutting_experts_saves_weights_and_costs_an_exchange() -> None:
