@@ -13,7 +13,8 @@ from planner.graph.call import Call, Typed
 from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, TorchConstant
 from planner.graph.trace import resolve, tensor_type
-from planner.models import experts as experts  # this one, too
+from planner.models import experts as experts  # these, too
+from planner.models import sink_attention as sink_attention
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
 
