@@ -32,6 +32,7 @@ from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, check_expert
 from planner.models.huggingface_config import check_activations, check_config, check_present, read_config
 from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface_experts import is_mixture, mixture_of
+from planner.models.huggingface_llama4 import with_chosen_rows
 from planner.models.overrides import changed_content, split_reference
 
 if TYPE_CHECKING:
@@ -325,7 +326,8 @@ def _attention_with_sinks(
 
 
 def _experts_as_one_operator(module: Any) -> bool:
-    """Have experts of a model of transformers be one operator each; whether it has any."""
+    """Have experts of a model of transformers be one operator each; whether it has any that have to be looked at."""
+    with_chosen_rows(module)
     if not module._can_set_experts_implementation():
         return False
     module.set_experts_implementation(AS_ONE_OPERATOR)

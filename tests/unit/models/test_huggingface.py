@@ -1,6 +1,7 @@
 """Models of Hugging Face from a config.json: built without weights, traced, and every operator has a rule."""
 
 import builtins
+import copy
 import errno
 import json
 import math
@@ -105,6 +106,33 @@ def test_experts_are_one_operator_that_computes_what_those_of_transformers_compu
         loss.backward()
         found.append([loss.detach(), *(one.grad for one in model.module.parameters())])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_llama4_sends_tokens_to_the_experts_that_they_choose(chosen: int) -> None:
+    """What that of transformers computes, of every expert with every token."""
+    import transformers
+
+    model = build_model(str(CONFIGS / "llama4"), dtype="float32", sequence_length=8, device="cpu")
+    sparse, generator = model.module, torch.Generator().manual_seed(0)
+    config = copy.deepcopy(sparse.config)
+    config.num_experts_per_tok = chosen
+    dense = transformers.Llama4ForCausalLM(config)
+    for parameter, other in zip(sparse.parameters(), dense.parameters(), strict=True):
+        torch.nn.init.normal_(parameter, std=0.4, generator=generator)
+        other.data.copy_(parameter.data)
+    for layer in sparse.model.layers:
+        layer.feed_forward.top_k = layer.feed_forward.router.top_k = chosen
+    inputs = {name: torch.randint(0, 64, tensor.shape, generator=generator) for name, tensor in model.kwargs.items()}
+    found = []
+    for module in (sparse, dense):
+        loss = module(**inputs).loss
+        loss.backward()
+        found.append([loss.detach(), *(one.grad for one in module.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    graph = traced("llama4")
+    rules = [rule_of(graph, op) for op in graph.operators if op.op == EXPERTS]
+    assert [rule.format() for rule in rules] == ["b 1 h, b 1 1, b 1 1, e f h, e f h, e h f -> b 1 h"] * 4
 
 
 def test_gpt_oss_computes_what_that_of_transformers_computes() -> None:
