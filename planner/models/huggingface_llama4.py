@@ -25,11 +25,11 @@ def with_chosen_rows(module: Any) -> None:
         name = activation_name(part.experts.act_fn)
         if name is not None:
             setattr(part, _ACTIVATION, name)
-            part.__class__ = _sparse(type(part))
+            part.__class__ = _sparse(part.__class__)
 
 
 @functools.cache
-def _sparse(kind: type) -> type:
+def _sparse(kind: Any) -> Any:
     """The class of transformers, but for what it does with tokens."""
     return type(kind.__name__, (kind,), {"forward": _forward, "__module__": kind.__module__})
 
