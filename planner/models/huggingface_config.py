@@ -115,6 +115,10 @@ class ConfigFile(_Part):
     router_aux_loss_coef: _Weight | None = None
     aux_loss_alpha: _Weight | None = None
     routed_scaling_factor: _Positive | None = None
+    moe_latent_size: _Size | None = None
+    moe_shared_expert_intermediate_size: _Size | None = None
+    expert_capacity: _Count | None = None
+    router_jitter_noise: _Weight | None = None
     q_lora_rank: _Size | None = None
     kv_lora_rank: _Size | None = None
     qk_nope_head_dim: _Size | None = None

@@ -312,6 +312,9 @@ def _picks() -> Iterator[tuple[Any, ...]]:
     yield "index_select.default", "last", x, -1, _integers(8, 2)
     yield "gather.default", x, 1, _integers(6, 4, 2, 8)
     yield "gather.default", "fewer", x, -1, _integers(8, 2, 6, 4)
+    yield "scatter.value", x, 1, _integers(6, 4, 2, 8), 1.0
+    yield "scatter.value", "fewer", x, -1, _integers(8, 2, 6, 4), 0.5
+    yield "scatter.value", "one place", _random(4, 1), 1, _integers(1, 4, 1), 1.0
 
 
 def _masks_and_numbers() -> Iterator[tuple[Any, ...]]:

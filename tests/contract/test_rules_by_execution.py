@@ -473,7 +473,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         "planner.gated_delta_rule.default",  # its steps, and what of keys is summed over
         "aten.einsum.default",  # the diagonal of a letter that stands twice
         *("aten.constant_pad_nd.default", "aten.diff.default", "aten.flip.default", "aten.pad.default"),
-        *("aten.gather.default", "aten.roll.default", "aten.eye.default", "aten.eye.m"),
+        *("aten.gather.default", "aten.scatter.value", "aten.roll.default", "aten.eye.default", "aten.eye.m"),
         *("aten.repeat.default", "aten.repeat_interleave.self_int"),
         *("aten.select_scatter.default", "aten.slice_scatter.default"),
         *("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"),

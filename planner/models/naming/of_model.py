@@ -14,6 +14,7 @@ from planner.models.naming.gpt import gpt_naming
 from planner.models.naming.llama import llama_naming
 from planner.models.naming.parts import Built, Naming
 from planner.models.naming.resnet import resnet_naming
+from planner.models.naming.switch import switch_of_config_naming
 from planner.models.naming.t5 import t5_naming
 from planner.models.naming.vit import vit_naming, vit_of_config_naming
 from planner.models.overrides import split_reference
@@ -30,8 +31,11 @@ _NAMINGS: Mapping[str, Callable[[Any, Built], Naming]] = {
 }
 """By family of the zoo. transformers has no models of clicks."""
 
-_NAMED_OTHERWISE = "ViTForImageClassification"
-"""A class whose modules have other names than its files."""
+_NAMED_OTHERWISE: Mapping[str, Callable[[Mapping[str, Any], Built], Naming]] = {
+    "SwitchTransformersForConditionalGeneration": switch_of_config_naming,
+    "ViTForImageClassification": vit_of_config_naming,
+}
+"""Classes whose modules here have other names than their files."""
 
 
 def naming_of(reference: str, sequence_length: int | None) -> Naming | None:
@@ -62,9 +66,9 @@ def _of_config(reference: str, sequence_length: int | None) -> Naming:
         else:
             found = llama_naming(config, built)
         return replace(found, built=built, config=content)
-    if architecture == _NAMED_OTHERWISE:
+    if architecture in _NAMED_OTHERWISE:
         built = _built(reference, sequence_length)
-        return replace(vit_of_config_naming(content, built), built=built)
+        return replace(_NAMED_OTHERWISE[architecture](content, built), built=built)
     return Naming(parts=(), config=content, model_types=())
 
 

@@ -1,4 +1,5 @@
-"""Rules of operators that pick elements by numbers that are data: indexing with tensors, gather, index_select.
+"""Rules of operators that pick elements by numbers that are data: indexing with tensors, gather, index_select, and
+scatter of one number.
 
 The dims that are looked into are whole on every device, as any number may be asked for; the numbers, and with them the
 result, are cut freely. Of a source that is cut along its other dims each device looks into its piece.
@@ -91,6 +92,40 @@ class Gather(RuleSpec):
             made.append((table.add(name, extent, kind),) if extent != 1 else ())
         read = _source_dims(table, source, [dim, *cut])
         return _lookup(call, table, operands=(read, tuple(made)), result=tuple(made), kept=(0, 1))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ScatterValue(RuleSpec):
+    """One number, written along a dim (position 1) to the places that a tensor says (position 2).
+
+    That dim is whole, as are the places along it. Other dims pass where there are as many places as elements, and are
+    blocked where there are fewer. Autograd keeps the places, where there is no gradient.
+    """
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        source, places = (operand.shape for operand in call.operands)
+        dim = normal_dim(call.integer(1, "dim", 0), len(source))
+        looked = [at for at in range(len(source)) if at == dim or source[at] != places[at]]
+        written = _source_dims(table, call.operands[0], looked)
+        said = tuple(
+            written[at]
+            if at not in looked
+            else (table.add(f"i{at}", extent, FactorKind.BLOCKED),)
+            if extent != 1
+            else ()
+            for at, extent in enumerate(places)
+        )
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=(written, said),
+            results=(written,),
+            op_class="copy",
+            work=(Work(coefficient=1.0, factors=tuple(factor for indexed in written for factor in indexed)),),
+            saves=((1, (0,)),),
+        )
 
 
 def _source_dims(table: FactorTable, source: TensorType, looked: Sequence[int]) -> Dims:

@@ -24,7 +24,7 @@ from planner.sharding.rules.experts import Experts
 from planner.sharding.rules.fp8 import Fp8Linear
 from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
 from planner.sharding.rules.losses import Ctc, PairLoss
-from planner.sharding.rules.picks import Gather, Index, IndexSelect
+from planner.sharding.rules.picks import Gather, Index, IndexSelect, ScatterValue
 from planner.sharding.rules.recurrent import Recurrent
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
 from planner.sharding.rules.sinks import SinkAttention
@@ -147,6 +147,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.index.Tensor": Index(),
     "aten.index_select.default": IndexSelect(),
     "aten.gather.default": Gather(),
+    "aten.scatter.value": ScatterValue(),
     "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2))), statistics=2),
     "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,))), statistics=1),
     "planner.experts.default": Experts(),

@@ -17,7 +17,6 @@ from planner.models.expert_rows import ACTIVATIONS, activation_of
 from planner.models.experts import experts
 from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, activation_name
 from planner.models.zoo import BuiltModel, build_model
-from planner.sharding.discover import discover
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
 from tests.refusals import refused
@@ -235,7 +234,7 @@ def test_switch_computes_what_that_of_transformers_computes(changes: dict[str, A
 def test_they_are_traced_and_can_be_planned(family: str) -> None:
     model = build_model(str(CONFIGS / family), dtype="bfloat16", sequence_length=8)
     assert all(tensor.is_meta for tensor in (*model.module.parameters(), *model.module.buffers()))
-    graph = discover(trace(model.module, model.args, model.kwargs))
+    graph = trace(model.module, model.args, model.kwargs)
     rules = {op.name: rule_of(graph, op) for op in graph.operators}
     found = [rules[op.name] for op in graph.operators if op.op == "planner.experts.default"]
     assert len(found) == (2 if family == "nemotron-h" else 6)

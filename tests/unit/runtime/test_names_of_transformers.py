@@ -63,6 +63,7 @@ CASES: Mapping[str, tuple[str, str]] = {
     "qwen3-moe of a config": (str(CONFIGS / "qwen3-moe"), "Qwen3MoeForCausalLM"),
     "deepseek-v2 of a config": (str(CONFIGS / "deepseek-v2"), "DeepseekV2ForCausalLM"),
     "deepseek-v3 of a config": (str(CONFIGS / "deepseek-v3"), "DeepseekV3ForCausalLM"),
+    "switch of a config": (str(CONFIGS / "switch"), "SwitchTransformersForConditionalGeneration"),
 }
 
 
@@ -90,7 +91,7 @@ def batch_of(built: BuiltModel) -> list[torch.Tensor]:
         torch.randn(example.shape) if example.is_floating_point()
         else example if bound is None
         else torch.randint(bound, example.shape)
-        for example, bound in zip(built.args, built.bounds, strict=True)
+        for example, bound in zip((*built.args, *built.kwargs.values()), built.bounds, strict=True)
     ]  # fmt: skip
 
 
@@ -111,6 +112,9 @@ def logits(there: Any, args: list[torch.Tensor]) -> torch.Tensor:
 def losses(built: BuiltModel, there: nn.Module) -> tuple[float, float]:
     """Here and there, of one batch."""
     args = batch_of(built)
+    if built.kwargs:  # by their names there
+        named = dict(zip(built.kwargs, args, strict=True))
+        return float(built.module.eval()(**named).loss), float(there.eval()(**named).loss)
     here = float(built.module.eval()(*args))
     return here, float(F.cross_entropy(logits(there.eval(), args).flatten(0, -2), args[-1].flatten()))
 
@@ -153,6 +157,7 @@ REFUSED = {
     f"{LLAMA}+qkv_bias=yes+qk_norm=yes": "qkv_bias=True and qk_norm=True",
     f"{LLAMA}+scaled_embeddings=yes": "scaled_embeddings=True: only Gemma scales",
     f"{LLAMA}+qkv_bias=yes+head_size=16": "head_size=16: heads of Qwen2",
+    f"{LLAMA}+gated=no": "gated=False: the MLPs and experts",
     f"{MIXTURE}+capacity_factor=1.5": "capacity_factor=1.5: MixtralForCausalLM has no such thing",
     f"{MIXTURE}+dense_layers=1": "dense_layers=1: MixtralForCausalLM has no such thing",
     f"{MIXTURE}+normalised_weights=no": "MixtralForCausalLM normalises",
