@@ -47,7 +47,7 @@ def stack_experts(module: nn.Module, where: str) -> None:
                 " router chooses (its mask of choices is read as numbers of experts); write a factory whose experts"
                 " are: --model package.module:factory"
             )
-        if kind == _SWITCH:
+        if kind == _SWITCH and not isinstance(part.experts, StackedExperts):
             _stack(part, name, where)
 
 

@@ -15,7 +15,8 @@ from planner.graph.kinds import find_blocks
 from planner.graph.trace import trace
 from planner.models.expert_rows import ACTIVATIONS, activation_of
 from planner.models.experts import experts
-from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, activation_name
+from planner.models.huggingface import experts_where_they_can
+from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, activation_name, check_experts, experts_of
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -189,6 +190,37 @@ def test_a_gate_may_have_another_activation(activation: str, tmp_path: Path) -> 
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_biases_and_transposed_matrices_are_those_of_transformers(transposed: bool, gated: bool) -> None:
+    """No model of transformers has biases without a gate; its own function computes them."""
+    from transformers.integrations.moe import batched_mm_experts_forward, use_experts_implementation
+
+    @use_experts_implementation(has_gate=gated, has_bias=True, is_transposed=transposed)
+    class Own(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.num_experts, self.act_fn = E, nn.GELU()
+            wide, first = (2 * W if gated else W), "gate_up_proj" if gated else "up_proj"
+            shapes = {first: (E, wide, H), "down_proj": (E, H, W)}
+            for name, (count, rows, columns) in shapes.items():
+                shape = (count, columns, rows) if transposed else (count, rows, columns)
+                setattr(self, name, nn.Parameter(torch.randn(shape, dtype=torch.float64)))
+                setattr(self, f"{name}_bias", nn.Parameter(torch.randn(count, rows, dtype=torch.float64)))
+
+    part = Own(None)
+    check_experts(part, "own")
+    given = drawn(gated=gated, biases=False)
+    tokens, weights, chosen = (given[name].detach().flatten(0, 1) for name in ("x", "weights", "chosen"))
+    found = []
+    for function in (experts_of, batched_mm_experts_forward):
+        part.zero_grad()
+        made = function(part, tokens, chosen, weights)
+        made.square().sum().backward()
+        found.append([made.detach(), *(one.grad for one in part.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
 def as_transformers_has_it(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of Switch Transformers under the names of transformers."""
 
@@ -227,6 +259,22 @@ def test_switch_computes_what_that_of_transformers_computes(changes: dict[str, A
     silent = {name: torch.zeros_like(one) for name, one in found.items() if name not in wanted}
     assert all("expert_" in name for name in silent)  # experts that no token chose
     torch.testing.assert_close(found, {**wanted, **silent}, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_factory_makes_is_stacked_once() -> None:
+    from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
+
+    content = json.loads((CONFIGS / "switch/config.json").read_text())
+    module = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**content))
+    for _ in range(2):
+        experts_where_they_can(module)
+    stacked = [name for name, _ in module.named_parameters() if name.endswith("experts.up_proj")]
+    assert len(stacked) == 6
+    assert all(type(part).__name__ != "SwitchTransformersExperts" for part in module.modules())
+    other = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**content, router_bias=True))
+    other.encoder.block[0].layer[-1].mlp.router.jitter_noise = 0.5
+    with refused(ModelError, "SwitchTransformersForConditionalGeneration", "router_jitter_noise", 0.5):
+        experts_where_they_can(other)
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from planner.fp8_recipes import RECIPES
+from planner.fp8_recipes import EXPERT_TENSORS, RECIPES
 from planner.graph.fp8 import Fp8
+from planner.models.delayed_experts import DelayedProducts
+from planner.models.expert_rows import Matrices, activation_of, differentiate_experts, run_experts
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, DelayedScales
 from runtime.ops.fp8_linear import fp8_linear
 
@@ -84,6 +86,40 @@ def test_experts_have_scales_of_their_own_and_pieces_are_views() -> None:
     assert every.of("experts").scale(0).tolist() == pytest.approx([1.0, 1.0, 1.0, 7.0 / E4M3])
     assert every.history_of("experts").shape == (8, 4, 2)
     assert not every.history_of("w").any()
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_each_tensor_of_an_expert_has_a_scale_of_its_own(gated: bool) -> None:
+    """Largest elements of the tensors of two experts, in their order: rows, the matrices, p, and gradients of what
+    flows out of down and of the first matrices, in the dtypes of either."""
+    activation = activation_of("relu2", gated=gated)
+    shape = (EXPERT_TENSORS[len(activation.first) + 1], 2)
+    every = DelayedScales({"experts": shape}, Fp8(recipe="delayed", history=1), CPU, wide=True)
+    products = DelayedProducts(recipe=RECIPES["delayed"], scales=every.of("experts"), first=activation.first)
+    generator = torch.Generator().manual_seed(0)
+    rows, down, *first = (
+        torch.rand(size, generator=generator, dtype=torch.float64).add_(0.5)
+        for size in ((3, 16), (2, 16, 32), *((2, 32, 16) for _ in activation.first))
+    )
+    matrices, counts = Matrices(tuple(first), down), torch.tensor([1, 2])
+    _, kept = run_experts(rows, torch.ones(3, dtype=torch.float64), counts, matrices, products, activation)
+    products.see(kept, counts, matrices)
+    gradient = torch.ones(3, 16, dtype=torch.float64)
+    needed = [True] * (2 + len(first) + 1)
+    differentiate_experts(gradient, kept, counts, matrices, needed, products, activation)
+    every.end_step()
+
+    def of(one: torch.Tensor) -> list[float]:
+        return [float(one[:1].max()), float(one[1:].max())]  # of the rows of either expert
+
+    found = every.history_of("experts")[..., 0].tolist()
+    assert found[0] == of(rows)
+    assert found[1 : len(first) + 2] == [matrix.amax(dim=(1, 2)).tolist() for matrix in (*first, down)]
+    assert found[len(first) + 2 : len(first) + 4] == [of(kept.product), of(gradient)]
+    assert len({tuple(one) for one in found}) == len(found) == 2 * len(first) + 4
+    assert all(min(one) > 1 for one in found[len(first) + 4 :])
+    low = len(first) + 3
+    assert every.most.tolist() == [E4M3] * 2 * low + [E5M2] * 2 * (len(found) - low)
 
 
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 50])
