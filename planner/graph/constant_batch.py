@@ -1,5 +1,7 @@
 """What a model's code computes from the batch size, which a graph at another batch does not follow."""
 
+from collections.abc import Iterator
+
 from planner.errors import ModelError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph
 
@@ -15,8 +17,8 @@ def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
         other = fresh.get(op.name)
         if op.name not in rescaled.live or other is None or other.op != op.op:
             continue
-        for kept, wanted in zip(_numbers(op), _numbers(other), strict=False):
-            if kept != wanted:
+        for kept, wanted in _both(op, other):
+            if _is_number(kept) and _is_number(wanted) and kept != wanted:
                 raise ModelError(
                     f"operator '{op.name}', called in {op.place}, computes with {wanted} at the"
                     f" batch of the plan and with {kept} at that of its example: the model's code puts the batch size"
@@ -34,8 +36,11 @@ def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
                 )
 
 
-def _numbers(op: Operator) -> list[float]:
-    return [value for value in (*op.arguments, *(value for _, value in op.keywords)) if _is_number(value)]  # type: ignore[misc]
+def _both(op: Operator, other: Operator) -> Iterator[tuple[Argument, Argument]]:
+    """The arguments that both calls have, by place and by name: a plan may have given one of them further settings."""
+    yield from zip(op.arguments, other.arguments, strict=False)
+    named = dict(other.keywords)
+    yield from ((value, named[key]) for key, value in op.keywords if key in named)
 
 
 def _is_number(value: Argument) -> bool:

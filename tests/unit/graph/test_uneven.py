@@ -1,12 +1,14 @@
 """The imbalance of routers: where it is said, and what it changes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import planner
 from hardware_profiles import load_profile
-from planner.errors import PlanFileError, RequestError
+from planner.errors import ModelError, PlanFileError, RequestError
+from planner.graph.constant_batch import check_numbers
 from planner.graph.expert_load import EXPERTS_OPERATOR, router_groups, with_imbalance
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -18,6 +20,7 @@ from planner.strategy_search.request.space import Pinned
 from tests.refusals import refused
 
 CLUSTER = load_profile("h100-80gb").with_devices(8)
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,20 @@ def test_even_routers_leave_the_graph_as_it_is(graph: OperatorGraph) -> None:
     changed = [op for op, known in zip(uneven.operators, graph.operators, strict=True) if op != known]
     assert {op.op for op in changed} == {EXPERTS_OPERATOR}
     assert all(op.arguments[-2:] == (0, 1.5) for op in changed)
+
+
+@pytest.mark.slow
+def test_what_a_plan_sets_is_no_number_of_the_batch() -> None:
+    """Experts of a config have other settings by name: each number is compared with the one at its own place."""
+    built = build_model(str(CONFIGS / "nemotron-h"), dtype="bfloat16", sequence_length=8)
+    traced = trace(built.module, built.args, built.kwargs)
+    check_numbers(with_imbalance(traced, 1.25), traced)
+    operators = tuple(
+        replace(op, keywords=tuple((key, 3.0 if key == "slope" else value) for key, value in op.keywords))
+        for op in traced.operators
+    )
+    with refused(ModelError, "model.layers.1.mixer.experts", 1, 3):
+        check_numbers(replace(with_imbalance(traced, 1.25), operators=operators), traced)
 
 
 @pytest.mark.slow
