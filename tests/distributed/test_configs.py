@@ -20,6 +20,7 @@ from tests.distributed.language import CONFIGS
 WAYS: dict[str, dict[str, object]] = {
     "tensor": {"tensor": 2},
     "experts": {"data": 2, "expert": 2},
+    "fp8": {"data": 2, "expert": 2, "fp8": "delayed", "fp8_experts": True, "fp8_dispatch": True},
     "zero3": {"data": 2, "zero": 3, "recompute": "full"},
     "stages": {"pipeline": 2, "micro_batches": 2},
     "ring": {"context": 2, "context_by": "ring"},
@@ -33,7 +34,7 @@ MODELS = {
     "gpt-oss": ("tensor", "experts", "zero3", "stages", "ring", "heads"),
     "kimi-linear": ("tensor", "stages"),
     "llama4": ("tensor", "experts", "zero3", "stages"),
-    "nemotron-h": ("tensor", "experts", "zero3", "stages"),
+    "nemotron-h": ("tensor", "experts", "fp8", "zero3", "stages"),
     "qwen3-next": ("tensor", "experts", "zero3", "stages"),
     "switch": ("tensor", "experts", "zero3"),
 }
