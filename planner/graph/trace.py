@@ -31,6 +31,7 @@ from planner.errors import ModelError
 from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
 from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
+from planner.graph.attention_dims import AttentionOfFourDims
 from planner.graph.autocast import without_autocast
 from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
@@ -167,6 +168,7 @@ def _graph_of(
             delta_rules_as_operators(module),
             LiteralsKept(),
             WholeLosses(),
+            AttentionOfFourDims(),
             without_autocast(),
             without_value_checks(),
             regions,
