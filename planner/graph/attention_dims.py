@@ -22,11 +22,12 @@ class AttentionOfFourDims(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
+            return attention_of_four_dims(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _attention(
+def attention_of_four_dims(
+    attend: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -34,16 +35,18 @@ def _attention(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
+    """What `attend`, in the form of `scaled_dot_product_attention`, makes of tensors that have their four dims."""
     operands = (query, key, value)
     ranks = {operand.dim() for operand in operands}
     if ranks == {_DIMS} or min(ranks) < _MATRIX:  # PyTorch refuses the latter
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
+        plain: torch.Tensor = attend(query, key, value, attn_mask, *args, **kwargs)
+        return plain
     grouped = kwargs.get("enable_gqa", False)  # dims of heads are as they are, and so are those before them
     leading = query.shape[:-2] if grouped else torch.broadcast_shapes(*(operand.shape[:-2] for operand in operands))
     if not grouped:
         operands = tuple(operand.expand(*leading, *operand.shape[-2:]) for operand in operands)  # type: ignore[assignment]
     heads_apart = grouped or len(leading) > 1
-    made = F.scaled_dot_product_attention(
+    made: torch.Tensor = attend(
         *(_of_four(operand, heads_apart) for operand in operands),
         _mask_of_four(attn_mask, leading, heads_apart),
         *args,

@@ -4,12 +4,17 @@ people write it in vision models:
     r = rand(b, 1, 1)    floor(r + keep)    x / keep * that         0 or 1 for each sample
     empty(b, 1, 1).bernoulli_(keep)         x / keep * that         the same, as timm and torchvision have it
 
+and choices by chance, as labels or words that diffusion models leave out (Ho and Salimans 2022, arXiv 2207.12598):
+
+    rand(b) < p                             where(that, none, y)    true or false for each element
+
 What is drawn there must not depend on how samples are divided. So these numbers are made by dropping ones, which are
 drawn by the place of an element under every plan:
 
     ones(b, 1, 1) ─ dropout(1 - keep) ─ not 0 ─> 0 or 1             kept with the probability `keep`, too
+    ones(b) ─ dropout(p) ─ 0 ─> true or false                       below p where dropped
 
-Any shape may be drawn by `bernoulli`. Every other call of `rand` is refused.
+Any shape may be drawn by `bernoulli`, and where numbers are compared. Every other call of `rand` is refused.
 """
 
 from collections.abc import Callable
@@ -18,27 +23,35 @@ from dataclasses import replace
 from planner.errors import ModelError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType, TorchConstant, ValueRef
 
-RAND, BERNOULLI = "aten.rand.default", "aten.bernoulli.p"
+RAND, RAND_LIKE, BERNOULLI = "aten.rand.default", "aten.rand_like.default", "aten.bernoulli.p"
+DRAWN = frozenset({RAND, RAND_LIKE, BERNOULLI})
 _ADD, _FLOOR = "aten.add.Tensor", "aten.floor.default"
+_OF_DROPPED = {
+    "aten.lt.Scalar": "aten.eq.Scalar",
+    "aten.le.Scalar": "aten.eq.Scalar",
+    "aten.gt.Scalar": "aten.ne.Scalar",
+    "aten.ge.Scalar": "aten.ne.Scalar",
+}
+"""How elements compare to 0 once they are dropped, where numbers compare so to the probability of that."""
 
 
 def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelError]) -> OperatorGraph:
     """`graph` without calls of `rand` and `bernoulli`. Raises what `refused` says of one that is none of these."""
-    if not any(op.op in (RAND, BERNOULLI) for op in graph.operators):
+    if not any(op.op in DRAWN for op in graph.operators):
         return graph
     types, left = dict(graph.types), set[int]()
     made: dict[int, tuple[Operator, ...]] = {}
     for at, op in enumerate(graph.operators):
-        if op.op == RAND:
-            places, keep = _kept(graph, op)
-            if keep is None:
+        if op.op in (RAND, RAND_LIKE):
+            places, dropped = _compared(graph, op) or _kept(graph, op)
+            if dropped is None:
                 raise refused(op)
-            made[at], left = _dropping(types, op, graph.operators[places[1]], keep), left | set(places)
+            made[at], left = _dropping(types, op, graph.operators[places[-1]], dropped), left | set(places)
         elif op.op == BERNOULLI:
             keep = op.arguments[1] if len(op.arguments) > 1 else 0.5  # type: ignore[assignment]
             if keep is None or not 0.0 < keep < 1.0:
                 raise refused(op)
-            made[at] = _dropping(types, op, op, keep)
+            made[at] = _dropping(types, op, op, 1.0 - keep)
     operators = [
         each
         for at, op in enumerate(graph.operators)
@@ -52,8 +65,18 @@ def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelE
     return replace(graph, types=kept, operators=tuple(operators))
 
 
+def _compared(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], float] | None:
+    """The one operator behind a call of `rand` that compares its numbers with a probability, and that."""
+    result = str(op.results[0])
+    (at, *more) = graph.consumers.get(result, (-1,))
+    if more or at < 0 or graph.operators[at].op not in _OF_DROPPED:
+        return None
+    (_, bound) = graph.operators[at].arguments
+    return ((at,), bound) if isinstance(bound, float) and 0.0 < bound < 1.0 else None
+
+
 def _kept(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], float | None]:
-    """The operators behind a call of `rand` that make 0 or 1 of it, and the probability of 1, None where none do."""
+    """The operators behind a call of `rand` that make 0 or 1 of it, and the probability of 0, None where none do."""
     result = str(op.results[0])
     (added, *more), shape = graph.consumers.get(result, (-1,)), graph.types[result].shape
     if more or added < 0 or any(extent != 1 for extent in shape[1:]):
@@ -64,24 +87,26 @@ def _kept(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], float | 
     if sum_.op != _ADD or sum_.keywords or len(terms) != 1 or more or graph.operators[floored].op != _FLOOR:
         return (), None
     (keep,) = terms
-    known = isinstance(keep, float) and 0.0 < keep < 1.0
-    return (added, floored), keep if known else None  # type: ignore[return-value]
+    return (added, floored), 1.0 - keep if isinstance(keep, float) and 0.0 < keep < 1.0 else None
 
 
-def _dropping(types: dict[str, TensorType], op: Operator, last: Operator, keep: float) -> tuple[Operator, ...]:
+def _dropping(types: dict[str, TensorType], op: Operator, last: Operator, dropped: float) -> tuple[Operator, ...]:
     """Operators that make the result of the `last` one."""
     drawn, result = str(op.results[0]), str(last.results[0])
     whole = types[drawn]
     names = [f"{drawn} {what}" for what in ("whole", "dropped", "kept")]
-    for name, dtype in zip(names, (whole.dtype, whole.dtype, "bool"), strict=True):
-        types[name] = replace(whole, dtype=dtype)
+    types |= dict.fromkeys(names[:2], whole)
     if op.op == RAND:
         ones = replace(op, name=names[0], op="aten.ones.default", results=(names[0],))
     else:
         ones = _called(op, "aten.ones_like.default", op.arguments[:1], names[0])
+    dropping = _called(op, "aten.dropout.default", (ValueRef(names[0]), dropped, True), names[1])
+    if last.op in _OF_DROPPED:
+        return ones, dropping, _called(op, _OF_DROPPED[last.op], (ValueRef(names[1]), 0), result)
+    types[names[2]] = replace(whole, dtype="bool")
     return (
         ones,
-        _called(op, "aten.dropout.default", (ValueRef(names[0]), 1.0 - keep, True), names[1]),
+        dropping,
         _called(op, "aten.ne.Scalar", (ValueRef(names[1]), 0), names[2]),
         _called(op, "aten.to.dtype", (ValueRef(names[2]), TorchConstant("dtype", whole.dtype)), result),
     )

@@ -158,9 +158,9 @@ def draws(module: nn.Module, op: str, place: str, at: str) -> ModelError:
     """The error for an operator, called in a module `place`, that draws numbers which nobody could draw alike."""
     return ModelError(
         f"{type(module).__name__} draws random numbers by {op}{f' in {place}' if place else ''}{at}, which would differ"
-        f" with the plan; only dropout ({', '.join(CHANCES)}) and bernoulli_(p) with a number p between 0 and 1 and"
-        " without a generator can be drawn alike on any number of devices: use one of these, or pass the numbers in as"
-        " inputs"
+        f" with the plan; only dropout ({', '.join(CHANCES)}), bernoulli_(p) and rand(...) < p with a number p between"
+        " 0 and 1 and without a generator can be drawn alike on any number of devices: use one of these, or pass the"
+        " numbers in as inputs"
     )
 
 

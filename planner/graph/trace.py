@@ -41,7 +41,7 @@ from planner.graph.expert_load import with_named_settings
 from planner.graph.gradient_hooks import refuse_gradient_hooks
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
 from planner.graph.joins import without_empty_joins
-from planner.graph.kept_samples import BERNOULLI, RAND, with_kept_samples
+from planner.graph.kept_samples import DRAWN, with_kept_samples
 from planner.graph.literals import LiteralsKept
 from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
 from planner.graph.names import check_names, free_name
@@ -349,7 +349,7 @@ class _Reader:
             return
         if op in _NUMBERS and node.users:
             raise reads_number(self.module, node)
-        known = op in CHANCES or op in GATES or op in (RAND, BERNOULLI)
+        known = op in CHANCES or op in GATES or op in DRAWN
         if _draws(node) and (not known or node.kwargs.get("generator") is not None):
             raise draws(self.module, op, _module_path(node), line_of(node))
         arguments = tuple(self._argument(argument) for argument in node.args)

@@ -7,11 +7,12 @@ overridden, and matched in their order with the operators of the graph that drop
     module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
 
 Recurrent modules drop between their layers, which are computed one by one for that, as in the graph
-(`planner.graph.recurrent`). Numbers of `rand` and `bernoulli` are those that say which samples are kept.
+(`planner.graph.recurrent`). Numbers of `rand` and `bernoulli` are those that say what is kept.
 `nn.MultiheadAttention` drops inside of one function of PyTorch: its code is run with functions that drop as this
 context says. Any other function that drops inside of itself is not seen through: what is left over at the end says so.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from planner.errors import ModelError
+from planner.graph.attention_dims import attention_of_four_dims
 from planner.graph.operator_graph import Operator
 from runtime.ops.attention import attention_with_dropout
 from runtime.ops.local_dropout import features_of
@@ -54,11 +56,11 @@ class SameDropout(TorchFunctionMode):
         if func in _FEATURES:
             return self._drop(func, lambda shape: _features(func, shape), *args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return self._attention(func, *args, **kwargs)
+            return attention_of_four_dims(functools.partial(self._attention, func), *args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self._inside(func)(*args, **kwargs)
-        if func is torch.rand:
-            return self._kept_samples(*args, **kwargs)
+        if func in (torch.rand, torch.rand_like):
+            return self._kept_samples(func, *args, **kwargs)
         if func in _BERNOULLI:
             return self._bernoulli(func, *args, **kwargs)
         if func in _RECURRENT:
@@ -93,14 +95,18 @@ class SameDropout(TorchFunctionMode):
         dropped = drop(input, keep, p)
         return (dropped, keep) if function is torch.native_dropout else dropped
 
-    def _kept_samples(self, *size: Any, **keywords: Any) -> torch.Tensor:
-        """0 or 1 for each sample, of which what follows in the module makes the same (`planner.graph.kept_samples`)."""
-        given = size[0] if size and isinstance(size[0], list | tuple) else size
-        shape = tuple(keywords.pop("size", given))
+    def _kept_samples(self, function: Any, *size: Any, **keywords: Any) -> torch.Tensor:
+        """0 or 1 for each element, of which the module makes the same afterwards (`planner.graph.kept_samples`)."""
         p = drop_probability(self._dropping[self._used]) if self._used < len(self._dropping) else 0.0
-        device = torch.empty(0, device=keywords.get("device")).device
-        keep = keep_mask(self._key("rand", p), whole_region(shape), p, device)
-        return keep.view(shape).to(keywords.get("dtype") or torch.get_default_dtype())
+        if function is torch.rand:
+            given = size[0] if size and isinstance(size[0], list | tuple) else size
+            numbers = torch.empty(
+                keywords.get("size", given), dtype=keywords.get("dtype"), device=keywords.get("device")
+            )
+        else:
+            numbers = torch.empty_like(*size, **keywords)
+        keep = keep_mask(self._key(function.__name__, p), whole_region(tuple(numbers.shape)), p, numbers.device)
+        return numbers.copy_(keep.view(numbers.shape))
 
     def _bernoulli(self, function: Any, input: torch.Tensor, p: float = 0.5, *, generator: None = None) -> torch.Tensor:
         """0 or 1 for each element, 1 with the probability `p`; in `input` where the function works in place. Tracing

@@ -10,6 +10,9 @@ from torch import nn
 from planner.graph.attention_dims import AttentionOfFourDims
 from planner.graph.trace import trace
 from planner.sharding.rules import rule_of
+from runtime.ops.attention import attention_with_dropout
+from runtime.ops.randomness import FIRST, dropping, keep_mask, operator_code, whole_region
+from runtime.step.same_dropout import SameDropout
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = {
     "matrices": ((5, 4), (6, 4), None, {}),
@@ -40,7 +43,9 @@ class Attention(nn.Module):
         self.how = how
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mixed = F.scaled_dot_product_attention(x * self.query, self.key, value=self.value, attn_mask=self.mask, **self.how)
+        mixed = F.scaled_dot_product_attention(
+            x * self.query, self.key, value=self.value, attn_mask=self.mask, **self.how
+        )
         return mixed.square().mean()
 
 
@@ -61,3 +66,14 @@ def test_it_has_a_rule(case: str) -> None:
     (attention,) = [op for op in graph.operators if "scaled_dot_product" in op.op]
     assert [len(graph.types[name].shape) for name in attention.operands[:3]] == [4, 4, 4]
     assert rule_of(graph, attention).op_class == "attention"
+
+
+def test_the_unsharded_model_drops_what_the_graph_drops() -> None:
+    module = Attention((3, 5, 4), (3, 6, 4), None, {"dropout_p": 0.5})
+    graph = trace(module, (torch.ones(1),))
+    (attention,) = dropping(graph)
+    with SameDropout([attention], FIRST):
+        loss = module(torch.ones(1))
+    keep = keep_mask(FIRST.key(operator_code(attention.name)), whole_region((3, 1, 5, 6)), 0.5, loss.device)
+    mixed = attention_with_dropout(*(each[:, None] for each in (module.query, module.key, module.value)), keep, 0.5)
+    torch.testing.assert_close(loss, mixed.square().mean())

@@ -73,6 +73,36 @@ def test_bernoulli_keeps_by_dropping_ones(how: str) -> None:
     check_same_dropout(module, x, graph)
 
 
+class Compared(nn.Module):
+    """Labels that are left out by chance, as diffusion transformers do it, and words."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left_out = {
+            "below": lambda: torch.rand(x.shape[0], device=x.device)[:, None, None] < 0.25,
+            "at most": lambda: torch.rand((x.shape[0], 1, 1)) <= 0.25,
+            "above": lambda: ~(torch.rand(x.shape[:2]) > 0.25)[..., None],
+            "like": lambda: ~torch.ge(torch.rand_like(x), 0.25),
+        }[self.how]()
+        return torch.where(left_out, 0.0, self.linear(x)).square().mean()
+
+
+@pytest.mark.parametrize("how", ["at most", "above", "like"])
+def test_what_is_compared_with_a_probability_is_drawn_by_dropping_ones(how: str) -> None:
+    module, x = Compared(how), torch.randn(64, 3, 8)
+    graph = trace(module, (x,))
+    assert not {"aten.rand.default", "aten.rand_like.default"} & {op.op for op in graph.operators}
+    check_same_dropout(module, x, graph)
+
+
+def test_numbers_that_are_read_before_they_are_compared_are_refused() -> None:
+    with refused(ModelError, "aten.rand.default", "rand(...) < p"):
+        trace(Compared("below"), (torch.randn(64, 3, 8),))
+
+
 class Chances(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * torch.bernoulli(x.sigmoid())).mean()
