@@ -468,6 +468,7 @@ def _along() -> Iterator[tuple[Any, ...]]:
     yield "repeat.default", _random(4, 6), [1, 2]
     yield "repeat.default", "new dim", _random(4, 1, 8), [2, 1, 6, 1]
     yield "repeat_interleave.self_int", x, 3, 1
+    yield "repeat_interleave.self_int", "flat", x, 3
     yield "stack.default", [x, x + 1], 1
     yield "stack.default", "last", [x, x + 1], -1
 

@@ -198,21 +198,24 @@ def _sides(table: FactorTable, call: Call, changed: set[int], side: str) -> Dims
 @final
 @dataclass(frozen=True, kw_only=True)
 class RepeatEach(RuleSpec):
-    """repeat_interleave: every element of a dim (position 2) n times (position 1) in a row, d -> (d n)."""
+    """repeat_interleave: every element of a dim (position 2) n times (position 1) in a row, d -> (d n); without a dim,
+    those of the flat tensor."""
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
         source, times = call.operands[0].shape, call.integer(1, "repeats", 1)
-        if not isinstance(call.argument(2, "dim"), int):
-            raise RuleError(f"{call.op} without a dim flattens its tensor; name the dim")
-        dim = normal_dim(call.integer(2, "dim", 0), len(source))
         dims = dims_of(table, source)
         copies = (table.add("n", times, FactorKind.BLOCKED),) if times != 1 else ()
+        if call.argument(2, "dim") is None:
+            result: tuple[Dims, ...] = ((*(factor for factors in dims for factor in factors), *copies),)
+        else:
+            dim = normal_dim(call.integer(2, "dim", 0), len(source))
+            result = (*dims[:dim], (*dims[dim], *copies), *dims[dim + 1 :])
         return Rule(
             op=call.op,
             factors=table.freeze(),
             operands=(dims,),
-            results=((*dims[:dim], (*dims[dim], *copies), *dims[dim + 1 :]),),
+            results=(result,),
             op_class="copy",
         )
 
