@@ -42,9 +42,10 @@ def attention_of_four_dims(
         plain: torch.Tensor = attend(query, key, value, attn_mask, *args, **kwargs)
         return plain
     grouped = kwargs.get("enable_gqa", False)  # dims of heads are as they are, and so are those before them
-    leading = query.shape[:-2] if grouped else torch.broadcast_shapes(*(operand.shape[:-2] for operand in operands))
+    leading = query.shape[:-2]
     if not grouped:
-        operands = tuple(operand.expand(*leading, *operand.shape[-2:]) for operand in operands)  # type: ignore[assignment]
+        leading = torch.broadcast_shapes(*(each.shape[:-2] for each in operands))  # type: ignore[no-untyped-call]
+        operands = tuple(each.expand(*leading, *each.shape[-2:]) for each in operands)  # type: ignore[assignment]
     heads_apart = grouped or len(leading) > 1
     made: torch.Tensor = attend(
         *(_of_four(operand, heads_apart) for operand in operands),
@@ -55,7 +56,7 @@ def attention_of_four_dims(
     if len(leading) == _DIMS - 2:
         return made
     if len(leading) > _DIMS - 2:
-        return made.unflatten(0, leading[:-1])
+        return made.view(*leading[:-1], *made.shape[1:])
     made = made.squeeze(0) if grouped else made.squeeze(1)
     return made if leading else made.squeeze(0)
 

@@ -48,8 +48,8 @@ def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelE
                 raise refused(op)
             made[at], left = _dropping(types, op, graph.operators[places[-1]], dropped), left | set(places)
         elif op.op == BERNOULLI:
-            keep = op.arguments[1] if len(op.arguments) > 1 else 0.5  # type: ignore[assignment]
-            if keep is None or not 0.0 < keep < 1.0:
+            keep = op.arguments[1] if len(op.arguments) > 1 else 0.5
+            if not isinstance(keep, int | float) or not 0.0 < keep < 1.0:
                 raise refused(op)
             made[at] = _dropping(types, op, op, 1.0 - keep)
     operators = [

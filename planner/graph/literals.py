@@ -1,6 +1,7 @@
 """Literals of a model's code keep their values while it is traced on devices without storage.
 
-    torch.tensor([0, 2], device=x.device)   torch.as_tensor(3, device=x.device)   x.new_tensor(0.5)   x[..., [-2], :]   1j * x
+    torch.tensor([0, 2], device=x.device)   torch.as_tensor(3, device=x.device)   x.new_tensor(0.5)   x[..., [-2], :]
+    1j * x
 
 On the meta device these would have no values for a run to start from. So they are made on the host and sent to the
 device: the graph has the constant and a copy of it. Complex numbers become such tensors too, of no dims, which decide
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
 
 _FROM_NUMBERS = frozenset({torch.as_tensor, torch.asarray})
 """These take tensors, too, whose device then is where their values are."""

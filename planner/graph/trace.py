@@ -74,7 +74,7 @@ from planner.graph.returned import checked_loss
 from planner.graph.unread import without_unread
 from planner.graph.untrained import without_untrained
 from planner.graph.updates import with_updates
-from planner.graph.value_checks import without_value_checks
+from planner.graph.value_checks import without_asserted_numbers, without_value_checks
 from planner.graph.whole_losses import WholeLosses
 from planner.limits import interrupting
 
@@ -174,6 +174,7 @@ def _graph_of(
             regions,
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
+        without_asserted_numbers(exported.graph)
         written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
         in_place = any(_changes_operands(node) for node in exported.graph.nodes)

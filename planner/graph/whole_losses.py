@@ -8,8 +8,10 @@ classes can be split. Other calls are made of that, or of what PyTorch computes 
     class weights, reduction "none"  log_softmax, gather, and for a mean the quotient of two sums
     targets that are probabilities   log_softmax, products, a sum
 
-The latter have classes whole on every device. `F.ctc_loss` becomes `planner.graph.ctc`. `F.gaussian_nll_loss` is what
-PyTorch makes of it, but that nobody asks whether a variance is negative: a model that is run does.
+The latter have classes whole on every device. `F.ctc_loss` becomes `planner.graph.ctc`, also where targets lie one
+behind the other, as `labels.masked_select(mask)` with lengths `mask.sum(-1)`: they are padded rows then.
+`F.gaussian_nll_loss` is what PyTorch makes of it, but that nobody asks whether a variance is negative: a model that is
+run does.
 """
 
 import math
@@ -23,11 +25,18 @@ from torch.overrides import TorchFunctionMode
 from planner.graph.ctc import ctc_loss
 
 _SUMS = frozenset({"mean", "sum"})
+_SELECTING = frozenset({torch.masked_select, torch.Tensor.masked_select})
+_COUNTING = frozenset({torch.sum, torch.Tensor.sum})
 
 
 class WholeLosses(TorchFunctionMode):
     """While active, calls of cross entropy, of negative log likelihoods and of the CTC loss are ones that have a
     rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selected: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # with source and mask
+        self._counted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with what of the last dim is counted
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy:
@@ -35,10 +44,43 @@ class WholeLosses(TorchFunctionMode):
         if func is F.nll_loss:
             return _nll_loss(*args, **(kwargs or {}))
         if func is F.ctc_loss:
-            return ctc_loss(*args, **(kwargs or {}))
+            return self._ctc_loss(*args, **(kwargs or {}))
+        if func in _SELECTING:
+            return self._select(*args, **(kwargs or {}))
+        if func in _COUNTING and args[0].dtype == torch.bool:
+            return self._count(func, *args, **(kwargs or {}))
         if func is F.gaussian_nll_loss:
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def _select(self, input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        selected = input.masked_select(mask)
+        if input.dim() == 2 and input.shape == mask.shape:
+            self._selected[id(selected)] = (selected, input, mask)
+        return selected
+
+    def _count(self, func: Any, mask: torch.Tensor, *dims: Any, **how: Any) -> torch.Tensor:
+        counted: torch.Tensor = func(mask, *dims, **how)
+        if counted.shape == mask.shape[:-1]:
+            self._counted[id(counted)] = (counted, mask)
+        return counted
+
+    def _ctc_loss(
+        self,
+        log_probs: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: torch.Tensor,
+        target_lengths: torch.Tensor,
+        blank: int = 0,
+        *how: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        _, source, mask = self._selected.get(id(targets), (None, None, None))
+        _, counted = self._counted.get(id(target_lengths), (None, None))
+        if source is not None and mask is not None and counted is mask:
+            order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+            targets = source.masked_fill(~mask, blank).gather(1, order)
+        return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, *how, **named)
 
 
 def _cross_entropy(

@@ -133,6 +133,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
 }
 MAY_PARSE = {
     "hardware_profiles.foreign": ("ast", "csv", "json", "tomllib"),
+    "planner.graph.value_checks": ("ast",),  # code of the model, which is running
     "hardware_profiles.intervals": ("csv",),  # a packaged table
     "hardware_profiles.memory_intervals": ("csv",),  # the same
     "planner.export.files.toml": ("tomlkit",),  # a text that was read before, to change it with its comments

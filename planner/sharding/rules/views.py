@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.sharding.rule import Dims, FactorKind, Rule
@@ -207,7 +206,7 @@ class RepeatEach(RuleSpec):
         dims = dims_of(table, source)
         copies = (table.add("n", times, FactorKind.BLOCKED),) if times != 1 else ()
         if call.argument(2, "dim") is None:
-            result: tuple[Dims, ...] = ((*(factor for factors in dims for factor in factors), *copies),)
+            result: Dims = ((*(factor for factors in dims for factor in factors), *copies),)
         else:
             dim = normal_dim(call.integer(2, "dim", 0), len(source))
             result = (*dims[:dim], (*dims[dim], *copies), *dims[dim + 1 :])

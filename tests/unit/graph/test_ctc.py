@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from planner.errors import ModelError
 from planner.graph.ctc import CTC, ctc_loss, sums, sums_backward
 from planner.graph.trace import trace
+from planner.graph.whole_losses import WholeLosses
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
+from tests.refusals import refused
 
 STEPS, LENGTHS = torch.tensor([9, 7, 2]), torch.tensor([4, 2, 4])  # of the last sample there is no alignment
 TARGETS = torch.randint(1, 6, (3, 4), generator=torch.Generator().manual_seed(0))
@@ -35,6 +38,47 @@ def test_a_single_sample_has_no_dim_of_samples() -> None:
     given = scores()[:, 0].log_softmax(-1), TARGETS[0], STEPS[0], LENGTHS[0]
     for reduction in ("none", "mean"):
         torch.testing.assert_close(ctc_loss(*given, reduction=reduction), F.ctc_loss(*given, reduction=reduction))
+
+
+class _Packed(nn.Module):
+    """Targets one behind the other, as models of transformers give them."""
+
+    def __init__(self, other: bool = False) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(6, 6), other
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        known = (labels != -100) & (labels != 0)
+        lengths = (labels != -100 if self.other else known).sum(-1)
+        scores = self.linear(x).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(scores, labels.masked_select(known), steps, lengths, zero_infinity=True)
+
+
+LABELS = torch.tensor([[1, 2, -100, 3], [0, 4, 5, -100], [2, 0, 2, 1]])
+
+
+def test_targets_one_behind_the_other_are_rows() -> None:
+    module, x = _Packed().double(), scores().transpose(0, 1)
+    with WholeLosses():
+        loss = module(x, LABELS, STEPS)
+    wanted = module(x, LABELS, STEPS)
+    torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=0.0)
+    parameters = list(module.parameters())
+    torch.testing.assert_close(torch.autograd.grad(loss, parameters), torch.autograd.grad(wanted, parameters))
+
+
+def test_a_trace_of_them_has_the_operator() -> None:
+    with torch.device("meta"):
+        module = _Packed()
+    graph = trace(module, (scores().float().transpose(0, 1).contiguous(), LABELS, STEPS))
+    calls = [op.op for op in graph.operators]
+    assert CTC in calls
+    assert "aten.masked_select.default" not in calls
+
+
+def test_targets_of_other_lengths_are_refused() -> None:
+    with refused(ModelError, "aten._ctc_loss.Tensor", "S"):
+        trace(_Packed(other=True), (scores().float().transpose(0, 1).contiguous(), LABELS, STEPS))
 
 
 class _Speech(nn.Module):

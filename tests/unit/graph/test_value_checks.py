@@ -1,4 +1,5 @@
-"""What PyTorch's own code asks of values has no answer while a model is traced, and none is needed."""
+"""What is asked of values, by PyTorch's own code or to raise an error, has no answer while a model is traced, and none
+is needed."""
 
 import pytest
 import torch
@@ -6,8 +7,10 @@ from torch import nn
 from torch.distributions import Categorical, Normal, kl_divergence
 from torch.nn.modules import transformer
 
+from planner.errors import ModelError
 from planner.graph.operator_graph import Operator
 from planner.graph.trace import trace
+from tests.refusals import refused
 
 
 class _Encoder(nn.Module):
@@ -69,3 +72,57 @@ def test_values_are_checked_again_after_a_trace() -> None:
     assert transformer._detect_is_causal_mask is before
     with pytest.raises(ValueError, match="scale"):
         Normal(0.0, -1.0)
+
+
+class Checked(nn.Module):
+    """Checks of values that only raise, as models of transformers have them."""
+
+    def __init__(self, how: str, classes: int = 5) -> None:
+        super().__init__()
+        self.linear, self.how, self.classes = nn.Linear(8, classes), how, classes
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        match self.how:
+            case "if":
+                if labels is not None and labels.max() >= self.classes:
+                    raise ValueError("a label is too large")
+            case "if not":
+                if not (labels < self.classes).all() or not torch.all(labels >= 0):
+                    raise ValueError("a label is too large or too small")
+            case "over lines":
+                if (
+                    labels.max() >= self.classes
+                    or labels.min() < 0
+                ):  # fmt: skip
+                    raise ValueError("a label is too large or too small")
+            case "assert":
+                assert (labels < self.classes).all(), "a label is too large"
+                assert not (labels < 0).any(), "a label is too small"
+            case "check":
+                torch._check((labels == 1).sum().item() == x.shape[1])
+            case "mixed":
+                if (labels < 0).all() and not (labels > 0).all():
+                    raise ValueError("either")
+            case "branch":
+                if labels.max() >= self.classes:
+                    labels = labels % self.classes
+            case "both":
+                if labels.max() >= self.classes:
+                    labels = labels % self.classes
+                    raise ValueError("a label is too large")
+        return nn.functional.cross_entropy(self.linear(x), labels)
+
+
+LABELS = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("how", ["if", "if not", "over lines", "assert", "check"])
+def test_checks_that_only_raise_are_passed(how: str) -> None:
+    graph = trace(Checked(how), (torch.randn(4, 8), LABELS))
+    assert [op.op for op in graph.operators] == ["aten.linear.default", "aten.cross_entropy_loss.default"]
+
+
+@pytest.mark.parametrize("how", ["branch", "both", "mixed"])
+def test_other_branches_on_values_are_refused(how: str) -> None:
+    with refused(ModelError, "torch.where"):
+        trace(Checked(how), (torch.randn(4, 8), LABELS))
