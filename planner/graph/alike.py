@@ -1,4 +1,4 @@
-"""Which blocks are alike: modules of one list that cannot tell themselves apart from their neighbours.
+"""Which blocks are alike: modules of one list that cannot tell themselves apart.
 
 A block is described by everything its forward can read: class, plain attributes, and the types of parameters and
 buffers, of itself and of every module in it, together with the modes of torch it is called under. Blocks with equal
@@ -35,7 +35,8 @@ class NotAlikeError(Exception):
 
 
 def alike_runs(module: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Longest stretches of alike neighbours in every ModuleList and Sequential, outermost lists first."""
+    """Alike blocks of every ModuleList and Sequential in their order, outermost lists first: neighbours, and those with
+    others between them, as where layers that look at all tokens come after several that look back through a window."""
     covered: list[str] = []
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     parts = [part for _, part in (*tensors, *module.named_modules(remove_duplicate=False))]
@@ -43,18 +44,19 @@ def alike_runs(module: nn.Module) -> Iterator[tuple[str, ...]]:
     for path, owner in module.named_modules():
         if not isinstance(owner, nn.ModuleList | nn.Sequential) or any(f"{path}.".startswith(f"{c}.") for c in covered):
             continue
-        stretch: list[str] = []
-        last: object = None
-        for name, child in [*owner.named_children(), ("", None)]:
-            found = None if child is None else _description_or_none(child, uses)
-            if stretch and (found is None or found != last):
-                if len(stretch) >= _SHORTEST_RUN:
-                    covered.extend(stretch)
-                    yield tuple(stretch)
-                stretch = []
-            if found is not None:
-                stretch.append(f"{path}.{name}" if path else name)
-            last = found
+        kinds: list[tuple[object, list[str]]] = []
+        for name, child in owner.named_children():
+            found = _description_or_none(child, uses)
+            if found is None:
+                continue
+            alike = next((paths for kind, paths in reversed(kinds) if kind == found), None)
+            if alike is None:
+                kinds.append((found, alike := []))
+            alike.append(f"{path}.{name}" if path else name)
+        for _, alike in kinds:
+            if len(alike) >= _SHORTEST_RUN:
+                covered.extend(alike)
+                yield tuple(alike)
 
 
 def _description_or_none(block: nn.Module, uses: Counter[int]) -> object:

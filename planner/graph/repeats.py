@@ -31,7 +31,7 @@ _CALL = "planner_trace.call.default"
 
 @dataclass
 class Run:
-    """Consecutive alike blocks of one module list, and what the first call of the first one looked like. Those at
+    """Alike blocks of one module list, and what the first call of the first one looked like. Those at
     `compared`, of the same list, are traced by themselves, and must turn out to be the same."""
 
     paths: tuple[str, ...]

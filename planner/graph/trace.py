@@ -233,7 +233,10 @@ def _changes_what_is_known(node: fx.Node, exported: Any) -> bool:
 def _is_made(node: fx.Node) -> bool:
     """Whether the content of a tensor was made by an operator of the model: not given to it, in whole or in part."""
     source: Any = node
-    while isinstance(source, fx.Node) and isinstance(source.target, torch._ops.OpOverload):
+    while isinstance(source, fx.Node):
+        source = source.args[0] if source.target is getitem else source  # one of several results
+        if not isinstance(source.target, torch._ops.OpOverload):
+            return False
         schema = source.target._schema
         if not any(returned.alias_info is not None for returned in schema.returns):
             return source.target.namespace == "aten" and str(source.target) not in CHANCES  # these may return operands

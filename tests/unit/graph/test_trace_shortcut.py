@@ -73,9 +73,16 @@ class Counting(Indexed):
     """As one that does something else by it."""
 
 
+class NumberedScaled(Numbered):
+    """Of another kind."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
 _THEIRS = ModuleType("transformers.models.of_tests")
 sys.modules[_THEIRS.__name__] = _THEIRS
-Numbered.__module__ = Counting.__module__ = _THEIRS.__name__
+Numbered.__module__ = NumberedScaled.__module__ = Counting.__module__ = _THEIRS.__name__
 
 
 class Scaled(Block):
@@ -183,6 +190,24 @@ class MadeInPlace(Block):
         return made.add_(1)
 
 
+class ChosenInPlace(Block):
+    """Changes one of several results of an operator."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        largest, _ = super().forward(x).topk(2, dim=-1)
+        largest /= largest.sum(-1, keepdim=True)
+        return x * largest.sum(-1, keepdim=True)
+
+
+class GivenPartInPlace(Block):
+    """Changes one of the pieces of what it was given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, _ = x.chunk(2, dim=-1)
+        first.mul_(2)
+        return super().forward(x)
+
+
 class PartInPlace(Block):
     """Changes a part of what it was given."""
 
@@ -252,8 +277,12 @@ class Guarded(Config):
         return super().__getattribute__(name)
 
 
-def stack(make: Callable[[int], nn.Module], run: Callable[[Any, torch.Tensor], Any] | None = None) -> nn.Module:
-    model = Stack(make)
+def stack(
+    make: Callable[[int], nn.Module],
+    run: Callable[[Any, torch.Tensor], Any] | None = None,
+    layers: int = LAYERS,
+) -> nn.Module:
+    model = Stack(make, layers)
     if run is not None:
         model.run = lambda x: run(model, x)
     return model
@@ -414,6 +443,9 @@ class LooksBack(Block):
 CASES: dict[str, Callable[[], nn.Module]] = {
     "plain": Stack,
     "alternating": lambda: stack(lambda i: Block() if i % 2 else nn.Linear(WIDTH, WIDTH)),
+    "kinds in turn": lambda: stack(lambda i: Scaled(2 + i % 2)),
+    "numbered kinds in turn": lambda: stack(lambda i: (Numbered, NumberedScaled)[i % 2](i), layers=10),
+    "kinds of other widths": lambda: stack(lambda i: nn.Linear(*((WIDTH, 4) if i % 2 == 0 else (4, WIDTH))), layers=6),
     "last differs": lambda: stack(lambda i: Block() if i < LAYERS - 1 else Scaled(3)),
     "index attribute": lambda: stack(Indexed),
     "int and float attributes": lambda: stack(lambda i: Scaled([1, 1.0, True, 1, 1][i])),
@@ -461,6 +493,8 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         lambda i: InPlace(), lambda m, x: loop(lambda m, i, y, h: y(h) + h)(m, x + 0)
     ),
     "in place on what was made": lambda: stack(lambda i: MadeInPlace()),
+    "in place on one of several results": lambda: stack(lambda i: ChosenInPlace()),
+    "in place on a piece": lambda: stack(lambda i: GivenPartInPlace(), loop(lambda m, i, layer, x: layer(x * 1) + x)),
     "in place on a part": lambda: stack(lambda i: PartInPlace(), loop(lambda m, i, layer, x: layer(x * 1) + x)),
     "numbers of layers": lambda: stack(Numbered),
     "numbers that matter": lambda: stack(Counting),
@@ -566,7 +600,11 @@ def test_shortcut_on_the_zoo(family: str, layers: int) -> None:
         ("nested lists", LAYERS),
         ("two lists", 2),
         ("in place on what was made", 1),
+        ("in place on one of several results", 1),
+        ("in place on a piece", LAYERS + 1),
+        ("kinds in turn", 3),
         ("numbers of layers", 3),
+        ("numbered kinds in turn", 6),
         ("frozen half", 2),
     ],
 )
