@@ -5,14 +5,15 @@
     if labels.max() >= self.classes: raise   is there an error to raise?   taken as none
     assert (lengths > 0).all()
     torch._check(mask.sum().item() == n)
+    if not torch.isfinite(x).all(): ...      did anything overflow?        nothing did: a run stops where it does
 
-The answer changes nothing of what is computed. A model that is run without a plan has the last four asked.
+The answer changes nothing of what is computed. A model that is run without a plan has all but the first asked.
 """
 
 import ast
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -24,11 +25,34 @@ from torch.distributions import Distribution
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
+_FINITE: Mapping[Any, bool] = {
+    torch.isfinite: True,
+    torch.Tensor.isfinite: True,
+    torch.isinf: False,
+    torch.Tensor.isinf: False,
+    torch.isnan: False,
+    torch.Tensor.isnan: False,
+}
+"""What these say of numbers of which none has overflowed."""
+_TOGETHER: Mapping[Any, bool] = {torch.all: True, torch.Tensor.all: True, torch.any: False, torch.Tensor.any: False}
+"""What elements that are all the same are together: all that are true, or any of those that are false."""
+
 
 class ChecksPassed(TorchFunctionMode):
-    """While active, tensors that decide about nothing but whether an error is raised are as they ought to be."""
+    """While active, tensors that decide about nothing but whether an error is raised are as they ought to be, and
+    numbers are finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._finite: dict[int, tuple[torch.Tensor, bool]] = {}  # tensors that say so, and what they are then
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FINITE:
+            return self._says(func(*args, **(kwargs or {})), _FINITE[func])
+        if func in _TOGETHER and self._finite.get(id(args[0]), (None, None))[1] is _TOGETHER[func]:
+            return self._says(func(*args, **(kwargs or {})), _TOGETHER[func])
+        if func is torch.Tensor.__bool__ and id(args[0]) in self._finite:
+            return self._finite[id(args[0])][1]
         if func is torch.Tensor.__bool__:
             asking: FrameType | None = sys._getframe(1)
             while asking is not None and asking.f_code.co_name == "__torch_function__":  # other modes' on the way
@@ -37,6 +61,10 @@ class ChecksPassed(TorchFunctionMode):
             if answer is not None:
                 return answer
         return func(*args, **(kwargs or {}))
+
+    def _says(self, found: torch.Tensor, value: bool) -> torch.Tensor:
+        self._finite[id(found)] = (found, value)
+        return found
 
 
 _ASSERTED = frozenset(

@@ -122,7 +122,35 @@ def test_checks_that_only_raise_are_passed(how: str) -> None:
     assert [op.op for op in graph.operators] == ["aten.linear.default", "aten.cross_entropy_loss.default"]
 
 
+class Clamped(nn.Module):
+    """What has overflowed is bounded, as layers of DETR have it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        overflowed = {
+            "all": lambda: not torch.isfinite(x).all(),
+            "any": lambda: x.isinf().any() or torch.any(torch.isnan(x)),
+            "some": lambda: not torch.isfinite(x).any(),
+        }[self.how]()
+        return (x.clamp(-9.0, 9.0) if overflowed else x).square().mean()
+
+
+@pytest.mark.parametrize("how", ["all", "any"])
+def test_numbers_are_finite(how: str) -> None:
+    graph = trace(Clamped(how), (torch.randn(4, 8),))
+    assert [op.op for op in graph.operators] == ["aten.linear.default", "aten.square.default", "aten.mean.default"]
+
+
 @pytest.mark.parametrize("how", ["branch", "both", "mixed"])
 def test_other_branches_on_values_are_refused(how: str) -> None:
     with refused(ModelError, "torch.where"):
         trace(Checked(how), (torch.randn(4, 8), LABELS))
+
+
+def test_whether_some_number_is_finite_is_refused() -> None:
+    with refused(ModelError, "tensor"):
+        trace(Clamped("some"), (torch.randn(4, 8),))
