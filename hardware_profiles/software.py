@@ -104,6 +104,8 @@ class Software:
             itself.
         copies_out: whether weights that were gathered together are copied out of the buffer that came, and gradients
             into the one that leaves (FSDP2).
+        rearranges: whether what is gathered or scattered along the sequence is copied from or into the order of
+            devices, as the first dim is the batch (`torch.cat` in torch/distributed/_functional_collectives.py).
         regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
             pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
         recomputed_in_backward: classes of operators that are computed again for their own backward pass, and keep
@@ -129,6 +131,8 @@ class Software:
             finds before another casts them (Transformer Engine csrc/extensions/normalization.cpp: a norm computes in 16
             bits, `nvte_compute_amax`, then quantises), so that none is written in fp8 by what makes it.
         gathers_narrow: whether weights of products in fp8 are gathered in fp8.
+        gathers_inputs_narrow: whether what products in fp8 read, and gradients of their results, are in fp8 before
+            tensor parallel devices gather them (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
         dispatcher: how rows get to their experts.
         fused_experts: whether one kernel multiplies the rows of all experts, activates them, and brings operands into
             fp8 on the way.
@@ -186,6 +190,7 @@ class Software:
     fused: bool = False
     ahead: int = 0
     copies_out: bool = False
+    rearranges: bool = False
     modules: bool = False
     communicators: float = 1.0
     regathers: bool = False
@@ -203,6 +208,7 @@ class Software:
     adds: bool = False
     casts: float = 1.0
     gathers_narrow: bool = False
+    gathers_inputs_narrow: bool = False
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
     sinks: float = 1.0

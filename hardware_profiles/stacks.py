@@ -67,6 +67,7 @@ class _StackFile(Strict):
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
     copies_out: bool = False
+    rearranges: bool = False
     modules: bool = False
     gathers_narrow: bool = False
     remakes: tuple[Literal["experts"], ...] = ()
@@ -113,6 +114,7 @@ class _StackFile(Strict):
             dispatcher=self.dispatcher,
             fused_experts=self.fused_experts,
             copies_out=self.copies_out,
+            rearranges=self.rearranges,
             modules=self.modules,
             gathers_narrow=self.gathers_narrow,
             remakes=self.remakes,

@@ -37,10 +37,11 @@ _WEIGHTS = "bfloat16"
 """Dtype of weights where software counts a bucket in parameters: it trains in 16 bits."""
 
 _NARROW = 0.5
-"""Bytes of weights in fp8 over those in 16 bits."""
+"""Bytes of weights and activations in fp8 over those in 16 bits."""
 
 _COPIED = frozenset({"all_gather", "reduce_scatter"})
-"""Kinds of messages whose whole tensor is copied where software does so (`Software.copies_out`)."""
+"""Kinds of messages whose whole tensor is copied where software does so (`Software.copies_out`, of activations
+`Software.rearranges`)."""
 
 _PACKED = frozenset({"all_gather", "reduce_scatter", "all_reduce", "reduce"})
 """Kinds of messages that the runtime makes of several tensors, and copies these for (`runtime.comm.collectives`): what
@@ -115,7 +116,9 @@ class Pricers:
                 )
             return known[key]
 
-        narrow = _NARROW if software.gathers_narrow and software.products == "fp8" else 1.0
+        fp8 = software.products == "fp8"
+        narrow = _NARROW if software.gathers_narrow and fp8 else 1.0
+        inputs = _NARROW if software.gathers_inputs_narrow and fp8 else 1.0
 
         def full(element: Bytes, chosen: Bytes) -> tuple[Bytes, ...]:
             """Bytes of a full bucket by axis: as `chosen`, else the software's, of elements of so many bytes."""
@@ -127,7 +130,7 @@ class Pricers:
         weight = DTYPE_BYTES[_WEIGHTS] * narrow
         use, sums = (DTYPE_BYTES[dtype] for dtype in (update.reduced_in(_WEIGHTS), update.summed_in(_WEIGHTS)))
         return cls(
-            activations=pricer(shares.tensor, (), copied=False),
+            activations=pricer(shares.tensor, (), copied=software.rearranges, width=inputs),
             parameters=pricer(
                 shares.gathers, full(weight, there), width=narrow, uncut=update.by_block, packed=by_block
             ),

@@ -86,7 +86,7 @@ def with_overlaps(stack: Software, flags: str) -> Software:
         share = load_software("nemo-2606").hidden.exchange  # recipes of which ask for the same
         stack = replace(stack, hidden=replace(stack.hidden, exchange=share))
     if mentions(flags, _ASYNC_TENSOR):
-        stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]))
+        stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]), rearranges=False)
     return stack
 
 

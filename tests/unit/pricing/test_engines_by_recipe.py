@@ -108,6 +108,33 @@ def test_fsdp2_copies_what_it_gathers_and_weights_in_fp8_are_half_as_long() -> N
     assert gathered(narrow)[1] == gathered(nemo)[1]
 
 
+def test_torch_copies_what_tensor_parallel_devices_gather_and_scatter_along_the_sequence() -> None:
+    """`torch.cat` of chunks in `all_gather_tensor` and `reduce_scatter_tensor`; there is none in an all-reduce."""
+
+    def message(cluster: Cluster, kind: str) -> float:
+        return Pricers.of(build_mesh(cluster, (8,)), cluster).activations.message_seconds(kind, 0, 1e9)
+
+    copying = run_by("fsdp-compiled", 8)
+    bare = copying.with_software(replace(copying.software, rearranges=False))
+    copied = 2e9 / (CLUSTER.device.memory_bandwidth * CLUSTER.device.efficiency("copy").bandwidth)
+    for kind in ("all_gather", "reduce_scatter"):
+        assert message(copying, kind) - message(bare, kind) == pytest.approx(copied, rel=0.01)
+    assert message(copying, "all_reduce") == message(bare, "all_reduce")
+
+
+def test_inputs_of_products_in_fp8_are_gathered_in_fp8() -> None:
+    """Half of the message and of its copy; what is scattered has 16 bits all the same."""
+    wide = run_by("fsdp-compiled", 8)
+    fp8 = wide.with_software(replace(wide.software, products="fp8", gathers_inputs_narrow=True))
+    activations = [Pricers.of(build_mesh(one, (8,)), one).activations for one in (wide, fp8)]
+    whole, half = (one.message_seconds("all_gather", 0, 1e9) for one in activations)
+    assert half == pytest.approx(whole / 2, rel=0.02)
+    same = [one.message_seconds("reduce_scatter", 0, 1e9) for one in activations]
+    assert same[0] == same[1]
+    bf16 = wide.with_software(replace(wide.software, gathers_inputs_narrow=True))
+    assert Pricers.of(build_mesh(bf16, (8,)), bf16).activations.message_seconds("all_gather", 0, 1e9) == whole
+
+
 def test_rows_scaled_one_by_one_keep_a_share_of_what_fp8_saves() -> None:
     rule = product_rule()
     extents = np.array([[float(factor.extent) for factor in rule.factors]])
