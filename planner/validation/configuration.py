@@ -255,7 +255,7 @@ def _latent_like(row: Row, notes: list[str]) -> str:
 def _with_unsaid(experts: ExpertDimensions, row: Row, like: str) -> ExpertDimensions:
     """Experts with the MLP for all tokens and the dense layers of a model of the zoo, where the flags name none."""
     sizes: dict[str, Any] = dict(DEEPSEEK_MODELS[like].dimensions)
-    if "moe-layer-freq" not in _words(row):
+    if not re.search(_LAYERS_OF_EXPERTS, _words(row)):
         experts = replace(experts, dense_layers=min(sizes["dense_layers"], _needed(row, "n_layers")))
     return experts if experts.shared_width else replace(experts, shared_width=sizes["shared_size"])
 
@@ -286,13 +286,10 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
     if width is None:
         width = _needed(row, "ffn_hidden")
         notes.append("moe_ffn_hidden unknown: ffn_hidden")
-    shared = re.search(r"moe-shared-expert-intermediate-size=(\d{1,9})", words)
+    shared = re.search(r"moe[-_]shared[-_]expert[-_]intermediate[-_]size\s*[=: ]\s*(\d{1,9})", words)
     if shared is None and "shared expert" in words.replace("-", " ") and not _LATENT.search(words):
         notes.append("an MLP for all tokens of unknown width: left out")
-    frequency = re.search(r"moe-layer-freq=([^\s;]+)", words)
-    first = re.fullmatch(r"\(\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\);?", frequency[1]) if frequency else None
-    if frequency and (first is None or int(first[1]) + int(first[2]) != _needed(row, "n_layers")):
-        raise UnsupportedError(f"layers with experts are {frequency[1]}; only the first layers can be dense")
+    dense = _first_dense(words, _needed(row, "n_layers"))
     if mentions(words, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         notes.append("rows over the capacity of an expert are dropped: priced as if none were")
     count, chosen = _needed(row, "n_experts"), _needed(row, "topk")
@@ -303,8 +300,28 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
         chosen=chosen,
         width=width,
         shared_width=int(shared[1]) if shared else 0,
-        dense_layers=int(first[1]) if first else 0,
+        dense_layers=dense,
     )
+
+
+_LAYERS_OF_EXPERTS = r"moe[-_]layer[-_]freq\s*[=: ]\s*([^;,]+)|first[-_]k[-_]dense[-_]replace\s*[=: ]\s*(\d{1,9})"
+"""Which layers have experts, as Megatron-LM says it, and as configurations of Hugging Face do."""
+
+
+def _first_dense(words: str, layers: int) -> int:
+    """How many of the first layers have no experts. Raises UnsupportedError where other layers have none."""
+    found = re.search(_LAYERS_OF_EXPERTS, words)
+    if found is None:
+        return 0
+    if found[2]:
+        return min(int(found[2]), layers)
+    pattern = re.sub(r"[\s\"']", "", found[1])
+    first = re.fullmatch(r"\(?\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\)?", pattern)
+    if pattern == "1":
+        return 0
+    if first is None or int(first[1]) + int(first[2]) != layers:
+        raise UnsupportedError(f"layers with experts are {pattern}; only the first layers can be dense")
+    return int(first[1])
 
 
 def _words(row: Row) -> str:
@@ -343,7 +360,7 @@ def _check_training(row: Row, notes: list[str]) -> None:
 def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, notes: list[str]) -> Pinned:
     tensor, pipeline = (_degree(row, name, notes) for name in ("tp", "pp"))
     context = row.integer("cp") or 1
-    virtual = _virtual_stages(row, notes) if pipeline > 1 else 1
+    virtual = _virtual_stages(row, model.layers // pipeline, notes) if pipeline > 1 else 1
     if pipeline == 1 and (row.integer("vpp") or 1) > 1:
         notes.append(f"vpp is {row.integer('vpp')}, and there is no pipeline: 1")
     rest = tensor * pipeline * context
@@ -430,13 +447,21 @@ def _folds(row: Row) -> bool:
     return row.date() >= _FOLDED and not row.text("profile").startswith("ascend")
 
 
-def _virtual_stages(row: Row, notes: list[str]) -> int:
-    """Stages of a pipeline rank."""
+_INTERLEAVED = r"(?<!batch[-_])\binterleav(?:ed|ing)\b"
+"""Words for a rank of several stages (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
+
+
+def _virtual_stages(row: Row, layers: int, notes: list[str]) -> int:
+    """Stages of a pipeline rank, which has so many layers."""
     known = virtual_stages_by_recipe(row)
-    if known is None:
-        return _degree(row, "vpp", notes)
-    notes.append(f"{known} virtual stages, by the script of the release")
-    return known
+    if known is not None:
+        notes.append(f"{known} virtual stages, by the script of the release")
+        return known
+    if row.integer("vpp") is None and mentions(row.text("other_flags").lower(), _INTERLEAVED):
+        fewest = next((count for count in range(2, layers + 1) if layers % count == 0), 1)
+        notes.append(f"vpp unknown, and stages are interleaved: {fewest}, the fewest that divide the layers of a rank")
+        return fewest
+    return _degree(row, "vpp", notes)
 
 
 def _degree(row: Row, column: str, notes: list[str]) -> int:

@@ -26,6 +26,11 @@ _PORTS = {"v100": 100, "a100": 200, "a800": 200, "h100": 400, "h800": 400, "h200
 _NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
 _GIGABIT = 1e9 / 8
 
+_QUAD = 4
+"""V100 of a node in which all six NVLinks of each go to the others, as those of eight do in a DGX-1: an all-reduce on
+four of Jean Zay brings 124 of 150 GB/s (bigscience-workshop/bigscience
+experiments/bandwidth/n1_32gb_all_reduce_bench.txt)."""
+
 
 def machine_as_stated(row: Row, devices: int, notes: list[str]) -> Cluster:
     """The machine of a row's profile, joined and limited as the row states. Raises `HardwareProfileError`,
@@ -53,6 +58,9 @@ def network_of(row: Row, devices: int, notes: list[str]) -> Cluster:
     joined = _joined(row, cluster, devices)
     if joined is not None:
         notes.append(f"{joined} devices are joined as one node")
+    if joined == _QUAD and row.text("profile").startswith("v100") and inner not in stated:
+        notes.append("all NVLinks of a V100 go to the three others of its node")
+        stated[inner] = cluster.levels[0].bandwidth
     return with_network(cluster, bandwidth=stated, devices_per_node=joined) if stated or joined else cluster
 
 
@@ -92,7 +100,7 @@ def stated_bandwidth(row: Row) -> float | None:
     )
     if several:
         return int(several[1]) * int(several[2]) * _GIGABIT / node
-    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:per node|node-node|inter-?node)", text)
+    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:[\w-]+ )?(?:per node|node-node|inter-?node)", text)
     if whole is None and (bare := re.match(r"(\d+)\s*Gb(?:/|p)s(?: \(published\))?$", text)):
         chip = row.text("profile").partition("-")[0]
         whole = bare if int(bare[1]) > _PORTS.get(chip, math.inf) else None

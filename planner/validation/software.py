@@ -103,6 +103,9 @@ _SORTED_ROWS = "2025"
 """Date from which on MindSpeed-LLM sorts rows of tokens by a kernel for whole rows; before, it had the dispatcher of
 Megatron-Core 0.6, by default the one that gathers all tokens (`MoEAllGatherTokenDispatcher`)."""
 
+_ALL_TO_ALL = r"dispatcher[-_]type\s*[=: ]\s*\W?alltoall"
+"""Words for the dispatcher of Megatron-Core that sends rows to their experts, and only there."""
+
 _GROWING_BUCKETS = {"megatron": "2024-04", "mindspeed": _SORTED_ROWS}
 """Month from which on buckets are larger for more devices (Megatron-Core 0.7: 0fda386c04)."""
 
@@ -166,6 +169,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
             stack = replace(stack, stored=replace(stack.stored, beside=2.0 * _share_of_blocks(row)))
     detail = f"{row.text('precision')} {row.text('precision_detail')}".lower()
     gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxf(?:p|loat)8|fp8[-_ ]mx", detail) else 1.0
+    if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gained == 1.0:
+        stack = replace(stack, gathers_inputs_narrow=gathers_float8(f"{detail}; {flags}"))
     scaled = products_of(row) == "fp8" and stack.name in _TRANSFORMER_ENGINE and _scales_as_they_are(row, detail)
     if scaled:
         notes.append("fp8 with current scaling: the largest element of each operand is found before it is cast")
@@ -214,7 +219,7 @@ def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Soft
     if row.text("arch").lower() == "moe" and mentions(flags, _ONCE):
         notes.append("rows are sent once to a node, whichever experts they go to")
         return replace(stack, dispatcher="once")
-    if stack.name == "mindspeed" and row.date() < _SORTED_ROWS and "dispatcher-type=alltoall" not in flags:
+    if stack.name == "mindspeed" and row.date() < _SORTED_ROWS and not mentions(flags, _ALL_TO_ALL):
         return replace(stack, sorts_elements=True)
     return stack
 

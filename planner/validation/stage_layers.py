@@ -44,8 +44,9 @@ def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) ->
         notes.append(f"layers of stages as nanotron deals them out: {' '.join(map(str, dealt))}")
         return dealt if len(set(dealt)) > 1 else None
     share, rest = divmod(layers, stages)
-    if not rest:
-        return None
+    if not rest:  # the search would take equally many of blocks of one kind alone
+        mixed = pipeline > 1 and model.experts is not None and model.experts.dense_layers > 0
+        return (share,) * stages if mixed else None
     if (layers + 2) % stages == 0:
         notes.append("embedding and head are counted as layers of the pipeline")
         share = (layers + 2) // stages
@@ -66,7 +67,7 @@ def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) ->
 def _given(row: Row) -> tuple[int, ...] | None:
     """Layers that a row names."""
     column = row.layers_per_stage()
-    flag = re.search(r"num-layer-list=([\d,]{1,999})", row.text("other_flags").lower())
+    flag = re.search(r"num[-_]layer[-_]list\s*[=: ]\s*([\d,]{1,999})", row.text("other_flags").lower())
     if column is not None or flag is None:
         return column
     try:

@@ -23,6 +23,7 @@ from tests.unit.validation.test_software import one
         ("h100-80gb", 64, {"devices_per_node": "8"}, 8),
         ("a100-80gb", 64, {"devices_per_node": "16"}, 16),
         ("h100-80gb", 4, {"devices_per_node": "4"}, 8),  # none leaves the node
+        ("v100-32gb", 64, {"devices_per_node": "4"}, 4),
     ],
 )
 def test_devices_that_are_joined(
@@ -33,6 +34,16 @@ def test_devices_that_are_joined(
     assert cluster.devices_per_node == joined
     assert cluster.with_devices(devices).devices == devices
     assert bool(notes) == (joined not in (8, 64)), notes
+
+
+def test_four_v100_of_a_node_share_all_their_links(tmp_path: Path) -> None:
+    """Two of another size are refused: nobody says how many links join them."""
+    notes: list[str] = []
+    cluster = network_of(one(tmp_path, profile="v100-32gb", devices_per_node="4"), 64, notes)
+    assert cluster.levels[0].bandwidth == network_of(one(tmp_path, profile="v100-32gb"), 64, []).levels[0].bandwidth
+    assert "all NVLinks of a V100 go to the three others of its node" in notes
+    with pytest.raises(TopologyError, match="mesh of direct links"):
+        network_of(one(tmp_path, profile="v100-32gb", devices_per_node="2"), 64, [])
 
 
 def test_nodes_of_one_device_have_the_network_alone(tmp_path: Path) -> None:

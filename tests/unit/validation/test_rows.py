@@ -218,6 +218,33 @@ def test_layers_of_stages(
         assert (run.pinned.virtual_stages, run.pinned.even) == (1, False)
 
 
+@pytest.mark.parametrize(
+    ("cells", "virtual"),
+    [
+        ({"other_flags": "interleaved pipeline", "n_layers": "8"}, 2),
+        ({"other_flags": "interleaved 1F1B", "n_layers": "6"}, 3),
+        ({"other_flags": "interleaving", "n_layers": "6", "pp": "1", "dp": "4"}, 1),
+        ({"other_flags": "not interleaved", "n_layers": "8"}, 1),
+        ({"other_flags": "micro_batch_interleave_num=2", "n_layers": "8"}, 1),
+        ({"other_flags": "interleaved pipeline", "n_layers": "8", "vpp": "4"}, 4),
+        ({"other_flags": "", "n_layers": "8"}, 1),
+    ],
+)
+def test_interleaved_stages_of_unknown_number_are_the_fewest(
+    tmp_path: Path, cells: dict[str, str], virtual: int
+) -> None:
+    run = run_of(one(tmp_path, **{"vpp": "", "n_params_B": "", **cells}))
+    assert run.pinned.virtual_stages == virtual
+    assert any("interleaved" in note for note in run.notes) == (virtual in (2, 3))
+
+
+def test_stages_with_dense_layers_hold_equally_many_too(tmp_path: Path) -> None:
+    """The search would give the rank of the dense layer three, and the other one."""
+    run = run_of(one(tmp_path, **MIXTURE, ep="2", other_flags="moe-layer-freq=([0]*1+[1]*3)"))
+    assert run.stages == (2, 2)
+    assert run_of(one(tmp_path, **MIXTURE, ep="2")).stages is None
+
+
 def test_layers_that_no_stages_hold(tmp_path: Path) -> None:
     with refused(UnsupportedError, "layers_per_stage", 2, 5, "n_layers=4"):
         run_of(one(tmp_path, layers_per_stage="3 2"))
@@ -319,6 +346,25 @@ def test_experts(tmp_path: Path) -> None:
     assert (run.pinned.expert, run.pinned.whole_experts) == (1, None)
     assert "ep unknown: 1" in run.notes
     assert "dropped" in run_of(one(tmp_path, **MIXTURE, model="Qwen3 (tokendrop)")).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "dense", "shared"),
+    [
+        ("--moe-layer-freq [0]*1+[1]*3; --moe-shared-expert-intermediate-size 256", 1, 256),
+        ("moe_layer_freq: '([0]*2 + [1]*2)'; moe_shared_expert_intermediate_size: 128", 2, 128),
+        ("moe-layer-freq=1", 0, 0),
+        ("first_k_dense_replace=1", 1, 0),
+        ("first_k_dense_replace: 9", 4, 0),
+    ],
+)
+def test_layers_of_experts_are_read_however_a_publisher_writes_them(
+    tmp_path: Path, flags: str, dense: int, shared: int
+) -> None:
+    """As options of Megatron-LM, as keys of a YAML file, and as in configurations of Hugging Face."""
+    experts = run_of(one(tmp_path, **MIXTURE, ep="4", other_flags=flags)).job.model.experts
+    assert experts is not None
+    assert (experts.dense_layers, experts.shared_width) == (dense, shared)
 
 
 V3 = {

@@ -219,6 +219,7 @@ def test_flags_name_what_is_overlapped(tmp_path: Path) -> None:
         ("400Gb/s RDMA per GPU (published)", 50e9),
         ("1600 Gbps node-node interconnect (RoCE)", 25e9),
         ("800Gb/s per node (vTrain config)", 12.5e9),
+        ("3200Gb/s EFA per node", 50e9),
         ("400Gbps (published)", 6.25e9),
         ("200Gbps (published)", None),
         ("n/a (single node)", None),
@@ -323,6 +324,20 @@ def test_torchtitan_says_what_it_hides_and_gathers(tmp_path: Path) -> None:
     assert found.software.hidden.gathers == plain.software.hidden.gathers
     denied, _ = machine(tmp_path, 3, precision="fp8", other_flags="no async-tp; without float8")
     assert (denied.software.hidden, denied.software.gathers_narrow) == (plain.software.hidden, False)
+    assert (plain.software.rearranges, found.software.rearranges, denied.software.rearranges) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("detail", "narrow"),
+    [("float8 tensorwise", True), ("float8 rowwise", False), ("mxfp8", False), ("fp8 (TE)", False)],
+)
+def test_torchtitan_gathers_inputs_in_fp8_with_one_scale_for_each_tensor(
+    tmp_path: Path, detail: str, narrow: bool
+) -> None:
+    """docs/float8.md of torchtitan: "float8 all-gather for TP (by default for `Float8Linear`)", with tensor-wise
+    scales."""
+    found, _ = machine(tmp_path, 3, precision="fp8", precision_detail=detail, other_flags="torchtitan; vanilla TP")
+    assert found.software.gathers_inputs_narrow == narrow
 
 
 def test_deepspeed_copies_gradients_in_fp32_into_buckets(tmp_path: Path) -> None:
