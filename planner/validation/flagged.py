@@ -58,7 +58,7 @@ _FP8_WEIGHTS = (
 _FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
 _FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
 _FUSED_SOFTMAX = r"fused[- ]softmax"
-_HUGGING_FACE = r"hugging ?face|\btransformers\b|\baccelerate\b"
+HUGGING_FACE = r"hugging ?face|\btransformers\b|\baccelerate\b"
 
 _EAGER = ("fsdp", "deepspeed-zero3")
 _EAGER_WORD = r"\beager\b"
@@ -99,7 +99,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
     changed since goes by the `date` of a row.
     """
     megatron = load_software("megatron")
-    hugging_face = mentions(flags, _HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
+    hugging_face = mentions(flags, HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
     own = stack.name == megatron.name and not mentions(flags, _MEGATRON)
     eager = mentions(flags, _EAGER_WORD) and (own or stack.name in _EAGER)
     if eager and own:

@@ -2,6 +2,7 @@
 
     models                  BERT, T5, ViT, Mamba and others that are no decoders of attention and MLPs; DPO
     passes                  inference, frozen weights, documents that attention keeps apart
+    experts                 those of Hugging Face's modules, a loop in Python (transformers 4, modeling_qwen3_moe.py)
     adapters                LoRA, QLoRA
     schedules               GPipe, zero bubble, DualPipe of a pipeline, which is priced as 1F1B
     optimizers              Muon, Adafactor, SGD, eight-bit Adam and others: bytes and time are those of AdamW
@@ -18,6 +19,7 @@ run: else notes compare with other runs. A word that is denied
 
 import re
 
+from planner.validation.flagged import HUGGING_FACE
 from planner.validation.rows import Row
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions
@@ -51,7 +53,7 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
     (r"\bfrozen\b|\bfreez(?:e|ing)\b", "some weights are frozen, and all are priced as trained"),
     (r"\b(?:dpo|ppo|grpo|rlhf|kto)\b|reward model", "a second model runs beside (DPO and others), which is not priced"),
     (
-        r"document[- ]mask|block[- ]causal|intra[- ]document|\bvarlen\b|\bpacked\b|sequence packing",
+        r"document[- ]mask|block[- ]causal|intra[- ]document|\bvarlen\b|\bpacked\b|\bpacking\b",
         "several documents share a sequence, and what attention leaves out between them is not priced",
     ),
     (
@@ -98,6 +100,9 @@ def refuse_otherwise(row: Row) -> None:
     for pattern, reason in _UNUSUAL:
         if re.search(pattern, f"{row.text('intra_bw').lower()}; {notes}"):
             raise UnsupportedError(reason)
+    by_itself = not mentions(f"{row.text('source').lower()}; {flags}", r"megatron")
+    if row.text("arch").lower() == "moe" and by_itself and mentions(flags, HUGGING_FACE):
+        raise UnsupportedError("modules of Hugging Face run experts one by one from Python, which is not priced")
     if mentions(own, _OF_THE_RUN):
         raise UnsupportedError("its optimizer is not AdamW, whose states and time are priced")
     for words, pattern in ((flags, _SCHEDULES), (own, _SCHEDULE_OF_THE_RUN)):

@@ -9,7 +9,7 @@
     a device of Ascend                                           mindformers by its name, else mindspeed
     MosaicML                                                     llm-foundry
     Megatron FSDP                                                megatron, whatever the ZeRO stage
-    ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
+    ZeRO 3, or modules of Hugging Face                           fsdp, fsdp-compiled where it is compiled
     InternEvo                                                    internevo
     Transformer Engine                                           megatron
     anything else                                                megatron-2021 before 2023 without fused attention,
@@ -37,7 +37,14 @@ from hardware_profiles import (
 from planner.errors import RequestError
 from planner.fp8_recipes import MXFP8, ROWWISE
 from planner.validation.aleph_alpha import is_aleph_alpha
-from planner.validation.flagged import gathers_float8, narrow_gradients, stores_fp8, with_kernels, with_overlaps
+from planner.validation.flagged import (
+    HUGGING_FACE,
+    gathers_float8,
+    narrow_gradients,
+    stores_fp8,
+    with_kernels,
+    with_overlaps,
+)
 from planner.validation.network import machine_as_stated
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
@@ -75,6 +82,11 @@ stored so keep two copies of them in fp8, as they are and transposed, beside (tr
 
 _OTHER_LOSS = r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b"
 """Words for a loss in one kernel, or for that of PyTorch in a framework of one's own."""
+
+_CHUNKED_LOSS = (
+    r"chunk(?:s|ed)?[- ](?:of the |of )?(?:loss|cross[-_ ]entropy|ce\b)|(?:loss|cross[-_ ]entropy)[-_ ](?:in )?chunk"
+)
+"""Words for logits and their loss in parts of the tokens, the projection with them (torchtitan's ChunkedCELoss)."""
 
 _MEGATRON_LOSS = r"\bnanotron\b"
 """Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
@@ -256,6 +268,9 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if mentions(words, r"\bliger"):
         notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
         stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)
+    if mentions(words, _CHUNKED_LOSS):
+        notes.append("the loss is computed a piece at a time")
+        stack = replace(stack, loss="pieces")
     return stack
 
 
@@ -369,9 +384,15 @@ def _stack(row: Row, zero: int) -> str:
             return "internevo"
         if zero != 3 and mentions(words, r"transformer engine|\bte\b"):
             return "megatron"
-    if zero == 3 or re.search(r"fsdp|hsdp|shard", row.text("zero_stage").lower()) or row.zero_stage() == 3:
+    plain = mentions(row.text("other_flags").lower(), HUGGING_FACE) and not _of_megatron(row)
+    if zero == 3 or plain or re.search(r"fsdp|hsdp|shard", row.text("zero_stage").lower()) or row.zero_stage() == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     return _megatron(row)
+
+
+def _of_megatron(row: Row) -> bool:
+    """Whether a row names Megatron, whose modules are its own whatever launched them."""
+    return mentions(" ".join(row.text(column) for column in ("source", "other_flags")).lower(), r"megatron")
 
 
 def _megatron(row: Row) -> str:

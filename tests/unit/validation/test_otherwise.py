@@ -9,6 +9,9 @@ from planner.validation.unsupported import UnsupportedError
 from tests.unit.validation.test_software import one
 
 
+EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": ""}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -27,6 +30,8 @@ from tests.unit.validation.test_software import one
         ({"model": "T5-11B"}, "no decoder"),
         ({"model": "Llama 8B DPO"}, "second model"),
         ({"model": "Llama 8B SFT (packed)"}, "documents"),
+        ({"other_flags": "Megatron-SWIFT; packing true"}, "documents"),
+        ({**EXPERTS, "other_flags": "Hugging Face transformers; DeepSpeed ZeRO-3"}, "experts one by one"),
         ({"other_flags": "frozen embeddings"}, "frozen"),
         ({"other_flags": "inference"}, "nothing is trained"),
         ({"other_flags": "zero_hpz_partition_size=8"}, r"ZeRO\+\+"),

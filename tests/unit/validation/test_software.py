@@ -469,3 +469,30 @@ def test_nanotron_kept_what_it_gathered(tmp_path: Path, date: str, again: bool) 
     cluster, notes = machine(tmp_path, other_flags="nanotron in eager PyTorch; fused RMSNorm", date=date)
     assert cluster.software.regathers == again
     assert any("kept whole" in note for note in notes) == (not again)
+
+
+def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_path: Path) -> None:
+    """Under DistributedDataParallel too, which is no Megatron-LM."""
+    plain, notes = machine(
+        tmp_path, 0, other_flags="Hugging Face transformers; DDP, native AMP", flash_attention="False"
+    )
+    assert (plain.software.name, plain.software.attention) == ("fsdp", "unfused")
+    assert "operators are launched from Python, as in Megatron" in notes
+    compiled, _ = machine(tmp_path, 0, other_flags="Hugging Face transformers; DDP", compile="True")
+    assert compiled.software.name == "fsdp-compiled"
+    megatron, _ = machine(tmp_path, 0, other_flags="Megatron-LM; weights of Hugging Face")
+    assert megatron.software.name == "megatron"
+
+
+@pytest.mark.parametrize(
+    ("flags", "pieces"),
+    [
+        ("FSDP2; eight chunks of the loss", True),
+        ("chunked cross entropy", True),
+        ("loss in chunks of 1024", True),
+        ("no chunked loss", False),
+        ("chunked prefill", False),
+    ],
+)
+def test_a_loss_in_chunks_never_holds_all_logits(tmp_path: Path, flags: str, pieces: bool) -> None:
+    assert (machine(tmp_path, 3, other_flags=flags)[0].software.loss == "pieces") == pieces
