@@ -94,9 +94,10 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
     """The stack with kernels and modules that flags name, and notes on them.
 
     Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
-    Modules of Hugging Face launch their operators from Python, as Megatron's do. What is eager but not FSDP or ZeRO 3
-    computes as InternEvo does, autograd adds up its gradients in the dtype of weights, and logits are whole. What
-    changed since goes by the `date` of a row.
+    Modules of Hugging Face launch their operators from Python, as Megatron's do, and where no kernel computes attention
+    whole, mask, scale and softmax are kernels of their own (modeling_gpt2.py: `_attn`). What is eager, but not FSDP or
+    ZeRO 3, computes as InternEvo does, autograd adds up its gradients in the dtype of weights, and logits are whole.
+    What changed since goes by the `date` of a row.
     """
     megatron = load_software("megatron")
     hugging_face = mentions(flags, HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
@@ -123,7 +124,8 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
         stack = replace(stack, passes=megatron.passes, fused=megatron.fused)
     if stack.name in _EAGER and hugging_face:
         notes.append("operators are launched from Python, as in Megatron")
-        stack = replace(stack, host=max(stack.host, megatron.host))
+        heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
+        stack = replace(stack, host=max(stack.host, megatron.host), softmax_heads=heads)
     return stack
 
 

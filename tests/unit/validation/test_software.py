@@ -478,6 +478,9 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
     )
     assert (plain.software.name, plain.software.attention) == ("fsdp", "unfused")
     assert "operators are launched from Python, as in Megatron" in notes
+    assert plain.software.softmax_heads > 2**20, "no head count is a multiple of it: softmax is a chain of kernels"
+    fused, _ = machine(tmp_path, 0, other_flags="Hugging Face transformers; fused softmax", flash_attention="False")
+    assert fused.software.softmax_heads == 1
     compiled, _ = machine(tmp_path, 0, other_flags="Hugging Face transformers; DDP", compile="True")
     assert compiled.software.name == "fsdp-compiled"
     megatron, _ = machine(tmp_path, 0, other_flags="Megatron-LM; weights of Hugging Face")
