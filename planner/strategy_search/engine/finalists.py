@@ -385,9 +385,6 @@ class Finalists:
         passes_run_together = SCHEDULES[schedule].paired and self.overlapping.has_experts
         if divided.busy >= cutoff * (1 - WORTH) and not passes_run_together:
             return None
-        may_save = divided.objective - divided.outcome.bound  # as it is settled
-        if own.room.hoped(own.maker.unsettled(divided)) - may_save >= cutoff * (1 - WORTH):
-            return None  # though it may have more memory than there is
         ranked = own.overlapping.overlapped(own._best_of(divided, cutoff))
         return ranked if own.maker.storable(ranked) else None
 

@@ -69,9 +69,11 @@ class Room:
     def leaner(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> tuple[Contender, Ranked]:
         """A contender that needs more memory than its sums know of, for its schedule or for redistributions on their
         way, found again with as much less as that takes, as far as it may take less than `cutoff`; as it is where it
-        fits, or where nothing does."""
+        fits, or where nothing does, or where even with the memory that it lacks it would take `cutoff`, settled too."""
         limits, any_order = self.maker.limits_of(found.configuration), reorders(self.request.pinned)
         leaner, other, missing, room, tried = found, ranked, self.maker.overfull_by(ranked), 0.0, 0
+        if missing > 0 and self.in_any_order(ranked) - (found.objective - found.outcome.bound) >= cutoff:
+            return found, ranked
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:
                 # as if what is left out grew with what is known; then what is missing, and more: plans differ by steps
