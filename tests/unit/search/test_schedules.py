@@ -173,6 +173,12 @@ def test_no_pipelines_are_evaluated_for_other_orders_once_a_search_is_cancelled(
             {"devices": 16, "global_batch": 16, "seq_len": 2048, "pinned": {"pipeline": 8}},
             {"pipeline": 8, "micro_batches": 16, "tensor": 2, "schedule": "dualpipe_v"},
         ),
+        (  # as first found in a V this takes half as long again
+            "gpt2-medium",
+            "ascend-910b-64gb",
+            {"devices": 32, "global_batch": 64, "pinned": {"pipeline": 4}},
+            {"pipeline": 4, "micro_batches": 8, "schedule": "dualpipe_v"},
+        ),
     ],
 )
 def test_few_micro_batches_are_found_in_a_v_by_a_free_search(
