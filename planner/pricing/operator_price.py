@@ -49,6 +49,16 @@ _EMULATED = 9.0
 PROFILE_DTYPES = {tensor: name for name, dtype in DTYPES.items() for tensor in dtype.tensors}
 """Names that profiles give to the dtypes of tensors. Integers are priced as fp32: they only move memory."""
 
+_PASSES = frozenset({"copy", "elementwise", "embedding", "normalisation", "view"})
+"""Classes of operators whose time is that of their bytes."""
+
+
+def profile_dtype(op_class: str, dtype: str) -> str | None:
+    """The dtype of a profile by whose rate an operator is priced, None where there is none. Passes in float64, which
+    positions are often computed in, move twice the bytes of fp32; products in it have a rate of their own, which no
+    profile has."""
+    return "fp32" if dtype == "float64" and op_class in _PASSES else PROFILE_DTYPES.get(dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorPrices:
@@ -322,9 +332,10 @@ def _flops(rule: Rule, extents: Array) -> Array:
 def _compute_dtype(rule: Rule, tensors: Sequence[TensorType]) -> str:
     for tensor in tensors:
         if tensor.floating:
-            if tensor.dtype not in PROFILE_DTYPES:
+            found = profile_dtype(rule.op_class, tensor.dtype)
+            if found is None:
                 raise RuleError(f"{rule.op} computes in {tensor.dtype}, for which no machine profile has a peak")
-            return PROFILE_DTYPES[tensor.dtype]
+            return found
     return "fp32"
 
 

@@ -9,7 +9,7 @@ from hardware_profiles import Cluster
 from planner.errors import RuleError
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.kernel_call import multiplied_in
-from planner.pricing.operator_price import PROFILE_DTYPES
+from planner.pricing.operator_price import profile_dtype
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import PLAIN, Update
@@ -106,12 +106,12 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     work = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
     names = [*op.operands, *(name for name in op.results if name is not None)]
     dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
-    if dtype not in PROFILE_DTYPES:
+    computed = profile_dtype(rule.op_class, dtype)
+    if computed is None:
         raise RuleError(
             f"operator '{op.name}' ({op.op}), called in {op.place}, computes in {dtype}, for which no profile has a"
             " rate; compute in float32 (x.float()), or in 16 bits"
         )
-    computed = PROFILE_DTYPES[dtype]
     if rule.casts and cluster.device.multiplies(rule.computed[0]):
         computed = rule.computed[0]
     elif rule.op_class in ("matmul", "experts", "recurrent", "delta_rule"):

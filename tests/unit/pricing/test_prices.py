@@ -193,6 +193,20 @@ def test_a_dtype_without_a_peak_is_refused() -> None:
         price_operator(rule, [(None, None)], [wide, wide], [wide], [True, True], MESH, CLUSTER)
 
 
+def test_a_pass_in_float64_moves_twice_the_bytes_of_one_in_fp32() -> None:
+    tensors = [TensorType(shape=(1 << 10, 1 << 18), dtype=dtype) for dtype in ("float32", "float64")]
+    narrow, wide = (
+        price_operator(
+            RULES["aten.silu.default"].build(
+                Call(op="aten.silu.default", arguments=(tensor,), keywords=(), results=(tensor,))
+            ),
+            [(None, None)], [tensor], [tensor], [True], MESH, CLUSTER,
+        )
+        for tensor in tensors
+    )  # fmt: skip
+    assert wide.forward == pytest.approx(2 * narrow.forward, rel=0.05)
+
+
 @pytest.mark.parametrize("shape", [(16, 16), (16, 6, 8), (3,)])
 def test_a_redistribution_costs_the_sum_of_its_steps(shape: tuple[int, ...]) -> None:
     """The matrix against the steps that the runtime takes, for every pair of layouts."""

@@ -31,7 +31,7 @@ class Divides(Net):
 
 class Wide(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).double().mean()  # here
+        return (self.linear(x).double() @ self.linear.weight.double()).mean()  # here
 
 
 class Running(Net):
