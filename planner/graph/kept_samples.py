@@ -96,10 +96,11 @@ def _dropping(types: dict[str, TensorType], op: Operator, last: Operator, droppe
     whole = types[drawn]
     names = [f"{drawn} {what}" for what in ("whole", "dropped", "kept")]
     types |= dict.fromkeys(names[:2], whole)
-    if op.op == RAND:
-        ones = replace(op, name=names[0], op="aten.ones.default", results=(names[0],))
-    else:
+    if op.op == BERNOULLI:
         ones = _called(op, "aten.ones_like.default", op.arguments[:1], names[0])
+    else:  # of the same dtype, whatever a tensor has that they are like
+        call = {RAND: "aten.ones.default", RAND_LIKE: "aten.ones_like.default"}[op.op]
+        ones = replace(op, name=names[0], op=call, results=(names[0],))
     dropping = _called(op, "aten.dropout.default", (ValueRef(names[0]), dropped, True), names[1])
     if last.op in _OF_DROPPED:
         return ones, dropping, _called(op, _OF_DROPPED[last.op], (ValueRef(names[1]), 0), result)

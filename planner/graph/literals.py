@@ -22,7 +22,8 @@ class LiteralsKept(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.tensor or (func in _FROM_NUMBERS and not isinstance(args[0], torch.Tensor)):
+        numbers = not any(isinstance(one, torch.Tensor) for one in (*args, *kwargs.values()))
+        if func is torch.tensor or (func in _FROM_NUMBERS and numbers):
             return _sent(kwargs.pop("device", None), func, *args, **kwargs)
         if func is torch.Tensor.new_tensor:
             like, *data = args

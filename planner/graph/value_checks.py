@@ -7,7 +7,9 @@
     torch._check(mask.sum().item() == n)
     if not torch.isfinite(x).all(): ...      did anything overflow?        nothing did: a run stops where it does
 
-The answer changes nothing of what is computed. A model that is run without a plan has all but the first asked.
+The answer changes nothing of what is computed. A model that is run without a plan has all but the first asked. Not
+answered are checks within a `try` that catches errors, and whether numbers are finite that no parameter made: masks
+often are not, nor are inputs with gaps.
 """
 
 import ast
@@ -20,10 +22,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.distributions import Distribution
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 
 _FINITE: Mapping[Any, bool] = {
     torch.isfinite: True,
@@ -40,31 +44,44 @@ _TOGETHER: Mapping[Any, bool] = {torch.all: True, torch.Tensor.all: True, torch.
 
 class ChecksPassed(TorchFunctionMode):
     """While active, tensors that decide about nothing but whether an error is raised are as they ought to be, and
-    numbers are finite."""
+    numbers that parameters made are finite."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._finite: dict[int, tuple[torch.Tensor, bool]] = {}  # tensors that say so, and what they are then
+        self._finite = WeakTensorKeyDictionary()  # tensors that say so: what they are then, and their version
+        self._computed = WeakTensorKeyDictionary()  # tensors that parameters have made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _FINITE:
-            return self._says(func(*args, **(kwargs or {})), _FINITE[func])
-        if func in _TOGETHER and self._finite.get(id(args[0]), (None, None))[1] is _TOGETHER[func]:
-            return self._says(func(*args, **(kwargs or {})), _TOGETHER[func])
-        if func is torch.Tensor.__bool__ and id(args[0]) in self._finite:
-            return self._finite[id(args[0])][1]
+        given = kwargs or {}
         if func is torch.Tensor.__bool__:
-            asking: FrameType | None = sys._getframe(1)
-            while asking is not None and asking.f_code.co_name == "__torch_function__":  # other modes' on the way
-                asking = asking.f_back
-            answer = None if asking is None else _passing(asking.f_code.co_filename, asking.f_lineno)
-            if answer is not None:
-                return answer
-        return func(*args, **(kwargs or {}))
+            answer = self._said(args[0])
+            answer = _asked() if answer is None else answer
+            return func(*args) if answer is None else answer
+        result = func(*args, **given)
+        operands = [leaf for leaf in pytree.tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
+        if any(isinstance(each, nn.Parameter) or each in self._computed for each in operands):
+            made = operands[:1] if func is torch.Tensor.__setitem__ else pytree.tree_leaves(result)
+            self._computed.update((each, True) for each in made if isinstance(each, torch.Tensor))
+        if not isinstance(result, torch.Tensor) or not operands or "out" in given:
+            return result
+        if func in _FINITE and operands[0] in self._computed:
+            self._finite[result] = _FINITE[func], result._version
+        elif func in _TOGETHER and self._said(operands[0]) is _TOGETHER[func]:
+            self._finite[result] = _TOGETHER[func], result._version
+        return result
 
-    def _says(self, found: torch.Tensor, value: bool) -> torch.Tensor:
-        self._finite[id(found)] = (found, value)
-        return found
+    def _said(self, found: torch.Tensor) -> bool | None:
+        """What a tensor is where numbers are finite, None where it says something else, or was changed since."""
+        value, version = self._finite.get(found, (None, None))  # type: ignore[no-untyped-call]
+        return value if version == found._version else None
+
+
+def _asked() -> bool | None:
+    """What the tensor must be that a model asks for its value right now (`_passing`)."""
+    asking: FrameType | None = sys._getframe(2)
+    while asking is not None and asking.f_code.co_name == "__torch_function__":  # other modes' on the way
+        asking = asking.f_back
+    return None if asking is None else _passing(asking.f_code.co_filename, asking.f_lineno)
 
 
 _ASSERTED = frozenset(
@@ -75,10 +92,15 @@ _ASSERTED = frozenset(
 def without_asserted_numbers(graph: fx.Graph) -> None:
     """Take out of an exported graph what only asserts something of numbers that are read out of tensors, and these."""
     for node in reversed(graph.nodes):
-        if node.op != "call_function" or node.users:
+        if node.op != "call_function" or node.users or _writes(node):
             continue
         if str(node.target) in _ASSERTED or _is_number_of_content(node.meta.get("val")):
             graph.erase_node(node)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call changes one of its operands, as a slice of so many samples that is filled."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _is_number_of_content(value: Any) -> bool:
@@ -101,7 +123,7 @@ def _passing(file: str, line: int) -> bool | None:
         if isinstance(node, ast.If | ast.Assert | ast.While | ast.IfExp)
         and node.test.lineno <= line <= (node.test.end_lineno or node.test.lineno)
     ]
-    if len(asking) != 1 or not _only_raises(asking[0]):
+    if len(asking) != 1 or not _only_raises(asking[0]) or _caught(tree, asking[0]):
         return None
     wanted = set(_wanted(asking[0].test, isinstance(asking[0], ast.Assert)))
     return wanted.pop() if len(wanted) == 1 else None
@@ -111,6 +133,12 @@ def _only_raises(node: ast.If | ast.Assert | ast.While | ast.IfExp) -> bool:
     if isinstance(node, ast.Assert):
         return True
     return isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise)
+
+
+def _caught(tree: ast.Module, node: ast.AST) -> bool:
+    """Whether what is raised there may be caught by the code around it."""
+    trials = (each for each in ast.walk(tree) if isinstance(each, ast.Try | ast.TryStar) and each.handlers)
+    return any(node is part for each in trials for line in each.body for part in ast.walk(line))
 
 
 def _wanted(test: ast.expr, value: bool) -> Iterator[bool]:

@@ -21,12 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch.nn import _reduction
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from planner.graph.ctc import ctc_loss
 
 _SUMS = frozenset({"mean", "sum"})
 _SELECTING = frozenset({torch.masked_select, torch.Tensor.masked_select})
 _COUNTING = frozenset({torch.sum, torch.Tensor.sum})
+_LAST_OF_TWO = (-1, 1, (-1,), (1,), [-1], [1])
+"""Ways to say the last dim of a mask."""
 
 
 class WholeLosses(TorchFunctionMode):
@@ -35,8 +38,8 @@ class WholeLosses(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selected: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # with source and mask
-        self._counted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with what of the last dim is counted
+        self._selected = WeakTensorKeyDictionary()  # tensors with their source and mask, and the versions of all three
+        self._counted = WeakTensorKeyDictionary()  # with the mask of whose last dim they count, and versions of both
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy:
@@ -47,7 +50,7 @@ class WholeLosses(TorchFunctionMode):
             return self._ctc_loss(*args, **(kwargs or {}))
         if func in _SELECTING:
             return self._select(*args, **(kwargs or {}))
-        if func in _COUNTING and args[0].dtype == torch.bool:
+        if func in _COUNTING:
             return self._count(func, *args, **(kwargs or {}))
         if func is F.gaussian_nll_loss:
             return _gaussian_nll_loss(*args, **(kwargs or {}))
@@ -56,13 +59,14 @@ class WholeLosses(TorchFunctionMode):
     def _select(self, input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         selected = input.masked_select(mask)
         if input.dim() == 2 and input.shape == mask.shape:
-            self._selected[id(selected)] = (selected, input, mask)
+            self._selected[selected] = (input, mask), _versions(selected, input, mask)
         return selected
 
-    def _count(self, func: Any, mask: torch.Tensor, *dims: Any, **how: Any) -> torch.Tensor:
-        counted: torch.Tensor = func(mask, *dims, **how)
-        if counted.shape == mask.shape[:-1]:
-            self._counted[id(counted)] = (counted, mask)
+    def _count(self, func: Any, *args: Any, **named: Any) -> torch.Tensor:
+        counted: torch.Tensor = func(*args, **named)
+        dim = args[1] if len(args) > 1 else named.get("dim")
+        if args and args[0].dtype == torch.bool and (args[0].dim(), counted.dim()) == (2, 1) and dim in _LAST_OF_TWO:
+            self._counted[counted] = args[:1], _versions(counted, args[0])
         return counted
 
     def _ctc_loss(
@@ -75,12 +79,23 @@ class WholeLosses(TorchFunctionMode):
         *how: Any,
         **named: Any,
     ) -> torch.Tensor:
-        _, source, mask = self._selected.get(id(targets), (None, None, None))
-        _, counted = self._counted.get(id(target_lengths), (None, None))
+        source, mask = _unchanged(self._selected, targets) or (None, None)
+        (counted,) = _unchanged(self._counted, target_lengths) or (None,)
         if source is not None and mask is not None and counted is mask:
             order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
             targets = source.masked_fill(~mask, blank).gather(1, order)
         return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, *how, **named)
+
+
+def _versions(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """How often tensors were changed in place."""
+    return tuple(tensor._version for tensor in tensors)
+
+
+def _unchanged(known: WeakTensorKeyDictionary, made: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """What a tensor is known to be made of, None where it is not known or one of them was changed since."""
+    sources, versions = known.get(made, ((), None))  # type: ignore[no-untyped-call]
+    return sources if versions == _versions(made, *sources) else None
 
 
 def _cross_entropy(

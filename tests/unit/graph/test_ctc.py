@@ -43,13 +43,15 @@ def test_a_single_sample_has_no_dim_of_samples() -> None:
 class _Packed(nn.Module):
     """Targets one behind the other, as models of transformers give them."""
 
-    def __init__(self, other: bool = False) -> None:
+    def __init__(self, lengths: str = "") -> None:
         super().__init__()
-        self.linear, self.other = nn.Linear(6, 6), other
+        self.linear, self.lengths = nn.Linear(6, 6), lengths
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         known = (labels != -100) & (labels != 0)
-        lengths = (labels != -100 if self.other else known).sum(-1)
+        lengths = (labels != -100 if self.lengths == "of others" else known).sum(0 if self.lengths == "columns" else -1)
+        if self.lengths == "changed":
+            lengths.clamp_(max=1)
         scores = self.linear(x).log_softmax(-1).transpose(0, 1)
         return F.ctc_loss(scores, labels.masked_select(known), steps, lengths, zero_infinity=True)
 
@@ -76,9 +78,10 @@ def test_a_trace_of_them_has_the_operator() -> None:
     assert "aten.masked_select.default" not in calls
 
 
-def test_targets_of_other_lengths_are_refused() -> None:
+@pytest.mark.parametrize("lengths", ["of others", "columns", "changed"])
+def test_targets_of_other_lengths_are_refused(lengths: str) -> None:
     with refused(ModelError, "aten._ctc_loss.Tensor", "S"):
-        trace(_Packed(other=True), (scores().float().transpose(0, 1).contiguous(), LABELS, STEPS))
+        trace(_Packed(lengths), (scores().float().transpose(0, 1).contiguous(), LABELS[:, :3], STEPS))
 
 
 class _Speech(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import OperatorGraph, TorchConstant
 from planner.graph.trace import trace
 from runtime.ops.randomness import Draw, dropping
 from runtime.step.same_dropout import SameDropout
@@ -86,15 +86,20 @@ class Compared(nn.Module):
             "at most": lambda: torch.rand((x.shape[0], 1, 1)) <= 0.25,
             "above": lambda: ~(torch.rand(x.shape[:2]) > 0.25)[..., None],
             "like": lambda: ~torch.ge(torch.rand_like(x), 0.25),
+            "like words": lambda: torch.rand_like(x.long(), dtype=torch.float32) < 0.25,
         }[self.how]()
         return torch.where(left_out, 0.0, self.linear(x)).square().mean()
 
 
-@pytest.mark.parametrize("how", ["at most", "above", "like"])
+@pytest.mark.parametrize("how", ["at most", "above", "like", "like words"])
 def test_what_is_compared_with_a_probability_is_drawn_by_dropping_ones(how: str) -> None:
     module, x = Compared(how), torch.randn(64, 3, 8)
     graph = trace(module, (x,))
     assert not {"aten.rand.default", "aten.rand_like.default"} & {op.op for op in graph.operators}
+    (ones,) = (op for op in graph.operators if op.op in ("aten.ones.default", "aten.ones_like.default"))
+    given = dict(ones.keywords).get("dtype", TorchConstant("dtype", "float32"))
+    assert given == TorchConstant("dtype", "float32")
+    assert how != "like words" or "dtype" in dict(ones.keywords)
     check_same_dropout(module, x, graph)
 
 

@@ -100,6 +100,11 @@ class Checked(nn.Module):
                 assert not (labels < 0).any(), "a label is too small"
             case "check":
                 torch._check((labels == 1).sum().item() == x.shape[1])
+            case "caught":
+                try:
+                    assert (labels < self.classes).all()
+                except AssertionError:
+                    labels = labels % self.classes
             case "mixed":
                 if (labels < 0).all() and not (labels > 0).all():
                     raise ValueError("either")
@@ -145,7 +150,7 @@ def test_numbers_are_finite(how: str) -> None:
     assert [op.op for op in graph.operators] == ["aten.linear.default", "aten.square.default", "aten.mean.default"]
 
 
-@pytest.mark.parametrize("how", ["branch", "both", "mixed"])
+@pytest.mark.parametrize("how", ["branch", "both", "mixed", "caught"])
 def test_other_branches_on_values_are_refused(how: str) -> None:
     with refused(ModelError, "torch.where"):
         trace(Checked(how), (torch.randn(4, 8), LABELS))
@@ -154,3 +159,89 @@ def test_other_branches_on_values_are_refused(how: str) -> None:
 def test_whether_some_number_is_finite_is_refused() -> None:
     with refused(ModelError, "tensor"):
         trace(Clamped("some"), (torch.randn(4, 8),))
+
+
+class OtherNumbers(nn.Module):
+    """Numbers that are not finite on purpose, or a mask of those that are that says something else since."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        made = self.linear(x)
+        match self.how:
+            case "mask":
+                asked = torch.isinf(torch.zeros_like(x).masked_fill(hidden, float("-inf"))).any()
+            case "input":
+                asked = torch.isnan(x).any()
+            case _:
+                asked = torch.isfinite(made)
+                asked &= hidden
+                asked = asked.all()
+        return (made.clamp(-9.0, 9.0) if asked else made).square().mean()
+
+
+@pytest.mark.parametrize("how", ["mask", "input", "changed"])
+def test_other_numbers_are_not_taken_as_finite(how: str) -> None:
+    with refused(ModelError, "torch.where"):
+        trace(OtherNumbers(how), (torch.randn(4, 8), torch.ones(4, 8, dtype=torch.bool)))
+
+
+def test_numbers_are_finite_in_blocks_that_are_traced_once() -> None:
+    graph = trace(nn.Sequential(*(ClampedBlock() for _ in range(4)), Clamped("all")), (torch.randn(4, 8),))
+    assert [op.op for op in graph.operators] == ["aten.linear.default"] * 5 + [
+        "aten.square.default",
+        "aten.mean.default",
+    ]
+
+
+class ClampedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x.clamp(-9.0, 9.0) if not torch.isfinite(x).all() else x
+
+
+class Filled(nn.Module):
+    """As many samples as a tensor says are changed in place."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        made, count = self.linear(x) * 2, hidden.sum().item()
+        torch._check(count >= 0)
+        torch._check(count <= 4)
+        if self.how == "filled":
+            made[:count] = 0.0
+        else:
+            made[:count].mul_(2.0)
+        return made.square().mean()
+
+
+@pytest.mark.parametrize("how", ["filled", "changed"])
+def test_what_is_written_to_a_number_of_samples_is_not_left_out(how: str) -> None:
+    with refused(ModelError, "reads a number out of a tensor"):
+        trace(Filled(how), (torch.randn(4, 8), torch.ones(2, dtype=torch.bool)))
+
+
+class Named(nn.Module):
+    """Operands by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        factor = torch.as_tensor(data=2.0, device=x.device)
+        return (self.linear(x) * torch.sum(input=hidden, dim=1, keepdim=True) * factor * torch.all(input=hidden)).mean()
+
+
+def test_operands_may_be_given_by_name() -> None:
+    graph = trace(Named(), (torch.randn(4, 8), torch.ones(4, 8, dtype=torch.bool)))
+    assert {"aten.sum.dim_IntList", "aten.all.default"} <= {op.op for op in graph.operators}
