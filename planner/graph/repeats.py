@@ -1,10 +1,10 @@
 """Blocks that are alike are traced once: who is alike, how a repeated call is announced, and how it is expanded
 afterwards.
 
-`announce` gives the forward of every block after the first of a run to a stand-in that calls the operator
-`planner_trace.call`, which computes nothing and has the shapes of the first block's results. `expand` replaces each
-such call by a copy of the first block's operators. See `trace` for the picture and for what happens when blocks turn
-out not to be alike.
+`announce` gives the forward of every block of a run to a stand-in. The first block is traced between two markers; one
+that is called alike calls the operator `planner_trace.call`, which computes nothing and has the shapes of the first
+one's results. `expand` replaces each such call by a copy of the operators that were traced. See `trace` for the picture
+and for what happens when blocks turn out not to be alike.
 """
 
 import contextlib
@@ -30,18 +30,28 @@ _CALL = "planner_trace.call.default"
 
 
 @dataclass
+class Template:
+    """A block that was traced, what its call looked like, and the blocks that were called alike."""
+
+    path: str
+    inputs: tuple[object, ...]
+    input_spec: Any
+    outputs: tuple[Any, ...]
+    output_spec: Any
+    repeated: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Run:
-    """Alike blocks of one module list, and what the first call of the first one looked like. Those at
-    `compared`, of the same list, are traced by themselves, and must turn out to be the same."""
+    """Alike blocks of one module list, and those of them that were traced: one for every way to call them, as where the
+    first is given another dtype than all others. Those at `compared`, of the same list, are traced by themselves, and
+    must turn out to be the same."""
 
     paths: tuple[str, ...]
     compared: tuple[str, ...] = ()
     block: object = None
-    inputs: tuple[object, ...] = ()
-    input_spec: Any = None
-    outputs: tuple[Any, ...] = ()
-    output_spec: Any = None
-    calls: dict[str, int] = field(default_factory=dict)
+    templates: list[Template] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
 
 
 @contextlib.contextmanager
@@ -53,9 +63,9 @@ def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
         if runs:
             stack.enter_context(_library())
         for run in runs:
-            for index, path in enumerate(run.paths):
+            for path in run.paths:
                 block = blocks[path]
-                block.forward = _first(run, path, block) if index == 0 else _other(run, path, block)
+                block.forward = _stand_in(run, path, block)
                 stack.callback(block.__dict__.pop, "forward", None)
         yield runs
 
@@ -88,57 +98,62 @@ def _marker(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
     return list(torch.ops.planner_trace.call(list(tensors), path)) if tensors else []
 
 
-def _first(run: Run, path: str, block: nn.Module) -> Callable[..., Any]:
+def _stand_in(run: Run, path: str, block: nn.Module) -> Callable[..., Any]:
     forward = block.forward
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        _count(run, path)
-        run.block = description(block)
-        leaves, run.input_spec = pytree.tree_flatten((args, kwargs))
-        run.inputs = tuple(_describe(leaf) for leaf in leaves)
-        tensors = iter(_marker([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], f"begin {path}"))
-        given = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(given, run.input_spec)
-        results, run.output_spec = pytree.tree_flatten(forward(*args, **kwargs))
-        left, left_spec = pytree.tree_flatten((args, kwargs))
-        changed = left_spec != run.input_spec or any(a is not b for a, b in zip(left, given, strict=True))
-        if changed or description(block) != run.block:
-            raise NotAlikeError(f"{path} changes its arguments or its attributes")
-        marked = iter(_marker([leaf for leaf in results if isinstance(leaf, torch.Tensor)], f"end {path}"))
-        run.outputs = tuple(next(marked) if _described_tensor(leaf) else leaf for leaf in results)
-        return pytree.tree_unflatten(run.outputs, run.output_spec)
+        if path in run.called:
+            raise NotAlikeError(f"{path} is called twice")
+        run.called.add(path)
+        now = description(block)
+        if run.templates and now != run.block:
+            raise NotAlikeError(f"{path} differs from {run.templates[0].path}")
+        run.block = now
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        inputs = tuple(_describe(leaf) for leaf in leaves)
+        for template in run.templates:
+            if spec == template.input_spec and inputs == template.inputs:
+                return _repeat(template, path, leaves)
+        template = _template(path, forward, leaves, spec, inputs)
+        if description(block) != run.block:
+            raise NotAlikeError(f"{path} changes its attributes")
+        run.templates.append(template)
+        return pytree.tree_unflatten(template.outputs, template.output_spec)
 
     return stand_in
+
+
+def _template(
+    path: str, forward: Callable[..., Any], leaves: Sequence[Any], spec: Any, inputs: tuple[object, ...]
+) -> Template:
+    """What a block makes of what it was given, between two markers."""
+    tensors = iter(_marker([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], f"begin {path}"))
+    given = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(given, spec)
+    results, output_spec = pytree.tree_flatten(forward(*args, **kwargs))
+    left, left_spec = pytree.tree_flatten((args, kwargs))
+    if left_spec != spec or any(a is not b for a, b in zip(left, given, strict=True)):
+        raise NotAlikeError(f"{path} changes its arguments")
+    marked = iter(_marker([leaf for leaf in results if isinstance(leaf, torch.Tensor)], f"end {path}"))
+    outputs = tuple(next(marked) if _described_tensor(leaf) else leaf for leaf in results)
+    return Template(path, inputs, spec, outputs, output_spec)
+
+
+def _repeat(template: Template, path: str, leaves: Sequence[Any]) -> Any:
+    """What a block would make that is called as another one was."""
+    template.repeated.append(path)
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    outputs = [leaf for leaf in template.outputs if isinstance(leaf, torch.Tensor)]
+    made = iter(_marker([*given, *outputs], f"repeat {path}")[len(given) :])
+    return pytree.tree_unflatten(
+        [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in template.outputs], template.output_spec
+    )
 
 
 def _described_tensor(leaf: Any) -> bool:
     """Whether a result is a tensor. Raises NotAlikeError where it could hide one."""
     _describe(leaf)
     return isinstance(leaf, torch.Tensor)
-
-
-def _other(run: Run, path: str, block: nn.Module) -> Callable[..., Any]:
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        _count(run, path)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if run.output_spec is None or description(block) != run.block:
-            raise NotAlikeError(f"{path} is called before {run.paths[0]}, or differs from it")
-        if spec != run.input_spec or tuple(_describe(leaf) for leaf in leaves) != run.inputs:
-            raise NotAlikeError(f"{path} gets other arguments than {run.paths[0]}")
-        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        outputs = [leaf for leaf in run.outputs if isinstance(leaf, torch.Tensor)]
-        made = iter(_marker([*inputs, *outputs], f"repeat {path}")[len(inputs) :])
-        return pytree.tree_unflatten(
-            [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in run.outputs], run.output_spec
-        )
-
-    return stand_in
-
-
-def _count(run: Run, path: str) -> None:
-    run.calls[path] = run.calls.get(path, 0) + 1
-    if run.calls[path] > 1:
-        raise NotAlikeError(f"{path} is called twice")
 
 
 def _describe(leaf: Any) -> object:
@@ -152,8 +167,8 @@ def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
     """
     expansion = _Expansion(graph)
     for run in runs:
-        if run.calls:
-            expansion.add(run)
+        for template in run.templates:
+            expansion.add(template)
     operators: list[Operator] = []
     for op in graph.operators:
         operators.extend((op,) if op.op != _CALL else expansion.copies.get(str(op.arguments[1]), ()))
@@ -176,11 +191,12 @@ def check_compared(graph: OperatorGraph, runs: Sequence[Run]) -> None:
     """Raise NotAlikeError unless the blocks of an expanded graph that are to be compared are what the first is."""
     for run in runs:
         for path in run.compared:
-            _check_same(graph, run.paths[0], path)
+            if not any(_same(graph, template.path, path) for template in run.templates):
+                raise NotAlikeError(f"{path} is not what {run.paths[0]} is")
 
 
-def _check_same(graph: OperatorGraph, first: str, other: str) -> None:
-    """Raise NotAlikeError unless two blocks have the same operators, on values of the same types."""
+def _same(graph: OperatorGraph, first: str, other: str) -> bool:
+    """Whether two blocks have the same operators, on values of the same types."""
     names, held = dict[str, str](), {*graph.parameter_names, *graph.buffers}
     one, two = ([op for op in graph.operators if f"{op.module}.".startswith(f"{path}.")] for path in (first, other))
     same = len(one) == len(two)
@@ -192,8 +208,7 @@ def _check_same(graph: OperatorGraph, first: str, other: str) -> None:
         read = a.reading(names)
         same &= (read.op, read.arguments, read.keywords) == (b.op, b.arguments, b.keywords)
         same &= [r is None for r in a.results] == [r is None for r in b.results]
-    if not same:
-        raise NotAlikeError(f"{other} is not what {first} is")
+    return same
 
 
 def _final(name: str, stand_for: Mapping[str, str]) -> str:
@@ -215,16 +230,16 @@ class _Expansion:
         self.types: dict[str, TensorType] = dict(graph.types)
         self.updates: list[tuple[str, str]] = []
 
-    def add(self, run: Run) -> None:
-        first = run.paths[0]
+    def add(self, template: Template) -> None:
+        first = template.path
         begin, end = self._marker(f"begin {first}"), self._marker(f"end {first}")
         body = self._graph.operators[self._at[f"begin {first}"] + 1 : self._at[f"end {first}"]]
         entering = _names(begin.results)
-        self._check_closed(first, body, entering, end)
-        self._check_updates(first, body)
-        for path in run.paths[1:]:
-            if path in run.calls:
-                self._copy(first, path, body, entering, end)
+        if template.repeated:
+            self._check_closed(first, body, entering, end)
+            self._check_updates(first, body)
+        for path in template.repeated:
+            self._copy(first, path, body, entering, end)
         self.stand_for.update(zip(entering, begin.operands, strict=True))
         self.stand_for.update(zip(_names(end.results), end.operands, strict=True))
 

@@ -469,6 +469,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "long skips": lambda: stack(plain, skips),
     "work between": lambda: stack(plain, loop(lambda m, i, layer, x: layer(x * i))),
     "dtype changes": lambda: stack(plain, loop(lambda m, i, layer, x: layer(x.double().float() if i % 2 else x))),
+    "first called otherwise": lambda: stack(
+        lambda i: Strided(), loop(lambda m, i, y, x: y(x.mT.contiguous().mT if i else x)), layers=7
+    ),
     "strides change": lambda: stack(
         lambda i: Strided(), loop(lambda m, i, y, x: y(x.mT.contiguous().mT if i == 3 else x))
     ),
@@ -586,7 +589,10 @@ def test_shortcut_on_the_zoo(family: str, layers: int) -> None:
     ("case", "computed"),
     [
         ("plain", 1),
+        ("first called otherwise", 2),
+        ("index argument", LAYERS),
         ("keyword on all", 1),
+        ("keyword on some", 2),
         ("out of order", 1),
         ("long skips", 1),
         ("tuples", 1),
