@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.errors import ModelError
 from planner.fp8_recipes import RECIPES
 from planner.models.expert_rows import (
     Matrices,
@@ -147,10 +148,14 @@ def matrices_of(
     gate_bias: torch.Tensor | None,
     up_bias: torch.Tensor | None,
 ) -> Matrices:
-    """The matrices of experts, and their biases where all of the first ones have them."""
+    """The matrices of experts, and their biases. Raises ModelError unless all of the first ones have biases or none."""
     first = (up,) if gate is None else (gate, up)
-    biases = tuple(bias for bias in (gate_bias, up_bias) if bias is not None)
-    return Matrices(first, down, biases if len(biases) == len(first) else ())
+    has_gate, has_up = gate_bias is not None, up_bias is not None
+    if has_gate != (has_up and gate is not None):
+        given, lacking = ("gate_bias", "up_bias") if has_gate else ("up_bias", "gate_bias")
+        what = f"{given} and no {lacking}; give both" if gate is not None else "gate_bias and no gate; leave it out"
+        raise ModelError(f"experts have {what}")
+    return Matrices(first, down, tuple(bias for bias in (gate_bias, up_bias) if bias is not None))
 
 
 def products_of(fp8: str, agreement: Agreement = ALONE) -> Products:
@@ -172,8 +177,22 @@ def _rows(chosen: torch.Tensor, count: int, capacity: int) -> tuple[Rows, torch.
 
 
 @experts.register_fake
-def _(x: torch.Tensor, *_others: Any) -> torch.Tensor:
+def _(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate: torch.Tensor | None,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    *settings: Any,
+) -> torch.Tensor:
+    gate_bias, up_bias = (*settings[_SETTINGS : _SETTINGS + 2], None, None)[:2]
+    matrices_of(gate, up, down, gate_bias, up_bias)
     return torch.empty_like(x)
+
+
+_SETTINGS = 7
+"""How many stand between the matrices and their biases."""
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

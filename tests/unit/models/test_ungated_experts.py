@@ -84,6 +84,14 @@ def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
     assert found == {"x", "weights", "up", "down", "up_bias"} - {frozen}
 
 
+@pytest.mark.parametrize(("gated", "bias"), [(True, "up_bias"), (True, "gate_bias"), (False, "gate_bias")])
+def test_a_bias_alone_is_refused(gated: bool, bias: str) -> None:
+    given = drawn(gated=gated, biases=False) | {bias: torch.ones(E, W, dtype=torch.float64)}
+    for tensors in (given, {name: each if each is None else each.to("meta") for name, each in given.items()}):
+        with refused(ModelError, bias, "give both" if gated else "leave it out"):
+            experts(**tensors)
+
+
 def test_a_capacity_holds_without_a_gate() -> None:
     given = drawn(gated=False, biases=False)
     assert torch.equal(experts(**given, capacity=S), experts(**given))
