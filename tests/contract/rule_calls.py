@@ -452,6 +452,7 @@ def _along() -> Iterator[tuple[Any, ...]]:
     yield "unbind.int", x, 1
     yield "topk.default", x, 3
     yield "topk.default", "smallest of the first dim", x, 2, 0, False
+    yield "topk.default", "all", x, x.shape[-1]
     yield "cat.default", [x, _random(4, 2, 8)], 1
     yield "cat.default", [x, x + 1, x + 2], -1
     yield "cat.default", "one", [x], 0

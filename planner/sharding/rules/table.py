@@ -332,7 +332,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.split_with_sizes.default": AlongDim(dim=(2, "dim", 0), op_class="view", spells_extent=True),
     "aten.chunk.default": AlongDim(dim=(2, "dim", 0), op_class="view"),
     "aten.unbind.int": AlongDim(dim=(1, "dim", 0), op_class="view", drops=True),
-    "aten.topk.default": AlongDim(dim=(2, "dim", -1), saved_results=(1,)),
+    "aten.topk.default": AlongDim(dim=(2, "dim", -1), saved_results=(1,), spells_extent=True),
     "aten.cat.default": AlongDim(dim=(1, "dim", 0)),
     "aten.stack.default": AlongDim(dim=(1, "dim", 0), adds=True),
     "aten.pad.default": Pad(),
