@@ -191,7 +191,7 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
     backward = composed_losses.composed_loss_backward(call) if composed else None
     if backward is not None:
         return forward, backward
-    work = call.flops * call.rule.backward_work(call.worked)
+    work = call.flops * call.rule.backward_work(call.graded)
     return forward, seconds(work, call.moved_backward, max(1, call.worked))
 
 
@@ -355,7 +355,7 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read
     if not call.graded:
         return forward, np.zeros(len(call.extents))
-    work = call.rule.backward_work(call.worked)
+    work = call.rule.backward_work(call.graded)
     backward = np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower
     return forward, backward + added + read_backward
 

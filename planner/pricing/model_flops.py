@@ -15,5 +15,4 @@ def whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:
         for factor in term.factors:
             product *= rule.factors[factor].extent
         forward += product
-    worked = sum(needed for i, needed in enumerate(graded) if i not in rule.addends)
-    return forward * (1 + rule.gradient_work * worked)
+    return forward * (1 + rule.backward_work((i for i, needed in enumerate(graded) if needed), repeated=False))

@@ -137,7 +137,7 @@ def price_operator(
     looked_up = sum((written for _ in rule.looked_up), np.zeros(len(extents)))
     graded = tuple(i for i, needed in enumerate(differentiable) if needed)
     gradients = sum((operand_bytes[i] for i in graded), np.zeros(len(extents)))
-    worked, one = sum(i not in rule.addends for i in graded), np.ones(len(extents))
+    one = np.ones(len(extents))
     call = KernelCall(
         rule=rule,
         extents=extents,
@@ -199,7 +199,7 @@ def price_operator(
         joined=come,
         unsaved_extra=_sum_work(() if graded else rule.saved_extra, extents),
         transient=np.zeros(len(extents)) if free else written + np.maximum(passing, fresh) + scratch + again,
-        flops=flops * (1 + rule.backward_work(worked)),
+        flops=flops * (1 + rule.backward_work(graded)),
     )
 
 

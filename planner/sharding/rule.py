@@ -48,7 +48,7 @@ This file is long because a rule and what a strategy makes of it (layouts, exten
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -170,7 +170,8 @@ class Rule:
     Operands are the tensor arguments in order, results the tensor results.
 
     `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that
-    the gradient of each operand takes, `repeated_work` how many times that the backward pass does over again. `addends`
+    the gradient of each operand takes, times its `gradient_units` where that is not 1, `repeated_work` how many times
+    that the backward pass does over again. `addends`
     are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read.
     `deferred_weight_gradients` are the weights of a linear layer: their gradients are products of their own, which can
     be had later. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in
@@ -204,6 +205,7 @@ class Rule:
     op_class: str
     work: tuple[Work, ...] = ()
     gradient_work: float = 1.0
+    gradient_units: tuple[tuple[int, float], ...] = ()
     repeated_work: float = 0.0
     addends: tuple[int, ...] = ()
     saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -318,9 +320,12 @@ class Rule:
             for f in range(len(self.factors))
         )
 
-    def backward_work(self, gradients: int) -> float:
-        """Work of the backward pass for the gradients of so many operands, in units of the forward work."""
-        return self.gradient_work * gradients + (self.repeated_work if gradients else 0.0)
+    def backward_work(self, graded: Iterable[int], *, repeated: bool = True) -> float:
+        """Work of the backward pass for the gradients of these operands, in units of the forward work; those of addends
+        take none."""
+        units = dict(self.gradient_units)
+        worked = [units.get(at, 1.0) for at in graded if at not in self.addends]
+        return self.gradient_work * sum(worked) + (self.repeated_work if worked and repeated else 0.0)
 
     @cached_property
     def placements(self) -> tuple[tuple[Mapping[int | None, Pair], ...], tuple[Mapping[int | None, Pair], ...]]:

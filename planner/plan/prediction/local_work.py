@@ -40,7 +40,7 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         if bound.plan.rank_of(stages[at]) != rank or op.rule.op_class not in PRODUCTS:
             continue
         name, forward = bound.operators[runs.get(at, at)].operator.name, _forward(op, bound)
-        graded = sum(o in graph.differentiable for i, o in enumerate(op.operator.operands) if i not in op.rule.addends)
+        graded = [i for i, operand in enumerate(op.operator.operands) if operand in graph.differentiable]
         found["forward", name] += forward
         found["backward", name] += forward * op.rule.backward_work(graded)
         block = blocks.block_of(at)

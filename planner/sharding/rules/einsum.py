@@ -72,6 +72,7 @@ class Einsum(RuleSpec):
     heads: bool = False
     work: tuple[tuple[float, str], ...] = ((1.0, ""),)
     gradient_work: float = 1.0
+    gradient_units: tuple[tuple[int, float], ...] = ()
     repeated_work: float = 0.0
     addends: tuple[int, ...] = ()
     looked_up: tuple[int, ...] = ()
@@ -154,6 +155,7 @@ class Einsum(RuleSpec):
             op_class=self.op_class,
             work=tuple(_work(halve * coefficient, text, names) for coefficient, text in self.work),
             gradient_work=self.gradient_work,
+            gradient_units=self.gradient_units,
             repeated_work=0.0 if unfused else self.repeated_work,
             addends=tuple(index for index in self.addends if index < len(operands)),
             saves=present(self.saves, len(operands)),

@@ -63,8 +63,9 @@ def _plain(gated: bool) -> Einsum:
         op_class="experts",
         positions=(0, 1, 2, 3, 4, 5, 6, 7),
         blocked="h k",
-        # twice the forward work for the gradients of tokens, weights and matrices; biases take none
-        gradient_work=2 / (2 + len(first) + 1),
+        # a product for the gradient of each matrix, and one by each of them for that of the tokens
+        gradient_work=1 / (len(first) + 1),
+        gradient_units=((0, len(first) + 1.0), (1, 0.0)),
         addends=biases,
         saves=(*((at, (0, 1)) for at in first), (down, (0, 1, *first, *biases))),
         roles=(("tokens", "b s"), ("choices", "k"), ("experts", "e"), ("width", "f"), ("hidden", "h")),
@@ -174,7 +175,9 @@ class _Rows:
                 )  # fmt: skip
             ways: tuple[tuple[float, int, Once | None], ...] = ((token, 1, once[0]), (row, 1, once[1]))
             ways = ((row, 2, once[1]),) if token == row else ways
-            for nbytes, times, one in (*ways, (float(element), 1, None)):  # and the weight of each row
+            # and the weight of each row, whose gradient comes back where weights have one
+            asked = *((*way, None) for way in ways), (float(element), 1, None, 1)
+            for nbytes, times, one, gradient_of in asked:
                 sent = self.work(nbytes, "")
                 yield InnerCollective(
                     kind="all_to_all",
@@ -183,6 +186,7 @@ class _Rows:
                     element_bytes=sent.coefficient,
                     forward=times,
                     backward=times,
+                    gradient_of=gradient_of,
                     once=one,
                 )
 

@@ -76,12 +76,12 @@ def bounds(
     for index, op in enumerate(graph.operators):
         rule = rule_of(graph, op)
         seconds = _work_seconds(graph, index, rule, cluster)
-        graded = [name for i, name in enumerate(op.operands) if i not in rule.addends and name in graph.differentiable]
+        graded = [i for i, name in enumerate(op.operands) if name in graph.differentiable]
         count = template.times(index)
         forward += seconds * count
         recomputed += seconds * count if template.works(index) else 0.0
-        backward += seconds * count * rule.backward_work(len(graded))
-        passed_back += seconds * count * rule.backward_work(sum(name not in owned for name in graded))
+        backward += seconds * count * rule.backward_work(graded)
+        passed_back += seconds * count * rule.backward_work(i for i in graded if op.operands[i] not in owned)
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
     offloaded = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
     held = per.total - per.weight - (0.0 if offload.optimizer == NOTHING.optimizer else per.state)

@@ -54,6 +54,22 @@ def test_only_experts_that_are_chosen_count_as_work() -> None:
         assert priced(*names).flops[0] == whole.flops[0] / 64
 
 
+@pytest.mark.parametrize(("graded", "share"), [((0, 3, 4, 5), 1), ((0, 1), 2 / 3), ((3, 4, 5), 2 / 3)])
+def test_gradients_of_tokens_and_of_matrices_take_a_product_of_each_matrix(
+    graded: tuple[int, ...], share: float
+) -> None:
+    """Forward three products; those of weights take none, as where a model weighs what goes into experts (Llama 4)."""
+    needed = [at in graded for at in range(6)]
+    found = price_operator(RULE, [strategy(None, None)], OPERANDS, OPERANDS[:1], needed, MESH, CLUSTER)
+    assert found.flops[0] == pytest.approx(share * priced(None, None).flops[0], rel=1e-12)
+
+
+def test_gradients_of_weights_come_back_where_weights_have_one() -> None:
+    for graded, back in (((0, 1, 3, 4, 5), 1), ((0, 3, 4, 5), 0)):
+        (weights,) = inner_messages(RULE, strategy("b", "e@b"), MESH, graded)[-1:]
+        assert (weights.forward, weights.backward) == (1, back)
+
+
 UNGATED = (*OPERANDS[:3], *OPERANDS[4:])
 
 
