@@ -304,7 +304,11 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
     )
 
 
-_LAYERS_OF_EXPERTS = r"moe[-_]layer[-_]freq\s*[=: ]\s*([^;,]+)|first[-_]k[-_]dense[-_]replace\s*[=: ]\s*(\d{1,9})"
+_LAYERS = r"\[[\d\s,]*\](?:\s*\*\s*\d+)?"
+_LAYERS_OF_EXPERTS = (
+    rf"moe[-_]layer[-_]freq\s*[=: ]\s*(?:[\"']?(\(?\s*{_LAYERS}(?:\s*\+\s*{_LAYERS})*\s*\)?)|([^\s;,]+))"
+    r"|first[-_]k[-_]dense[-_]replace\s*[=: ]\s*([^\s;,]+)"
+)
 """Which layers have experts, as Megatron-LM says it, and as configurations of Hugging Face do."""
 
 
@@ -313,9 +317,11 @@ def _first_dense(words: str, layers: int) -> int:
     found = re.search(_LAYERS_OF_EXPERTS, words)
     if found is None:
         return 0
-    if found[2]:
-        return min(int(found[2]), layers)
-    pattern = re.sub(r"[\s\"']", "", found[1])
+    if found[3]:
+        if not re.fullmatch(r"\d{1,9}", found[3]):
+            raise UnsupportedError(f"the first layers without experts are {found[3]}, which is no number of layers")
+        return min(int(found[3]), layers)
+    pattern = re.sub(r"\s", "", found[1] or found[2])
     first = re.fullmatch(r"\(?\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\)?", pattern)
     if pattern == "1":
         return 0
@@ -447,8 +453,13 @@ def _folds(row: Row) -> bool:
     return row.date() >= _FOLDED and not row.text("profile").startswith("ascend")
 
 
-_INTERLEAVED = r"(?<!batch[-_])\binterleav(?:ed|ing)\b"
-"""Words for a rank of several stages (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
+_INTERLEAVED = (
+    r"\binterleav(?:ed|ing)[\s_-]+(?:1f1b|vpp|virtual|pipeline|stages?|schedul)"
+    r"|\b(?:1f1b|pipeline|stages|schedule)[\s_-]+interleav(?:ed|ing)\b"
+    r"|(?:^|(?<=[;,(])|(?<=[;,(] ))interleav(?:ed|ing)(?=\s*(?:[;,.)=:]|$))"
+)
+"""Words for a rank of several stages (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Positions of RoPE and
+layers with a window are called interleaved, too."""
 
 
 def _virtual_stages(row: Row, layers: int, notes: list[str]) -> int:

@@ -26,6 +26,9 @@ _PORTS = {"v100": 100, "a100": 200, "a800": 200, "h100": 400, "h800": 400, "h200
 _NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
 _GIGABIT = 1e9 / 8
 
+_PARTS = r"(?i:nics?|gpus?|ports?|links?|hcas?|cards?|rails?) "
+"""Words for what a node may have several of: the rate before them is that of one."""
+
 _QUAD = 4
 """V100 of a node in which all six NVLinks of each go to the others, as those of eight do in a DGX-1: an all-reduce on
 four of Jean Zay brings 124 of 150 GB/s (bigscience-workshop/bigscience
@@ -100,7 +103,7 @@ def stated_bandwidth(row: Row) -> float | None:
     )
     if several:
         return int(several[1]) * int(several[2]) * _GIGABIT / node
-    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:[\w-]+ )?(?:per node|node-node|inter-?node)", text)
+    whole = re.search(rf"(\d+)\s*Gb(?:/|p)s (?:(?!{_PARTS})[\w-]+ )?(?:per node|node-node|inter-?node)", text)
     if whole is None and (bare := re.match(r"(\d+)\s*Gb(?:/|p)s(?: \(published\))?$", text)):
         chip = row.text("profile").partition("-")[0]
         whole = bare if int(bare[1]) > _PORTS.get(chip, math.inf) else None

@@ -220,6 +220,7 @@ def test_flags_name_what_is_overlapped(tmp_path: Path) -> None:
         ("1600 Gbps node-node interconnect (RoCE)", 25e9),
         ("800Gb/s per node (vTrain config)", 12.5e9),
         ("3200Gb/s EFA per node", 50e9),
+        ("400Gb/s NIC inter-node", None),
         ("400Gbps (published)", 6.25e9),
         ("200Gbps (published)", None),
         ("n/a (single node)", None),
