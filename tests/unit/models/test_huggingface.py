@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.deepseek import Deepseek, DeepseekConfig
-from planner.models.huggingface import stretched
+from planner.models.huggingface import experts_where_they_can, stretched
 from planner.models.huggingface_any_experts import AS_ONE_OPERATOR
 from planner.models.huggingface_config import check_config
 from planner.models.huggingface_deepseek import deepseek_of
@@ -106,6 +107,20 @@ def test_experts_are_one_operator_that_computes_what_those_of_transformers_compu
         loss.backward()
         found.append([loss.detach(), *(one.grad for one in model.module.parameters())])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_llama4_that_sends_tokens_so_is_copied_and_pickled() -> None:
+    import transformers
+
+    content = json.loads((CONFIGS / "llama4" / "config.json").read_text())
+    kept = {key: value for key, value in content.items() if key not in ("architectures", "model_type")}
+    model = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**kept))
+    for _ in range(2):  # the second time nothing is left to change
+        experts_where_they_can(model)
+    ids = torch.randint(2, 64, (2, 8), generator=torch.Generator().manual_seed(0))
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [*map(type, again.modules())] == [*map(type, model.modules())]
+        assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("chosen", [1, 2])
