@@ -106,6 +106,12 @@ def test_intervals_hold_in_sources_that_were_left_out() -> None:
     assert len(few) <= 5  # eight where ends were quantiles of means and deviations, which was 8% wider
 
 
+def test_the_interval_holds_in_a_draw_that_it_is_not_made_of() -> None:
+    inside = bench_sources.held_back()
+    assert len(inside) == 14
+    assert sum(sum(some) / len(some) for some in inside.values()) / len(inside) >= 0.75
+
+
 def test_the_interval_of_new_sources_is_the_shortest_that_holds_most_of_most() -> None:
     """Ten sources of ten runs each: one is far off, and of the others a run each."""
     near = [("h100-80gb", False, at / 100, f"{source}") for source in range(9) for at in range(9)]
