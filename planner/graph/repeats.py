@@ -56,7 +56,8 @@ class Run:
 
 @contextlib.contextmanager
 def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
-    """While active, only the first block of each run in `module` computes; yields the runs (none: nothing repeats)."""
+    """While active, of the blocks of each run in `module` only those compute that are called in a new way; yields the
+    runs (none: nothing repeats)."""
     blocks = dict(module.named_modules())
     runs = tuple(run for paths in alike_runs(module) if len((run := _run(paths, blocks)).paths) > 1)
     with contextlib.ExitStack() as stack:

@@ -13,6 +13,7 @@ often are not, nor are inputs with gaps.
 """
 
 import ast
+import functools
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
@@ -113,9 +114,8 @@ def _is_number_of_content(value: Any) -> bool:
 def _passing(file: str, line: int) -> bool | None:
     """What the tensors that are asked in a line must be for nothing to be raised there; None where their values decide
     about more than that."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
+    tree = _parsed("".join(linecache.getlines(file)))
+    if tree is None:
         return None
     asking = [
         node
@@ -127,6 +127,15 @@ def _passing(file: str, line: int) -> bool | None:
         return None
     wanted = set(_wanted(asking[0].test, isinstance(asking[0], ast.Assert)))
     return wanted.pop() if len(wanted) == 1 else None
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(text: str) -> ast.Module | None:
+    """The code of a file, which every layer of a model may ask in; None where it is none."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return None
 
 
 def _only_raises(node: ast.If | ast.Assert | ast.While | ast.IfExp) -> bool:

@@ -176,27 +176,20 @@ def _rows(chosen: torch.Tensor, count: int, capacity: int) -> tuple[Rows, torch.
     return rows, torch.full((count,), chosen.shape[0] * capacity, device=chosen.device)
 
 
+_MATRICES, _BIASES = slice(3, 6), slice(13, 15)
+"""Of the arguments of the operator."""
+
+
 @experts.register_fake
-def _(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    gate: torch.Tensor | None,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    *settings: Any,
-) -> torch.Tensor:
-    gate_bias, up_bias = (*settings[_SETTINGS : _SETTINGS + 2], None, None)[:2]
-    matrices_of(gate, up, down, gate_bias, up_bias)
+def _(x: torch.Tensor, *others: Any) -> torch.Tensor:
+    given = [x, *others]
+    tensors: tuple[Any, ...] = (*given[_MATRICES], *given[_BIASES], None, None)[:5]
+    matrices_of(*tensors)
     return torch.empty_like(x)
 
 
-_SETTINGS = 7
-"""How many stand between the matrices and their biases."""
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6], *inputs[13:15])
+    ctx.save_for_backward(*inputs[:6], *inputs[_BIASES])
     ctx.capacity, ctx.fp8, ctx.dispatch = inputs[6], *inputs[11:13]
     limit, slope, offset, name = inputs[15:19]
     ctx.activation = activation_of(name, gated=inputs[3] is not None, limit=limit, slope=slope, offset=offset)

@@ -10,6 +10,9 @@ AS_ONE_OPERATOR = "planner_experts"
 _FORM = "planner_form"
 """Where experts have what the operator is told of their activation, once they were looked at."""
 
+_USUAL = "silu"
+"""The activation that the operator has where it is told none."""
+
 _RANGE, _POINTS = 32.0, 641
 """Numbers by which activations are told apart: so many, as far as this on both sides of 0, where others are cut off."""
 
@@ -49,10 +52,6 @@ def _form_of(part: Any) -> dict[str, Any] | None:
         return None if bounds is None else dict(zip(("limit", "slope", "offset"), bounds, strict=True))
     name = activation_name(getattr(part, "act_fn", None))
     return None if name is None else {} if name == _USUAL else {"activation": name}
-
-
-_USUAL = "silu"
-"""The activation that the operator has where it is told none."""
 
 
 def activation_name(function: Any) -> str | None:
