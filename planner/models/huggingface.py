@@ -11,7 +11,8 @@ A ...ForConditionalGeneration that is no encoder and decoder reads images or sou
 alone, with sizes of its `text_config`; its other parts are there, and do nothing.
 
 Mixtral, Qwen3 MoE and DeepSeek are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
-Experts of other architectures are one operator each (see `huggingface_any_experts` and `huggingface_switch`).
+Experts of other architectures are one operator each (see `huggingface_any_experts`, `huggingface_llama4` and
+`huggingface_switch`).
 
 Attention is PyTorch's own where the architecture has it, and keys and values are not kept for generation. While a model
 is exported transformers spells out every mask, in training it leaves one out that is plainly causal or hides nothing.
@@ -261,8 +262,6 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
 def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:
     import torch
 
-    from planner.models.huggingface_switch import stack_experts
-
     _register(transformers)
     made = getattr(transformers, name)
     attention = (_WITH_MASKS if masked else _WITHOUT_MASKS) if made._supports_sdpa else _COMPOSED
@@ -271,10 +270,7 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
         module = made._from_config(config, attn_implementation=attention).train()
         if attention == _COMPOSED and _has_sinks(module):
             module.set_attn_implementation(_SINKS_WITH_MASKS if masked else _SINKS_WITHOUT_MASKS)
-        has_experts = _experts_as_one_operator(module)
-    if has_experts:
-        check_experts(module, str(path))
-    stack_experts(module, str(path))
+    _experts_as_one_operator(module, str(path))
     return module
 
 
@@ -325,13 +321,17 @@ def _attention_with_sinks(
     return made.transpose(1, 2).contiguous(), None
 
 
-def _experts_as_one_operator(module: Any) -> bool:
-    """Have experts of a model of transformers be one operator each; whether it has any that have to be looked at."""
+def _experts_as_one_operator(module: Any, where: str) -> None:
+    """Have experts of a model of transformers be one operator each. Raises ModelError, which begins with `where`, for
+    those that the operator does not compute."""
+    from planner.models.huggingface_switch import stack_experts
+
+    stack_experts(module, where)
     with_chosen_rows(module)
-    if not module._can_set_experts_implementation():
-        return False
-    module.set_experts_implementation(AS_ONE_OPERATOR)
-    return True
+    if module._can_set_experts_implementation():
+        with _theirs(_transformers(), f"{where}: its experts cannot be changed"):
+            module.set_experts_implementation(AS_ONE_OPERATOR)
+        check_experts(module, where)
 
 
 def trained_without_masks(module: Any) -> None:
@@ -347,12 +347,8 @@ def trained_without_masks(module: Any) -> None:
 def with_experts_as_operators(module: Any) -> None:
     """Have experts of a model of transformers be operators, as `from_config` makes them. Raises ModelError for experts
     that the operator does not compute."""
-    transformers = _transformers()
-    _register(transformers)
-    with _theirs(transformers, f"{type(module).__name__}: its experts cannot be changed"):
-        has_experts = _experts_as_one_operator(module)
-    if has_experts:
-        check_experts(module, type(module).__name__)
+    _register(_transformers())
+    _experts_as_one_operator(module, type(module).__name__)
 
 
 def experts_where_they_can(module: Any) -> None:
@@ -361,15 +357,13 @@ def experts_where_they_can(module: Any) -> None:
     (`planner.models.huggingface_switch`), as nobody can trace them."""
     if not type(module).__module__.startswith("transformers.") or not hasattr(module, "set_experts_implementation"):
         return
-    from planner.models.huggingface_switch import stack_experts
-
-    stack_experts(module, type(module).__name__)
     implementation = module.config._experts_implementation
     try:
         with_experts_as_operators(module)
     except ModelError:
-        if module._can_set_experts_implementation():
-            module.set_experts_implementation(implementation)
+        if not module._can_set_experts_implementation():
+            raise
+        module.set_experts_implementation(implementation)
 
 
 def _one_line(error: Exception) -> str:

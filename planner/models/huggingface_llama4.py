@@ -7,10 +7,10 @@ alone make the same result and the same gradients. Scores weigh what goes into e
 Shape legend: T tokens, H hidden, E experts, K of a token, F width of an expert.
 """
 
-import functools
 from typing import Any
 
 from planner.models.huggingface_any_experts import activation_name
+from planner.models.huggingface_layers import give_forward
 
 _ACTIVATION = "planner_activation"
 """Where a layer has the name of the activation of its experts."""
@@ -20,30 +20,12 @@ def with_chosen_rows(module: Any) -> None:
     """Have the experts of Llama 4 in a model of transformers be one operator each (`planner.models.experts`), in place.
     Where the operator has not their activation, and in other models, nothing changes."""
     for part in module.modules():
-        if type(part).__name__ != "Llama4TextMoe" or type(part).forward is _forward:  # or was changed before
+        if type(part).__name__ != "Llama4TextMoe" or type(part).forward is _forward:
             continue
         name = activation_name(part.experts.act_fn)
         if name is not None:
             setattr(part, _ACTIVATION, name)
-            part.__class__ = _sparse(part.__class__)
-
-
-@functools.cache
-def _sparse(kind: Any) -> Any:
-    """The class of transformers, but for what it does with tokens."""
-    own = {"forward": _forward, "__module__": kind.__module__, "__reduce_ex__": _reduced}
-    return type(kind.__name__, (kind,), own)
-
-
-def _reduced(self: Any, _protocol: object) -> tuple[Any, ...]:
-    """For copies and pickles, which would look for the class by its name, and find that of transformers."""
-    return _blank, (type(self).__base__,), self.__dict__
-
-
-def _blank(kind: Any) -> Any:
-    """A layer without anything in it yet."""
-    made = _sparse(kind)
-    return made.__new__(made)
+            give_forward(part, _forward)
 
 
 def _forward(self: Any, hidden_states: Any) -> tuple[Any, Any]:

@@ -1,18 +1,19 @@
 """Experts of transformers that are modules of their own, each with two linear layers, as one operator.
 
     transformers   router ─> which token goes where, beyond the capacity of an expert nowhere ─> a loop over experts
-    here           router ─> an expert and a weight for each token, 0 beyond its capacity ─────> one operator
+    here           router ─> an expert and a weight for each token ────────────────────────────> one operator
 
 Switch Transformers (Fedus et al. 2021, arXiv 2101.03961) sends a token to the best expert. An expert takes the first
-`expert_capacity` tokens of a sample that chose it; what others get is 0. How many there are depends on the tokens, so
-here such a token is a row like others, with a weight of 0: the same results and gradients, and work for all tokens.
+`expert_capacity` tokens of a sample that chose it; what others get is 0. Where all experts together take fewer tokens
+than there are, the operator has that capacity. Else a token beyond it is a row like others, with a weight of 0: the
+same results and gradients, and work for every token instead of the larger one for all that experts could take.
 Matrices of all experts are stacked, so that devices may divide them. The router computes in its own dtype without
 changing that of its weight, which transformers does in its first call.
 
 Shape legend: B batch, S sequence, H hidden, E experts, F width of an expert.
 """
 
-from types import MethodType
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 from planner.errors import ModelError
 from planner.models.experts import experts
 from planner.models.huggingface_any_experts import activation_name
+from planner.models.huggingface_layers import give_forward
 
 _SWITCH, _NLLB = "SwitchTransformersSparseMLP", "NllbMoeSparseMLP"
 """The classes of mixtures of experts that are looked for."""
@@ -51,6 +53,17 @@ def stack_experts(module: nn.Module, where: str) -> None:
             _stack(part, name, where)
 
 
+def unstacked(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a model that may have such experts, each under the name that it has in files of transformers."""
+    made = dict(tensors)
+    for name, part in module.named_modules():
+        if isinstance(part, StackedExperts):
+            for ours, theirs in (("up_proj", "wi"), ("down_proj", "wo")):
+                stack = made.pop(f"{name}.{ours}")
+                made |= {f"{name}.expert_{at}.{theirs}.weight": one.clone() for at, one in enumerate(stack)}
+    return made
+
+
 def _stack(part: Any, name: str, where: str) -> None:
     router, made = part.router, [*part.experts.values()]
     activation = activation_name(made[0].act)
@@ -67,7 +80,8 @@ def _stack(part: Any, name: str, where: str) -> None:
         )
     part.experts = StackedExperts(made)
     part.activation = activation
-    router.forward, part.forward = MethodType(_route, router), MethodType(_compute, part)
+    give_forward(router, _route)
+    give_forward(part, _compute)
 
 
 def _route(router: Any, hidden_BSH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,15 +91,18 @@ def _route(router: Any, hidden_BSH: torch.Tensor) -> tuple[torch.Tensor, torch.T
     logits_BSE = F.linear(hidden_BSH.to(router.dtype), layer.weight.to(router.dtype), bias)
     chances_BSE = F.softmax(logits_BSE, dim=-1, dtype=router.dtype).to(hidden_BSH.dtype)
     weights_BS1, chosen_BS1 = chances_BSE.topk(1, dim=-1)
-    if router.expert_capacity < hidden_BSH.shape[1]:
-        numbers_E = torch.arange(router.num_experts, device=chosen_BS1.device)
-        turns_BSE = (chosen_BS1 == numbers_E).long().cumsum(dim=1)
-        weights_BS1 = weights_BS1 * (turns_BSE.gather(-1, chosen_BS1) <= router.expert_capacity)
     return chosen_BS1, weights_BS1, logits_BSE
 
 
 def _compute(part: Any, hidden_BSH: torch.Tensor) -> torch.Tensor:
-    chosen_BS1, weights_BS1, _ = part.router(hidden_BSH)
+    router, length = part.router, hidden_BSH.shape[1]
+    chosen_BS1, weights_BS1, _ = router(hidden_BSH)
+    capacity = router.expert_capacity if router.expert_capacity * router.num_experts < length else 0
+    if not capacity and router.expert_capacity < length:
+        numbers_E = torch.arange(router.num_experts, device=chosen_BS1.device)
+        turns_BSE = (chosen_BS1 == numbers_E).long().cumsum(dim=1)
+        weights_BS1 = weights_BS1 * (turns_BSE.gather(-1, chosen_BS1) <= router.expert_capacity)
     matrices = None, part.experts.up_proj, part.experts.down_proj
-    made_BSH: torch.Tensor = experts(hidden_BSH, weights_BS1, chosen_BS1, *matrices, activation=part.activation)
+    one_each = hidden_BSH, weights_BS1, chosen_BS1
+    made_BSH: torch.Tensor = experts(*one_each, *matrices, capacity, activation=part.activation)
     return made_BSH

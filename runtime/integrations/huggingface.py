@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from planner.errors import RequestError
 from planner.models.huggingface import trained_without_masks, with_experts_as_operators
+from planner.models.huggingface_switch import unstacked
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
 from runtime.integrations.saved_values import as_text
@@ -225,7 +226,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
             return
         if not self.step.ready:
             raise RequestError("save_model: train on a batch first; the weights are still those of the model")
-        self._save(output_dir, state_dict=self.step.full_parameters() | self.step.changed_buffers())
+        tensors = self.step.full_parameters() | self.step.changed_buffers()
+        self._save(output_dir, state_dict=unstacked(self.model, tensors))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         folder = Path(output_dir)

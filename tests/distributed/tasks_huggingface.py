@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments, set_seed
+from transformers import AutoConfig, Trainer, TrainingArguments, set_seed
 
 from runtime.integrations import PlanTrainer
 
@@ -35,9 +36,17 @@ class Sentences(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
 
 
-def config_file(folder: Path) -> Path:
+class Translations(Sentences):
+    """The same for an encoder and a decoder."""
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        made = super().__getitem__(number)
+        return {**made, "decoder_input_ids": made["labels"].roll(1), "labels": made["labels"].flip(0)}
+
+
+def config_file(folder: Path, content: dict[str, Any] = CONFIG) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(content))
     return folder / "config.json"
 
 
@@ -60,8 +69,10 @@ def fitted(folder: str, config: str, plan: str | None, resumed: bool) -> tuple[l
     Saves after step `SAVED`, or goes on from there."""
     with_launcher(dist.is_initialized())
     set_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config))
-    given = {"model": model, "args": arguments(folder), "train_dataset": Sentences(), "eval_dataset": Sentences(BATCH)}
+    read = AutoConfig.from_pretrained(config)
+    kind, data = getattr(transformers, read.architectures[0]), Translations if read.is_encoder_decoder else Sentences
+    model = kind._from_config(read).train()
+    given = {"model": model, "args": arguments(folder), "train_dataset": data(), "eval_dataset": data(BATCH)}
     trainer = Trainer(**given) if plan is None else PlanTrainer(plan=plan, **given)
     begun = trainer.evaluate()["eval_loss"]
     trainer.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{SAVED}") if resumed else None)
@@ -72,7 +83,7 @@ def fitted(folder: str, config: str, plan: str | None, resumed: bool) -> tuple[l
     rows.append({"eval_loss": begun})
     if plan is not None:
         dist.barrier()  # the first process writes
-    return rows, AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    return rows, kind.from_pretrained(folder).state_dict()
 
 
 def with_launcher(several: bool) -> None:

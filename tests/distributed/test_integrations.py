@@ -1,5 +1,6 @@
 """A plan under Hugging Face's Trainer and under Lightning: what they log is what they log alone, on one process."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ import planner
 
 TOLERANCE = 1e-5
 UPDATE = {"clip_norm": 0.5}
+SWITCH = Path(__file__).resolve().parents[1] / "configs/switch/config.json"
+FEW = {
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+    "num_experts": 2,
+}
 
 
 def same(found: Any, wanted: Any) -> bool:
@@ -25,10 +34,9 @@ def same_weights(found: Any, wanted: Any) -> bool:
     return found.keys() == wanted.keys() and all((found[k] - wanted[k]).abs().max() <= TOLERANCE for k in wanted)
 
 
-def plan_file(folder: Path, model: str, **pinned: Any) -> str:
-    result = planner.search(
-        model, "cpu", devices=2, global_batch=8, precision="fp32", pinned=pinned, update=UPDATE, simplicity=0.0
-    )
+def plan_file(folder: Path, model: str, seq_len: int | None = None, **pinned: Any) -> str:
+    given = {"devices": 2, "global_batch": 8, "precision": "fp32", "update": UPDATE, "simplicity": 0.0}
+    result = planner.search(model, "cpu", seq_len=seq_len, pinned=pinned, **given)
     planner.save(result.plan, folder / "plan.json")
     return str(folder / "plan.json")
 
@@ -50,6 +58,23 @@ def test_the_trainer_of_hugging_face(pair, tmp_path: Path) -> None:
         for rows, found in pair.run("tasks_huggingface", "fitted", str(tmp_path / "run"), config, plan, resumed):
             assert same(rows, wanted)
             assert same_weights(found, weights)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_experts_that_the_trainer_gets_as_modules_are_divided_and_saved_as_modules(pair, tmp_path: Path) -> None:
+    """Switch Transformers, whose experts each device has half of, and whose files have a matrix for each of them."""
+    pytest.importorskip(
+        "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
+    )
+    from tests.distributed import tasks_huggingface as tasks
+
+    config = str(tasks.config_file(tmp_path / "config", json.loads(SWITCH.read_text()) | FEW))
+    plan = plan_file(tmp_path, config, seq_len=tasks.LENGTH, expert=2)
+    wanted, weights = tasks.fitted(str(tmp_path / "plain"), config, None, False)
+    for rows, found in pair.run("tasks_huggingface", "fitted", str(tmp_path / "run"), config, plan, False):
+        assert same(rows, wanted)
+        assert same_weights(found, weights)
 
 
 @pytest.mark.thorough

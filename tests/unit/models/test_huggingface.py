@@ -20,6 +20,7 @@ from planner.errors import ModelError
 from planner.graph.kinds import find_blocks
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.alike import description
 from planner.graph.trace import trace
 from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface import experts_where_they_can, stretched
@@ -109,18 +110,28 @@ def test_experts_are_one_operator_that_computes_what_those_of_transformers_compu
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_llama4_that_sends_tokens_so_is_copied_and_pickled() -> None:
+@pytest.mark.parametrize(("family", "config"), [("llama4", "Llama4TextConfig"), ("switch", "SwitchTransformersConfig")])
+def test_layers_that_send_tokens_to_experts_in_another_way_are_copied_and_pickled(family: str, config: str) -> None:
     import transformers
 
-    content = json.loads((CONFIGS / "llama4" / "config.json").read_text())
-    kept = {key: value for key, value in content.items() if key not in ("architectures", "model_type")}
-    model = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**kept))
+    content = json.loads((CONFIGS / family / "config.json").read_text())
+    (name,) = content.pop("architectures")
+    del content["model_type"]
+    model = getattr(transformers, name)(getattr(transformers, config)(**content))
     for _ in range(2):  # the second time nothing is left to change
         experts_where_they_can(model)
     ids = torch.randint(2, 64, (2, 8), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "labels": ids}
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert [*map(type, again.modules())] == [*map(type, model.modules())]
-        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+def test_layers_of_switch_are_alike() -> None:
+    module = build_model(str(CONFIGS / "switch"), dtype="float32", sequence_length=8).module
+    for stack in (module.encoder, module.decoder):
+        first, second = (description(block) for block in stack.block[1:3])
+        assert first == second
 
 
 @pytest.mark.parametrize("chosen", [1, 2])

@@ -17,6 +17,7 @@ from planner.models.expert_rows import ACTIVATIONS, activation_of
 from planner.models.experts import experts
 from planner.models.huggingface import experts_where_they_can
 from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, activation_name, check_experts, experts_of
+from planner.models.huggingface_switch import unstacked
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -246,7 +247,13 @@ def as_transformers_has_it(gradients: dict[str, torch.Tensor]) -> dict[str, torc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{}, {"expert_capacity": 1, "router_bias": True}, {"expert_capacity": 64, "dense_act_fn": "gelu_new"}]
+    "changes",
+    [
+        {},
+        {"expert_capacity": 1, "router_bias": True},
+        {"expert_capacity": 2},
+        {"expert_capacity": 64, "dense_act_fn": "gelu_new"},
+    ],
 )
 def test_switch_computes_what_that_of_transformers_computes(changes: dict[str, Any], tmp_path: Path) -> None:
     """Tokens beyond the capacity of an expert get nothing of it, and give it no gradient, sample by sample."""
@@ -269,6 +276,15 @@ def test_switch_computes_what_that_of_transformers_computes(changes: dict[str, A
     torch.testing.assert_close(found, {**wanted, **silent}, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_tokens_beyond_all_capacities_are_no_work(tmp_path: Path) -> None:
+    """4 experts with a capacity of 1 take 4 of 8 tokens."""
+    few = dict.fromkeys(("num_layers", "num_decoder_layers", "num_sparse_encoder_layers"), 1)
+    model = build_model(small("switch", tmp_path, expert_capacity=1, **few), dtype="float32", sequence_length=8)
+    graph = trace(model.module, model.args, model.kwargs)
+    assert {op.arguments[6] for op in graph.operators if op.op == "planner.experts.default"} == {1}
+
+
 def test_what_a_factory_makes_is_stacked_once() -> None:
     from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
@@ -279,6 +295,8 @@ def test_what_a_factory_makes_is_stacked_once() -> None:
     stacked = [name for name, _ in module.named_parameters() if name.endswith("experts.up_proj")]
     assert len(stacked) == 6
     assert all(type(part).__name__ != "SwitchTransformersExperts" for part in module.modules())
+    plain = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**content))
+    plain.load_state_dict(unstacked(module, module.state_dict()))
     other = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**content, router_bias=True))
     other.encoder.block[0].layer[-1].mlp.router.jitter_noise = 0.5
     with refused(ModelError, "SwitchTransformersForConditionalGeneration", "router_jitter_noise", 0.5):

@@ -1,0 +1,31 @@
+"""Layers of transformers with a forward of ours: a subclass of theirs, so that what asks for their class finds it.
+
+Copies and pickles look for a class by its name. Such a class has the name of theirs, and is made again of theirs and
+the forward.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def give_forward(layer: Any, forward: Callable[..., Any]) -> None:
+    """Have a layer compute by `forward`, a function of a module, from now on."""
+    layer.__class__ = _with_forward(type(layer), forward)
+
+
+@functools.cache
+def _with_forward(kind: type, forward: Callable[..., Any]) -> type:
+    own = {"forward": forward, "__module__": kind.__module__, "__reduce_ex__": _reduced}
+    return type(kind.__name__, (kind,), own)
+
+
+def _reduced(layer: Any, _protocol: object) -> tuple[Any, ...]:
+    kind = type(layer)
+    return _blank, (kind.__base__, kind.forward), layer.__dict__
+
+
+def _blank(kind: type, forward: Callable[..., Any]) -> Any:
+    """A layer without anything in it yet."""
+    made = _with_forward(kind, forward)
+    return made.__new__(made)
