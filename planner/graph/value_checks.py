@@ -8,8 +8,8 @@
     if not torch.isfinite(x).all(): ...      did anything overflow?        nothing did: a run stops where it does
 
 The answer changes nothing of what is computed. A model that is run without a plan has all but the first asked. Not
-answered are checks within a `try` that catches errors, and whether numbers are finite that no parameter made: masks
-often are not, nor are inputs with gaps.
+answered are checks within a `try` or a `suppress` that catches errors, and whether numbers are finite that no parameter
+made: masks often are not, nor are inputs with gaps.
 """
 
 import ast
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 from unittest.mock import patch
 
 import torch
@@ -29,6 +29,8 @@ from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from planner.graph.known_tensors import KnownTensors
 
 _FINITE: Mapping[Any, bool] = {
     torch.isfinite: True,
@@ -49,13 +51,13 @@ class ChecksPassed(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._finite = WeakTensorKeyDictionary()  # tensors that say so: what they are then, and their version
+        self._finite = KnownTensors[bool]()  # tensors that say so, and what they are then
         self._computed = WeakTensorKeyDictionary()  # tensors that parameters have made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func is torch.Tensor.__bool__:
-            answer = self._said(args[0])
+            answer = self._finite.said(args[0])
             answer = _asked() if answer is None else answer
             return func(*args) if answer is None else answer
         result = func(*args, **given)
@@ -66,15 +68,10 @@ class ChecksPassed(TorchFunctionMode):
         if not isinstance(result, torch.Tensor) or not operands or "out" in given:
             return result
         if func in _FINITE and operands[0] in self._computed:
-            self._finite[result] = _FINITE[func], result._version
-        elif func in _TOGETHER and self._said(operands[0]) is _TOGETHER[func]:
-            self._finite[result] = _TOGETHER[func], result._version
+            self._finite.say(result, _FINITE[func])
+        elif func in _TOGETHER and self._finite.said(operands[0]) is _TOGETHER[func]:
+            self._finite.say(result, _TOGETHER[func])
         return result
-
-    def _said(self, found: torch.Tensor) -> bool | None:
-        """What a tensor is where numbers are finite, None where it says something else, or was changed since."""
-        value, version = self._finite.get(found, (None, None))  # type: ignore[no-untyped-call]
-        return value if version == found._version else None
 
 
 def _asked() -> bool | None:
@@ -146,8 +143,17 @@ def _only_raises(node: ast.If | ast.Assert | ast.While | ast.IfExp) -> bool:
 
 def _caught(tree: ast.Module, node: ast.AST) -> bool:
     """Whether what is raised there may be caught by the code around it."""
-    trials = (each for each in ast.walk(tree) if isinstance(each, ast.Try | ast.TryStar) and each.handlers)
-    return any(node is part for each in trials for line in each.body for part in ast.walk(line))
+    catching = (each.body for each in ast.walk(tree) if _catches(each))
+    return any(node is part for body in catching for line in body for part in ast.walk(line))
+
+
+def _catches(node: ast.AST) -> TypeGuard[ast.Try | ast.TryStar | ast.With | ast.AsyncWith]:
+    """Whether errors of what is in the body of a statement may end there: `try` with handlers, `with suppress(...)`."""
+    if isinstance(node, ast.With | ast.AsyncWith):
+        managers = (item.context_expr for item in node.items)
+        names = (ast.unparse(each.func) for each in managers if isinstance(each, ast.Call))
+        return any(name.rpartition(".")[2] == "suppress" for name in names)
+    return isinstance(node, ast.Try | ast.TryStar) and bool(node.handlers)
 
 
 def _wanted(test: ast.expr, value: bool) -> Iterator[bool]:

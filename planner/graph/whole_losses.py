@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn import _reduction
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from planner.graph.ctc import ctc_loss
+from planner.graph.known_tensors import KnownTensors
 
 _SUMS = frozenset({"mean", "sum"})
 _SELECTING = frozenset({torch.masked_select, torch.Tensor.masked_select})
@@ -38,8 +38,8 @@ class WholeLosses(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selected = WeakTensorKeyDictionary()  # tensors with their source and mask, and the versions of all three
-        self._counted = WeakTensorKeyDictionary()  # with the mask of whose last dim they count, and versions of both
+        self._selected = KnownTensors[tuple[torch.Tensor, torch.Tensor]]()  # of what, by which mask
+        self._counted = KnownTensors[torch.Tensor]()  # of a mask, whose last dim they count
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy:
@@ -59,14 +59,14 @@ class WholeLosses(TorchFunctionMode):
     def _select(self, input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         selected = input.masked_select(mask)
         if input.dim() == 2 and input.shape == mask.shape:
-            self._selected[selected] = (input, mask), _versions(selected, input, mask)
+            self._selected.say(selected, (input, mask), input, mask)
         return selected
 
     def _count(self, func: Any, *args: Any, **named: Any) -> torch.Tensor:
         counted: torch.Tensor = func(*args, **named)
         dim = args[1] if len(args) > 1 else named.get("dim")
         if args and args[0].dtype == torch.bool and (args[0].dim(), counted.dim()) == (2, 1) and dim in _LAST_OF_TWO:
-            self._counted[counted] = args[:1], _versions(counted, args[0])
+            self._counted.say(counted, args[0], args[0])
         return counted
 
     def _ctc_loss(
@@ -79,23 +79,11 @@ class WholeLosses(TorchFunctionMode):
         *how: Any,
         **named: Any,
     ) -> torch.Tensor:
-        source, mask = _unchanged(self._selected, targets) or (None, None)
-        (counted,) = _unchanged(self._counted, target_lengths) or (None,)
-        if source is not None and mask is not None and counted is mask:
+        source, mask = self._selected.said(targets) or (None, None)
+        if source is not None and mask is not None and self._counted.said(target_lengths) is mask:
             order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
             targets = source.masked_fill(~mask, blank).gather(1, order)
         return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, *how, **named)
-
-
-def _versions(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """How often tensors were changed in place."""
-    return tuple(tensor._version for tensor in tensors)
-
-
-def _unchanged(known: WeakTensorKeyDictionary, made: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """What a tensor is known to be made of, None where it is not known or one of them was changed since."""
-    sources, versions = known.get(made, ((), None))  # type: ignore[no-untyped-call]
-    return sources if versions == _versions(made, *sources) else None
 
 
 def _cross_entropy(

@@ -11,11 +11,12 @@ from typing import Any
 
 def give_forward(layer: Any, forward: Callable[..., Any]) -> None:
     """Have a layer compute by `forward`, a function of a module, from now on."""
-    layer.__class__ = _with_forward(type(layer), forward)
+    kind: Any = type(layer)
+    layer.__class__ = _with_forward(kind, forward)
 
 
 @functools.cache
-def _with_forward(kind: type, forward: Callable[..., Any]) -> type:
+def _with_forward(kind: Any, forward: Callable[..., Any]) -> Any:
     own = {"forward": forward, "__module__": kind.__module__, "__reduce_ex__": _reduced}
     return type(kind.__name__, (kind,), own)
 
@@ -25,7 +26,7 @@ def _reduced(layer: Any, _protocol: object) -> tuple[Any, ...]:
     return _blank, (kind.__base__, kind.forward), layer.__dict__
 
 
-def _blank(kind: type, forward: Callable[..., Any]) -> Any:
+def _blank(kind: Any, forward: Callable[..., Any]) -> Any:
     """A layer without anything in it yet."""
     made = _with_forward(kind, forward)
     return made.__new__(made)

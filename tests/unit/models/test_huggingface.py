@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from planner.errors import ModelError
+from planner.graph.alike import description
 from planner.graph.kinds import find_blocks
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.alike import description
 from planner.graph.trace import trace
 from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface import experts_where_they_can, stretched

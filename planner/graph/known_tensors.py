@@ -1,0 +1,28 @@
+"""What is known of tensors, until they are changed in place."""
+
+from typing import Generic, TypeVar
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Fact = TypeVar("Fact")
+
+
+class KnownTensors(Generic[Fact]):
+    """A fact of a tensor, for as long as neither the tensor nor another that the fact speaks of is changed in place."""
+
+    def __init__(self) -> None:
+        self._known = WeakTensorKeyDictionary()  # the fact, the other tensors, and how often all were changed then
+
+    def say(self, tensor: torch.Tensor, fact: Fact, *others: torch.Tensor) -> None:
+        """From now on this is known of a tensor and of `others`."""
+        self._known[tensor] = fact, others, _versions(tensor, *others)
+
+    def said(self, tensor: torch.Tensor) -> Fact | None:
+        """What is known of a tensor; None where nothing was said, or something was changed since."""
+        fact, others, versions = self._known.get(tensor, (None, (), None))  # type: ignore[no-untyped-call]
+        return fact if versions == _versions(tensor, *others) else None
+
+
+def _versions(*tensors: torch.Tensor) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in tensors)
