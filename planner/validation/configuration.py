@@ -359,7 +359,7 @@ def _check_training(row: Row, notes: list[str]) -> None:
     words = _words(row)
     refuse_otherwise(row)
     refuse_contradictions(row)
-    if re.search(r"offload(?!\S* false)", words):
+    if mentions(words, r"offload"):
         notes.append("what offloading moves takes no time here")
 
 

@@ -58,7 +58,12 @@ _FP8_WEIGHTS = (
 _FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
 _FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
 _FUSED_SOFTMAX = r"fused[- ]softmax"
-HUGGING_FACE = r"hugging ?face|\btransformers\b|\baccelerate\b"
+HUGGING_FACE = (
+    r"(?<!from )(?<!tokenizer of )(?<!weights of )(?<!checkpoint of )(?<!dataset of )"
+    r"(?:hugging[- ]?face|\btransformers\b|\baccelerate\b)(?!['s]*\W?(?:data|checkpoint|weight|format|config))"
+)
+"""Words for modules of Hugging Face; its files and vocabularies are in many runs of other modules."""
+
 
 _EAGER = ("fsdp", "deepspeed-zero3")
 _EAGER_WORD = r"\beager\b"

@@ -41,7 +41,7 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
         "weights or moments have no fp32 copy, which is priced",
     ),
     (
-        r"zero\+\+|\bhpz\b|hpz_partition_size\s*[=:]\s*(?!1\b)\d|quantized[-_ ](?:weights|gradients)|\bq[wg]z\b",
+        r"zero\+\+|\bhpz\b|hpz_partition_size\s*[=: ]\s*(?![01]\b)\d|quantized[-_ ](?:weights|gradients)|\bq[wg]z\b",
         "it is ZeRO++, whose second copies and quantised messages are not priced",
     ),
     (
@@ -57,8 +57,10 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
         "several documents share a sequence, and what attention leaves out between them is not priced",
     ),
     (
-        r"(?<![a-z])(?:(?:ro)?bert|m?t5|ul2|vit|swin|clip|mamba\d?|jamba|rwkv|retnet|hyena|unet|whisper|resnet)(?![a-z])"
-        r"|stable diffusion",
+        r"(?<![a-z])(?:(?:ro)?bert|m?t5|ul2|vit|swin|mamba\d?|jamba|rwkv|retnet|hyena|unet|whisper|resnet)(?![a-z])"
+        r"(?![-_ ]?env)|stable diffusion"
+        r"|(?<![a-z])(?<!grad[-_ ])(?<!gradient[-_ ])(?<!norm[-_ ])clip"
+        r"(?![a-z]|[-_ ]?(?:grad|norm|val|thresh)|\s*[=: ]\s*\d)",
         "its model is no decoder of attention and MLPs, which is what dimensions are priced as",
     ),
     (r"\bjax\b|\bmaxtext\b|\bpaxml\b|\blevanter\b", "it ran on JAX, and none of `plan stacks` does"),

@@ -20,7 +20,7 @@ from planner.plan.layout.parts import PARTS
 from planner.strategy_search.request.space import Running
 from planner.validation.recipes import spared_by_recipe
 from planner.validation.rows import Row
-from planner.validation.spared import Spared
+from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.unsupported import UnsupportedError
 
 _CLASSES = {"layernorm": "normalisation", "moe_act": "elementwise", "core_attn": "attention"}
@@ -128,6 +128,8 @@ def running(row: Row, spared: Spared | None, notes: list[str]) -> Running:
         if spared is None:
             notes.append("recomputation unknown: none")
         return "selective" if spared is not None and spared.but else "none"
+    if wanted == "full" and spared == NOTHING_SPARED:  # of 0 blocks
+        return "none"
     apart = spared is not None and (spared.recomputed or (spared.remade and not spared.but))
     if not apart and wanted == "selective" and _by_blocks(row):
         notes.append("selective recomputation of fms-fsdp: whole blocks, all of them (selective_checkpointing = 1)")

@@ -84,7 +84,8 @@ _OTHER_LOSS = r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b"
 """Words for a loss in one kernel, or for that of PyTorch in a framework of one's own."""
 
 _CHUNKED_LOSS = (
-    r"chunk(?:s|ed)?[- ](?:of the |of )?(?:loss|cross[-_ ]entropy|ce\b)|(?:loss|cross[-_ ]entropy)[-_ ](?:in )?chunk"
+    r"(?<!\b1 )(?<!\bone )chunk(?:s|ed)?[-_ ](?:of the |of )?(?:loss|cross[-_ ]entropy|ce\b)"
+    r"|(?:loss|cross[-_ ]entropy|\bce)[-_ ](?:in )?(?!(?:num[-_ ])?chunks?\s*[=: ]\s*1\b)chunk"
 )
 """Words for logits and their loss in parts of the tokens, the projection with them (torchtitan's ChunkedCELoss)."""
 

@@ -61,6 +61,21 @@ def test_modules_of_hugging_face_are_launched_from_python(flags: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        "huggingface tokenizer",
+        "huggingfacetokenizer",
+        "hugging face's tokenizer",
+        "weights from hugging face",
+        "hugging face dataset; transformers checkpoint",
+    ],
+)
+def test_files_of_hugging_face_are_no_modules(flags: str) -> None:
+    eager = load_software("fsdp")
+    assert with_kernels(eager, flags, []) == eager
+
+
+@pytest.mark.parametrize(
     ("stack", "flags", "composed"),
     [
         ("fsdp", "hugging face transformers; fsdp", True),

@@ -44,6 +44,9 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
         ({"notes": "time of the first step, including compilation"}, "more than a step"),
         ({"other_flags": "no 1F1B, GPipe"}, "gpipe"),
         ({"other_flags": "PipeDream-2BW"}, "pipedream"),
+        ({"other_flags": "lora,packing=false"}, "LoRA"),
+        ({"other_flags": "packing no recomputation"}, "documents"),
+        ({"model": "CLIP ViT-L"}, "no decoder"),
     ],
 )
 def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
@@ -66,6 +69,12 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str
         {"other_flags": "zero_hpz_partition_size=1; no frozen layers"},
         {"other_flags": "optimizer=adamw_torch_fused"},
         {"other_flags": "DualPipe", "pp": "1", "dp": "4"},
+        {"other_flags": "Megatron-SWIFT; packing false"},
+        {"other_flags": "packing is off; no_lora; lora_r 0; dpo no; muon not used"},
+        {"other_flags": "offload_param none; zero_hpz_partition_size 0; offload_optimizer disabled"},
+        {"other_flags": "grad_clip_norm=1.0; clip-grad 1.0; gradient clip 1.0; clip: 1.0"},
+        {"other_flags": "BERT tokenizer; T5 vocabulary; mamba environment"},
+        {"other_flags": "disable packing"},
         {"intra_bw": "NVLink bridges between PCIe cards"},
     ],
 )
@@ -98,6 +107,13 @@ def test_full_recomputation_of_some_blocks(tmp_path: Path, detail: str, blocks: 
     run = run_of(one(tmp_path, n_layers="12", n_params_B="", recompute_detail=detail))
     assert run.spared.recomputed == blocks
     assert run.pinned.recompute == ("none" if blocks else "full")
+
+
+@pytest.mark.parametrize("detail", ["full (block n=0)", "recompute_num_layers 0", "0% of layers"])
+def test_no_blocks_are_no_recomputation(tmp_path: Path, detail: str) -> None:
+    run = run_of(one(tmp_path, n_layers="12", n_params_B="", recompute_detail=detail))
+    assert not run.spared.by_block
+    assert run.pinned.recompute == "none"
 
 
 @pytest.mark.parametrize(

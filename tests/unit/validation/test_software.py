@@ -418,7 +418,16 @@ def test_products_in_fp8_by_any_word(tmp_path: Path, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "window"), [("", 0), ("sliding_window=1024", 1024), ("sliding window of 4096", 4096), ("no swa", 0)]
+    ("flags", "window"),
+    [
+        ("", 0),
+        ("sliding_window=1024", 1024),
+        ("sliding window of 4096", 4096),
+        ("no swa", 0),
+        ("sliding_window 0", 0),
+        ("window_size=(-1, -1)", 0),
+        ("sliding_window null", 0),
+    ],
 )
 def test_windows_of_attention(tmp_path: Path, flags: str, window: int) -> None:
     assert machine(tmp_path, other_flags=flags)[0].software.window == window
@@ -452,7 +461,16 @@ def test_flags_with_values(tmp_path: Path, flags: str, hidden: float) -> None:
     assert cluster.software.hidden.reductions == hidden
 
 
-@pytest.mark.parametrize("flags", ["liger=False", "no Liger kernel", "optimizer_offload: false"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "liger=False",
+        "no Liger kernel",
+        "optimizer_offload: false",
+        "liger false; optimizer_offload off",
+        "use_liger_kernel 0; offload_optimizer none",
+    ],
+)
 def test_what_flags_deny_is_not_read(tmp_path: Path, flags: str) -> None:
     software = machine(tmp_path, other_flags=flags)[0].software
     assert not software.gates_in_place
@@ -496,6 +514,11 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
         ("loss in chunks of 1024", True),
         ("no chunked loss", False),
         ("chunked prefill", False),
+        ("loss_chunk_size 1024", True),
+        ("loss_chunk_size 0", False),
+        ("ce_chunk_size=0", False),
+        ("chunked_cross_entropy", True),
+        ("loss_num_chunks=1", False),
     ],
 )
 def test_a_loss_in_chunks_never_holds_all_logits(tmp_path: Path, flags: str, pieces: bool) -> None:
