@@ -5,26 +5,16 @@
 
 PyTorch leaves weights that get no gradient as they are, without states of an optimizer or weight decay, and keeps
 nothing for a backward pass in `torch.no_grad()`. So such weights are frozen in the graph, and a detach stands where
-what it stops begins. After that a gradient flows to whatever it may flow to. (Of values that end in indices, as scores
-to choose experts by, this is done where there are products among the operators; else a backward pass would be little
-less, and operators more.)
+what it stops begins, or what ends in indices, as scores to choose experts by. After that a gradient flows to whatever
+it may flow to.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from planner.graph.contractions import EINSUM
 from planner.graph.gradients_off import without_needless_detaches
 from planner.graph.operator_graph import DETACH, STOPPING, Operator, OperatorGraph, ValueRef
 from planner.graph.unread import rewired
-
-PRODUCTS = frozenset(
-    {EINSUM, *(f"aten.conv{spatial}d.{form}" for spatial in (1, 2, 3) for form in ("default", "padding"))}
-    | {f"aten.{name}.default" for name in ("linear", "matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm")}
-    | {"aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"}
-    | {"aten.scaled_dot_product_attention.default"}
-)
-"""Operators whose backward pass is two products."""
 
 
 def without_untrained(graph: OperatorGraph) -> OperatorGraph:
@@ -34,10 +24,11 @@ def without_untrained(graph: OperatorGraph) -> OperatorGraph:
     if parameters != graph.parameters:
         graph = replace(graph, parameters=parameters)
 
-    def idle(value: str, reader: Operator) -> bool:
-        return value not in graph.differentiable or graph.differentiable.isdisjoint(reader.results)
+    def ends(value: str, reader: Operator) -> bool:
+        gradient = value in graph.differentiable and not graph.differentiable.isdisjoint(reader.results)
+        return reader.op == DETACH or not gradient
 
-    stopped = _ending(graph, lambda _, reader: reader.op == DETACH) | _beside_products(graph, _ending(graph, idle))
+    stopped = _ending(graph, ends)
     return without_needless_detaches(_detached_before(graph, stopped)) if stopped else graph
 
 
@@ -63,20 +54,6 @@ def _ending(graph: OperatorGraph, ends: Callable[[str, Operator], bool]) -> froz
         all_end = all(reader in found or ends(name, graph.operators[reader]) for name, reader in reads)
         if all_end and last.isdisjoint(made):
             found.add(at)
-    return frozenset(found)
-
-
-def _beside_products(graph: OperatorGraph, among: Collection[int]) -> frozenset[int]:
-    """The products `among` operators, and those of them that are joined to one by what they read and make."""
-    waiting = [at for at in among if graph.operators[at].op in PRODUCTS]
-    found = set(waiting)
-    while waiting:
-        op = graph.operators[waiting.pop()]
-        near = [graph.producer[name] for name in op.operands if name in graph.producer]
-        near += [reader for name in op.results if name is not None for reader in graph.consumers.get(name, ())]
-        new = {at for at in near if at in among and at not in found}
-        found |= new
-        waiting += new
     return frozenset(found)
 
 
