@@ -4,6 +4,7 @@
     i[:, None] - i[None, :]                        q - k
     (q - k >= 0) & (q - k < w)                     two comparisons, both hold
     documents[:, :, None] == documents[:, None]    equal at q and at k, per sample
+    positions[:, :, None] >= positions[:, None]    at least at q what it is at k, per sample
 
 A value is an integer that is linear in the indices of its dims, or a choice between two numbers by a condition, or
 numbers of the batch of which only the place is known. A condition is a disjunction of conjunctions. What is none of
@@ -62,8 +63,22 @@ class Seen:
         return frozenset({self.place})
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A number of the batch at the first place, less that at the second, + `number` is at least 0."""
+
+    name: str
+    first: "Place"
+    second: "Place"
+    number: int
+
+    @property
+    def places(self) -> frozenset["Place"]:
+        return frozenset({self.first, self.second})
+
+
 Place = tuple[int | None, int]
-Atom = AtLeast | Equal | Seen
+Atom = AtLeast | Equal | Seen | Apart
 Condition = frozenset[frozenset[Atom]]
 ALWAYS: Condition = frozenset({frozenset()})
 NEVER: Condition = frozenset()
@@ -89,11 +104,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class OfBatch:
-    """Numbers of the batch, one for each sample and position: the value `name`, whose dims are at this place here."""
+    """Numbers of the batch, one for each sample and position: the value `name`, whose dims are at this place here, and
+    `more`."""
 
     name: str
     place: Place
     rank: int
+    more: int = 0
 
 
 Formula = Linear | Choice | OfBatch
@@ -120,6 +137,27 @@ class MaskReader:
                 found = OfBatch(at, (0, 1), 2) if self._of_batch(at) else self._read(op)
                 self._found[at] = _within(found, self._graph.types[at].shape, self._batch)
         return self._found[name]
+
+    def counted_breaks(self, name: str) -> str | None:
+        """The numbers of the batch whose breaks a value counts, `(diff(p) != 1).cumsum(-1)`: between two places where it
+        is the same, these grow by one for each position. None where it is nothing of the kind."""
+        count = self._made_by(name, "aten.cumsum.default")
+        breaks = None if count is None else self._made_by(count.operands[0], "aten.ne.Scalar")
+        steps = None if breaks is None else self._made_by(breaks.operands[0], "aten.diff.default")
+        if count is None or breaks is None or steps is None or len(steps.arguments) != 4:
+            return None
+        *_, before = steps.operands  # one number, before the first
+        told = (breaks.arguments[1], steps.arguments[1], self._graph.types[before].shape[1:])
+        along = count.arguments[1] in (1, -1) and steps.arguments[2] in (1, -1)
+        found = self.formula(steps.operands[0])
+        if told != (1, 1, (1,)) or not along or not isinstance(found, OfBatch) or found.place != (0, 1):
+            return None
+        return found.name
+
+    def _made_by(self, name: str, made_by: str) -> Operator | None:
+        made = self._graph.producer.get(name)
+        op = None if made is None else self._graph.operators[made]
+        return op if op is not None and op.op == made_by else None
 
     def _maker(self, name: str) -> Operator | None:
         """The operator that makes a value, where `_OPERATORS` can read it."""
@@ -191,7 +229,7 @@ def moved(value: Formula, dims: Mapping[int, int], rank: int) -> Formula | None:
         return None if steps is None else Linear(steps, value.number)
     if isinstance(value, OfBatch):
         place = _moved_place(value.place, dims)
-        return None if place is None else OfBatch(value.name, place, rank)
+        return None if place is None else replace(value, place=place, rank=rank)
     found = [[_moved_atom(atom, dims, rank) for atom in every] for every in value.condition]
     if any(atom is None for every in found for atom in every):
         return None
@@ -206,6 +244,9 @@ def _moved_atom(atom: Atom, dims: Mapping[int, int], rank: int) -> Atom | None:
     if isinstance(atom, Seen):
         place = _moved_place(atom.place, dims)
         return None if place is None else replace(atom, place=place)
+    if isinstance(atom, Apart):
+        first, second = _moved_place(atom.first, dims), _moved_place(atom.second, dims)
+        return None if first is None or second is None else replace(atom, first=first, second=second)
     places = [_moved_place(place, dims) for place in atom.places]
     kept = frozenset(place for place in places if place is not None)
     return replace(atom, places=kept) if None not in places else None
@@ -252,6 +293,8 @@ def simpler(condition: Condition) -> Condition:
 def _not(atom: Atom) -> Atom:
     if isinstance(atom, AtLeast):
         return AtLeast(tuple(-step for step in atom.steps), -atom.number - 1)
+    if isinstance(atom, Apart):
+        return Apart(atom.name, atom.second, atom.first, -atom.number - 1)
     return replace(atom, holds=not atom.holds)
 
 
@@ -309,7 +352,7 @@ def as_choice(value: Formula | None) -> Choice | None:
 def condition_of(value: Formula | None) -> Condition | None:
     """Where a value is not 0."""
     if isinstance(value, OfBatch):
-        return frozenset({frozenset({Seen(value.name, value.place)})})
+        return frozenset({frozenset({Seen(value.name, value.place)})}) if not value.more else None
     choice = as_choice(value)
     if choice is None:
         return None
@@ -343,6 +386,8 @@ def _of_one_sample(value: OfBatch | Choice, dims: Mapping[int, int], shape: Sequ
     def atom(old: Atom) -> Atom:
         if isinstance(old, Seen):
             return replace(old, place=place(old.place))
+        if isinstance(old, Apart):
+            return replace(old, first=place(old.first), second=place(old.second))
         return replace(old, places=frozenset(map(place, old.places))) if isinstance(old, Equal) else old
 
     if isinstance(value, OfBatch):
@@ -487,10 +532,22 @@ def _by(condition: Condition, yes: bool, no: bool) -> Condition:
 
 
 def _same_number(call: _Call, compare: Compare, first: OfBatch, second: OfBatch) -> Choice | None:
-    if compare not in (operator.eq, operator.ne) or first.name != second.name or first.place == second.place:
+    if first.name != second.name or first.place == second.place:
+        return None
+    if compare not in (operator.eq, operator.ne):
+        return _choice(call, frozenset({frozenset({_apart(compare, first, second)})}))
+    if first.more != second.more:
         return None
     atom = Equal(first.name, frozenset({first.place, second.place}), compare is operator.eq)
     return _choice(call, frozenset({frozenset({atom})}))
+
+
+def _apart(compare: Compare, first: OfBatch, second: OfBatch) -> Apart:
+    """Where the first number compares so to the second."""
+    if compare in (operator.le, operator.lt):
+        first, second = second, first
+    number = first.more - second.more - (compare in (operator.gt, operator.lt))
+    return Apart(first.name, first.place, second.place, number)
 
 
 def _comparison(compare: Compare, difference: Linear) -> Condition:
@@ -525,6 +582,9 @@ def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | No
         first, second = call.broadcast(1 if swapped else 0), call.broadcast(0 if swapped else 1)
         if isinstance(first, Linear) and isinstance(second, Linear):
             return _sum(first, second, factor)
+        more = _number_of(second)
+        if isinstance(first, OfBatch) and isinstance(more, int):
+            return replace(first, more=first.more + factor * more)
         one, other = as_choice(first), as_choice(second)
         if one is None or other is None:
             return None
@@ -591,28 +651,78 @@ def _chosen(call: _Call, condition: Condition | None, yes: Choice | None, no: Ch
     return _choice(call, _either(condition, no.condition), no.yes, no.no) if yes.yes == no.yes else None
 
 
-def _picked(call: _Call) -> Formula | None:
-    """Numbers of the batch at positions, `mask[samples, positions]`."""
-    value, numbers = call.given[0], call.given[1]
-    if not isinstance(value, OfBatch) or value.place != (0, 1) or not isinstance(numbers, tuple) or len(numbers) != 2:
+def _number_of(value: object) -> Number | None:
+    """The one number that a value is everywhere."""
+    choice = as_choice(value) if isinstance(value, Linear | Choice | OfBatch) else None
+    if choice is None or (choice.yes != choice.no and choice.condition not in (ALWAYS, NEVER)):
         return None
-    found: list[int | None] = []
-    for number, extent, argument in zip(
-        numbers, call.shape_of(0), cast("tuple[Argument, ...]", call.op.arguments[1]), strict=True
-    ):
-        if not isinstance(number, Linear) or number.number or not isinstance(argument, ValueRef):
+    return choice.no if choice.condition == NEVER else choice.yes
+
+
+def _differences(call: _Call) -> Formula | None:
+    """`diff` of what grows by one step along a dim, behind one number that is a step less: that step everywhere."""
+    value, prepended = call.given[0], call.given[3] if len(call.given) > 3 else None
+    if not isinstance(value, Linear) or call.integer(1, 1) != 1 or len(call.given) > 4:
+        return None
+    dim = call.integer(2, -1) % len(value.steps)
+    others = [step for at, step in enumerate(value.steps) if at != dim]
+    if prepended is not None:
+        if not isinstance(prepended, Linear) or call.shape_of(3)[dim] != 1:
+            return None
+        before = [step for at, step in enumerate(prepended.steps) if at != dim]
+        if before != others or prepended.number != value.number - value.steps[dim]:
+            return None
+    return Linear((0,) * len(value.steps), value.steps[dim])
+
+
+def _summed(call: _Call) -> Formula | None:
+    """`cumsum` of one number grows by it."""
+    number, rank = _number_of(call.given[0]), len(call.shape)
+    if not isinstance(number, int) or not rank:
+        return None
+    steps = [0] * rank
+    steps[call.integer(1, 0) % rank] = int(number)
+    return Linear(tuple(steps), int(number))
+
+
+def _picked(call: _Call) -> Formula | None:
+    """Numbers at positions, `mask[samples, positions]`."""
+    value, numbers, rank = call.given[0], call.given[1], len(call.shape)
+    arguments = cast("tuple[Argument, ...]", call.op.arguments[1])
+    if not isinstance(numbers, tuple) or len(numbers) != len(call.shape_of(0)):
+        return None
+    found: list[Linear] = []
+    for number, extent, argument in zip(numbers, call.shape_of(0), arguments, strict=True):
+        if not isinstance(number, Linear) or not isinstance(argument, ValueRef):
             return None
         shape = call.graph.types[argument.name].shape
-        shift = len(call.shape) - len(shape)
-        dims = [dim for dim, step in enumerate(number.steps) if step]
-        if len(dims) == 1 and number.steps[dims[0]] == 1 and shape[dims[0]] == extent:
-            found.append(dims[0] + shift)
+        spread = moved(number, {dim: dim + rank - len(shape) for dim in range(len(shape))}, rank)
+        ends = [step * (size - 1) for step, size in zip(number.steps, shape, strict=True)]
+        first, last = (number.number + sum(end(at, 0) for at in ends) for end in (min, max))
+        if not isinstance(spread, Linear) or first < 0 or last >= extent:  # one below 0 counts from the end
+            return None
+        found.append(spread)
+    if isinstance(value, Linear):
+        picked = Linear((0,) * rank, value.number)
+        for step, spread in zip(value.steps, found, strict=True):
+            picked = _sum(picked, spread, step)
+        return picked
+    return _picked_of_batch(call, value, found) if isinstance(value, OfBatch) and value.place == (0, 1) else None
+
+
+def _picked_of_batch(call: _Call, value: OfBatch, indices: Sequence[Linear]) -> OfBatch | None:
+    """Numbers of the batch, where each index is a position of one dim."""
+    found: list[int | None] = []
+    for index, extent in zip(indices, call.shape_of(0), strict=True):
+        dims = [dim for dim, step in enumerate(index.steps) if step]
+        if len(dims) == 1 and index.steps[dims[0]] == 1 and not index.number and call.shape[dims[0]] == extent:
+            found.append(dims[0])
         elif not dims and extent == 1:
             found.append(None)
         else:
             return None
     sample, position = found
-    return OfBatch(value.name, (sample, position), len(call.shape)) if position is not None else None
+    return replace(value, place=(sample, position), rank=len(call.shape)) if position is not None else None
 
 
 _COMPARISONS: Mapping[str, Compare] = {
@@ -660,5 +770,7 @@ _OPERATORS: Mapping[str, Callable[[_Call], Formula | None]] = {
     ),
     **dict.fromkeys(("aten.masked_fill.Scalar", "aten.masked_fill.Tensor"), _masked_fill),
     "aten.index.Tensor": _picked,
+    "aten.diff.default": _differences,
+    "aten.cumsum.default": _summed,
 }
 """How a value is read off the operator that makes it."""

@@ -20,6 +20,7 @@ from typing import Any
 from planner.graph.mask_values import (
     ALWAYS,
     HIDES,
+    Apart,
     AtLeast,
     Atom,
     Choice,
@@ -104,7 +105,8 @@ def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int
     reader = readers.setdefault(batch, MaskReader(graph, batch))
     said, boolean = reader.formula(mask), graph.types[mask].dtype == "bool"
     shown = _shown(said, boolean)
-    kind = None if shown is None else _named(shown, 4 - len(graph.types[mask].shape), query[2], query[0])
+    scores = _Scores(reader, len(graph.types[mask].shape), query[2], query[0])
+    kind = None if shown is None else _named(shown, scores)
     alone = kind is not None and kind.seen is not None and kind == MaskKind(seen=kind.seen)
     finite = not boolean and isinstance(said, Choice) and min(said.yes, said.no) != -math.inf
     return None if alone or (finite and kind is not None and kind.seen is not None) else kind
@@ -125,11 +127,34 @@ def _shown(mask: Formula | None, boolean: bool) -> Condition | None:
         return None
 
 
-def _named(condition: Condition, shift: int, length: int, samples: int) -> MaskKind | None:
-    """A condition as a kind. `shift` dims of the scores are not in the mask."""
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What a mask of `rank` dims is made for: so many positions and samples."""
+
+    reader: MaskReader
+    rank: int
+    length: int
+    samples: int
+
+    @property
+    def query(self) -> int:
+        """The dim of a mask that has the queries."""
+        return self.rank - 2
+
+    @property
+    def key(self) -> int:
+        return self.rank - 1
+
+    def is_samples(self, dim: int | None) -> bool:
+        """Whether a dim of a mask has the samples; where there is one, it needs none."""
+        return dim == self.rank - 4 if dim is not None else self.samples == 1
+
+
+def _named(condition: Condition, scores: _Scores) -> MaskKind | None:
+    """A condition as a kind."""
     if not 1 <= len(condition) <= 2:
         return None
-    kinds = [_conjunction(every, shift, length, samples) for every in condition]
+    kinds = [_conjunction(every, scores) for every in condition]
     if any(kind is None for kind in kinds):
         return None
     first, *others = sorted((kind for kind in kinds if kind is not None), key=lambda kind: kind.prefix)
@@ -140,21 +165,35 @@ def _named(condition: Condition, shift: int, length: int, samples: int) -> MaskK
     return replace(first, prefix=second.prefix) if alone and not first.prefix else None
 
 
-def _conjunction(atoms: frozenset[Atom], shift: int, length: int, samples: int) -> MaskKind | None:
+def _conjunction(atoms: frozenset[Atom], scores: _Scores) -> MaskKind | None:
     """Conditions that all hold. A prefix stands alone, with the documents of what it is an alternative to."""
     said: dict[str, Any] = {}
+    positions = {scores.reader.counted_breaks(atom.name) for atom in atoms if isinstance(atom, Equal) and atom.holds}
     for atom in atoms:
-        name, value = _said(atom, 2 - shift, 3 - shift, _Samples(-shift, samples == 1))
+        name, value = _said(_of_indices(atom, positions, scores), scores)
         if name is None or name in said:
             return None
         said[name] = value
     found = MaskKind(**said)
     between = found.back is not None or found.ahead is not None
-    return None if found.prefix and (between or found.prefix >= length) else found
+    return None if found.prefix and (between or found.prefix >= scores.length) else found
 
 
-def _said(atom: Atom, query: int, key: int, samples: "_Samples") -> tuple[str | None, int | str]:
+def _of_indices(atom: Atom, positions: set[str | None], scores: _Scores) -> Atom:
+    """A condition on positions, which grow by one for each index within a document, as one on indices."""
+    if not isinstance(atom, Apart) or atom.name not in positions:
+        return atom
+    if not all(scores.is_samples(sample) for sample, _ in atom.places):
+        return atom
+    steps = [0] * scores.rank
+    steps[atom.first[1]] += 1
+    steps[atom.second[1]] -= 1
+    return AtLeast(tuple(steps), atom.number)
+
+
+def _said(atom: Atom, scores: _Scores) -> tuple[str | None, int | str]:
     """What one condition says of a kind: a field and its value; None where it is none of these."""
+    query, key = scores.query, scores.key
     if isinstance(atom, AtLeast):
         others = [step for dim, step in enumerate(atom.steps) if dim not in (query, key)]
         steps, number = (atom.steps[query], atom.steps[key]), int(atom.number)
@@ -163,18 +202,9 @@ def _said(atom: Atom, query: int, key: int, samples: "_Samples") -> tuple[str | 
         if steps == (0, -1):
             return "prefix", number + 1
         return {(1, -1): "ahead", (-1, 1): "back"}.get(steps), number
+    if isinstance(atom, Apart):
+        return None, 0
     wanted = {query, key} if isinstance(atom, Equal) else {key}
-    whole = all(samples.at(sample) for sample, _ in atom.places)
+    whole = all(scores.is_samples(sample) for sample, _ in atom.places)
     known = atom.holds and whole and {at for _, at in atom.places} == wanted
     return ("documents" if isinstance(atom, Equal) else "seen") if known else None, atom.name
-
-
-@dataclass(frozen=True, slots=True)
-class _Samples:
-    """The dim of a mask that has the samples; there may be one sample `alone`, which needs none."""
-
-    dim: int
-    alone: bool
-
-    def at(self, dim: int | None) -> bool:
-        return dim == self.dim if dim is not None else self.alone

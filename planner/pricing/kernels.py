@@ -105,8 +105,8 @@ _DECAY = 3
 _NARROW, _WIDE = 64, 128
 """Elements of the heads that `Device.generations` tells apart."""
 
-_MASK = 3
-"""Where the mask stands among the operands of attention."""
+_FURTHER = 3
+"""Operands of attention behind queries, keys and values: a mask, which has keys; sinks and numbers of documents have none."""
 
 _PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
 
@@ -401,14 +401,17 @@ def _windowed(shape: AttentionShape, window: int) -> Array:
 def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     """Seconds for the mask, forward and backward; nothing without one."""
     nothing = np.zeros(len(call.extents))
-    if len(call.rule.operands) <= _MASK:
+    keys, operands = set(dict(call.rule.roles)["keys"]), enumerate(call.rule.operands)
+    masks = [(at, _factors(dims)) for at, dims in operands if at >= _FURTHER and keys & _factors(dims)]
+    if not masks:
         return nothing, nothing
+    ((at, factors),) = masks
     width = element_bytes(call.dtype)
-    mask = call.extent(tuple(factor for indexed in call.rule.operands[_MASK] for factor in indexed)) * width
+    mask = call.extent(factors) * width
     forward = passed(call, mask)
     if not call.graded:
         return forward, nothing
-    return forward, passed(call, mask + 2 * width * scores_of(shape)) if _MASK in call.graded else forward
+    return forward, passed(call, mask + 2 * width * scores_of(shape)) if at in call.graded else forward
 
 
 def _experts(call: KernelCall) -> tuple[Array, Array]:

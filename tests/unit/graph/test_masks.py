@@ -46,6 +46,29 @@ def one_document(documents: Tensor) -> Tensor:
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
+def breaks(positions: Tensor, wanted: int = 1) -> Tensor:
+    """Documents by positions that start anew, as transformers finds them."""
+    return (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != wanted).cumsum(-1)
+
+
+def breaks_ahead(positions: Tensor) -> Tensor:
+    """One number ahead of the documents."""
+    return (torch.diff(positions, append=positions[:, -1:] + 1, dim=-1) != 1).cumsum(-1)
+
+
+def by_positions(at: Tensor, positions: Tensor, window: int | None = None) -> Tensor:
+    """Causal by the positions of queries and keys, which are looked up at their indices."""
+    samples = torch.arange(len(positions), device=at.device)[:, None, None, None]
+    query = positions[samples, at[None, None, :, None]]
+    key = positions[samples, at[None, None, None, :]]
+    return key <= query if window is None else (key <= query) & (key > query - window)
+
+
+def of_all(at: Tensor, numbers: Tensor) -> Tensor:
+    """Positions that no document interrupts."""
+    return (at + 0)[None].expand(len(numbers), -1)
+
+
 def blocks_of(at: Tensor, count: int) -> Tensor:
     """Blocks along the diagonal, each with two bounds there and two back."""
     shown = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
@@ -87,6 +110,20 @@ KINDS: dict[str, tuple[Mask, dict[str, object]]] = {
     "counted documents": (
         lambda at, tokens: causal(at)[None, None] & one_document((tokens == 7).cumsum(1)),
         {"ahead": 0, "documents": True},
+    ),
+    "positions of one document": (
+        lambda at, numbers: (
+            by_positions(at, of_all(at, numbers), 5) & one_document(breaks(of_all(at, numbers))).squeeze(1)[:, None]
+        ),
+        {"back": 4, "ahead": 0},
+    ),
+    "positions of documents": (
+        lambda at, positions: by_positions(at, positions) & one_document(breaks(positions)),
+        {"ahead": 0, "documents": True},
+    ),
+    "windows of positions of documents": (
+        lambda at, positions: numbered(by_positions(at, positions, 5) & one_document(breaks(positions))),
+        {"back": 4, "ahead": 0, "documents": True},
     ),
     "prefix in documents": (
         lambda at, documents: (causal(at) | (at[None, :] < 5)) & one_document(documents),
@@ -147,6 +184,13 @@ OTHERS: dict[str, Mask] = {
     "other documents": lambda at, documents: ~one_document(documents) | causal(at),
     "infinities": lambda at, _: (1 - causal(at).float()) * float("-inf"),
     "of other samples": lambda at, documents: documents[None, :1, :, None] == documents[None, :1, None, :],
+    "positions of any documents": lambda at, positions: by_positions(at, positions),
+    "positions of other documents": lambda at, positions: by_positions(at, positions) & one_document(positions // 4),
+    "positions of breaks of two": lambda at, positions: by_positions(at, positions) & one_document(breaks(positions, 2)),
+    "positions of documents a token ahead": lambda at, positions: (
+        by_positions(at, positions) & one_document(breaks_ahead(positions))
+    ),
+    "positions from the end": lambda at, numbers: by_positions(at - 1, of_all(at, numbers)),
     "padding alone": lambda _, seen: seen.bool()[:, None, None, :],
     "a number of each key": lambda _, documents: documents[:, None, None, :].float(),
 }

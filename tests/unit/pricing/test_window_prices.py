@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from planner.graph.call import Call
 from planner.graph.masks import MASKED_ATTENTION
+from planner.graph.trace import tensor_type
 from planner.plan.binding.slices import earlier_keys, work_of_slices
-from planner.pricing.operator_price import uneven
+from planner.pricing.operator_price import price_operator, uneven
+from planner.sharding.mesh import build_mesh
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
 from tests.contract.rule_calls import Example
 from tests.distributed.plans import mesh_of
+from tests.unit.search.cases import cluster_of
 
 LENGTH = 64
 
@@ -38,6 +42,25 @@ def test_a_window_leaves_its_share() -> None:
     wide, narrow = rule(back=31), rule(back=7)
     assert 1 > wide.seen > narrow.seen > 0.2
     assert narrow.seen == pytest.approx((8 * LENGTH - 28) * 2 / LENGTH**2)
+
+
+def test_sinks_have_no_gradient_of_scores() -> None:
+    """A number for each head is no mask, whose gradient is as large as the scores."""
+    pieces = [torch.zeros(1, 8, 4096, 64, device="meta") for _ in range(3)]
+    documents, sinks = torch.zeros(1, 4096, dtype=torch.int64, device="meta"), torch.zeros(8, device="meta")
+    cluster, prices = cluster_of("h100-80gb", 8), []
+    for further in ((None, None), (None, None, sinks), (documents, None, sinks)):
+        call = Call(
+            op=MASKED_ATTENTION,
+            arguments=tuple(None if one is None else tensor_type(one) for one in (*pieces, *further)),
+            keywords=(("back", 1023), ("ahead", 0), ("prefix", 0)),
+            results=(tensor_type(pieces[0]),),
+        )
+        rule = RULES[MASKED_ATTENTION].build(call)
+        graded = [tensor.floating for tensor in call.operands]
+        one = price_operator(rule, [(None,)], call.operands, call.results, graded, build_mesh(cluster, (8,)), cluster)
+        prices.append((one.forward[0], one.backward[0]))
+    assert prices[1:] == [prices[0]] * 2
 
 
 @pytest.mark.parametrize("says", [{}, {"back": 9}, {"back": 9, "ahead": 3}, {"prefix": 20}])
