@@ -386,7 +386,8 @@ def check_patterns(graph: OperatorGraph, could: Sequence[int], patterns: Sequenc
 
 def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8) -> list[Operator]:
     """The operators, with what is said of experts in their settings. Raises RequestError without experts, for those
-    whose weights are frozen or whose extents no product in fp8 takes, and for those with a capacity."""
+    whose weights are frozen, or parts of others, or whose extents no product in fp8 takes, and for those with a
+    capacity."""
     option = "fp8_experts" if fp8.experts else "fp8_dispatch"
     if not any(op.op == EXPERTS_OPERATOR for op in operators):
         raise RequestError(f"{option}: no operator of this model routes to experts; leave it out")
@@ -400,9 +401,14 @@ def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8)
                     f"{option}: '{op.name}' has experts of {extents[0]} x {extents[1]}, and products in fp8 take"
                     f" multiples of {_WORDS}; leave it out"
                 )
-            trained = {parameter.name for parameter in graph.parameters if parameter.trainable}
-            if not trained.issuperset(matrices_of_experts(op)):
+            matrices = matrices_of_experts(op)
+            if not graph.differentiable.issuperset(matrices):
                 raise RequestError(f"{option}: '{op.name}' has experts that are frozen; leave it out")
+            if not graph.parameter_names.issuperset(matrices):
+                raise RequestError(
+                    f"{option}: matrices of the experts of '{op.name}' are made of weights, as where gate and up are"
+                    " one, and scales in fp8 are those of weights; leave it out"
+                )
             if settings[0]:
                 raise RequestError(
                     f"{option}: '{op.name}' has experts with a capacity, {settings[0]} rows of a sample, and scales of"

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner.errors import ModelError
+from planner.errors import ModelError, RequestError
 from planner.graph.alike import description
+from planner.graph.fp8 import Fp8, with_fp8
 from planner.graph.kinds import find_blocks
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
@@ -478,3 +479,13 @@ def test_a_fault_of_ours_is_not_taken_for_one_of_transformers(monkeypatch: pytes
     monkeypatch.setattr("planner.models.huggingface._has_window", faulty)
     with pytest.raises(KeyError, match="ours"):
         build_model(str(CONFIGS / "llama"), dtype="float32")
+
+
+@pytest.mark.parametrize("fp8", [Fp8(recipe="tensorwise", experts=True), Fp8(recipe="tensorwise", dispatch=True)])
+def test_experts_whose_matrices_are_parts_of_a_weight_are_not_in_fp8(fp8: Fp8, tmp_path: Path) -> None:
+    """Gate and up of gpt-oss lie in turn in one weight."""
+    content = json.loads((CONFIGS / "gpt-oss" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "hidden_size": 64, "intermediate_size": 64}))
+    model = build_model(str(tmp_path), dtype="bfloat16", sequence_length=8)
+    with refused(RequestError, "model.layers.0.mlp.experts/experts", "made of weights"):
+        with_fp8(trace(model.module, model.args, model.kwargs), (), fp8)
