@@ -18,7 +18,6 @@ from planner.plan.layout.kept import Kept
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
-from planner.validation.aleph_alpha import is_aleph_alpha
 from planner.validation.contradictions import refuse_contradictions
 from planner.validation.nanotron import is_nanotron, nanotron_vocabulary
 from planner.validation.otherwise import refuse_otherwise
@@ -26,6 +25,7 @@ from planner.validation.recipes import virtual_stages_by_recipe
 from planner.validation.recomputation import repeated, running, spared_of
 from planner.validation.replicas import hybrid_stage, replicas_of
 from planner.validation.rows import Row, readings_of, unread_of
+from planner.validation.software import gathers_logits, pads_vocabulary
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
 from planner.validation.unsupported import UnsupportedError
@@ -33,6 +33,9 @@ from planner.validation.words import mentions
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple, so that they can be cut."""
+
+_ALIGNED = 8
+"""Elements of 16 bits whose rows tensor cores read at their full rate."""
 
 USUAL_VOCABULARY = 32000
 """Of Llama 2, where a row does not say."""
@@ -195,6 +198,11 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
         vocabulary = USUAL_VOCABULARY
         notes.append(f"vocab unknown: {USUAL_VOCABULARY}, as Llama's")
     padded = padded_vocabulary(vocabulary)
+    if vocabulary % _ALIGNED and not pads_vocabulary(row):
+        padded = vocabulary
+        notes.append(
+            f"a vocabulary of {vocabulary} that nothing pads: rows of its products are no multiples of 16 bytes"
+        )
     if is_nanotron(row):
         padded = nanotron_vocabulary(vocabulary, row.integer("tp") or 1)
         notes.append(f"vocabulary of {padded}, as nanotron pads it")
@@ -412,7 +420,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
         recompute=recompute,
         never_kept=() if parts else repeated(row, recompute, notes),
         even=True,
-        pattern=Pattern(selective=recompute == "selective", kept=parts, whole_logits=is_aleph_alpha(row)),
+        pattern=Pattern(selective=recompute == "selective", kept=parts, whole_logits=gathers_logits(row)),
     )
 
 

@@ -2,7 +2,8 @@
 
     overlap-grad-reduce, overlap-param-gather, tp-comm-overlap, overlap-moe-expert-parallel-comm
                                                                  what is hidden
-    --grad-reduce-in-bf16, grad_reduce_in_fp32=False             gradients have 16 bits
+    --grad-reduce-in-bf16, grad_reduce_in_fp32=False, --main-grads-dtype bf16
+                                                                 gradients have 16 bits
     --fp8-param-gather, fp8_params, "weights stored in fp8"      weights are stored and gathered in fp8
     fused RMSNorm with fused SwiGLU                              elementwise work passes memory as often as in Megatron
     Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, and
@@ -46,7 +47,10 @@ _GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
 """Words for weights that torchtitan gathers in fp8; its recipes with float8 ask for it (train_configs/llama3_405b.toml
 of December 2024)."""
 
-_NARROW = r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16|grad_reduce_in_fp32\s*[=:]\s*false"
+_NARROW = (
+    r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16|grad_reduce_in_fp32\s*[=:]\s*false"
+    r"|main[-_]grads[-_]dtype\W{1,3}b(?:float|f)16"
+)
 _WIDE = (
     r"grad_reduce_in_fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|grad_sync_dtype\s*[=:]\s*\S*32\b"
     r"|accumulate[-_]grads?[-_]in[-_]fp32"

@@ -7,6 +7,7 @@
     schedules               GPipe, zero bubble, DualPipe of a pipeline, which is priced as 1F1B
     optimizers              Muon, Adafactor, SGD, eight-bit Adam and others: bytes and time are those of AdamW
     states                  no master weights, moments in 16 bits
+    activations             on the host, by copies that PyTorch waits for
     sharding                ZeRO++, weights outside of the device
     JAX                     no stack of ours runs it
     PCIe                    every profile of a data center has NVLink, or what its vendor has instead, in a node
@@ -48,6 +49,11 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
         r"offload[-_ ]param|param\w*[-_ ]offload|zero[-_ ]infinity|enable_cpu_offload\s*[=: ]\s*true"
         r"|(?<!act )\bcpu[-_]offload\s*[=: ]\s*true",
         "weights are outside of the device, which is not priced",
+    ),
+    (
+        r"offload[-_ ]activations?\b|\bactivations?[-_ ]offload",
+        "activations wait on the host, by copies that the run waits for (save_on_cpu of PyTorch), which is not priced:"
+        " cpu_offloading_num_layers=N is, which Transformer Engine overlaps",
     ),
     (r"\binference\b|\bforward[- ]only\b|\bprefill\b|\bdecoding\b", "nothing is trained: the whole step is priced"),
     (r"\bfrozen\b|\bfreez(?:e|ing)\b", "some weights are frozen, and all are priced as trained"),

@@ -24,6 +24,9 @@ from hardware_profiles import Dispatcher, Graphs
 from planner.validation.rows import Row
 from planner.validation.spared import Spared
 
+BRIDGE = r"megatron[-_ ]bridge"
+"""Words for Megatron Bridge."""
+
 _DEEP_EP, _HYBRID_EP, _ON_B300 = "25.07", "25.11", "26.02"
 """Containers from which on recipes send rows of tokens once: on H100, on NVL72, and of some models on other devices."""
 
@@ -34,6 +37,11 @@ class Recipe:
 
     dispatcher: Dispatcher
     graphs: Graphs = "none"
+
+
+def of_bridge(row: Row) -> bool:
+    """Whether a row is of Megatron Bridge, by its source or its stack."""
+    return bool(re.search(BRIDGE, f"{row.text('source')} {row.text('stack')}".lower()))
 
 
 def recipe_of(row: Row, release: str) -> Recipe:
@@ -115,7 +123,7 @@ _AWAY: Mapping[tuple[str, str, bool], int] = {
 def spared_by_recipe(row: Row) -> Spared | None:
     """What saves memory in the recipe of a row of Megatron Bridge that says nothing of it; None where no recipe is
     known."""
-    if "megatron-bridge" not in row.text("source").lower():
+    if not of_bridge(row):
         return None
     model, device, release = row.text("model").lower(), row.text("profile").partition("-")[0], release_of(row)
     if re.search(r"lora|sft|finetun", model):

@@ -42,6 +42,9 @@ _LAYERS = r"(?:layers|blocks)"
 def spared_of(row: Row, layers: int, notes: list[str]) -> Spared | None:
     """What saves memory by the words of a row with stages of so many layers, or by its recipe; None where neither says
     anything of that."""
+    if row.recomputation() in (None, "none") and (away := _offloaded(row)):
+        notes.append(f"{away} blocks offload activations, as flags say")
+        return Spared(offloaded=away)
     if (wanted := row.recomputation()) is None:
         spared = spared_by_recipe(row)
         if spared is not None:
@@ -65,6 +68,15 @@ def spared_of(row: Row, layers: int, notes: list[str]) -> Spared | None:
         again = modules - (_REMADE.keys() if experts else set())
         return Spared(but=tuple(sorted(_CLASSES.get(word, word) for word in again)), remade=remade)
     return _some_blocks(detail, layers, notes) if wanted == "full" else None
+
+
+def _offloaded(row: Row) -> int:
+    """Blocks of a pipeline rank whose activations wait on the host, by flags (Transformer Engine's CPU offloading)."""
+    counted = (
+        r"cpu[-_]offloading[-_]num[-_]layers\s*[=: ]\s*(\d{1,4})\b|activations of (\d{1,4}) (?:layers|blocks) offloaded"
+    )
+    found = re.search(counted, row.text("other_flags").lower())
+    return int(found[1] or found[2]) if found else 0
 
 
 def _by_blocks(row: Row) -> bool:

@@ -30,6 +30,7 @@ from dataclasses import replace
 from hardware_profiles import (
     AttentionKernels,
     Cluster,
+    Graphs,
     Software,
     UnknownKeyError,
     load_software,
@@ -46,7 +47,7 @@ from planner.validation.flagged import (
     with_overlaps,
 )
 from planner.validation.network import machine_as_stated
-from planner.validation.recipes import recipe_of, release_of
+from planner.validation.recipes import BRIDGE, of_bridge, recipe_of, release_of
 from planner.validation.rows import Row
 from planner.validation.words import mentions
 
@@ -70,7 +71,7 @@ _GROUPED_QUERIES = "2026-01-27"
 _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
 
-_NARROW_GRADIENTS = r"megatron-bridge|dgxc|nemo[- ](?:\d|framework)"
+_NARROW_GRADIENTS = rf"{BRIDGE}|dgxc|nemo[- ](?:\d|framework)"
 """Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),
 NeMo (scripts/performance: the same), and its launcher before (dgxc-benchmarking v24.11.1: grad_sync_dtype: bf16)."""
 
@@ -97,11 +98,30 @@ _OWN_LOSS = ("megatron", "megatron-2021")
 """Stacks that compute the loss kernel by kernel unless they are told otherwise (`_VocabParallelCrossEntropy`, in
 Megatron-LM since 2020). `passes` of deepspeed was fitted to runs whose losses were so, and has it in it."""
 
+_NEMO = rf"nemo|{BRIDGE}"
 _MEGATRON_FSDP = r"megatron[-_ ]fsdp"
 """Words for Megatron's own FSDP, whose layers are Megatron's (megatron/core/distributed/fsdp)."""
 
+_CUDNN_FIRST = "2026-04"
+"""Month from which on runs are taken to have PyTorch 2.11, whose attention calls cuDNN on Hopper and Blackwell."""
+
+_NVIDIA_KERNELS = "2024"
+"""Date before which NeMo ran Megatron-LM's kernels of its time, and hid no communication unless it was told to."""
+
+_PADS_SHAPES = "2024"
+"""Date from which on compilers pad the rows of products to multiples of 16 bytes (shape_padding of
+torch/_inductor/config.py is on since PyTorch 2.2, and was off in 2.0)."""
+
+_OWN_VOCABULARY = ("fsdp", "fsdp-compiled", "deepspeed-zero3", "llm-foundry")
+"""Stacks whose models have the vocabulary that they are told; engines after Megatron-LM pad it."""
+
 _ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
 """Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
+
+_FSDP = r"\bfsdp2?\b|\bdtensor\b|parallelize_module"
+"""Words for PyTorch's own parallelism in a row with tensor parallelism."""
+
+_GRAPHS = r"\bcuda[-_ ]graphs?(?:\b|_scope)"
 
 _FUSED_ROUTER = r"moe[-_]router[-_]fusion"
 """Words for a router of few kernels (Megatron-LM, on Transformer Engine)."""
@@ -145,7 +165,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _of_its_time(row, _memory_of(row, stack, notes))
     stack = with_kernels(with_overlaps(stack, flags), flags, notes, row.date())
-    if (stack.name.startswith("fsdp") or is_aleph_alpha(row)) and stack.loss == "whole":
+    if (stack.name.startswith("fsdp") or gathers_logits(row)) and stack.loss == "whole":
         stack = replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")
     stack = _of_torchtitan(row, stack)
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
@@ -211,7 +231,7 @@ def _scales_as_they_are(row: Row, detail: str) -> bool:
     if re.search(r"current[-_ ]scaling|fp8[-_ ]?cs\b|tensorwise", detail):
         return True
     other = re.search(r"mx|delayed|block|rowwise|nvfp4", detail)
-    return not other and "megatron-bridge" in row.text("source").lower()
+    return not other and of_bridge(row)
 
 
 def _share_of_blocks(row: Row) -> float:
@@ -227,14 +247,23 @@ def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Soft
     if row.text("arch").lower() == "moe" and stack.name == "nemo" and (release := release_of(row)):
         recipe = recipe_of(row, release)
         sent = "once" if recipe.dispatcher == "once" else "for each expert"
-        notes.append(f"rows are sent {sent}, CUDA graphs: {recipe.graphs}")
-        return replace(stack, dispatcher=recipe.dispatcher, graphs=recipe.graphs)
+        graphs = _graphs_by_flags(flags) or recipe.graphs
+        notes.append(f"rows are sent {sent}, CUDA graphs: {graphs}")
+        return replace(stack, dispatcher=recipe.dispatcher, graphs=graphs)
     if row.text("arch").lower() == "moe" and mentions(flags, _ONCE):
         notes.append("rows are sent once to a node, whichever experts they go to")
         return replace(stack, dispatcher="once")
     if stack.name == "mindspeed" and row.date() < _SORTED_ROWS and not mentions(flags, _ALL_TO_ALL):
         return replace(stack, sorts_elements=True)
     return stack
+
+
+def _graphs_by_flags(flags: str) -> Graphs | None:
+    """What of blocks with experts flags say to be in CUDA graphs, by modules of Megatron-Core (`cuda_graph_scope`);
+    None where they name no module."""
+    if mentions(flags, rf"{_GRAPHS}[^;]*\battn\b"):
+        return "attention"
+    return "router" if mentions(flags, rf"{_GRAPHS}[^;]*\bmoe_(?:router|preprocess)\b") else None
 
 
 def products_of(row: Row) -> str:
@@ -331,7 +360,7 @@ def _further_copies(row: Row) -> float:
     Where tensor parallel devices share out the words, its loss_parallel adds the exponential of the softmax to such a
     gradient, and has four at once (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)."""
     tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0) / (row.integer("cp") or 1)
-    tensor = 1 if is_aleph_alpha(row) else row.integer("tp") or 1
+    tensor = 1 if gathers_logits(row) else row.integer("tp") or 1
     return (2 if tensor > 1 else 1) * 4.0 * tokens * (row.integer("vocab") or 0) / tensor
 
 
@@ -350,8 +379,8 @@ def _narrow_states(row: Row) -> dict[str, float]:
     """What NVIDIA's recipes keep in less than fp32. In bf16 the lower half of a master weight beside the weight itself:
     NeMo 1 (megatron_base_model.py: store_param_remainders) and Megatron Bridge (use_precision_aware_optimizer), but not
     under FSDP; DeepSeek's moments in Megatron Bridge (deepseek_v3.py: exp_avg_dtype, exp_avg_sq_dtype)."""
-    source, narrow = row.text("source").lower(), {}
-    bridge = "megatron-bridge" in source
+    narrow = {}
+    bridge = of_bridge(row)
     if row.precision() == "bf16" and row.zero_stage() != 3 and (bridge or row.date() < "2025"):
         narrow["master"] = 2.0
     if bridge and row.zero_stage() != 3 and re.search(r"deepseek|kimi", row.text("model").lower()):
@@ -366,6 +395,10 @@ def _stack(row: Row, zero: int) -> str:
             return "fsdp-compiled"
         if row.text("stack").lower().startswith("megatron-lm"):  # a framework, whose kernels go by the date
             return _megatron(row)
+        if re.match(BRIDGE, row.text("stack").lower()) and _fuses_experts(row):
+            return "nemo-2606"
+        if named == "nemo":
+            return _nemo(row)
         return "deepspeed-zero3" if (named, zero) == ("deepspeed", 3) else named
     if row.text("profile").startswith("ascend"):
         return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"
@@ -373,14 +406,14 @@ def _stack(row: Row, zero: int) -> str:
         words = " ".join(row.text(column) for column in columns).lower()
         if mentions(words, r"paddle"):
             return "paddle"
-        if mentions(words, _MEGATRON_FSDP):
+        if mentions(words, _MEGATRON_FSDP) and not mentions(words, _NEMO):
             return _megatron(row)
         if mentions(words, r"deepspeed") and not _sharded_by_torch(row):
             return "deepspeed-zero3" if zero == 3 else "deepspeed"
         if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):
             return "llm-foundry"
-        if mentions(words, r"nemo|megatron-bridge"):
-            return "nemo-2606" if _fuses_experts(row) else "nemo"
+        if mentions(words, _NEMO):
+            return "nemo-2606" if _fuses_experts(row) else _nemo(row)
         if zero != 3 and mentions(words, r"internevo|internlm"):
             return "internevo"
         if zero != 3 and mentions(words, r"transformer engine|\bte\b"):
@@ -403,6 +436,33 @@ def _megatron(row: Row) -> str:
     return "megatron-2021" if before else "megatron"
 
 
+def _nemo(row: Row) -> str:
+    """NeMo, on Transformer Engine since 2024; before, where attention is not fused, Megatron-LM's kernels of 2022 with
+    their dropout of attention (conf/training/gpt3 of NeMo-Framework-Launcher 23.03: transformer_engine False)."""
+    early = bool(row.date()) and row.date() < _NVIDIA_KERNELS
+    return "megatron-2021" if early and row.attention() == "unfused" else "nemo"
+
+
+def pads_vocabulary(row: Row) -> bool:
+    """Whether a row was run with a vocabulary that was padded, or with products whose rows a compiler pads: not by
+    models of PyTorch and Hugging Face that are not compiled. Raises RequestError for a stack that is not known."""
+    stack = _stack(row, row.zero_stage() or 0)
+    if stack == "deepspeed" and mentions(row.text("other_flags").lower(), HUGGING_FACE) and not _of_megatron(row):
+        return False
+    return stack not in _OWN_VOCABULARY or bool(row.truth("compile") and row.date() >= _PADS_SHAPES)
+
+
+def gathers_logits(row: Row) -> bool:
+    """Whether tensor parallel devices hold the logits of all words: in Aleph Alpha's framework, and where a row names
+    FSDP beside PyTorch's own tensor parallelism (the head is ColwiseParallel(output_layouts=Replicate()),
+    pytorch/tutorials intermediate_source/TP_tutorial.rst) but no `loss_parallel`, which torchtitan has by default."""
+    if is_aleph_alpha(row):
+        return True
+    if (row.integer("tp") or 1) == 1 or not _stack(row, row.zero_stage() or 0).startswith("fsdp"):
+        return False
+    return mentions(_told(row), _FSDP) and not mentions(_told(row), r"torchtitan|loss[-_ ]parallel")
+
+
 def _sharded_by_torch(row: Row) -> bool:
     """Whether flags name FSDP and not DeepSpeed, so that a title with both is no word for either."""
     flags = row.text("other_flags").lower()
@@ -414,6 +474,8 @@ def _fuses_experts(row: Row) -> bool:
     on B300 (perf_recipes at 067f987d)."""
     if row.text("arch").lower() != "moe" or row.precision() != "fp8" or release_of(row) < _FUSED_EXPERTS:
         return False
+    if _graphs_by_flags(row.text("other_flags").lower()) is not None:
+        return False
     return row.text("profile").startswith(("gb", "vr") if _has_sinks(row) else ("gb", "vr", "b300"))
 
 
@@ -423,7 +485,10 @@ def _has_sinks(row: Row) -> bool:
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
     named, date = row.attention(), row.date()
-    own = "sdpa" if stack.attention == "cudnn" else stack.attention  # runs are of PyTorch before 2.11
+    own = "sdpa" if stack.attention == "cudnn" else stack.attention
+    pytorch = named == "flash2" and row.text("flash_attention").lower() == "sdpa"
+    if (pytorch or (own == "sdpa" and named in (None, "fused"))) and date >= _CUDNN_FIRST and row.precision() != "fp32":
+        return "cudnn"
     if row.precision() == "fp32" and own != "sdpa":
         return (
             "unfused"  # FlashAttention takes 16 bits alone (flash_attn_interface.py); PyTorch has other fused kernels

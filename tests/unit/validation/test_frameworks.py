@@ -51,6 +51,37 @@ def test_modules_by_their_names_in_megatron(tmp_path: Path, arch: str, detail: s
     assert found.pinned.recompute == ("selective" if spared.but else "none")
 
 
+@pytest.mark.parametrize(
+    ("changes", "spared"),
+    [
+        ({"other_flags": "cpu_offloading_num_layers=3"}, Spared(offloaded=3)),
+        ({"other_flags": "activations of 2 layers offloaded"}, Spared(offloaded=2)),
+        ({"other_flags": "cpu-offloading-num-layers 0"}, Spared()),
+        ({"other_flags": "cpu_offloading_num_layers=3", "recompute": "full"}, Spared()),  # beside recomputation: unread
+    ],
+)
+def test_blocks_whose_activations_wait_on_the_host(tmp_path: Path, changes: dict[str, str], spared: Spared) -> None:
+    assert run(tmp_path, **{"recompute": "none", **changes}).spared == spared
+
+
+@pytest.mark.parametrize(
+    ("changes", "vocabulary"),
+    [
+        ({"stack": "FSDP"}, 50257),
+        ({"stack": "FSDP", "vocab": "32000"}, 32000),
+        ({"stack": "FSDP", "vocab": "50264"}, 50304),  # rows of 16 bytes
+        ({"stack": "FSDP", "compile": "True", "date": "2024-06"}, 50304),  # torch.compile pads products since 2.2
+        ({"stack": "FSDP", "compile": "True", "date": "2023-04"}, 50257),
+        ({"stack": "DeepSpeed", "other_flags": "Hugging Face transformers"}, 50257),
+        ({"stack": "DeepSpeed", "other_flags": "Megatron-DeepSpeed"}, 50304),
+        ({"stack": "Megatron-LM"}, 50304),
+    ],
+)
+def test_a_vocabulary_that_nothing_pads(tmp_path: Path, changes: dict[str, str], vocabulary: int) -> None:
+    alone = {"tp": "1", "pp": "1", "dp": "8", "n_params_B": ""}
+    assert run(tmp_path, **alone, **changes).job.model.vocabulary == vocabulary
+
+
 @pytest.mark.parametrize(("flags", "dispatcher"), [("deepep", "once"), ("no deepep", "alltoall"), ("", "alltoall")])
 def test_tokens_that_are_sent_once_to_a_node(tmp_path: Path, flags: str, dispatcher: str) -> None:
     found, notes = machine(tmp_path, 0, 8, **EXPERTS, date="2025-07", other_flags=flags)

@@ -36,6 +36,8 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
         ({"other_flags": "zero_hpz_partition_size=8"}, r"ZeRO\+\+"),
         ({"other_flags": "offload_param=cpu"}, "outside of the device"),
         ({"other_flags": "enable_cpu_offload=true"}, "outside of the device"),
+        ({"other_flags": "offload_activations=True"}, "wait on the host"),
+        ({"other_flags": "activation offloading by save_on_cpu"}, "wait on the host"),
         ({"precision_detail": "pure bf16, no master weights"}, "no fp32 copy"),
         ({"other_flags": "paged_adamw_32bit"}, "AdamW"),
         ({"notes": "trained with Muon"}, "AdamW"),

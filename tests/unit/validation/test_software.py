@@ -12,7 +12,7 @@ from planner.validation import read_rows
 from planner.validation.evaluate import gradient_dtype
 from planner.validation.network import stated_bandwidth
 from planner.validation.rows import Row
-from planner.validation.software import machine_of_run, release_of
+from planner.validation.software import gathers_logits, machine_of_run, release_of
 from tests.unit.validation.runs import row
 
 
@@ -523,3 +523,74 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
 )
 def test_a_loss_in_chunks_never_holds_all_logits(tmp_path: Path, flags: str, pieces: bool) -> None:
     assert (machine(tmp_path, 3, other_flags=flags)[0].software.loss == "pieces") == pieces
+
+
+def test_gradients_of_megatron_are_narrow_where_their_main_copy_is(tmp_path: Path) -> None:
+    for flags, width in (("main-grads-dtype bf16", 2.0), ("main_grads_dtype=fp32", 4.0), ("", 4.0)):
+        software = machine(tmp_path, stack="Megatron-LM", date="2025-02", other_flags=flags)[0].software
+        assert software.stored.bf16 == width
+
+
+@pytest.mark.parametrize(
+    ("changes", "stack", "graphs"),
+    [
+        ({"stack": "Megatron Bridge"}, "nemo-2606", "none"),
+        ({"stack": "Megatron Bridge", "other_flags": "CUDA graphs of moe_router and moe_preprocess"}, "nemo", "router"),
+        ({"stack": "Megatron Bridge", "other_flags": "cuda_graph_scope=attn moe_router"}, "nemo", "attention"),
+        ({"stack": "Megatron Bridge", "other_flags": "full-iteration CUDA graphs"}, "nemo-2606", "none"),
+        ({"stack": "nemo"}, "nemo", "router"),
+        ({"source": "cards of Megatron Bridge"}, "nemo-2606", "none"),
+        ({"other_flags": "Megatron Bridge; Megatron FSDP"}, "nemo-2606", "none"),
+        ({"other_flags": "Megatron FSDP"}, "megatron", "none"),
+    ],
+)
+def test_megatron_bridge_is_that_of_its_release_whatever_names_it(
+    tmp_path: Path, changes: dict[str, str], stack: str, graphs: str
+) -> None:
+    row = {"arch": "moe", "model": "Qwen3-30B-A3B", "precision": "fp8", "precision_detail": "mxfp8", "date": "2026-07"}
+    software = machine(tmp_path, profile="gb300-288gb", **row, **changes)[0].software
+    assert (software.name, software.graphs) == (stack, graphs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stack"),
+    [
+        ({"date": "2023-04", "flash_attention": "False"}, "megatron-2021"),
+        ({"date": "2023-04", "flash_attention": "True"}, "nemo"),
+        ({"date": "2024-03", "flash_attention": "False"}, "nemo"),
+        ({"date": "", "flash_attention": "False"}, "nemo"),
+    ],
+)
+def test_nemo_had_the_kernels_of_megatron_before_transformer_engine(
+    tmp_path: Path, changes: dict[str, str], stack: str
+) -> None:
+    for named in ({"stack": "NeMo"}, {"source": "NeMo Framework Launcher"}):
+        assert machine(tmp_path, **named, **changes)[0].software.name == stack
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernels"),
+    [
+        ({"date": "2026-04", "flash_attention": "SDPA"}, "cudnn"),
+        ({"date": "2026-04", "flash_attention": "True"}, "cudnn"),
+        ({"date": "2026-04", "flash_attention": "FA2"}, "flash2"),
+        ({"date": "2025-12", "flash_attention": "SDPA"}, "flash2"),
+    ],
+)
+def test_pytorch_calls_cudnn_from_2_11_on(tmp_path: Path, changes: dict[str, str], kernels: str) -> None:
+    assert machine(tmp_path, 3, profile="h200-141gb", zero_stage="3", **changes)[0].software.attention == kernels
+
+
+def test_logits_are_gathered_under_tensor_parallelism_of_pytorch(tmp_path: Path) -> None:
+    """Unless it says `loss_parallel`, or is torchtitan's."""
+    fsdp = {"zero_stage": "fsdp2 (3)", "pp": "1", "dp": "4"}
+    for changes, whole in (
+        ({"stack": "FSDP2"}, True),
+        ({"stack": "FSDP2", "other_flags": "loss_parallel"}, False),
+        ({"stack": "torchtitan"}, False),
+        ({"stack": "FSDP2", "tp": "1", "dp": "8"}, False),
+        ({"stack": "Megatron-LM"}, False),
+        ({"source": "a paper"}, False),  # which does not say by what
+        ({"other_flags": "DTensor tensor parallelism"}, True),
+    ):
+        assert gathers_logits(one(tmp_path, **{**fsdp, **changes})) == whole
