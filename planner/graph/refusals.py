@@ -35,12 +35,14 @@ _PACKED = "pad sequences to one length, and leave what is padded out of the loss
 _DEVICE = "make tensors on the device of an input: device=x.device"
 _HOOK = "write the change as the backward of an autograd.Function"
 _GRADIENT = "write the gradient out with operators, or leave it out: a plan takes gradients of the loss alone"
+_FLEX = "call F.scaled_dot_product_attention with a mask that operators make; scores with a bias are such a mask"
 _SPARSE = "keep it dense, with zeros or a mask, or look rows up with an embedding"
 _WITHOUT_DATA = (
     "compute it with PyTorch's other operators, or make it an operator of yours by torch.library.custom_op with"
     " register_fake and register_autograd"
 )
 _DTYPE = "cast to that of the weights where they meet (x.to(self.weight.dtype)), or plan in fp32 (--precision fp32)"
+_WIDER = "compute it in float32 (x.float()), or plan in fp32 (--precision fp32)"
 _ALIGNED = "give it a row of padded targets for each sample, N S, and both lengths as tensors"
 _MIXES = "mixes dtypes, which no autocast brings together in a plan"
 _UNBUILT = "give layers their sizes (nn.Linear in place of nn.LazyLinear), or call the module once in the factory"
@@ -57,6 +59,7 @@ _BY_CALL: tuple[tuple[str, str, str], ...] = (
     (r"\b(pack|pad_packed|pack_padded)_sequence\b", "packs sequences by their lengths", _PACKED),
     (r"\bregister_(full_backward_|)(pre_|)hook\b", "changes gradients by a hook", _HOOK),
     (r"\b(autograd\.grad|backward)\(", "takes a gradient in its forward pass", _GRADIENT),
+    (r"\bflex_attention\(", "calls FlexAttention", _FLEX),
     (r"\bto_sparse\b|\bsparse\w*\(|\bsparse\.", "makes a sparse tensor", _SPARSE),
 )
 _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
@@ -72,6 +75,7 @@ _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
     (r"uninitialized parameter", "has a lazy parameter without a shape", _UNBUILT),
     (r"aten\._ctc_loss", "calls a CTC loss that cannot run without data", _ALIGNED),
     (r"Meta kernel|fake impl|^aten\.[\w.]+$", "calls an operator that cannot run without data", _WITHOUT_DATA),
+    (r"[Uu]nsupported dtype (BFloat16|Half)", "computes what PyTorch has not in 16 bits", _WIDER),
     (r"different devices|device type|same device", "mixes tensors of different devices", _DEVICE),
 )
 

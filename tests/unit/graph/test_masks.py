@@ -186,7 +186,9 @@ OTHERS: dict[str, Mask] = {
     "of other samples": lambda at, documents: documents[None, :1, :, None] == documents[None, :1, None, :],
     "positions of any documents": lambda at, positions: by_positions(at, positions),
     "positions of other documents": lambda at, positions: by_positions(at, positions) & one_document(positions // 4),
-    "positions of breaks of two": lambda at, positions: by_positions(at, positions) & one_document(breaks(positions, 2)),
+    "positions of breaks of two": lambda at, positions: (
+        by_positions(at, positions) & one_document(breaks(positions, 2))
+    ),
     "positions of documents a token ahead": lambda at, positions: (
         by_positions(at, positions) & one_document(breaks_ahead(positions))
     ),

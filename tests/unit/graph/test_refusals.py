@@ -53,11 +53,24 @@ CAUSES = {
     "Broadcasts": ("mixes sizes", "has to run in PyTorch"),
     "Chooses": ("mixes sizes", "has to run in PyTorch"),
     "Aligns": ("calls a CTC loss that cannot run without data: aten._ctc_loss", "a row of padded targets for each"),
+    "FlexAttention": ("calls FlexAttention", "F.scaled_dot_product_attention"),
+    "Transforms": ("has not in 16 bits", "float32"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
 }
 
 
-ON_META = ("Aligns", "Convolves", "Counts", "Norms", "OtherDevice", "Sizes", "Sparse", "Starts", "WithoutKernel")
+ON_META = (
+    "Aligns",
+    "Convolves",
+    "Counts",
+    "Norms",
+    "OtherDevice",
+    "Sizes",
+    "Sparse",
+    "Starts",
+    "Transforms",
+    "WithoutKernel",
+)
 """Which can be traced with data, as no command does."""
 
 

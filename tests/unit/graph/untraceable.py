@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 
 class Net(nn.Module):
@@ -290,3 +291,14 @@ class Aligns(Net):
         scores = self.linear(x).unsqueeze(1).log_softmax(-1)
         ones = torch.ones(1, dtype=torch.long, device=x.device)
         return torch.nn.functional.ctc_loss(scores, ones, 4 * ones, ones)  # here
+
+
+class FlexAttention(Net):
+    def forward(self, x):
+        y = self.linear(x)[None, None]
+        return flex_attention(y, y, y, score_mod=lambda score, b, h, q, k: score - (q - k)).mean()  # here
+
+
+class Transforms(Net):
+    def forward(self, x):
+        return torch.fft.rfft(self.linear(x).bfloat16()).abs().mean()  # here
