@@ -117,8 +117,8 @@ class WrittenRule:
 
     Factors in no result are reductions, unless `blocked`; those in `mean` average. `addends` are operands that join a
     reduction's sum once. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results
-    in `saved_results`, and `saved_extra` beside them: bytes for each point of the factors named. `reason` says why no
-    factor can be split, where none can.
+    in `saved_results`, and `saved_extra` beside them: bytes for each point of the factors named; `scratch` lives only
+    while it goes back. `reason` says why no factor can be split, where none can.
     """
 
     text: str
@@ -128,6 +128,7 @@ class WrittenRule:
     saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[tuple[float, str], ...] = ()
+    scratch: tuple[tuple[float, str], ...] = ()
     reason: str = ""
 
 

@@ -52,6 +52,9 @@ STEPS: dict[str, Step] = {
     "largest rows": lambda x, _: x.topk(2, 1)[0].mean(),
     "products with a number": lambda x, _: (x * x.mean()).mean(),
     "products without elements": lambda x, _: x.mean() + (x[:, :0] @ x.transpose(1, 2)).sum(),
+    "logarithms of sums": lambda x, _: x.logsumexp(-1).mean(),
+    "angles": lambda x, _: torch.atan2(x, x.roll(1, 1)).mean(),
+    "products of all": lambda x, _: x.sigmoid().prod(-1).mean(),
     "products over no elements": lambda x, _: x.mean() + (x[..., :0] @ x[..., :0].transpose(1, 2)).sum(),
 }
 
@@ -90,6 +93,23 @@ class Summed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.step(self.layer(self.first(x)))
+
+
+OF_OTHER_SHAPES: dict[str, Step] = {
+    "transforms": lambda x, _: torch.fft.rfft(x, dim=1).abs().mean(),
+    "cosines": lambda x, _: F.cosine_similarity(x[:, 1:], x[:, :-1], dim=-1).mean(),
+    "determinants": lambda x, _: torch.linalg.slogdet(x.unflatten(-1, (8, 8)) + torch.eye(8, device=x.device))[
+        1
+    ].mean(),
+}
+
+
+@pytest.mark.parametrize("step", OF_OTHER_SHAPES)
+def test_what_lives_while_rules_found_by_trial_go_back(step: str) -> None:
+    module, given = Net(OF_OTHER_SHAPES[step]), (torch.randn(2, 64, 4), torch.randn(2, 64, 64))
+    plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
+    (stage,) = runtime.audit(plan, trace(module, given), 2, load_profile("cpu"))
+    assert stage.predicted_peak == pytest.approx(stage.peak, rel=0.02)
 
 
 SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -24,6 +24,7 @@ class RuleContent(BaseModel):
     saves: list[tuple[Position, list[Position]]] = []
     saved_results: list[Position] = []
     saved_extra: list[tuple[Annotated[float, Field(ge=0)], Text]] = []
+    scratch: list[tuple[Annotated[float, Field(ge=0)], Text]] = []
     reason: Text = ""
 
     def rule(self) -> WrittenRule:
@@ -36,6 +37,7 @@ class RuleContent(BaseModel):
             saves=tuple((kept, tuple(needed_by)) for kept, needed_by in self.saves),
             saved_results=tuple(self.saved_results),
             saved_extra=tuple(self.saved_extra),
+            scratch=tuple(self.scratch),
             reason=self.reason,
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from planner.graph.operator_graph import DTYPE_BYTES, WrittenRule
+from planner.sharding.discover.scratch import scratch_of
 from planner.sharding.discover.trial import Case, run
 from planner.sharding.rules.written import build_written
 
@@ -24,7 +25,7 @@ class _Kept:
 
 
 def with_saved(written: WrittenRule, case: Case) -> WrittenRule:
-    """The rule of a case with what autograd keeps."""
+    """The rule of a case with what autograd keeps, and what lives beside that while it goes back."""
     graded = [i for i, gradient in enumerate(case.operand_gradients) if gradient is not None]
     if not graded:
         return written
@@ -40,7 +41,8 @@ def with_saved(written: WrittenRule, case: Case) -> WrittenRule:
         written,
         saves=tuple(saves),
         saved_results=tuple(sorted(results)),
-        saved_extra=_extra(written, case, together.others),
+        saved_extra=_counted(written, case, [(tensor, 1) for tensor in together.others]),
+        scratch=_counted(written, case, scratch_of(case, graded)),
     )
 
 
@@ -71,17 +73,19 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _extra(written: WrittenRule, case: Case, others: Sequence[torch.Tensor]) -> tuple[tuple[float, str], ...]:
-    """Bytes for each point of some factors, as the true call would keep them: a double here is a float there."""
+def _counted(
+    written: WrittenRule, case: Case, others: Sequence[tuple[torch.Tensor, int]]
+) -> tuple[tuple[float, str], ...]:
+    """Bytes for each point of some factors, as the true call would have them: a double here is a float there."""
     rule = build_written(case.call, written)
     tensors = list(zip((*case.operands, *case.results), (*rule.operands, *rule.results), strict=True))
     largest = max(tensors, key=lambda pair: pair[0].numel())
     true = max((DTYPE_BYTES[t.dtype] for t in case.call.operands if t.floating), default=4)
     found: dict[str, float] = {}
-    for kept in others:
+    for kept, count in others:
         wide = case.setting.doubles and (kept.is_floating_point() or kept.is_complex())
         nbytes = kept.numel() * kept.element_size() * (true / 8 if wide else 1.0)
         like, dims = next((pair for pair in tensors if pair[0].shape == kept.shape), largest)
         text = " ".join(rule.factors[f].name for dim in dims for f in dim)
-        found[text] = found.get(text, 0.0) + nbytes / like.numel()
-    return tuple((round(count, 6), text) for text, count in found.items() if count)
+        found[text] = found.get(text, 0.0) + count * nbytes / like.numel()
+    return tuple((round(count, 6), text) for text, count in found.items() if count > 0)

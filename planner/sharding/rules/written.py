@@ -30,7 +30,8 @@ def build_written(call: Call, written: WrittenRule) -> Rule:
     factors = table.freeze()
     names = [factor.name for factor in factors]
     known = {token.factor for token in chain(*left, *right)} | set(names)
-    for word in (*written.blocked, *written.mean, *" ".join(text for _, text in written.saved_extra).split()):
+    counted = " ".join(text for _, text in (*written.saved_extra, *written.scratch))
+    for word in (*written.blocked, *written.mean, *counted.split()):
         if word not in known:
             raise RuleError(f"{call.op}: '{word}' is no factor of the rule '{written.text}'")
     _check_positions(call, written)
@@ -45,11 +46,17 @@ def build_written(call: Call, written: WrittenRule) -> Rule:
         addends=written.addends,
         saves=written.saves,
         saved_results=written.saved_results,
-        saved_extra=tuple(
-            Work(coefficient=count, factors=tuple(names.index(name) for name in text.split() if name in names))
-            for count, text in written.saved_extra
-        ),
+        saved_extra=_work(names, written.saved_extra),
+        scratch=_work(names, written.scratch),
         mean_over=tuple(names.index(name) for name in written.mean if name in names),
+    )
+
+
+def _work(names: Sequence[str], counted: Sequence[tuple[float, str]]) -> tuple[Work, ...]:
+    """So much for each point of some factors; those of extent 1 are none of the call's."""
+    return tuple(
+        Work(coefficient=count, factors=tuple(names.index(name) for name in text.split() if name in names))
+        for count, text in counted
     )
 
 

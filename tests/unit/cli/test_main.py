@@ -613,7 +613,7 @@ def test_a_rule_of_a_plan_file_that_does_not_hold_is_refused(folder: Path) -> No
     content = json.loads(text)
     summed = next(rule for call, rule in content["rules"].items() if "logcumsumexp" in call)
     assert summed["text"] == "x0d0 d0 -> y0d0 d0"
-    summed.update(text="d1 d0 -> d1 d0", blocked=[])
+    summed.update(text="d1 d0 -> d1 d0", blocked=[], scratch=[])
     (folder / "trial.json").write_text(json.dumps(content))
     message = refused("verify", "trial.json", "--model", "usermodels:by_trial")
     assert "the rule 'd1 d0 -> d1 d0' does not hold for aten.logcumsumexp.default(float32[8,8], 0)" in message
