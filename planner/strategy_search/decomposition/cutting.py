@@ -4,10 +4,11 @@
     inner    one block that stands for all of its kind
     tail     what stands after them (and the last block, where what leaves it does not come from the boundary)
 
-Weights that blocks share are variables of the boundary. Where all ways to store several of them are more than `_JOINT`
-together, as in a model whose layers share all weights (ALBERT), they are divided among the blocks instead: each block
-stores them as suits it, and bears its part of what they cost. Of blocks that agree that is exact, so it bounds all; and
-what suits most of them is tried for all (`planner.strategy_search.engine.engine`), as `stored` here.
+Weights that blocks share are variables of the boundary. Where these are more than `_SHARED`, or all ways to store them
+more than `_JOINT` together, as in a model whose layers share all weights (ALBERT), they are divided among the blocks
+instead: each block stores them as suits it, and bears its part of what they cost. Of blocks that agree that is exact,
+so it bounds all; and what suits most of them is tried for all (`planner.strategy_search.engine.engine`), as `stored`
+here.
 
 Which operators and edges a piece has, how often they count, and whether their bytes live for every micro-batch in
 flight or for one recomputed block, is decided here and nowhere else; the judge (planner.plan.prediction.predict) says
@@ -39,6 +40,9 @@ Array = NDArray[np.float64]
 
 _JOINT = 64
 """Ways to store weights that blocks share, all together, that are looked at."""
+
+_SHARED = 16
+"""Weights that blocks share of which each is an axis of the boundary: numpy has 32 of them."""
 
 _STATE_TABLES = 16  # numbers that are kept for every state of the boundary, about
 
@@ -291,7 +295,8 @@ class Cutter:
     def divided(self) -> Mapping[str, int]:
         """Weights that blocks of a single stage share in too many ways: among how many each is divided, of blocks, what
         stands before them, and what stands after."""
-        if self.stages > 1 or math.prod(len(one.stored) for one in self._common) <= _JOINT:
+        few = len(self._common) <= _SHARED and math.prod(len(one.stored) for one in self._common) <= _JOINT
+        if self.stages > 1 or few:
             return {}
         kinds = self.tables.template.blocks.kinds
         readers = {one.name: self.readers(one.uses) for one in self._common}

@@ -43,6 +43,12 @@ def test_eight_shared_weights_are_planned_and_read_again(tmp_path: Path) -> None
     assert again.prediction.step_seconds == pytest.approx(plan.prediction.step_seconds)
 
 
+def test_more_weights_are_shared_than_arrays_have_axes() -> None:
+    """Tensor parallelism leaves one way to store each of them."""
+    plan = found_for(SharedLayer(17), global_batch=4, pinned={"tensor": 2}).plan
+    assert [stage.blocks for stage in plan.stages] == [2]
+
+
 def test_blocks_that_share_weights_are_recomputed_where_memory_asks_for_it() -> None:
     """No plan that keeps everything fits into the memory in which one that recomputes does."""
     model = SharedLayer(3, times=12, width=1024)
