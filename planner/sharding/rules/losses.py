@@ -17,13 +17,15 @@ class PairLoss(RuleSpec):
     """Input and target of one shape, further operands (weights) broadcast to it; every dim is a factor.
 
     `reduction` is the position of the argument that says what becomes of the elements: kept (0), averaged (1), summed
-    (2). `saved_elements` is how often autograd keeps a tensor of the shape of the input beside the operands.
+    (2). `saved_elements` is how often autograd keeps a tensor of the shape of the input beside the operands, and
+    `scratch` how many of them live no longer than it goes back.
     """
 
     work: float = 4.0
     reduction: int = 2
     saves: Saves = ((0, (0, 1)), (1, (0, 1)))
     saved_elements: float = 0.0
+    scratch: float = 0.0
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -43,6 +45,7 @@ class PairLoss(RuleSpec):
             saved_extra=(Work(coefficient=element * self.saved_elements, factors=everything),)
             if self.saved_elements
             else (),
+            scratch=(Work(coefficient=element * self.scratch, factors=everything),) if self.scratch else (),
             mean_over=everything if reduction == _MEAN else (),
         )
 

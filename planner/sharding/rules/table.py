@@ -199,9 +199,9 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.smooth_l1_loss.default": PairLoss(),
     "aten.huber_loss.default": PairLoss(),
     "aten.binary_cross_entropy_with_logits.default": PairLoss(
-        work=8.0, reduction=4, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1)), (3, (0, 1)))
+        work=8.0, reduction=4, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1)), (3, (0, 1))), scratch=1.0
     ),
-    "aten.kl_div.default": PairLoss(saves=((0, (1,)), (1, (0, 1)))),
+    "aten.kl_div.default": PairLoss(saves=((0, (1,)), (1, (0, 1))), scratch=1.0),
     "aten.nll_loss_nd.default": Einsum(
         pattern="n v, n -> ",
         op_class="cross_entropy",
@@ -288,9 +288,9 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.full_like.default": _PLAIN,
     "aten.zeros_like.default": _PLAIN,
     "aten.ones_like.default": _PLAIN,
-    "aten.clamp.default": _KEEPS_INPUT,
-    "aten.clamp_min.default": _KEEPS_INPUT,
-    "aten.clamp_max.default": _KEEPS_INPUT,
+    "aten.clamp.default": replace(_KEEPS_INPUT, gradient_scratch=((0, 0, 2),)),  # masks of both bounds
+    "aten.clamp_min.default": replace(_KEEPS_INPUT, gradient_scratch=((0, 0, 1),)),
+    "aten.clamp_max.default": replace(_KEEPS_INPUT, gradient_scratch=((0, 0, 1),)),
     "aten.elu.default": _KEEPS_INPUT,
     "aten.hardswish.default": _KEEPS_INPUT,
     "aten.leaky_relu.default": _KEEPS_INPUT,
@@ -337,7 +337,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.stack.default": AlongDim(dim=(1, "dim", 0), adds=True),
     "aten.pad.default": Pad(),
     "aten.constant_pad_nd.default": Pad(),
-    "aten.diff.default": AlongDim(dim=(2, "dim", -1)),
+    "aten.diff.default": AlongDim(dim=(2, "dim", -1), scratch=1.0),
     "aten.slice_scatter.default": AlongDim(dim=(2, "dim", 0)),
     "aten.select_scatter.default": AlongDim(dim=(2, "dim", 0), second_drops=True),
     "aten.flip.default": Elementwise(op_class="copy", blocked_dims=(1, "dims", 0)),

@@ -8,7 +8,7 @@ from typing import final
 
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
-from planner.sharding.rule import Dims, FactorKind, Rule
+from planner.sharding.rule import Dims, FactorKind, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec, dims_of, integers, normal_dim
 
 
@@ -123,7 +123,7 @@ class AlongDim(RuleSpec):
     `dim` is the position, the name and the default of the argument that names the dim. `drops` says that the results
     lack it (select, unbind), `second_drops` that the second operand does (what is put into a place), `adds` that the
     results have a new one (stack), `spells_extent` that an argument gives the extent of the dim, which then cannot be
-    split even where nothing changes (narrow).
+    split even where nothing changes (narrow). `scratch` tensors like the first operand live while it goes back.
     """
 
     dim: tuple[int, str, int]
@@ -133,6 +133,7 @@ class AlongDim(RuleSpec):
     second_drops: bool = False
     adds: bool = False
     saved_results: tuple[int, ...] = ()
+    scratch: float = 0.0
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -157,6 +158,7 @@ class AlongDim(RuleSpec):
             for i, tensor in enumerate(call.operands)
         )
         results = tuple(dims(tensor, not self.drops, f"out{i}") for i, tensor in enumerate(call.results))
+        points, element = tuple(factor for own in operands[0] for factor in own), call.operands[0].element_bytes
         return Rule(
             op=call.op,
             factors=table.freeze(),
@@ -164,6 +166,7 @@ class AlongDim(RuleSpec):
             results=results,
             op_class=self.op_class,
             saved_results=self.saved_results,
+            scratch=(Work(coefficient=self.scratch * element, factors=points),) if self.scratch else (),
         )
 
 
