@@ -19,6 +19,7 @@ What it is for, from Python (docs/python.md):
     advise(settings)                                  what to change in a configuration of an engine
     export(plan, engine), audit(plan), validate(csv)  carried elsewhere; checked; compared with measured runs
     Pinned, Update, shard                             what is decided by hand
+    StackedSamples                                    a model that takes samples packed, as images of known sizes
     PlannerError                                      what is raised on purpose; one that says what to do instead
 """
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from planner.api.plans import advise, audit, diff, explain, export, load, report, save, validate
     from planner.api.searching import TracedModel, estimate, search, trace
     from planner.errors import PlannerError
+    from planner.graph.stacked import StackedSamples
     from planner.plan.file import load_plan, save_plan
     from planner.plan.plan import Plan
     from planner.sharding.discover import discover
@@ -46,6 +48,7 @@ _LAZY = {
     "PlannerError": "planner.errors",
     "Progress": "planner.strategy_search.result",
     "SearchResult": "planner.strategy_search.result",
+    "StackedSamples": "planner.graph.stacked",
     "TracedModel": "planner.api.searching",
     "Update": "planner.sharding.update",
     "advise": "planner.api.plans",
@@ -74,6 +77,7 @@ __all__ = [
     "PlannerError",
     "Progress",
     "SearchResult",
+    "StackedSamples",
     "TracedModel",
     "Update",
     "advise",

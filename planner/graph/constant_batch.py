@@ -1,6 +1,7 @@
 """What a model's code computes from the batch size, which a graph at another batch does not follow."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from planner.errors import ModelError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph
@@ -13,6 +14,12 @@ def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
     for a result of another shape. What nobody reads does not count.
     """
     fresh = {op.name: op for op in traced.operators}
+    for name, kept in rescaled.constants.items():
+        if name in rescaled.consumers and not _same_values(kept, traced.constants.get(name)):
+            raise ModelError(
+                f"the constant '{name}', which the model's code makes, is another one at the batch of the plan than at"
+                " that of its example; let samples be alike, and each have its own part of it"
+            )
     for op in rescaled.operators:
         other = fresh.get(op.name)
         if op.name not in rescaled.live or other is None or other.op != op.op:
@@ -41,6 +48,13 @@ def _both(op: Operator, other: Operator) -> Iterator[tuple[Argument, Argument]]:
     yield from zip(op.arguments, other.arguments, strict=False)
     named = dict(other.keywords)
     yield from ((value, named[key]) for key, value in op.keywords if key in named)
+
+
+def _same_values(kept: Any, wanted: Any) -> bool:
+    """Whether two constants are the same, where both have values, and of a shape; others meet other shapes."""
+    if wanted is None or kept.shape != wanted.shape or kept.is_meta or wanted.is_meta:
+        return True
+    return bool(kept.equal(wanted))
 
 
 def _is_number(value: Argument) -> bool:

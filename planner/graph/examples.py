@@ -16,3 +16,9 @@ def with_samples(arguments: Any, batch: int, count: int) -> Any:
         return leaf[:count] if batch >= count else leaf.new_empty((count, *leaf.shape[1:]))
 
     return pytree.tree_map(cut, arguments)
+
+
+def samples_of(arguments: Any) -> int:
+    """The samples of an example: the first dim of its first tensor that has one; 1 where none has."""
+    leaves = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+    return next((int(leaf.shape[0]) for leaf in leaves if leaf.dim()), 1)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.graph.operator_graph import Operator, OperatorGraph, ValueRef
-from planner.graph.unread import rewired, without_unread
+from planner.graph.unread import rewired, without_unread, without_unread_constants
 
 _CAT = "aten.cat.default"
 _NOTHING = (0,)
@@ -47,14 +47,7 @@ def _without(graph: OperatorGraph, empty: Callable[[tuple[int, ...]], bool]) -> 
             names[result] = kept[0].name
     if not dropped:
         return graph
-    left = without_unread(rewired(graph, operators, names), dropped)
-    unread = frozenset(name for name in graph.constants if name in graph.consumers and name not in left.consumers)
-    return replace(
-        left,
-        buffers=tuple(name for name in left.buffers if name not in unread),
-        constants={name: value for name, value in left.constants.items() if name not in unread},
-        types={name: tensor for name, tensor in left.types.items() if name not in unread},
-    )
+    return without_unread_constants(without_unread(rewired(graph, operators, names), dropped), graph)
 
 
 def _kept(graph: OperatorGraph, op: Operator, empty: Callable[[tuple[int, ...]], bool]) -> tuple[ValueRef, ...] | None:

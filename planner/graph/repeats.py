@@ -24,6 +24,7 @@ from planner.graph.alike import (
     knows_its_number,
     tensor_description,
 )
+from planner.graph.known_values import KnownValues
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, substitute
 
 _CALL = "planner_trace.call.default"
@@ -55,9 +56,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
-    """While active, of the blocks of each run in `module` only those compute that are called in a new way; yields the
-    runs (none: nothing repeats)."""
+def announce(module: nn.Module, known: KnownValues | None = None) -> Iterator[tuple[Run, ...]]:
+    """While active, of the blocks of each run in `module` only those compute that are called in a new way, be it with
+    other `known` values; yields the runs (none: nothing repeats)."""
     blocks = dict(module.named_modules())
     runs = tuple(run for paths in alike_runs(module) if len((run := _run(paths, blocks)).paths) > 1)
     with contextlib.ExitStack() as stack:
@@ -66,7 +67,7 @@ def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
         for run in runs:
             for path in run.paths:
                 block = blocks[path]
-                block.forward = _stand_in(run, path, block)
+                block.forward = _stand_in(run, path, block, known)
                 stack.callback(block.__dict__.pop, "forward", None)
         yield runs
 
@@ -99,7 +100,7 @@ def _marker(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
     return list(torch.ops.planner_trace.call(list(tensors), path)) if tensors else []
 
 
-def _stand_in(run: Run, path: str, block: nn.Module) -> Callable[..., Any]:
+def _stand_in(run: Run, path: str, block: nn.Module, known: KnownValues | None) -> Callable[..., Any]:
     forward = block.forward
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -111,7 +112,7 @@ def _stand_in(run: Run, path: str, block: nn.Module) -> Callable[..., Any]:
             raise NotAlikeError(f"{path} differs from {run.templates[0].path}")
         run.block = now
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        inputs = tuple(_describe(leaf) for leaf in leaves)
+        inputs = tuple((_describe(leaf), _values(leaf, known)) for leaf in leaves)
         for template in run.templates:
             if spec == template.input_spec and inputs == template.inputs:
                 return _repeat(template, path, leaves)
@@ -155,6 +156,11 @@ def _described_tensor(leaf: Any) -> bool:
     """Whether a result is a tensor. Raises NotAlikeError where it could hide one."""
     _describe(leaf)
     return isinstance(leaf, torch.Tensor)
+
+
+def _values(leaf: Any, known: KnownValues | None) -> object:
+    """The values of a tensor, where they are known."""
+    return known.content(leaf) if known is not None and isinstance(leaf, torch.Tensor) else None
 
 
 def _describe(leaf: Any) -> object:

@@ -16,6 +16,7 @@ unabridged, so a block that is skipped, called twice, or given another argument 
 traced in full instead: slower, never wrong.
 """
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from torch.utils import _pytree as pytree
 from planner.errors import ModelError
 from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
 from planner.graph import repeats
+from planner.graph import stacked as stacked  # makes the operator known to torch
 from planner.graph.alike import NotAlikeError
 from planner.graph.attention_dims import AttentionOfFourDims
 from planner.graph.autocast import without_autocast
@@ -37,12 +39,15 @@ from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
 from planner.graph.delta_rules import delta_rules_as_operators
+from planner.graph.examples import samples_of
 from planner.graph.expert_load import with_named_settings
 from planner.graph.gradient_hooks import refuse_gradient_hooks
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
 from planner.graph.joins import without_empty_joins
 from planner.graph.kept_samples import DRAWN, with_kept_samples
+from planner.graph.known_values import KnownValues
 from planner.graph.literals import LiteralsKept
+from planner.graph.marked import MarkedRows
 from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
 from planner.graph.names import check_names, free_name
 from planner.graph.operator_graph import (
@@ -56,6 +61,7 @@ from planner.graph.operator_graph import (
 )
 from planner.graph.ordered_sets import ordered_sets
 from planner.graph.own_functions import NAMESPACE, own_functions_as_operators
+from planner.graph.pieces import with_pieces_together
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, with_recurrent_layers
 from planner.graph.refusals import (
@@ -71,7 +77,7 @@ from planner.graph.refusals import (
     written_lines,
 )
 from planner.graph.returned import checked_loss
-from planner.graph.unread import without_unread
+from planner.graph.unread import without_unread, without_unread_constants
 from planner.graph.untrained import without_untrained
 from planner.graph.updates import with_updates
 from planner.graph.value_checks import without_asserted_numbers, without_value_checks
@@ -129,14 +135,33 @@ def trace(
 
 def _traced(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, full: bool) -> OperatorGraph:
     example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
-    if not full:
+    refused: ModelError | None = None
+    for asks in (False, True):  # with values of what the code makes itself, where it asks for some
         try:
-            with repeats.announce(module) as announced:
+            return _alike_once(module, example_args, example_kwargs, full, asks)
+        except ModelError as error:
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+def _alike_once(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], full: bool, asks: bool
+) -> OperatorGraph:
+    """The graph, of blocks that were traced once where they are alike."""
+
+    def known() -> KnownValues | None:
+        return KnownValues(samples_of((args, kwargs))) if asks else None
+
+    if not full:
+        values = known()
+        try:
+            with repeats.announce(module, values) as announced:
                 if announced:
-                    return _graph_of(module, example_args, example_kwargs, announced)
+                    return _graph_of(module, args, kwargs, announced, values)
         except (NotAlikeError, ModelError):
             pass  # traced in full, where an error is that of the model itself
-    return _graph_of(module, example_args, example_kwargs, ())
+    return _graph_of(module, args, kwargs, (), known())
 
 
 def _distinct(arguments: Any, module: nn.Module) -> Any:
@@ -156,7 +181,11 @@ def _distinct(arguments: Any, module: nn.Module) -> Any:
 
 
 def _graph_of(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], announced: Sequence[repeats.Run]
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    announced: Sequence[repeats.Run],
+    known: KnownValues | None,
 ) -> OperatorGraph:
     regions = GradientsOff()
     wrapped = _Loss(module, regions)
@@ -168,10 +197,12 @@ def _graph_of(
             delta_rules_as_operators(module),
             LiteralsKept(),
             WholeLosses(),
+            MarkedRows(),
             AttentionOfFourDims(),
             without_autocast(),
             without_value_checks(),
             regions,
+            known or contextlib.nullcontext(),
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         without_asserted_numbers(exported.graph)
@@ -188,12 +219,14 @@ def _graph_of(
         raise refusal(module, error) from error
     read = with_named_settings(without_needless_detaches(_Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
+    read = with_pieces_together(read, samples_of((args, kwargs)))
     flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
     if announced:  # what a block was given had gradients, as far as one could see
         flat = without_needless_detaches(repeats.expand(flat, announced))
         repeats.check_compared(flat, announced)
     whole = with_mask_kinds(flat)
     graph = without_untrained(without_unread(whole, whole.producer, _dropping))
+    graph = graph if known is None else without_unread_constants(graph)
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"

@@ -31,3 +31,19 @@ def without_unread(
     changed = replace(graph, operators=operators)
     made = {*graph.inputs, *graph.parameter_names, *graph.buffers, *changed.producer}
     return replace(changed, types={name: tensor for name, tensor in graph.types.items() if name in made})
+
+
+def without_unread_constants(graph: OperatorGraph, before: OperatorGraph | None = None) -> OperatorGraph:
+    """`graph` without the constants of the model's code that nobody reads, or that nobody reads any more, as it was
+    done `before`."""
+    unread = frozenset(
+        name for name in graph.constants if name not in graph.consumers and (before is None or name in before.consumers)
+    )
+    if not unread:
+        return graph
+    return replace(
+        graph,
+        buffers=tuple(name for name in graph.buffers if name not in unread),
+        constants={name: value for name, value in graph.constants.items() if name not in unread},
+        types={name: tensor for name, tensor in graph.types.items() if name not in unread},
+    )

@@ -588,6 +588,11 @@ def _losses() -> Iterator[tuple[Any, ...]]:
     aligned = _random(8, 4, 6).log_softmax(-1), _integers(4, 4, 3) + 1, steps, lengths
     yield "planner.ctc_loss.default", *aligned, 0, False
     yield "planner.ctc_loss.default", "no infinities", *aligned[:2], steps.clamp_max(1), lengths, 0, True
+    marks = _random(4, 6).argsort(1) < 4
+    yield "planner.marked_ranks.default", marks, 4
+    yield "planner.marked_places.default", marks, 4
+    yield "planner.expected.default", _random(4, 6), torch.tensor([[1, 2]]).repeat(4, 1), [1, 2], "sizes"
+    yield "planner.picked_rows.default", _random(4, 6, 8), _integers(6, 4, 12)
     labels = _integers(8, 12)
     yield "nll_loss_nd.default", _random(12, 8), labels
     yield "nll_loss_nd.default", "sum", _random(12, 8), labels, None, 2

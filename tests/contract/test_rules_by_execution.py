@@ -469,6 +469,8 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.max_pool2d.default", "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default"),
         *("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.group_norm.default"),
         *("planner.embedding_bag", "aten.index.Tensor", "aten.index_select.default"),
+        *("planner.marked_ranks.default", "planner.marked_places.default", "planner.picked_rows.default"),
+        "planner.expected.default",  # what each sample is to be
         "planner.ctc_loss.default",  # steps, classes and targets
         "planner.gated_delta_rule.default",  # its steps, and what of keys is summed over
         "aten.einsum.default",  # the diagonal of a letter that stands twice

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from planner import StackedSamples
+
 VOCABULARY, LENGTH, BATCH, HIDDEN = 64, 8, 2, 32
 Example = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -390,3 +392,63 @@ class Beside(nn.Module):
 
 def beside() -> Example:
     return Beside(), (torch.randn(BATCH, 6, 8),), {}
+
+
+class ImageBlock(nn.Module):
+    """Attention within pieces of so many rows each, as `cu_seqlens` says without FlashAttention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor, borders: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        heads = self.products(x * turn).reshape(len(x), 3, 4, -1).permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
+        lengths = (borders[1:] - borders[:-1]).tolist()
+        pieces = zip(*(torch.split(each, lengths, dim=2) for each in heads), strict=True)
+        attended = [F.scaled_dot_product_attention(*piece).transpose(1, 2).contiguous() for piece in pieces]
+        return x + self.out(torch.cat(attended, dim=1).reshape(len(x), -1))
+
+
+class Images(nn.Module):
+    """Images of known sizes beside tokens, packed one behind the other, as the models of Qwen that see take them: sizes
+    are read out of a tensor, rows are put in an order of windows, features stand where tokens are marked, and are added
+    there once more."""
+
+    SIZES = ((2, 4), (2, 2))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.row, self.column = nn.Linear(6, HIDDEN), nn.Embedding(4, HIDDEN), nn.Embedding(4, HIDDEN)
+        self.blocks = nn.ModuleList(ImageBlock() for _ in range(2))
+        self.tokens, self.head = nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY)
+        self.register_buffer("frequencies", torch.rand(HIDDEN))
+
+    def forward(
+        self, tokens: torch.Tensor, patches: torch.Tensor, sizes: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        borders = F.pad(sizes.prod(1).cumsum(0), (1, 0))
+        grids = [
+            torch.stack(torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")) for h, w in sizes.tolist()
+        ]
+        places = torch.cat([grid.flatten(1) for grid in grids], 1).to(tokens.device)
+        columns = [torch.arange(len(grid[0].flatten())).view(grid[0].shape).T.flatten() for grid in grids]
+        order = torch.cat([column + first for column, first in zip(columns, borders.tolist(), strict=False)])
+        x = self.patch(patches) + self.row(places[0]) + self.column(places[1])
+        turn = (places[0][:, None].float() * self.frequencies).cos()
+        x = x[order.to(x.device)]
+        for block in self.blocks:
+            x = block(x, borders, turn)
+        x = x[order.argsort().to(x.device)]
+        x = torch.cat(torch.split(x, sizes.prod(1).tolist()))
+        marks = tokens.argsort(1) < len(patches) // len(tokens)
+        hidden = self.tokens(tokens).masked_scatter(marks.unsqueeze(-1), x)
+        marked = hidden.clone()
+        marked[marks, :] = hidden[marks, :] + x.tanh()
+        return F.cross_entropy(self.head(marked).flatten(0, 1), labels.flatten())
+
+
+def images() -> Example:
+    tokens = torch.randint(VOCABULARY, (2, BATCH, 16))
+    model = StackedSamples(Images(), packed=("patches",), known={"sizes": Images.SIZES})
+    batch = {"tokens": tokens[0], "patches": torch.randn(BATCH, 12, 6), "labels": tokens[1]}
+    return model, (), batch

@@ -6,6 +6,7 @@ from rich.console import Console
 from planner.cli.options import Options
 from planner.cli.requesting import request_of
 from planner.errors import RequestError
+from planner.graph.on_meta import on_meta
 from planner.graph.trace import trace
 from planner.plan.file import dump_plan, parse_plan
 from planner.strategy_search.objectives import plan_for
@@ -111,6 +112,19 @@ def test_the_ctc_loss_is_cut_by_samples_and_audited(degrees: dict[str, int], pai
     (stage,) = audit(plan, trace(module, inputs), brought.BATCH, cluster_of(plan))
     assert stage.unequal == ()
     assert stage.peak == pytest.approx(stage.predicted_peak, rel=0.05)
+
+
+@pytest.mark.cases(0, 1)
+@pytest.mark.parametrize(
+    "degrees", [{"data": 2, "zero": 3, "micro_batches": 2}, {"tensor": 2}, {"pipeline": 2, "micro_batches": 2}], ids=str
+)
+def test_images_of_known_sizes_are_cut_by_samples_and_audited(degrees: dict[str, int], pair) -> None:
+    text = planned("images", 2, global_batch=8, **degrees)
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+    plan, (module, _, inputs) = parse_plan(text), brought.images()
+    for stage in audit(plan, trace(on_meta(module), (), inputs), brought.BATCH, cluster_of(plan)):
+        assert stage.unequal == ()
+        assert stage.peak == pytest.approx(stage.predicted_peak, rel=0.05)
 
 
 def test_a_batch_that_is_a_number_of_the_code_stays_in_every_micro_batch() -> None:

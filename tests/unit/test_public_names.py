@@ -16,9 +16,9 @@ from tests.refusals import refused
 TRACED = "llama-tiny"
 
 NAMES = [
-    "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "TracedModel", "Update", "advise", "audit",
-    "capacity", "compare", "diff", "discover", "estimate", "explain", "export", "load", "load_plan", "report", "save",
-    "save_plan", "search", "shard", "trace", "validate",
+    "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "StackedSamples", "TracedModel", "Update", "advise",
+    "audit", "capacity", "compare", "diff", "discover", "estimate", "explain", "export", "load", "load_plan", "report",
+    "save", "save_plan", "search", "shard", "trace", "validate",
 ]  # fmt: skip
 
 SIGNATURES = {

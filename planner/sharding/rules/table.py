@@ -154,6 +154,17 @@ RULES: Mapping[str, RuleSpec] = {
     "planner.expert_loads.default": Einsum(
         pattern="b s k -> b e", op_class="copy", blocked="k e", work=((1.0, "b s k"),)
     ),
+    "planner.marked_ranks.default": Einsum(pattern="b s -> b t", op_class="copy", blocked="s t", work=((1.0, "b s"),)),
+    "planner.marked_places.default": Einsum(pattern="b s -> b n", op_class="copy", blocked="s n", work=((1.0, "b s"),)),
+    "planner.expected.default": Einsum(pattern="b x, b k -> b x", op_class="copy", blocked="k", work=((1.0, "x"),)),
+    "planner.picked_rows.default": Einsum(
+        pattern="b n h, b s -> b s h",
+        op_class="copy",
+        blocked="n",
+        work=((1.0, "h"),),
+        looked_up=(0,),
+        saves=((1, (0,)),),
+    ),
     "aten.cross_entropy_loss.default": Einsum(
         pattern="n v, n -> ",
         op_class="cross_entropy",

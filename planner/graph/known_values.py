@@ -1,0 +1,303 @@
+"""Values that a model's code makes of its own literals and of numbers, while it is traced on tensors without any.
+
+    grid = torch.tensor([[1, 32, 32]]).repeat(len(images), 1)      images of known sizes, in patches
+    lengths = grid.prod(-1).tolist()                               asked for: answered
+    places = torch.cat([positions(*each) for each in grid.tolist()])   ─ + a weight: a constant of the graph
+    x[order]                                                       rows in a known order, within each sample
+
+What is made of nothing else is computed a second time, on the host and with values. Code that asks for them is
+answered: sizes, branches and loops are those of this example, as the lengths of its sequences are. What meets tensors
+without values becomes a constant of the graph, where literals or joins (`cat`, `stack`, elements that are set) took
+part; what is only counted (`arange`) stays operators.
+
+Where a constant has the same elements for each sample, as it has where samples are alike, the graph keeps those of one,
+and repeats them: so a plan can have other micro-batches, and devices the constants of their own samples. An order of
+rows that stays within the samples is kept as that of one sample, too.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_MOST = 2**22
+"""Elements of the largest tensor that is computed: masks of queries x keys of a long sequence are not."""
+
+_LITERALS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+_COUNTED = frozenset(
+    {torch.arange, torch.zeros, torch.ones, torch.full, torch.linspace, torch.eye, torch.tril_indices,
+     torch.triu_indices, torch.scalar_tensor}
+)  # fmt: skip
+_JOINS = frozenset(
+    {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack, torch.Tensor.__setitem__,
+     torch.block_diag}
+)  # fmt: skip
+_READS = frozenset(
+    {torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__,
+     torch.Tensor.__index__, torch.Tensor.__contains__, torch.Tensor.numpy, torch.equal, torch.Tensor.equal,
+     torch.allclose, torch.Tensor.allclose, torch.is_nonzero, torch.Tensor.is_nonzero}
+)  # fmt: skip
+_SIZED_BY_VALUES = frozenset(
+    {torch.nonzero, torch.Tensor.nonzero, torch.argwhere, torch.Tensor.argwhere, torch.unique, torch.Tensor.unique,
+     torch.unique_consecutive, torch.Tensor.unique_consecutive, torch.masked_select, torch.Tensor.masked_select,
+     torch.repeat_interleave, torch.Tensor.repeat_interleave, torch.bincount, torch.Tensor.bincount}
+)  # fmt: skip
+"""Functions whose results have as many elements as the values of operands say, or may have."""
+_GETS = frozenset({torch.Tensor.__getitem__})
+_SELECTS = frozenset({torch.index_select, torch.Tensor.index_select})
+_REPEATS = frozenset({torch.repeat_interleave, torch.Tensor.repeat_interleave})
+_ALIKE = "planner_trace.call"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A tensor with values; `fixed` where literals or joins took part, so that it may become a constant."""
+
+    value: torch.Tensor
+    fixed: bool
+
+
+class KnownValues(TorchFunctionMode):
+    """While active, tensors that are made of literals and numbers have values, of an example of so many `samples`."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self._samples = samples
+        self._known = WeakTensorKeyDictionary()
+        self._lost: dict[int, torch.Tensor] = {}  # by their storage, which stays so that no other takes its place
+        self._entered = WeakTensorKeyDictionary()
+
+    def content(self, tensor: torch.Tensor) -> Any:
+        """The values of a tensor as lists of numbers; None where they are not known."""
+        known = self._of(tensor)
+        if known is None:
+            return None
+        with _beside_the_trace():
+            return known.value.tolist()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        operands = [leaf for leaf in pytree.tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
+        if not operands:
+            return self._made(func, args, given)
+        if not any(operand in self._known for operand in operands):
+            return func(*args, **given)
+        if str(func).startswith(_ALIKE):
+            return self._handed_on(func(*args, **given), operands)
+        known = [self._of(operand) for operand in operands]
+        if all(each is not None for each in known):
+            return self._computed(func, args, given, known)
+        if any(each is not None for each in known):
+            return self._met(func, args, given, operands)
+        return func(*args, **given)
+
+    def _of(self, tensor: torch.Tensor) -> _Known | None:
+        known: _Known | None = self._known.get(tensor)  # type: ignore[no-untyped-call]
+        return None if known is None or _storage(known.value) in self._lost else known
+
+    def _note(self, made: Any, values: Any, fixed: bool) -> Any:
+        leaves, known = pytree.tree_leaves(made), pytree.tree_leaves(values)
+        for leaf, value in zip(leaves, known, strict=True):
+            alike = isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor) and leaf.shape == value.shape
+            if alike and value.numel() <= _MOST:
+                self._known[leaf] = _Known(value, fixed)
+        return made
+
+    def _handed_on(self, made: Any, operands: Sequence[torch.Tensor]) -> Any:
+        """What a marker of blocks returns is what it was given (`planner.graph.repeats`)."""
+        for operand, each in zip(operands, made, strict=True):
+            known = self._of(operand)
+            if known is not None:
+                self._known[each] = known
+        return made
+
+    def _made(self, func: Any, args: Any, given: dict[str, Any]) -> Any:
+        """A tensor that is made of nothing but numbers."""
+        made = func(*args, **given)
+        if func not in _LITERALS and func not in _COUNTED:
+            return made
+        leaf = made if isinstance(made, torch.Tensor) else None
+        if leaf is None or leaf.numel() > _MOST or given.get("out") is not None:
+            return made
+        return self._note(made, _on_host(func, args, given), func in _LITERALS)
+
+    def _computed(self, func: Any, args: Any, given: dict[str, Any], known: Sequence[Any]) -> Any:
+        """What is made of known values alone."""
+        if func in _READS:
+            return self._evaluated(func, args, given)
+        fixed = any(each.fixed for each in known) or func in _JOINS
+        if func in _COUNTED:  # arange(lengths.sum())
+            args, given = pytree.tree_map(self._as_number, (args, given))
+            return self._note(func(*args, **given), _on_host(func, args, given), fixed)
+        if func in _SIZED_BY_VALUES or (func in _GETS and _masks(args)) or (func is torch.where and len(args) == 1):
+            made = self._evaluated(func, args, given)
+            return pytree.tree_map(lambda value: self._lifted(value, args[0].device), made)
+        made = func(*args, **given)
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(made)):
+            if func is torch.Tensor.__setitem__:
+                self._evaluated(func, args, given)
+                self._known[args[0]] = _Known(self._of(args[0]).value, True)  # type: ignore[union-attr]
+            return made
+        if sum(leaf.numel() for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)) > _MOST:
+            return made
+        return self._note(made, self._evaluated(func, args, given), fixed)
+
+    def _met(self, func: Any, args: Any, given: dict[str, Any], operands: Sequence[torch.Tensor]) -> Any:
+        """Known values together with tensors that have none."""
+        if func in _REPEATS:
+            args, given = _as_numbers_of_rows(self, func, args, given)
+        if func in _GETS | _SELECTS:
+            made = self._rows_in_order(func, args, given)
+            if made is not None:
+                return made
+        versions = [operand._version for operand in operands]
+        entered = {id(operand): self._entering(operand) for operand in operands}
+
+        def replaced(leaf: Any) -> Any:
+            return entered.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        if _in_place(func):  # the first stays what it is
+            made = func(args[0], *pytree.tree_map(replaced, args[1:]), **pytree.tree_map(replaced, given))
+        else:
+            new_args, new_given = pytree.tree_map(replaced, (args, given))
+            made = func(*new_args, **new_given)
+        for operand, version in zip(operands, versions, strict=True):
+            known = self._of(operand)
+            if known is not None and operand._version != version:
+                self._lost[_storage(known.value)] = known.value
+        return made
+
+    def _entering(self, operand: torch.Tensor) -> torch.Tensor:
+        """A known tensor as the graph has it where it meets others."""
+        known = self._of(operand)
+        if known is None or not known.fixed or not known.value.dim():
+            return operand
+        found = self._entered.get(operand)  # type: ignore[no-untyped-call]
+        version = known.value._version
+        if found is None or found[1] != version:
+            found = self._of_samples(known.value, operand.device), version
+            self._entered[operand] = found
+        return found[0]  # type: ignore[no-any-return]
+
+    def _of_samples(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """The values of one sample, repeated for each, where all samples have the same; else all values."""
+        dim = _repeated_dim(value, self._samples)
+        if dim is None:
+            return self._lifted(value, device)
+        with _beside_the_trace():
+            first = value.narrow(dim, 0, value.shape[dim] // self._samples).contiguous()
+        one = self._lifted(first, device)
+        return one.unsqueeze(dim).expand(*one.shape[:dim], self._samples, *one.shape[dim:]).flatten(dim, dim + 1)
+
+    def _rows_in_order(self, func: Any, args: Any, given: dict[str, Any]) -> torch.Tensor | None:
+        """Rows of a tensor without values in a known order that stays within each of the samples; None for others."""
+        source, order = _picked(func, args, given)
+        known = None if order is None else self._of(order)
+        if known is None or not known.fixed or self._of(source) is not None:
+            return None
+        one = _order_within(known.value, self._samples, source.shape[0])
+        if one is None:
+            return None
+        rows = source.reshape(self._samples, -1, *source.shape[1:])
+        return rows.index_select(1, self._lifted(one, source.device)).flatten(0, 1)
+
+    def _lifted(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A constant of the graph with these values."""
+        made: torch.Tensor = torch.ops.aten.lift_fresh_copy.default(value).to(device)
+        self._known[made] = _Known(value, True)
+        return made
+
+    def _evaluated(self, func: Any, args: Any, given: dict[str, Any]) -> Any:
+        values = pytree.tree_map(
+            lambda leaf: self._of(leaf).value if isinstance(leaf, torch.Tensor) else leaf,  # type: ignore[union-attr]
+            (args, given),
+        )
+        return _on_host(func, *values)
+
+    def _as_number(self, leaf: Any) -> Any:
+        return self.content(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _as_numbers_of_rows(mode: KnownValues, func: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A call of `repeat_interleave` on a tensor without values: how many elements there are is said."""
+    repeats = args[1] if len(args) > 1 else given.get("repeats")
+    counts = mode.content(repeats) if isinstance(repeats, torch.Tensor) else None
+    if isinstance(counts, list) and given.get("output_size") is None:
+        given = {**given, "output_size": sum(counts)}
+    return args, given
+
+
+def _in_place(func: Any) -> bool:
+    """Whether a function may change the tensor that it is called on."""
+    name = str(getattr(func, "__name__", ""))
+    return func is torch.Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__")) or name[:3] == "__i"
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _on_host(func: Any, args: Any, given: Mapping[str, Any]) -> Any:
+    """What a function returns of tensors with values, beside the trace."""
+
+    def on_host(leaf: Any) -> Any:
+        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+    args, given = pytree.tree_map(on_host, (args, dict(given)))
+    if given.get("device") is not None:
+        given = {**given, "device": torch.device("cpu")}
+    args = tuple("cpu" if isinstance(each, str) and each.startswith("meta") else each for each in args)
+    with _beside_the_trace():
+        return func(*args, **given)
+
+
+@contextmanager
+def _beside_the_trace() -> Iterator[None]:
+    """While active, nothing is traced."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def _masks(args: Any) -> bool:
+    """Whether a tensor is indexed by a mask."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bool for leaf in pytree.tree_leaves(args[1:]))
+
+
+def _picked(func: Any, args: Any, given: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
+    """The tensor that rows are picked of, and their numbers; None for other calls."""
+    if func in _SELECTS:
+        dim = args[1] if len(args) > 1 else given.get("dim")
+        order = args[2] if len(args) > 2 else given.get("index")
+        return args[0], order if dim == 0 else None
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    whole = all(one is Ellipsis or one == slice(None) for one in index[1:] if not isinstance(one, torch.Tensor))
+    plain = whole and isinstance(index[0], torch.Tensor) and not any(isinstance(one, torch.Tensor) for one in index[1:])
+    return args[0], index[0] if plain and index[0].dtype != torch.bool else None
+
+
+def _repeated_dim(value: torch.Tensor, samples: int) -> int | None:
+    """The first dim along which a tensor is the same for each sample; None where there is none, or all is the same."""
+    with _beside_the_trace():
+        if samples < 2 or not value.numel() or bool((value == value.flatten()[0]).all()):
+            return None
+        for dim, extent in enumerate(value.shape):
+            if extent % samples == 0:
+                parts = value.reshape(*value.shape[:dim], samples, extent // samples, *value.shape[dim + 1 :])
+                if bool((parts == parts.narrow(dim, 0, 1)).all()):
+                    return dim
+    return None
+
+
+def _order_within(order: torch.Tensor, samples: int, rows: int) -> torch.Tensor | None:
+    """The numbers of the rows of one sample among these, where every sample has its own in the same order."""
+    if samples < 2 or order.dim() != 1 or rows % samples or order.numel() % samples:
+        return None
+    with _beside_the_trace():
+        within = order.view(samples, -1) - torch.arange(samples)[:, None] * (rows // samples)
+        return within[0].contiguous() if bool((within == within[:1]).all()) else None
