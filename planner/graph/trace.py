@@ -88,6 +88,12 @@ _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 _SAME_VALUES = frozenset({"aten.contiguous.default"})
 """Left out: whether there is anything to copy depends on the device that attention is traced on; the graph must not."""
 
+_OF_SHAPE: Mapping[str, str] = {
+    "aten.view_as.default": "aten.view.default",
+    "aten.reshape_as.default": "aten.reshape.default",
+}
+"""Of which the second operand only says a shape."""
+
 _UNSET: Mapping[str, str] = {
     "aten.empty.memory_format": "aten.zeros.default",
     "aten.empty_like.default": "aten.zeros_like.default",
@@ -394,6 +400,8 @@ class _Reader:
             other = node.args[1]
             assert isinstance(other, fx.Node)
             op, arguments = _TO_DTYPE, (arguments[0], self._argument(other.meta["val"].dtype))
+        if op in _OF_SHAPE:  # nor anything but its shape
+            op, arguments = _OF_SHAPE[op], (arguments[0], tuple(node.meta["val"].shape))
         keywords = tuple((key, self._argument(argument)) for key, argument in node.kwargs.items())
         self._check_dtypes(op, arguments, node)
         if op in _UNSET:

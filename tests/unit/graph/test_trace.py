@@ -13,6 +13,7 @@ from planner.errors import ModelError, RuleError
 from planner.graph.operator_graph import OperatorGraph, Parameter, TensorType, ValueRef
 from planner.graph.trace import resolve, trace
 from planner.models.zoo import ZOO, build_model
+from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
 from tests.refusals import refused
 
@@ -403,3 +404,24 @@ def test_no_gradient_flows_through_what_reads_a_shape_alone(make: Callable[[torc
     (made,) = (op.results[0] for op in graph.operators if "_like" in op.op or "new_zeros" in op.op)
     assert made not in graph.differentiable
     assert "linear/linear" in graph.differentiable
+
+
+class ShapedAs(nn.Module):
+    """Groups of rows that are counted together, and have the shape of another tensor again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.first(x).reshape(-1, 8))
+        return (y.view_as(x) * y.reshape_as(x)).mean()
+
+
+def test_shapes_of_other_tensors_are_shapes() -> None:
+    graph = trace(ShapedAs(), (torch.randn(4, 3, 8),))
+    assert [op.op for op in graph.operators if op.arguments[1:] == ((4, 3, 8),)] == [
+        "aten.view.default",
+        "aten.reshape.default",
+    ]
+    assert rescale_batch(graph, 4, 6).types[graph.operators[-2].results[0] or ""].shape == (6, 3, 8)
