@@ -85,20 +85,19 @@ class Priced:
 
     def columns(self, pieces: Sequence[Solved], state: State, chain: Chain) -> list[Column]:
         """The choices of some pieces at a state, one for each way to run blocks."""
-        found = []
-        for solved in pieces:
-            inside = tuple([state[axis] for axis in _axes(chain, solved)])
-            key = (id(solved), inside)
-            if key not in self.known:
-                self.known[key] = solved.column(inside)
-            found.append(self.known[key])
-        return found
+        return [self._column(solved, state, chain) for solved in pieces]
 
     def best_column(self, pieces: Sequence[Solved], state: State, chain: Chain) -> Column | None:
         """The cheapest way to run the blocks of some pieces at this price."""
-        columns = self.columns(pieces, state, chain)
         costs = [float(over(chain, solved)[state]) for solved in pieces]
-        return columns[costs.index(min(costs))] if columns else None
+        return self._column(pieces[costs.index(min(costs))], state, chain) if pieces else None
+
+    def _column(self, solved: Solved, state: State, chain: Chain) -> Column:
+        inside = tuple([state[axis] for axis in _axes(chain, solved)])
+        key = (id(solved), inside)
+        if key not in self.known:
+            self.known[key] = solved.column(inside)
+        return self.known[key]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
