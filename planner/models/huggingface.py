@@ -96,13 +96,11 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
         raise ModelError(f"--seq-len does not apply to {reference}: {name} reads images, whose size is in its config")
     if (is_mixture(name) or is_deepseek(name)) and length is not None:
         return _decoder(config, name, length, path, batch, device)
-    masked = "attention_mask" in names or _has_window(text, length)
-    told = masked and not _has_layers_of_kinds(text)
-    inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if told else dict.fromkeys(names)
+    masked = "attention_mask" in names or (length is not None and _has_window(text, length))
     computed = _computes_with_masks(getattr(transformers, name))
     module = _built(transformers, config, name, path, masked=masked or computed, device=device)
-    examples = {key: _example(key, config, batch, length, device) for key in inputs}
-    bounds = tuple(_bound(key, text, images=images) for key in inputs)
+    examples = {key: _example(key, config, batch, length, device) for key in names}
+    bounds = tuple(_bound(key, text, images=images) for key in names)
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
 
 
@@ -264,12 +262,11 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
 
     _register(transformers)
     made = getattr(transformers, name)
-    attention = (_WITH_MASKS if masked else _WITHOUT_MASKS) if made._supports_sdpa else _COMPOSED
+    attention = _WITH_MASKS if made._supports_sdpa else _COMPOSED
     config.use_cache = _text_of(config, path).use_cache = False
     with _theirs(transformers, f"{path}: transformers cannot build {name}"), torch.device(device):
         module = made._from_config(config, attn_implementation=attention).train()
-        if attention == _COMPOSED and _has_sinks(module):
-            module.set_attn_implementation(_SINKS_WITH_MASKS if masked else _SINKS_WITHOUT_MASKS)
+        _set_attention(module, masked=masked)
     _experts_as_one_operator(module, str(path))
     return module
 
@@ -298,6 +295,14 @@ def _has_sinks(module: Any) -> bool:
     return bool(module._supports_attention_backend) and any(
         name.rpartition(".")[2] == "sinks" for name, _ in module.named_parameters()
     )
+
+
+def _set_attention(module: Any, *, masked: bool) -> None:
+    """Have attention be an operator with a rule, given masks or none."""
+    if module._supports_sdpa:
+        module.set_attn_implementation(_WITH_MASKS if masked else _WITHOUT_MASKS)
+    elif _has_sinks(module):
+        module.set_attn_implementation(_SINKS_WITH_MASKS if masked else _SINKS_WITHOUT_MASKS)
 
 
 def _attention_with_sinks(
@@ -335,13 +340,15 @@ def _experts_as_one_operator(module: Any, where: str) -> None:
 
 
 def trained_without_masks(module: Any) -> None:
-    """Have a model of transformers build no masks and keep no keys and values, as `from_config` makes it where nothing
-    is padded. Raises ModelError where its attention cannot be changed."""
-    transformers = _transformers()
+    """Have a model of transformers build no masks but those of windows, and keep no keys and values, as `from_config`
+    makes it where nothing is padded. Raises ModelError where its attention cannot be changed."""
+    transformers, kind = _transformers(), type(module).__name__
     _register(transformers)
-    module.config.use_cache = False
-    with _theirs(transformers, f"{type(module).__name__}: its attention cannot be changed"):
-        module.set_attn_implementation(_WITHOUT_MASKS)
+    text = _text_of(module.config, Path(kind))
+    module.config.use_cache = text.use_cache = False
+    masked = _has_window(text) or _computes_with_masks(type(module))
+    with _theirs(transformers, f"{kind}: its attention cannot be changed"):
+        _set_attention(module, masked=masked)
 
 
 def with_experts_as_operators(module: Any) -> None:
@@ -386,18 +393,12 @@ def _length(config: Any, path: Path, asked: int | None) -> int:
     return asked
 
 
-def _has_window(config: Any, length: int | None) -> bool:
-    """Whether some layer looks back through a window that is shorter than the sequence."""
+def _has_window(config: Any, length: int | None = None) -> bool:
+    """Whether some layer looks back through a window, one that is shorter than a sequence of such a length."""
     window = int(getattr(config, "sliding_window", None) or 0)
     kinds = getattr(config, "layer_types", None)
     used = kinds is None or any(kind != "full_attention" for kind in kinds)
-    return length is not None and used and 0 < window < length
-
-
-def _has_layers_of_kinds(config: Any) -> bool:
-    """Whether some layers look back through a window and others do not. Which tokens are padding is then no input: each
-    kind would read numbers of its own from before the layers, which no pipeline hands on."""
-    return len(set(getattr(config, "layer_types", None) or ())) > 1
+    return used and window > 0 and (length is None or window < length)
 
 
 def _example(key: str, config: Any, batch: int, length: int | None, device: str) -> Any:

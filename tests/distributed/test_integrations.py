@@ -12,6 +12,14 @@ import planner
 TOLERANCE = 1e-5
 UPDATE = {"clip_norm": 0.5}
 SWITCH = Path(__file__).resolve().parents[1] / "configs/switch/config.json"
+WINDOWS = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 8,
+    "sliding_window": 4,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 FEW = {
     "num_layers": 1,
     "num_decoder_layers": 1,
@@ -58,6 +66,23 @@ def test_the_trainer_of_hugging_face(pair, tmp_path: Path) -> None:
         for rows, found in pair.run("tasks_huggingface", "fitted", str(tmp_path / "run"), config, plan, resumed):
             assert same(rows, wanted)
             assert same_weights(found, weights)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_trainer_keeps_the_windows_of_a_model(pair, tmp_path: Path) -> None:
+    """Gemma 3, of whose layers two look back through a window of 4 tokens and one has none: two kinds of blocks."""
+    pytest.importorskip(
+        "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
+    )
+    from tests.distributed import tasks_huggingface as tasks
+
+    config = str(tasks.config_file(tmp_path / "config", tasks.CONFIG | WINDOWS))
+    plan = plan_file(tmp_path, config, pipeline=2, micro_batches=2)
+    wanted, weights = tasks.fitted(str(tmp_path / "plain"), config, None, False)
+    for rows, found in pair.run("tasks_huggingface", "fitted", str(tmp_path / "run"), config, plan, False):
+        assert same(rows, wanted)
+        assert same_weights(found, weights)
 
 
 @pytest.mark.thorough

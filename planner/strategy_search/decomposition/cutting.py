@@ -378,7 +378,7 @@ class Cutter:
         if self.stages == 1:
             return _no_crossing(self._of_states(self._nothing()))
         graded = template.graph.differentiable
-        every = (*template.carried, *template.passing)
+        every = (*template.carried, *template.crossing)
         over = cache(self._over)
         (forward, backward), (forward_around, backward_around) = (
             over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
@@ -387,7 +387,7 @@ class Cutter:
         between = [over(self._links(rank, rank + 1)) for rank in range(self.stages - 1 if mixed else 0)]
         return Crossing(
             nbytes=self._received([name for name in template.carried if name in graded]),
-            passing=self._received([name for name in template.passing if name in graded]),
+            passing=self._received([name for name in template.crossing if name in graded]),
             staying=self._received([name for name in every if name not in graded]),
             forward=forward,
             backward=backward,
@@ -407,7 +407,7 @@ class Cutter:
         """Seconds in which what crosses passes over some links, and its gradients, of each state of the boundary."""
         graph, template = self.tables.template.graph, self.tables.template
         forward = backward = self._nothing()
-        for name in (*template.carried, *template.passing):
+        for name in (*template.carried, *template.crossing):
             tensor = graph.types[name]
             tensor, software, mesh = graph.types[name], self.cluster.software, self.tables.mesh
             seconds = [

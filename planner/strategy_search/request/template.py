@@ -217,11 +217,18 @@ class Template:
 
     @cached_property
     def passing(self) -> tuple[str, ...]:
-        """Values from before the blocks that every block reads: stages hand them on to each other. Of blocks of several
-        kinds it is not known whether all do."""
-        if len(set(self.blocks.kinds)) > 1:
-            return ()
+        """Values from before the blocks that blocks read: stages hand them on to each other, to the last that does."""
         return tuple(sorted({edge.name for edge in self.edges if edge.kind == "every"}))
+
+    @cached_property
+    def crossing(self) -> tuple[str, ...]:
+        """What is handed on between any two stages: of blocks of several kinds only that which the last one reads is
+        certain to be."""
+        if self.blocks.count < 2:
+            return ()
+        last = self.held[self.blocks.kinds[-1]]
+        ahead = {edge.name for edge in self.edges if edge.consumer in last or edge.consumer >= self.held[-1].stop}
+        return tuple(name for name in self.passing if name in ahead)
 
     @cached_property
     def pipelines(self) -> bool:

@@ -142,6 +142,39 @@ def test_a_weight_of_all_blocks_is_named_where_no_pipeline_can_be_cut() -> None:
     assert (template.shared_by_blocks, template.pipelines) == ("scale", False)
 
 
+@pytest.mark.parametrize(
+    ("letters", "passing", "crossing"), [("abab", "ab", "b"), ("aaaa", "a", "a")]
+)
+def test_stages_hand_on_what_was_made_before_the_blocks(letters: str, passing: str, crossing: str) -> None:
+    """Each kind reads a table of its own, as local and global positions of Gemma 3; the last one's reaches all stages."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x * table)
+
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Layer(WIDTH, WIDTH, bias=letter == "a") for letter in letters])
+
+        def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            x, tables = x * 2.0, {"a": places.float().cos(), "b": places.float().sin()}
+            for letter, block in zip(letters, self.blocks, strict=True):
+                x = block(x, tables[letter])
+            return x.pow(2).mean()
+
+    graph, blocks = prepare(trace(Placed(), (torch.ones(2, WIDTH), torch.zeros(2, WIDTH, dtype=torch.int64))))
+    template = fold(graph, blocks)
+    assert template.pipelines
+
+    def tables(names: tuple[str, ...]) -> set[str]:
+        makers = {"cos": "a", "sin": "b"}
+        ops = [template.graph.operators[template.graph.producer[name]].name for name in names]
+        return {letter for name in ops for word, letter in makers.items() if word in name}
+
+    assert (tables(template.passing), tables(template.crossing)) == (set(passing), set(crossing))
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_the_loss_of_routers_is_a_lane_of_its_own() -> None:
