@@ -139,8 +139,8 @@ class MaskReader:
         return self._found[name]
 
     def counted_breaks(self, name: str) -> str | None:
-        """The numbers of the batch whose breaks a value counts, `(diff(p) != 1).cumsum(-1)`: between two places where it
-        is the same, these grow by one for each position. None where it is nothing of the kind."""
+        """The numbers of the batch whose breaks a value counts, `(diff(p) != 1).cumsum(-1)`: between two places where
+        it is the same, these grow by one for each position. None where it is nothing of the kind."""
         count = self._made_by(name, "aten.cumsum.default")
         breaks = None if count is None else self._made_by(count.operands[0], "aten.ne.Scalar")
         steps = None if breaks is None else self._made_by(breaks.operands[0], "aten.diff.default")

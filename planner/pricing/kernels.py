@@ -106,7 +106,8 @@ _NARROW, _WIDE = 64, 128
 """Elements of the heads that `Device.generations` tells apart."""
 
 _FURTHER = 3
-"""Operands of attention behind queries, keys and values: a mask, which has keys; sinks and numbers of documents have none."""
+"""Operands of attention from here on stand behind queries, keys and values. A mask has keys; sinks have none, nor have
+numbers of documents."""
 
 _PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
 

@@ -10,8 +10,8 @@
 `--before` sets errors of an older file beside, over the rows that both have. `--write` writes the intervals, of known
 sources and of others (`hardware_profiles/intervals.csv`), and the names of those that are known. The last lines are of
 sources that were not known: of each, how many of its runs, as they were predicted first, lie inside the interval that
-the first predictions of all others of them make; and how many of the draws that no interval is made of (`HELD_BACK`) lie
-inside the interval that is in use. Rows that do not reconcile, and those that are neither of tier A nor B, are left
+the first predictions of all others of them make; and how many of the draws that no interval is made of (`HELD_BACK`)
+lie inside the interval that is in use. Rows that do not reconcile, and those that are neither of tier A nor B, are left
 out.
 """
 

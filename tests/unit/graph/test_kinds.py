@@ -142,11 +142,9 @@ def test_a_weight_of_all_blocks_is_named_where_no_pipeline_can_be_cut() -> None:
     assert (template.shared_by_blocks, template.pipelines) == ("scale", False)
 
 
-@pytest.mark.parametrize(
-    ("letters", "passing", "crossing"), [("abab", "ab", "b"), ("aaaa", "a", "a")]
-)
+@pytest.mark.parametrize(("letters", "passing", "crossing"), [("abab", "ab", "b"), ("aaaa", "a", "a")])
 def test_stages_hand_on_what_was_made_before_the_blocks(letters: str, passing: str, crossing: str) -> None:
-    """Each kind reads a table of its own, as local and global positions of Gemma 3; the last one's reaches all stages."""
+    """Each kind reads a table of its own, as local and global positions of Gemma 3; that of the last reaches all."""
 
     class Layer(nn.Linear):
         def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -82,9 +82,15 @@ def test_the_page_has_every_known_source() -> None:
 @pytest.mark.parametrize(
     "commit",
     [
-        "58abd655", "58abd655 and the mends", "1d7505fd", "ac10c236", "b58526e8", "5d90f479", "5d90f479 and the mends",
+        "58abd655",
+        "58abd655 and the mends",
+        "1d7505fd",
+        "ac10c236",
+        "b58526e8",
+        "5d90f479",
+        "5d90f479 and the mends",
         "508bcae1",
-    ],  # fmt: skip
+    ],
 )
 def test_the_page_of_findings_says_how_each_draw_was_predicted(bench: ModuleType, commit: str) -> None:
     page = (ROOT / "docs" / "validate-findings.md").read_text(encoding="utf-8")
