@@ -15,7 +15,7 @@ kept all the same ("selective"), or with none kept ("full"). Which results to ke
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ from planner.limits import room
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
 from planner.strategy_search.decomposition.cells import Cells
 from planner.strategy_search.solvers.elimination.improving import improved
-from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
+from planner.strategy_search.solvers.elimination.messages import Traced, backtrack, eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import Schedule
 from planner.strategy_search.tables.cost_table import CostTables
 
@@ -331,6 +331,7 @@ class Solved:
     place: int
     keeps: NDArray[np.bool_]
     values: Array
+    traced: Traced = field(default_factory=dict)
 
     @property
     def piece(self) -> Piece:
@@ -338,14 +339,12 @@ class Solved:
 
     def column(self, state: Sequence[int]) -> Column:
         """The cheapest choice at one state of the boundary, as far as the schedule can tell."""
-        piece = self.piece
-        if self.tables is None:
-            tables = [table[0] for table in _eliminated([self.asked.costs()[0]], piece)]
-        else:
-            tables = [table[self.place] for table in self.tables]
-        choice = backtrack(piece.plan, tables, state)
+        piece, tables, place = self.piece, self.tables, self.place
+        if tables is None:
+            tables, place = _eliminated([self.asked.costs()[0]], piece), 0
+        choice = backtrack(piece.plan, tables, state, place=place, traced=self.traced)
         if not piece.plan.exact:
-            choice = improved(piece.plan, tables, choice, len(state))
+            choice = improved(piece.plan, [table[place] for table in tables], choice, len(state))
         amounts, kept = piece.amounts(choice, self.keeps)
         return Column(
             recompute=piece.recompute,

@@ -131,25 +131,42 @@ def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
     return total
 
 
-def backtrack(schedule: Schedule, tables: list[Array], last: Sequence[int] = ()) -> list[int]:
+Traced = dict[tuple[int, ...], int]
+"""The cheapest candidate of a variable, behind which stand those of the others that it depends on."""
+
+
+def backtrack(
+    schedule: Schedule,
+    tables: list[Array],
+    last: Sequence[int] = (),
+    *,
+    place: int | None = None,
+    traced: Traced | None = None,
+) -> list[int]:
     """The cheapest choice, from the tables that `eliminate` returns; of several the first, last bucket first.
 
-    `last` has the candidates of the variables that `eliminate` left alone, in order of elimination.
+    `last` has the candidates of the variables that `eliminate` left alone, in order of elimination; `place` says which
+    problem of several is meant. What is `traced` for one end is looked up for the next one.
     """
+    traced = {} if traced is None else traced
     choice = [0] * schedule.variables
     done = len(schedule.buckets) - len(last)
     for bucket, candidate in zip(schedule.buckets[done:], last, strict=True):
         choice[bucket.variable] = candidate
     everything = slice(None)
-    for variable, sources in schedule.descent(done):
+    for variable, depends, sources in schedule.descent(done):
+        key = (variable, *[choice[v] for v in depends])
+        if (known := traced.get(key)) is not None:
+            choice[variable] = known
+            continue
         column: Array | None = None
         for table, others in sources:
-            part = tables[table]
+            part = tables[table] if place is None else tables[table][place]
             if others:
                 part = part[(everything, *[choice[v] for v in others])]  # type: ignore[arg-type]  # numpy's stubs
             column = part if column is None else column + part
         assert column is not None, "every variable has a node"
-        choice[variable] = int(column.argmin())
+        choice[variable] = traced[key] = int(column.argmin())
     return choice
 
 

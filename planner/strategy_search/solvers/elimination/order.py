@@ -53,8 +53,8 @@ Graph = dict[int, set[int]]
 _UNITS = 10**6
 """To which the logarithm of a number of candidates is rounded."""
 
-Descent = tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]
-"""Variables, each with tables and the other variables that these depend on."""
+Descent = tuple[tuple[int, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]], ...]
+"""Variables, each with the others that it depends on, and with tables and those that each of these depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +132,12 @@ class Schedule:
         """The variables of the first `done` buckets, the last one first, and what says which candidate is cheapest: the
         tables that have it, each with the other variables that it depends on."""
         if done not in self._descents:
-            groups = itertools.groupby(reversed(self.buckets[:done]), key=lambda one: one.variable)
-            self._descents[done] = tuple(
-                (
-                    variable,
-                    tuple(
-                        (source.table, source.others)
-                        for bucket in buckets
-                        for source in bucket.inputs + bucket.child_inputs
-                        if source.axes
-                    ),
-                )
-                for variable, buckets in groups
-            )
+            found = []
+            for variable, buckets in itertools.groupby(reversed(self.buckets[:done]), key=lambda one: one.variable):
+                every = [source for bucket in buckets for source in bucket.inputs + bucket.child_inputs if source.axes]
+                others = tuple(dict.fromkeys(other for source in every for other in source.others))
+                found.append((variable, others, tuple((source.table, source.others) for source in every)))
+            self._descents[done] = tuple(found)
         return self._descents[done]
 
     @cached_property
