@@ -5,11 +5,12 @@
     (q - k >= 0) & (q - k < w)                     two comparisons, both hold
     documents[:, :, None] == documents[:, None]    equal at q and at k, per sample
     positions[:, :, None] >= positions[:, None]    at least at q what it is at k, per sample
+    q // c == k // c                               both in one chunk
 
-A value is an integer that is linear in the indices of its dims, or a choice between two numbers by a condition, or
-numbers of the batch of which only the place is known. A condition is a disjunction of conjunctions. What is none of
-these has no formula (None), and its mask stays what it is. Nothing depends on the extent of the sequence, so a mask of
-a million positions is read as fast as one of ten.
+A value is an integer that is linear in the indices of its dims, or the chunk that an index lies in, or a choice between
+two numbers by a condition, or numbers of the batch of which only the place is known. A condition is a disjunction of
+conjunctions. What is none of these has no formula (None), and its mask stays what it is. Nothing depends on the extent
+of the sequence, so a mask of a million positions is read as fast as one of ten.
 """
 
 import operator
@@ -77,8 +78,17 @@ class Apart:
         return frozenset({self.first, self.second})
 
 
+@dataclass(frozen=True, slots=True)
+class SameChunk:
+    """Indices of two dims are in one chunk of `size`; `holds` False: they are in two."""
+
+    dims: frozenset[int]
+    size: int
+    holds: bool = True
+
+
 Place = tuple[int | None, int]
-Atom = AtLeast | Equal | Seen | Apart
+Atom = AtLeast | Equal | Seen | Apart | SameChunk
 Condition = frozenset[frozenset[Atom]]
 ALWAYS: Condition = frozenset({frozenset()})
 NEVER: Condition = frozenset()
@@ -113,7 +123,16 @@ class OfBatch:
     more: int = 0
 
 
-Formula = Linear | Choice | OfBatch
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The index of a dim divided by `size`, rounded down."""
+
+    dim: int
+    size: int
+    rank: int
+
+
+Formula = Linear | Choice | OfBatch | Chunk
 
 
 class MaskReader:
@@ -211,7 +230,7 @@ class _Call:
         value = self.given[position]
         if isinstance(value, bool | int | float):
             return Linear((0,) * len(self.shape), value)
-        if not isinstance(value, Linear | Choice | OfBatch):
+        if not isinstance(value, Formula):
             return None
         rank = len(self.shape)
         shift = rank - len(self.shape_of(position))
@@ -230,6 +249,8 @@ def moved(value: Formula, dims: Mapping[int, int], rank: int) -> Formula | None:
     if isinstance(value, OfBatch):
         place = _moved_place(value.place, dims)
         return None if place is None else replace(value, place=place, rank=rank)
+    if isinstance(value, Chunk):
+        return replace(value, dim=dims[value.dim], rank=rank) if value.dim in dims else None
     found = [[_moved_atom(atom, dims, rank) for atom in every] for every in value.condition]
     if any(atom is None for every in found for atom in every):
         return None
@@ -247,6 +268,9 @@ def _moved_atom(atom: Atom, dims: Mapping[int, int], rank: int) -> Atom | None:
     if isinstance(atom, Apart):
         first, second = _moved_place(atom.first, dims), _moved_place(atom.second, dims)
         return None if first is None or second is None else replace(atom, first=first, second=second)
+    if isinstance(atom, SameChunk):
+        kept_dims = frozenset(dims[dim] for dim in atom.dims if dim in dims)
+        return replace(atom, dims=kept_dims) if len(kept_dims) == len(atom.dims) else None
     places = [_moved_place(place, dims) for place in atom.places]
     kept = frozenset(place for place in places if place is not None)
     return replace(atom, places=kept) if None not in places else None
@@ -310,6 +334,10 @@ def _known(condition: Condition, shape: Sequence[int]) -> Condition:
                     continue
                 if sum(max(end, 0) for end in ends) + atom.number < 0:
                     break
+            elif isinstance(atom, SameChunk) and all(shape[dim] <= atom.size for dim in atom.dims):
+                if atom.holds:
+                    continue
+                break
             left.add(atom)
         else:
             found.add(frozenset(left))
@@ -324,7 +352,7 @@ def _within(value: Formula | None, shape: Sequence[int], batch: tuple[int, int])
     places = {value.place} if isinstance(value, OfBatch) else set[Place]()
     if isinstance(value, Choice):
         atoms = {atom for every in value.condition for atom in every}
-        places = {place for atom in atoms if not isinstance(atom, AtLeast) for place in atom.places}
+        places = {place for atom in atoms if not isinstance(atom, AtLeast | SameChunk) for place in atom.places}
         plain = {a: replace(a, steps=_at_zero(a.steps, shape)) if isinstance(a, AtLeast) else a for a in atoms}
         condition = frozenset(frozenset(plain[atom] for atom in every) for every in value.condition)
         value = replace(value, condition=_known(condition, shape))
@@ -375,7 +403,7 @@ def _dims(call: _Call, dims: Mapping[int, int]) -> Formula | None:
     value, shape = call.given[0], call.shape_of(0)
     if isinstance(value, OfBatch | Choice):
         value = _of_one_sample(value, dims, shape)
-    return moved(value, dims, len(call.shape)) if isinstance(value, Linear | Choice | OfBatch) else None
+    return moved(value, dims, len(call.shape)) if isinstance(value, Formula) else None
 
 
 def _of_one_sample(value: OfBatch | Choice, dims: Mapping[int, int], shape: Sequence[int]) -> OfBatch | Choice:
@@ -397,7 +425,7 @@ def _of_one_sample(value: OfBatch | Choice, dims: Mapping[int, int], shape: Sequ
 
 def _same(call: _Call) -> Formula | None:
     value = call.given[0]
-    return value if isinstance(value, Linear | Choice | OfBatch) and call.shape == call.shape_of(0) else None
+    return value if isinstance(value, Formula) and call.shape == call.shape_of(0) else None
 
 
 def _cast(call: _Call) -> Formula | None:
@@ -509,6 +537,8 @@ def _compared(compare: Compare) -> Callable[[_Call], Formula | None]:
         first, second = call.broadcast(0), call.broadcast(1)
         if isinstance(first, OfBatch) and isinstance(second, OfBatch):
             return _same_number(call, compare, first, second)
+        if isinstance(first, Chunk) and isinstance(second, Chunk):
+            return _same_chunk(call, compare, first, second)
         if isinstance(first, Linear) and isinstance(second, Linear):
             difference = _sum(first, second, -1)
             return _choice(call, _comparison(compare, difference)) if isinstance(difference.number, int) else None
@@ -539,6 +569,13 @@ def _same_number(call: _Call, compare: Compare, first: OfBatch, second: OfBatch)
     if first.more != second.more:
         return None
     atom = Equal(first.name, frozenset({first.place, second.place}), compare is operator.eq)
+    return _choice(call, frozenset({frozenset({atom})}))
+
+
+def _same_chunk(call: _Call, compare: Compare, first: Chunk, second: Chunk) -> Choice | None:
+    if first.size != second.size or first.dim == second.dim or compare not in (operator.eq, operator.ne):
+        return None
+    atom = SameChunk(frozenset({first.dim, second.dim}), first.size, compare is operator.eq)
     return _choice(call, frozenset({frozenset({atom})}))
 
 
@@ -631,6 +668,15 @@ def _product(first: Number, second: Number) -> Number:
     return first * second
 
 
+def _chunk(call: _Call) -> Formula | None:
+    """An index divided by a number, rounded down."""
+    value, size = call.broadcast(0), _number_of(call.broadcast(1))
+    if not isinstance(value, Linear) or value.number or not isinstance(size, int) or size < 1:
+        return None
+    dims = [dim for dim, step in enumerate(value.steps) if step]
+    return Chunk(dims[0], size, len(value.steps)) if [value.steps[dim] for dim in dims] == [1] else None
+
+
 def _where(call: _Call) -> Formula | None:
     condition = condition_of(call.broadcast(0))
     return _chosen(call, condition, as_choice(call.broadcast(1)), as_choice(call.broadcast(2)))
@@ -653,7 +699,7 @@ def _chosen(call: _Call, condition: Condition | None, yes: Choice | None, no: Ch
 
 def _number_of(value: object) -> Number | None:
     """The one number that a value is everywhere."""
-    choice = as_choice(value) if isinstance(value, Linear | Choice | OfBatch) else None
+    choice = as_choice(value) if isinstance(value, Formula) else None
     if choice is None or (choice.yes != choice.no and choice.condition not in (ALWAYS, NEVER)):
         return None
     return choice.no if choice.condition == NEVER else choice.yes
@@ -765,6 +811,7 @@ _OPERATORS: Mapping[str, Callable[[_Call], Formula | None]] = {
     **dict.fromkeys(("aten.sub.Tensor", "aten.sub.Scalar"), _added(-1)),
     **dict.fromkeys(("aten.rsub.Scalar", "aten.rsub.Tensor"), _added(-1, swapped=True)),
     **dict.fromkeys(("aten.mul.Tensor", "aten.mul.Scalar"), _times),
+    **dict.fromkeys(("aten.floor_divide.default", "aten.floor_divide.Scalar"), _chunk),
     **dict.fromkeys(
         ("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"), _where
     ),

@@ -2,15 +2,16 @@
 
     arange ─ q - k >= 0 ───┐                                    causal alone          is_causal, no mask
     arange ─ q - k < w ────┴ and ── [S, S] ──> attention        with a window         back = w - 1, ahead = 0
+    arange // c ─ equal ────┤                                   with chunks           chunk = c
     documents ─ equal ──────┘                                   with documents        documents, one number a token
 
 Traced, a mask is a tensor that operators make. Where these say nothing but how far a query looks back and ahead, that
-its first keys are seen by all (prefix), that two tokens are of one document, and which keys are padding, the mask is
-never made: it takes no memory of queries x keys, its kernel skips what is hidden, and rings and slices can cut it, as
-they know which positions they have. Every other mask stays a tensor, as does padding alone, a row for each sample. A
-query that nothing hides from itself sees itself under all of these, but where it is padding: a query that sees nothing
-has the result 0, as where PyTorch is told so by booleans or infinities. With finite numbers it is not, and with padding
-among them a mask stays a tensor.
+its first keys are seen by all (prefix), that two tokens are in one chunk of positions (Llama 4) or of one document,
+and which keys are padding, the mask is never made: it takes no memory of queries x keys, its kernel skips what is
+hidden, and rings and slices can cut it, as they know which positions they have. Every other mask stays a tensor, as
+does padding alone, a row for each sample. A query that nothing hides from itself sees itself under all of these, but
+where it is padding: a query that sees nothing has the result 0, as where PyTorch is told so by booleans or
+infinities. With finite numbers it is not, and with padding among them a mask stays a tensor.
 """
 
 import math
@@ -28,6 +29,7 @@ from planner.graph.mask_values import (
     Equal,
     Formula,
     MaskReader,
+    SameChunk,
     TooLongError,
     as_choice,
     condition_of,
@@ -38,7 +40,7 @@ from planner.graph.unread import without_unread
 
 MASKED_ATTENTION = "planner.masked_attention"
 """Query, key, value, documents or None, seen keys or None, and sinks where there are any; by name `back` and `ahead`
-(None: any number), `prefix`, `scale`, `enable_gqa`."""
+(None: any number), `prefix`, where there are chunks `chunk`, `scale`, `enable_gqa`."""
 
 SINK_ATTENTION = "planner.sink_attention.default"
 """Attention with sinks, as it is traced (`planner.models.sink_attention`)."""
@@ -50,12 +52,13 @@ _SINK_NAMES = ("query", "key", "value", "sinks", "attn_mask", "is_causal", "scal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskKind:
-    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`; and where both have one
-    number in `documents`, and that of j in `seen` is not 0."""
+    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`; and where both are in one
+    chunk of `chunk` positions, have one number in `documents`, and that of j in `seen` is not 0."""
 
     back: int | None = None
     ahead: int | None = None
     prefix: int = 0
+    chunk: int | None = None
     documents: str | None = None
     seen: str | None = None
 
@@ -92,7 +95,8 @@ def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument]) -> Opera
     if kind in (MaskKind(), MaskKind(ahead=0)) and not sinks:
         return replace(op, arguments=(*given, None, 0.0, kind.ahead == 0), keywords=further)
     numbers = tuple(None if name is None else ValueRef(name) for name in (kind.documents, kind.seen))
-    says = (("back", kind.back), ("ahead", kind.ahead), ("prefix", kind.prefix))
+    chunk = () if kind.chunk is None else (("chunk", kind.chunk),)
+    says = (("back", kind.back), ("ahead", kind.ahead), ("prefix", kind.prefix), *chunk)
     return replace(op, op=MASKED_ATTENTION, arguments=(*given, *numbers, *sinks), keywords=(*says, *further))
 
 
@@ -162,7 +166,7 @@ def _named(condition: Condition, scores: _Scores) -> MaskKind | None:
         return first if not first.prefix else None
     (second,) = others
     alone = second == MaskKind(prefix=second.prefix, documents=first.documents, seen=first.seen)
-    return replace(first, prefix=second.prefix) if alone and not first.prefix else None
+    return replace(first, prefix=second.prefix) if alone and not first.prefix and first.chunk is None else None
 
 
 def _conjunction(atoms: frozenset[Atom], scores: _Scores) -> MaskKind | None:
@@ -175,7 +179,7 @@ def _conjunction(atoms: frozenset[Atom], scores: _Scores) -> MaskKind | None:
             return None
         said[name] = value
     found = MaskKind(**said)
-    between = found.back is not None or found.ahead is not None
+    between = found.back is not None or found.ahead is not None or found.chunk is not None
     return None if found.prefix and (between or found.prefix >= scores.length) else found
 
 
@@ -204,6 +208,8 @@ def _said(atom: Atom, scores: _Scores) -> tuple[str | None, int | str]:
         return {(1, -1): "ahead", (-1, 1): "back"}.get(steps), number
     if isinstance(atom, Apart):
         return None, 0
+    if isinstance(atom, SameChunk):
+        return ("chunk" if atom.holds and atom.dims == {query, key} else None), atom.size
     wanted = {query, key} if isinstance(atom, Equal) else {key}
     whole = all(scores.is_samples(sample) for sample, _ in atom.places)
     known = atom.holds and whole and {at for _, at in atom.places} == wanted

@@ -394,11 +394,12 @@ def _length(config: Any, path: Path, asked: int | None) -> int:
 
 
 def _has_window(config: Any, length: int | None = None) -> bool:
-    """Whether some layer looks back through a window, one that is shorter than a sequence of such a length."""
-    window = int(getattr(config, "sliding_window", None) or 0)
+    """Whether some layer looks back through a window, or sees its own chunk alone (Llama 4), one that is shorter than a
+    sequence of such a length."""
+    windows = [int(getattr(config, name, None) or 0) for name in ("sliding_window", "attention_chunk_size")]
     kinds = getattr(config, "layer_types", None)
     used = kinds is None or any(kind != "full_attention" for kind in kinds)
-    return used and window > 0 and (length is None or window < length)
+    return used and any(window > 0 and (length is None or window < length) for window in windows)
 
 
 def _example(key: str, config: Any, batch: int, length: int | None, device: str) -> Any:

@@ -5,10 +5,16 @@ back 2, ahead 0     x . . . .        prefix 3     x x x . .
                     x x x . .                     x x x . .        queries down, keys across
                     . x x x .                     x x x x .
                     . . x x x                     x x x x x
+
+chunk 2, ahead 0    x . . . .
+                    x x . . .
+                    . . x . .
+                    . . x x .
+                    . . . . x
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SCORES = 2**20
 """Scores of a block, of all samples and heads of a device, that kernels are told what to hide of at a time."""
@@ -34,16 +40,21 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`."""
+    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`; with a `chunk`, which goes
+    with no prefix, where both are also in one chunk of so many positions."""
 
     back: int | None = None
     ahead: int | None = None
     prefix: int = 0
+    chunk: int | None = None
 
     def keys(self, first: int, count: int, start: int, length: int) -> range:
         """Of `length` keys from `start` on those that some of `count` queries from `first` on sees: a run of them."""
         lowest = 0 if self.back is None else first - self.back
         highest = start + length if self.ahead is None else first + count + self.ahead
+        if self.chunk is not None:
+            lowest = max(lowest, first // self.chunk * self.chunk)
+            highest = min(highest, -(-(first + count) // self.chunk) * self.chunk)
         begin = start if start < self.prefix else max(start, lowest)
         return range(begin, max(begin, min(start + length, max(highest, self.prefix))))
 
@@ -71,16 +82,22 @@ class Window:
         if self.back is not None and self.ahead is not None and not self.prefix:
             wide = self.back + self.ahead + 1
             count, reach = min(count, max(wide, _ROWS)), min(reach, 2 * wide)
+        if self.chunk is not None:
+            count, reach = min(count, max(self.chunk, _ROWS)), min(reach, 2 * self.chunk)
         return max(1, min(count, max(_ROWS, SCORES // (width * reach))))
 
     def shows_all(self, block: Block) -> bool:
         """Whether every query of a block sees every key of it."""
         behind = self.back is None or block.key >= block.query + block.queries - 1 - self.back
         before = self.ahead is None or block.key + block.keys - 1 <= block.query + self.ahead
-        return (behind and before) or block.key + block.keys <= self.prefix
+        ends = (block.query, block.query + block.queries - 1, block.key, block.key + block.keys - 1)
+        within = self.chunk is None or len({end // self.chunk for end in ends}) == 1
+        return (behind and before and within) or block.key + block.keys <= self.prefix
 
     def pairs(self, first: int, count: int, length: int) -> int:
         """Pairs of `count` queries from `first` on and of the `length` keys that they see."""
+        if self.chunk is not None:
+            return sum(self._pairs_of_chunk(start, first, count, length) for start in range(0, length, self.chunk))
         prefix, seen = min(self.prefix, length), count * length
         if self.ahead is not None:  # up to ahead, and what of the prefix is behind that
             ends = (_clamped(first + self.ahead + 1, count, most) for most in (length, prefix))
@@ -88,6 +105,13 @@ class Window:
         if self.back is not None:  # not from the first, but for the prefix
             seen -= _clamped(first - self.back, count, length) - _clamped(first - self.back, count, prefix)
         return seen
+
+    def _pairs_of_chunk(self, start: int, first: int, count: int, length: int) -> int:
+        """Pairs in the chunk from `start` on."""
+        assert self.chunk is not None
+        end = min(start + self.chunk, length)
+        begin, queries = max(first, start), max(0, min(first + count, start + self.chunk) - max(first, start))
+        return replace(self, chunk=None).pairs(begin - start, queries, end - start)
 
 
 def computed_pairs(window: Window, queries: Sequence[Run], turns: Sequence[Sequence[Run]], width: int) -> int:

@@ -57,6 +57,8 @@ class Hidden:
             shown &= columns >= rows - window.back
         if window.ahead is not None:
             shown &= columns <= rows + window.ahead
+        if window.chunk is not None:
+            shown &= columns // window.chunk == rows // window.chunk
         if window.prefix:
             shown |= columns < window.prefix
         shown = shown[None, None]

@@ -67,6 +67,7 @@ def windowed_attention(
     back: int | None,
     ahead: int | None,
     prefix: int,
+    chunk: int | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
@@ -74,7 +75,7 @@ def windowed_attention(
     no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings and with sinks, of which
     that kernel knows nothing."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
-    mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
+    mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix, chunk=chunk), documents=documents_BS, seen=seen_BS)
     if shard.ring is not None:
         return ring_attention(query, key, value, _ring(shard, shard.ring, False, mask), scale, sinks_H)
     if query.device.type != "cpu" and sinks_H is None:
@@ -125,10 +126,11 @@ def windowed_attention_of_slice(
     back: int | None,
     ahead: int,
     prefix: int,
+    chunk: int | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
+    mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix, chunk=chunk), documents=documents_BS, seen=seen_BS)
     key, value = shard.shared(key_BGQD), shard.shared(value_BGQE)
     return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale, mask, sinks_H)
 

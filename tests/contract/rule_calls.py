@@ -93,6 +93,7 @@ def dense_attention(
     back: int | None,
     ahead: int | None,
     prefix: int,
+    chunk: int | None = None,
     **further: Any,
 ) -> torch.Tensor:
     """Attention with the mask of queries x keys that a kind stands for."""
@@ -100,6 +101,7 @@ def dense_attention(
     shown = torch.ones(len(at), len(at), dtype=torch.bool)
     shown = shown if back is None else shown.triu(-back)
     shown = shown if ahead is None else shown.tril(ahead)
+    shown = shown if chunk is None else shown & (at[:, None] // chunk == at // chunk)
     shown = (shown | (at < prefix))[None, None]
     if documents is not None:
         shown = shown & (documents[:, None, :, None] == documents[:, None, None, :])

@@ -54,11 +54,16 @@ class WindowedAttention(RuleSpec):
 def window_of(call: Call) -> Window:
     """What the arguments of a call say of positions. Raises RuleError where they say nothing that can be."""
     told = dict(call.keywords)
-    back, ahead, prefix = told.get("back"), told.get("ahead"), told.get("prefix", 0)
+    back, ahead, prefix, chunk = told.get("back"), told.get("ahead"), told.get("prefix", 0), told.get("chunk")
     for name, number in (("back", back), ("ahead", ahead), ("prefix", prefix)):
         if not (number is None and name != "prefix") and (type(number) is not int or number < 0):
             raise RuleError(f"{call.op}: '{name}' is how many keys are seen, 0 or more; it is {number!r}")
     assert isinstance(back, int | None)
     assert isinstance(ahead, int | None)
     assert isinstance(prefix, int)
-    return Window(back=back, ahead=ahead, prefix=prefix)
+    if chunk is not None and (type(chunk) is not int or chunk < 1 or prefix):
+        raise RuleError(
+            f"{call.op}: 'chunk' is how many positions a chunk has, 1 or more, without a prefix; it is {chunk!r}"
+        )
+    assert isinstance(chunk, int | None)
+    return Window(back=back, ahead=ahead, prefix=prefix, chunk=chunk)

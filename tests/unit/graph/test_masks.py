@@ -42,6 +42,10 @@ def near(at: Tensor, back: int) -> Tensor:
     return at[:, None] - at[None, :] <= back
 
 
+def one_chunk(at: Tensor, size: int) -> Tensor:
+    return (at // size)[:, None] == (at // size)[None, :]
+
+
 def one_document(documents: Tensor) -> Tensor:
     return documents[:, None, :, None] == documents[:, None, None, :]
 
@@ -102,6 +106,11 @@ KINDS: dict[str, tuple[Mask, dict[str, object]]] = {
         {"back": 4, "ahead": 0},
     ),
     "prefix": (lambda at, _: causal(at) | (at < 5)[None, :], {"ahead": 0, "prefix": 5}),
+    "chunks": (lambda at, _: causal(at) & one_chunk(at, 6), {"ahead": 0, "chunk": 6}),
+    "windows in chunks of documents": (
+        lambda at, documents: (causal(at) & near(at, 4) & one_chunk(at, 6)) & one_document(documents),
+        {"back": 4, "ahead": 0, "chunk": 6, "documents": True},
+    ),
     "documents": (lambda _, documents: one_document(documents), {"documents": True}),
     "causal documents": (
         lambda at, documents: numbered(causal(at)[None, None] & one_document(documents)),
@@ -147,6 +156,7 @@ def test_a_mask_is_kept_as_what_it_says(name: str) -> None:
         expected.get("ahead"),
         expected.get("prefix", 0),
     )
+    assert told.get("chunk") == expected.get("chunk")
     given = [argument is not None for argument in attention.arguments[3:]]
     assert given == [expected.get("documents", False), expected.get("seen", False)]
     assert not any(
@@ -157,7 +167,11 @@ def test_a_mask_is_kept_as_what_it_says(name: str) -> None:
 
 
 def test_a_mask_that_is_causal_alone_or_hides_nothing_is_none() -> None:
-    kinds: tuple[tuple[Mask, bool], ...] = ((lambda at, _: causal(at), True), (lambda at, _: near(at, 99), False))
+    kinds: tuple[tuple[Mask, bool], ...] = (
+        (lambda at, _: causal(at), True),
+        (lambda at, _: near(at, 99), False),
+        (lambda at, _: causal(at) & one_chunk(at, LENGTH), True),
+    )
     for mask, is_causal in kinds:
         (attention,) = (op for op in graph(mask).operators if "attention" in op.op)
         assert attention.op == "aten.scaled_dot_product_attention.default"
@@ -180,6 +194,10 @@ OTHERS: dict[str, Mask] = {
     ),
     "a bias": lambda at, _: torch.where(causal(at), 0.0, -1.0),
     "slopes": lambda at, _: (at[None, :] - at[:, None]).float(),
+    "other chunks": lambda at, _: causal(at) & ~one_chunk(at, 6),
+    "chunks from the second position on": lambda at, _: causal(at) & one_chunk(at + 1, 6),
+    "chunks of two sizes": lambda at, _: causal(at) & ((at // 6)[:, None] == (at // 3)[None, :]),
+    "a prefix beside chunks": lambda at, _: (causal(at) & one_chunk(at, 6)) | (at < 5)[None, :],
     "not itself": lambda at, _: at[:, None] > at[None, :],
     "other documents": lambda at, documents: ~one_document(documents) | causal(at),
     "infinities": lambda at, _: (1 - causal(at).float()) * float("-inf"),

@@ -79,6 +79,16 @@ def test_an_indexer_chooses_keys_that_attention_reads() -> None:
 
 
 @pytest.mark.cases(1)
+@pytest.mark.slow
+def test_llama4_sees_its_own_chunk_alone(tmp_path: Path) -> None:
+    """But in layers without rotary positions, which see all."""
+    model = build_model(changed(tmp_path, "llama4", attention_chunk_size=4), dtype="bfloat16", sequence_length=8)
+    graph = trace(model.module, model.args, model.kwargs)
+    calls = [op for op in graph.operators if op.op in (ATTENTION, MASKED_ATTENTION)]
+    assert [dict(op.keywords).get("chunk") for op in calls] == [4, None, 4, None]
+
+
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("family", "masks"), [("llama", False), ("gpt2", False), ("mistral", None), ("bert-hf", True)])
 def test_masks_are_left_out_where_training_leaves_them_out(family: str, masks: bool | None) -> None:
     """A window is kept as what it says."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.trace import tensor_type
@@ -42,6 +43,12 @@ def test_a_window_leaves_its_share() -> None:
     wide, narrow = rule(back=31), rule(back=7)
     assert 1 > wide.seen > narrow.seen > 0.2
     assert narrow.seen == pytest.approx((8 * LENGTH - 28) * 2 / LENGTH**2)
+
+
+def test_chunks_leave_their_share() -> None:
+    assert rule(chunk=16).seen == pytest.approx(17 / LENGTH)
+    with pytest.raises(RuleError, match="'chunk' is how many positions a chunk has"):
+        rule(chunk=16, prefix=3)
 
 
 def test_sinks_have_no_gradient_of_scores() -> None:

@@ -21,6 +21,8 @@ WINDOWS = {
     "causal": Window(ahead=0),
     "both ways": Window(back=2, ahead=3),
     "prefix": Window(ahead=0, prefix=6),
+    "chunks": Window(ahead=0, chunk=16),
+    "windows in chunks": Window(back=4, ahead=2, chunk=16),
     "all": Window(),
     "itself": Window(back=0, ahead=0),
 }
@@ -44,7 +46,7 @@ def dense(
 ) -> Tensors:
     *operands, gradient = given
     leaves = [tensor.clone().requires_grad_() for tensor in (*operands, *(() if sinks is None else (sinks,)))]
-    says = {"back": window.back, "ahead": window.ahead, "prefix": window.prefix}
+    says = {"back": window.back, "ahead": window.ahead, "prefix": window.prefix, "chunk": window.chunk}
     made = dense_attention(*leaves[:3], documents, seen, *leaves[3:], **says, enable_gqa=True)  # type: ignore[arg-type, misc]
     made.backward(gradient)
     return [made.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
@@ -67,7 +69,7 @@ def test_blocks_make_what_the_whole_mask_does(name: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(under_whole_mask(*given[:3], mask, None), expected[0])
 
 
-@pytest.mark.parametrize("name", ["window", "causal", "itself"])
+@pytest.mark.parametrize("name", ["window", "causal", "itself", "chunks"])
 def test_slices_make_what_the_whole_sequence_does(name: str) -> None:
     slices, window = 4, WINDOWS[name]
     for documents, seen in itertools.product((None, DOCUMENTS), (None, SEEN)):
@@ -132,6 +134,7 @@ def test_pairs_are_those_of_the_mask(name: str) -> None:
     shown = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     shown = shown if window.back is None else shown.triu(-window.back)
     shown = shown if window.ahead is None else shown.tril(window.ahead)
+    shown = shown if window.chunk is None else shown & (at[:, None] // window.chunk == at // window.chunk)
     shown = shown | (at < window.prefix)
     for first, count in ((0, LENGTH), (0, 7), (11, 20)):
         assert window.pairs(first, count, LENGTH) == int(shown[first : first + count].sum())
