@@ -11,6 +11,7 @@ no part of a description; so the second and the last block of such a run are tra
 (`planner.graph.repeats`).
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -31,7 +32,19 @@ _SAME_EVERYWHERE = type | enum.Enum | torch._ops.OpOverload | torch._ops.OpOverl
 
 
 class NotAlikeError(Exception):
-    """Blocks that looked alike are not; the model must be traced in full."""
+    """Blocks that looked alike are not, and must be traced in full; `block` is one of them, where it is known."""
+
+    block: str | None = None
+
+
+@contextlib.contextmanager
+def of_block(path: str) -> Iterator[None]:
+    """While active, a NotAlikeError is one of this block."""
+    try:
+        yield
+    except NotAlikeError as error:
+        error.block = error.block or path
+        raise
 
 
 def alike_runs(module: nn.Module) -> Iterator[tuple[str, ...]]:

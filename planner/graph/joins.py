@@ -5,8 +5,8 @@ PyTorch lets stand for one of any shape.
     keys ───────┘
     keys ──────────────> attention          what it is while a model trains
 
-A model of transformers whose config says `use_cache`, as it does by default, is exported so; and one that rotates all
-of a head, by code that leaves a part of it as it is.
+A model of transformers that is called with `use_cache=True` is exported so; and one that rotates all of a head, by code
+that leaves a part of it as it is.
 """
 
 from collections.abc import Callable

@@ -22,6 +22,7 @@ from planner.graph.alike import (
     description,
     frozen,
     knows_its_number,
+    of_block,
     tensor_description,
 )
 from planner.graph.known_values import KnownValues
@@ -56,11 +57,14 @@ class Run:
 
 
 @contextlib.contextmanager
-def announce(module: nn.Module, known: KnownValues | None = None) -> Iterator[tuple[Run, ...]]:
+def announce(
+    module: nn.Module, known: KnownValues | None = None, besides: str | None = None
+) -> Iterator[tuple[Run, ...]]:
     """While active, of the blocks of each run in `module` only those compute that are called in a new way, be it with
-    other `known` values; yields the runs (none: nothing repeats)."""
+    other `known` values; yields the runs (none: nothing repeats). The run of the block `besides` is none."""
     blocks = dict(module.named_modules())
-    runs = tuple(run for paths in alike_runs(module) if len((run := _run(paths, blocks)).paths) > 1)
+    alike = [paths for paths in alike_runs(module) if besides not in paths]
+    runs = tuple(run for paths in alike if len((run := _run(paths, blocks)).paths) > 1)
     with contextlib.ExitStack() as stack:
         if runs:
             stack.enter_context(_library())
@@ -103,6 +107,7 @@ def _marker(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
 def _stand_in(run: Run, path: str, block: nn.Module, known: KnownValues | None) -> Callable[..., Any]:
     forward = block.forward
 
+    @of_block(path)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         if path in run.called:
             raise NotAlikeError(f"{path} is called twice")
@@ -175,7 +180,8 @@ def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
     expansion = _Expansion(graph)
     for run in runs:
         for template in run.templates:
-            expansion.add(template)
+            with of_block(template.path):
+                expansion.add(template)
     operators: list[Operator] = []
     for op in graph.operators:
         operators.extend((op,) if op.op != _CALL else expansion.copies.get(str(op.arguments[1]), ()))
@@ -199,7 +205,8 @@ def check_compared(graph: OperatorGraph, runs: Sequence[Run]) -> None:
     for run in runs:
         for path in run.compared:
             if not any(_same(graph, template.path, path) for template in run.templates):
-                raise NotAlikeError(f"{path} is not what {run.paths[0]} is")
+                with of_block(path):
+                    raise NotAlikeError(f"{path} is not what {run.paths[0]} is")
 
 
 def _same(graph: OperatorGraph, first: str, other: str) -> bool:

@@ -12,8 +12,8 @@ they were called, and with what:
 
 Afterwards each announcement is replaced by a copy of the first block's operators. The code around the blocks runs
 unabridged, so a block that is skipped, called twice, or given another argument is seen. Where anything differs
-(attributes, argument types, a tensor that reaches a block other than as an argument or a parameter) the model is
-traced in full instead: slower, never wrong.
+(attributes, argument types, a tensor that reaches a block other than as an argument or a parameter) this list of
+blocks, or the whole model, is traced in full instead: slower, never wrong.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ from planner.graph.alike import NotAlikeError
 from planner.graph.attention_dims import AttentionOfFourDims
 from planner.graph.autocast import without_autocast
 from planner.graph.bags import with_bags
+from planner.graph.caches import without_caches
 from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
 from planner.graph.delta_rules import delta_rules_as_operators
@@ -141,33 +142,35 @@ def trace(
 
 def _traced(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, full: bool) -> OperatorGraph:
     example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
-    refused: ModelError | None = None
-    for asks in (False, True):  # with values of what the code makes itself, where it asks for some
-        try:
-            return _alike_once(module, example_args, example_kwargs, full, asks)
-        except ModelError as error:
-            refused = error
-    assert refused is not None
-    raise refused
+    samples, error = samples_of((example_args, example_kwargs)), ModelError()
+    for graph_of in (_graph_of,) if full else (_alike_once, _graph_of):
+        for asks in (False, True):  # with values of what the code makes itself, where it asks for some
+            known = KnownValues(samples) if asks else None
+            try:
+                return graph_of(module, example_args, example_kwargs, known)
+            except NotAlikeError:  # traced in full, where an error is that of the model itself
+                break
+            except ModelError as refused:
+                error = refused
+    raise error
 
 
 def _alike_once(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], full: bool, asks: bool
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownValues | None
 ) -> OperatorGraph:
-    """The graph, of blocks that were traced once where they are alike."""
-
-    def known() -> KnownValues | None:
-        return KnownValues(samples_of((args, kwargs))) if asks else None
-
-    if not full:
-        values = known()
-        try:
-            with repeats.announce(module, values) as announced:
-                if announced:
-                    return _graph_of(module, args, kwargs, announced, values)
-        except (NotAlikeError, ModelError):
-            pass  # traced in full, where an error is that of the model itself
-    return _graph_of(module, args, kwargs, (), known())
+    """The graph, of blocks that were traced once where they are alike. A list whose blocks turn out not to be alike is
+    traced in full beside the others. Raises NotAlikeError where there is a second such list, or no other."""
+    besides: str | None = None
+    while True:
+        with repeats.announce(module, known, besides) as announced:
+            if not announced:
+                raise NotAlikeError("no blocks are alike")
+            try:
+                return _graph_of(module, args, kwargs, known, announced)
+            except NotAlikeError as error:
+                if error.block is None or besides is not None:
+                    raise
+                besides = error.block
 
 
 def _distinct(arguments: Any, module: nn.Module) -> Any:
@@ -190,8 +193,8 @@ def _graph_of(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    announced: Sequence[repeats.Run],
     known: KnownValues | None,
+    announced: Sequence[repeats.Run] = (),
 ) -> OperatorGraph:
     regions = GradientsOff()
     wrapped = _Loss(module, regions)
@@ -206,6 +209,7 @@ def _graph_of(
             MarkedRows(),
             AttentionOfFourDims(),
             without_autocast(),
+            without_caches(module),
             without_value_checks(),
             regions,
             known or contextlib.nullcontext(),

@@ -646,3 +646,53 @@ def test_the_module_is_left_as_it_was_after_an_error() -> None:
         trace(module, (torch.ones(4, WIDTH),))
     assert not any("forward" in child.__dict__ for child in module.modules())
     assert not hasattr(torch.ops.planner_trace, "call")
+
+
+class TwoLists(Stack):
+    """As models that see: one list of blocks is called before the other."""
+
+    def __init__(self, make: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.others = nn.ModuleList(make(i) for i in range(LAYERS))
+
+    def run(self, x: torch.Tensor) -> Any:
+        for layer in self.others:
+            x = layer(x)
+        return super().run(x)
+
+
+def test_a_list_of_blocks_that_differ_leaves_another_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, every = (trace(TwoLists(lambda _: Remembering()), (torch.ones(4, WIDTH),), full=full) for full in (0, 1))
+    assert once.fingerprint() == every.fingerprint()
+    monkeypatch.setattr(nn.LayerNorm, "forward", counting(nn.LayerNorm.forward, calls := []))
+    trace(TwoLists(lambda _: Remembering()), (torch.ones(4, WIDTH),))
+    assert len(calls) == 1 + LAYERS + 1  # the first of the others changes itself
+
+
+class Cached(Block):
+    def forward(self, x: torch.Tensor, cache: Held | None = None) -> torch.Tensor:
+        return super().forward(x)
+
+
+class CachingConfig:
+    """As one of transformers."""
+
+    def __init__(self) -> None:
+        self.use_cache = True
+
+
+CachingConfig.__module__ = _THEIRS.__name__
+
+
+def test_caches_of_transformers_are_off_while_a_model_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(model: Any, x: torch.Tensor) -> Any:
+        for layer in model.layers:
+            x = layer(x, Held(x) if model.config.use_cache else None)
+        return x
+
+    module = stack(lambda _: Cached(), run)
+    module.config = CachingConfig()
+    monkeypatch.setattr(nn.LayerNorm, "forward", counting(nn.LayerNorm.forward, calls := []))
+    trace(module, (torch.ones(4, WIDTH),))
+    assert len(calls) == 1
+    assert module.config.use_cache
