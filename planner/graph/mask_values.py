@@ -26,7 +26,10 @@ Compare = Callable[[Number, Number], bool]
 HIDES = -1e4
 """A number that is added to the scores of what is hidden is this or less: of 16 bits the least is -65,504."""
 
-_EXACT = ("bool", "int32", "int64", "float32", "float64")
+_WIDE = ("int32", "int64", "float32", "float64")
+"""Dtypes in which positions can be counted."""
+
+_EXACT = ("bool", *_WIDE)
 """Dtypes in which positions and numbers of the batch stay what they are."""
 
 _MOST = 16
@@ -154,7 +157,8 @@ class MaskReader:
             at = waiting.pop()
             if at not in self._found:
                 found = OfBatch(at, (0, 1), 2) if self._of_batch(at) else self._read(op)
-                self._found[at] = _within(found, self._graph.types[at].shape, self._batch)
+                tensor = self._graph.types[at]
+                self._found[at] = _within(found, tensor.shape, self._batch) if _is_exact(found, tensor.dtype) else None
         return self._found[name]
 
     def counted_breaks(self, name: str) -> str | None:
@@ -170,6 +174,8 @@ class MaskReader:
         along = count.arguments[1] in (1, -1) and steps.arguments[2] in (1, -1)
         found = self.formula(steps.operands[0])
         if told != (1, 1, (1,)) or not along or not isinstance(found, OfBatch) or found.place != (0, 1):
+            return None
+        if any(self._graph.types[each].dtype not in _WIDE for each in (name, steps.operands[0])):  # 0 behind 255
             return None
         return found.name
 
@@ -342,6 +348,12 @@ def _known(condition: Condition, shape: Sequence[int]) -> Condition:
         else:
             found.add(frozenset(left))
     return simpler(frozenset(found))
+
+
+def _is_exact(value: Formula | None, dtype: str) -> bool:
+    """Whether a dtype has all of these numbers: in fewer bits positions are rounded, or begin again at 0."""
+    counts = (isinstance(value, Linear) and any(value.steps)) or (isinstance(value, OfBatch) and value.more != 0)
+    return not counts or dtype in _WIDE
 
 
 def _within(value: Formula | None, shape: Sequence[int], batch: tuple[int, int]) -> Formula | None:

@@ -73,6 +73,11 @@ def of_all(at: Tensor, numbers: Tensor) -> Tensor:
     return (at + 0)[None].expand(len(numbers), -1)
 
 
+def counted_anew(at: Tensor, positions: Tensor) -> Tensor:
+    """Causal in each document, by positions that start anew."""
+    return by_positions(at, positions) & one_document(breaks(positions))
+
+
 def blocks_of(at: Tensor, count: int) -> Tensor:
     """Blocks along the diagonal, each with two bounds there and two back."""
     shown = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
@@ -127,7 +132,7 @@ KINDS: dict[str, tuple[Mask, dict[str, object]]] = {
         {"back": 4, "ahead": 0},
     ),
     "positions of documents": (
-        lambda at, positions: by_positions(at, positions) & one_document(breaks(positions)),
+        counted_anew,
         {"ahead": 0, "documents": True},
     ),
     "windows of positions of documents": (
@@ -211,6 +216,9 @@ OTHERS: dict[str, Mask] = {
         by_positions(at, positions) & one_document(breaks_ahead(positions))
     ),
     "positions from the end": lambda at, numbers: by_positions(at - 1, of_all(at, numbers)),
+    "positions in 8 bits": lambda at, _: near(torch.arange(len(at), dtype=torch.uint8), 4),
+    "positions counted in 16 bits": lambda at, _: causal(torch.ones(len(at), dtype=torch.bfloat16).cumsum(0)),
+    "breaks of positions in 8 bits": lambda at, positions: counted_anew(at, positions.to(torch.uint8)),
     "padding alone": lambda _, seen: seen.bool()[:, None, None, :],
     "a number of each key": lambda _, documents: documents[:, None, None, :].float(),
 }
