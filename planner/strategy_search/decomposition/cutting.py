@@ -378,7 +378,9 @@ class Cutter:
         if self.stages == 1:
             return _no_crossing(self._of_states(self._nothing()))
         graded = template.graph.differentiable
-        every = (*template.carried, *template.crossing)
+        known = graded if len(template.held) == 1 else ()  # of several kinds not all keep it where they run again
+        passing = [name for name in template.passing if name in known]
+        staying = [name for name in template.passing if name not in known]
         over = cache(self._over)
         (forward, backward), (forward_around, backward_around) = (
             over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
@@ -387,8 +389,8 @@ class Cutter:
         between = [over(self._links(rank, rank + 1)) for rank in range(self.stages - 1 if mixed else 0)]
         return Crossing(
             nbytes=self._received([name for name in template.carried if name in graded]),
-            passing=self._received([name for name in template.crossing if name in graded]),
-            staying=self._received([name for name in every if name not in graded]),
+            passing=self._received(passing),
+            staying=self._received([*staying, *(name for name in template.carried if name not in graded)]),
             forward=forward,
             backward=backward,
             forward_around=forward_around,

@@ -281,7 +281,8 @@ class PieceMaker:
         everywhere = {table.edge.name for table in self.tables.edges if table.edge.kind == "every"}
         for table in self.tables.edges:
             edge = table.edge
-            flows = edge.kind == "every" or edge.kind == ("enter" if held else "loop")
+            read = edge.kind == "every" and edge.consumer in inside  # blocks of another kind may not
+            flows = read or edge.kind == ("enter" if held else "loop")
             if flows and edge.name not in seen and edge.name in self.template.graph.differentiable:
                 seen.add(edge.name)
                 nbytes, key = self.tables.result_bytes[edge.name], self._key(edge.producer)

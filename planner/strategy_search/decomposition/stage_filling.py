@@ -56,7 +56,7 @@ class Rank:
         received: bytes that a chunk keeps of what the block before hands on, times micro-batches in flight, if its
             first block is not recomputed.
         passing: the same of what every block reads, if none is recomputed: a recomputed one keeps that by itself.
-        staying: the same of what has no gradients, however blocks are run.
+        staying: the same of what has no gradients, or is read by blocks of some kinds, however blocks are run.
         ending: bytes that the last block keeps on top, if it is not recomputed, times its flights.
         outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
         before, after: whether the block in the head, and the one in the tail, is recomputed; None where none is there.

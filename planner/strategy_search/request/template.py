@@ -243,8 +243,7 @@ class Template:
         past = (
             edge.name
             for edge in self.edges
-            if edge.name not in self.passing
-            and (edge.kind == "every" or (edge.kind == "outside" and edge.producer < self.start <= edge.consumer))
+            if edge.name not in self.passing and edge.kind == "outside" and edge.producer < self.start <= edge.consumer
         )
         shared = (
             name

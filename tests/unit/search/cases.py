@@ -159,7 +159,7 @@ class Residual(nn.Module):
 
 
 class Kind(nn.Module):
-    """A block with a residual, of the kind of its letter."""
+    """A block with a residual, of the kind of its letter; "d" reads what entered the first, too."""
 
     def __init__(self, letter: str) -> None:
         super().__init__()
@@ -168,8 +168,9 @@ class Kind(nn.Module):
         self.up = nn.Linear(WIDTH, 64 if letter == "a" else 128)
         self.down = nn.Linear(64 if letter == "a" else 128, WIDTH)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
         y = x if self.norm is None else self.norm(x)
+        y = y * first if self.letter == "d" else y
         y = torch.relu(self.up(y)) if self.letter == "b" else F.gelu(self.up(y))
         return x + self.down(y)
 
@@ -183,9 +184,9 @@ class Kinds(nn.Module):
         self.blocks = nn.ModuleList(map(Kind, letters))
 
     def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        x = self.rows(tokens_BS)
+        first = x = self.rows(tokens_BS)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, first)
         return x.pow(2).mean()
 
 
@@ -320,6 +321,7 @@ MODELS: Mapping[str, Model] = {
     "kinds-one-before": (lambda: Kinds("abbb"), TOKENS),
     "kinds-one-after": (lambda: Kinds("aaab"), TOKENS),
     "kinds-three": (lambda: Kinds("aabbbccb"), TOKENS),
+    "kinds-read-first": (lambda: Kinds("aaddaa"), TOKENS),
     "skips": (lambda: Skips(3), TOKENS),
     "two-masks": (TwoMasks, lambda: (torch.zeros(BATCH, WIDTH), torch.zeros(WIDTH, dtype=torch.int64))),
     "wide": (lambda: Wide(4), lambda: (torch.zeros(BATCH, WORK, WORK),)),
@@ -612,8 +614,9 @@ def bytes_of(
     many micro-batches of every chunk `in_flight`, by default as many as bounds count.
 
     In vain is what a recomputed block hands to one that is not, where this one wants it in another layout and keeps
-    that; and in the interior of the last block, if it is recomputed, what only a next one would keep, or in that of
-    another one what only those after the last would.
+    that; what is handed on past blocks of several kinds, which those keep that read it; and in the interior of the last
+    block, if it is recomputed, what only a next one would keep, or in that of another one what only those after the
+    last would.
     """
     chain, held, setting = case.chain, ranks[rank], case.setting
     counted = doubtful = 0.0
@@ -634,6 +637,7 @@ def bytes_of(
             counted += flights * (0.0 if blocks[0].recompute else received)
             counted += flights * (0.0 if any(block.recompute for block in blocks) else passing)
             counted += flights * staying
+            doubtful += flights * staying * (len(template_of(case.model).held) > 1)
         changes = sum(one.recompute and not other.recompute for one, other in pairwise(blocks))
         counted += changes * flights * handed
         doubtful += changes * flights * handed
