@@ -361,9 +361,13 @@ def _within(value: Formula | None, shape: Sequence[int], batch: tuple[int, int])
     of the numbers of the batch has no formula."""
     if isinstance(value, Linear):
         return replace(value, steps=_at_zero(value.steps, shape))
+    if isinstance(value, Chunk):
+        return value if shape[value.dim] > 1 else Linear((0,) * len(shape), 0)
     places = {value.place} if isinstance(value, OfBatch) else set[Place]()
     if isinstance(value, Choice):
         atoms = {atom for every in value.condition for atom in every}
+        if any(isinstance(atom, SameChunk) and any(shape[dim] == 1 for dim in atom.dims) for atom in atoms):
+            return None
         places = {place for atom in atoms if not isinstance(atom, AtLeast | SameChunk) for place in atom.places}
         plain = {a: replace(a, steps=_at_zero(a.steps, shape)) if isinstance(a, AtLeast) else a for a in atoms}
         condition = frozenset(frozenset(plain[atom] for atom in every) for every in value.condition)

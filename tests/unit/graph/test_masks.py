@@ -186,6 +186,8 @@ def test_a_mask_that_is_causal_alone_or_hides_nothing_is_none() -> None:
 OTHERS: dict[str, Mask] = {
     "every second key": lambda at, _: causal(at) & ((at[:, None] + at[None, :]) > 3),
     "the first row of a triangle": lambda at, _: causal(at)[:1],
+    "the chunk of the first query": lambda at, _: one_chunk(at, 4)[:1],
+    "the first chunk": lambda at, _: (at // 4)[:1, None] == (at // 4)[None, :],
     "what is at the first position": lambda at, _: (at == at[:1])[None, :],
     "of the document of the first token": lambda _, documents: one_document(documents)[:, :, :1],
     "one of two": lambda at, _: (causal(at).int() + near(at, 4).int()) == 1,
