@@ -117,6 +117,7 @@ class BestFirst:
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
         self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
+        self.of_outcomes: dict[int, tuple[Outcome, Contender]] = {}  # by identity
 
     @property
     def cutoff(self) -> float:
@@ -322,7 +323,7 @@ class BestFirst:
         self.contenders.step, self.first = slowest, self.first and plans[0]
         again = [(c, outcome) for c, outcome in self.contenders.left.items() if outcome.seconds < slowest]
         for c, outcome in again:
-            self.contenders.add(self.engine.contender(c, outcome))
+            self.contenders.add(self._contender(c, outcome))
         if again:
             finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
@@ -334,6 +335,12 @@ class BestFirst:
             finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
         return plans
+
+    def _contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
+        """The contender of an outcome: one, whoever asks, as each is priced once."""
+        if id(outcome) not in self.of_outcomes:
+            self.of_outcomes[id(outcome)] = (outcome, self.engine.contender(configuration, outcome))
+        return self.of_outcomes[id(outcome)][1]
 
     def _contending_with(self, others: Sequence[Contender]) -> list[Contender]:
         """What contends by its sums, and others, of configurations that do not."""
@@ -350,7 +357,7 @@ class BestFirst:
         self._evaluate_for_other_orders(slowest, piped)
         left = self.contenders.left.items()
         plain = ((c, outcome) for c, outcome in left if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks)
-        found = [self.engine.contender(c, outcome) for c, outcome in plain]
+        found = [self._contender(c, outcome) for c, outcome in plain]
         promising = [one for one in found if one.promise < slowest * (1 - WORTH)]
         return sorted(promising, key=lambda one: (one.promise, one.order))[:_REORDERED]
 
@@ -360,7 +367,7 @@ class BestFirst:
         few."""
         self._evaluate_with_virtual_stages(slowest)
         left = self.contenders.left.items()
-        found = [self.engine.contender(c, outcome) for c, outcome in left if c.virtual_stages > 1 and outcome.ranks]
+        found = [self._contender(c, outcome) for c, outcome in left if c.virtual_stages > 1 and outcome.ranks]
         promise = {one.configuration: one.sum_with(one.outcome.ranks) for one in found}
         promising = [one for one in found if promise[one.configuration] < slowest]
         return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
@@ -531,7 +538,7 @@ class BestFirst:
         self.proved = min(self.proved, bound)
         takes = outcome.ranks and self.takes(configuration)
         if takes and outcome.seconds < self.cutoff:
-            self.contenders.add(self.engine.contender(configuration, outcome))
+            self.contenders.add(self._contender(configuration, outcome))
         elif takes:  # it contends where the best plans take longer than their sums
             self.contenders.left[configuration] = outcome
         self._tell()
