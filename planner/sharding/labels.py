@@ -1,9 +1,11 @@
 """What the factors of operators stand for: batch, sequence, or just themselves.
 
 The labels "batch" and "sequence" start at the first two dims of the inputs and follow the rules through the graph, like
-the batch in `rescale`.
+the batch in `rescale`. What is made of no data, as a mask (`mask.expand(x.shape[0], ...)`, `arange(x.shape[0])`), has a
+batch where it meets one.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from planner.graph.operator_graph import Operator, OperatorGraph
@@ -19,20 +21,49 @@ def factor_labels(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
 
 
 def _factor_labels(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
+    known = _forward(graph, {})
+    return _forward(graph, _met(graph, known))
+
+
+def _forward(graph: OperatorGraph, met: Mapping[str, frozenset[int]]) -> tuple[tuple[str, ...], ...]:
+    """Labels from the inputs on, and from dims that have a batch where they are read (`met`)."""
     labels: dict[str, tuple[str | None, ...]] = {}
     for name in graph.inputs:
         shape = graph.types[name].shape
         known = ("batch", "sequence") if not graph.types[name].floating else ("batch",)
         labels[name] = tuple(known[dim] if dim < len(known) else None for dim in range(len(shape)))
-    return tuple(_labelled(op, rule_of(graph, op), labels) for op in graph.operators)
+    return tuple(_labelled(op, rule_of(graph, op), labels, met) for op in graph.operators)
 
 
-def _labelled(op: Operator, rule: Rule, labels: dict[str, tuple[str | None, ...]]) -> tuple[str, ...]:
+def _met(graph: OperatorGraph, labels: Sequence[Sequence[str]]) -> Mapping[str, frozenset[int]]:
+    """Dims of results that some operator reads as a batch, by way of any others: against the flow."""
+    met: dict[str, frozenset[int]] = {}
+    for op, names in zip(reversed(graph.operators), reversed(labels), strict=True):
+        rule = rule_of(graph, op)
+        batch = {at for at, name in enumerate(names) if name == "batch"} | _demanded(op, rule, met)
+        for name, dims in zip(op.operands, rule.operands, strict=True):
+            found = frozenset(dim for dim, factors in enumerate(dims) if factors and factors[0] in batch)
+            if found and name in graph.producer:
+                met[name] = met.get(name, frozenset()) | found
+    return met
+
+
+def _demanded(op: Operator, rule: Rule, met: Mapping[str, frozenset[int]]) -> frozenset[int]:
+    """Factors of an operator that index dims of its results which are read as a batch."""
+    made = zip((r for r in op.results if r is not None), rule.results, strict=True)
+    return frozenset(dims[dim][0] for name, dims in made for dim in met.get(name, ()) if dims[dim])
+
+
+def _labelled(
+    op: Operator, rule: Rule, labels: dict[str, tuple[str | None, ...]], met: Mapping[str, frozenset[int]]
+) -> tuple[str, ...]:
     found: dict[int, str] = {}
     for name, dims in zip(op.operands, rule.operands, strict=True):
         for label, factors in zip(labels.get(name, (None,) * len(dims)), dims, strict=True):
             if label is not None and factors:
                 found.setdefault(factors[0], label)
+    for split in _demanded(op, rule, met):
+        found.setdefault(split, "batch")
     for at, factor in enumerate(rule.factors):
         if factor.kind is FactorKind.HALO and factor.parts[0] in found:
             found[at] = found[factor.parts[1]] = found[factor.parts[0]]

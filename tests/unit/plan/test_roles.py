@@ -3,7 +3,9 @@
 import math
 
 import pytest
+import torch
 
+from planner.graph.trace import trace
 from planner.plan.binding.bind import bind
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.labels import factor_labels
@@ -95,3 +97,27 @@ def test_labels_follow_batch_and_sequence_through_the_model() -> None:
     assert labels["model.layers.3.mlp/mul"][:2] == ("batch", "sequence")
     assert labels["model.layers.0.self_attn/scaled_dot_product_attention"][0] == "batch"
     assert "sequence" in labels["model.layers.0.self_attn/scaled_dot_product_attention"]
+
+
+class Masked(torch.nn.Module):
+    """Masks of the batch size, made of no data and by looking samples up, as those of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        batch, length = tokens.shape
+        at, hidden = torch.arange(length), self.table(tokens)
+        causal = (at[:, None] >= at).expand(batch, -1, -1)
+        seen = (tokens != 0)[torch.arange(batch)[:, None, None], at]
+        scores = torch.where(seen, hidden @ hidden.transpose(1, 2), 0.0)
+        return torch.where(causal, scores, 0.0).sum()
+
+
+def test_what_is_made_of_no_data_has_a_batch_where_it_meets_one() -> None:
+    graph = trace(Masked(), (torch.zeros(4, 6, dtype=torch.int64),))
+    labels = {op.op: names for op, names in zip(graph.operators, factor_labels(graph), strict=True)}
+    assert labels["aten.expand.default"] == ("batch", "d1", "d2")
+    assert labels["aten.index.Tensor"][0] == "batch"
+    assert labels["aten.where.ScalarOther"][0] == "batch"
