@@ -18,6 +18,9 @@ _OFF = re.compile(
 )
 """What denies a word from behind, as its value."""
 
+_SWITCH = re.compile(r"\bdisable[-_](?:\w+[-_])?$")
+"""What makes a word the name of a switch, which does nothing where it is off ("disable_recompute=false")."""
+
 _NOUN = re.compile(r"(?:'s)?[-_ ]?(?:fast[-_ ])?(?:tokeni[sz]er|vocab|hub\b|corpus)")
 """What a word in front of it is only the maker of: it says nothing of what ran."""
 
@@ -26,8 +29,12 @@ def mentions(words: str, pattern: str) -> bool:
     """Whether a text has what the pattern says at some place where it is not denied, before it or as a value behind,
     and where it is no part of the name of a vocabulary."""
     return any(
-        not _NOT.search(words[: found.start()])
-        and not _OFF.match(words, found.end())
-        and not _NOUN.match(words, found.end())
+        not _denied(words[: found.start()], words[found.end() :]) and not _NOUN.match(words, found.end())
         for found in re.finditer(pattern, words)
     )
+
+
+def _denied(before: str, behind: str) -> bool:
+    """Whether what stands around a word denies it."""
+    off = bool(_OFF.match(behind))
+    return not off if _SWITCH.search(before) else off or bool(_NOT.search(before))

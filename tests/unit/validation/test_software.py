@@ -517,6 +517,8 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
         ("loss_chunk_size 1024", True),
         ("loss_chunk_size 0", False),
         ("ce_chunk_size=0", False),
+        ("disable_chunked_loss=true", False),
+        ("disable_chunked_loss=false", True),
         ("chunked_cross_entropy", True),
         ("loss_num_chunks=1", False),
     ],
