@@ -90,6 +90,11 @@ class SameChunk:
     holds: bool = True
 
 
+_HANDED_ON = frozenset(
+    f"aten.{name}.default" for name in ("alias", "clone", "contiguous", "detach", "expand", "reshape", "view")
+)
+"""Operators that change no number where shape and dtype stay."""
+
 Place = tuple[int | None, int]
 Atom = AtLeast | Equal | Seen | Apart | SameChunk
 Condition = frozenset[frozenset[Atom]]
@@ -156,10 +161,18 @@ class MaskReader:
                 continue
             at = waiting.pop()
             if at not in self._found:
-                found = OfBatch(at, (0, 1), 2) if self._of_batch(at) else self._read(op)
+                found = OfBatch(self._origin(at), (0, 1), 2) if self._of_batch(at) else self._read(op)
                 tensor = self._graph.types[at]
                 self._found[at] = _within(found, tensor.shape, self._batch) if _is_exact(found, tensor.dtype) else None
         return self._found[name]
+
+    def _origin(self, name: str) -> str:
+        """The numbers of the batch that a value hands on as they are."""
+        made = self._graph.producer.get(name)
+        op = None if made is None else self._graph.operators[made]
+        if op is None or op.op not in _HANDED_ON or self._graph.types[op.operands[0]] != self._graph.types[name]:
+            return name
+        return self._origin(op.operands[0])
 
     def counted_breaks(self, name: str) -> str | None:
         """The numbers of the batch whose breaks a value counts, `(diff(p) != 1).cumsum(-1)`: between two places where

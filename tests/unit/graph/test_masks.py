@@ -135,6 +135,10 @@ KINDS: dict[str, tuple[Mask, dict[str, object]]] = {
         counted_anew,
         {"ahead": 0, "documents": True},
     ),
+    "expanded positions of documents": (
+        lambda at, positions: by_positions(at, positions.expand(BATCH, -1)) & one_document(breaks(positions)),
+        {"ahead": 0, "documents": True},
+    ),
     "windows of positions of documents": (
         lambda at, positions: numbered(by_positions(at, positions, 5) & one_document(breaks(positions))),
         {"back": 4, "ahead": 0, "documents": True},
