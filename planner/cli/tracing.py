@@ -1,7 +1,6 @@
 """Tracing on the command line: where a model cannot be traced, our one line is all that is said."""
 
 import contextlib
-import io
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
     from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
 
-    with contextlib.redirect_stderr(io.StringIO()), _no_logging():
+    with _no_logging():
         return trace(without_data(model.module, on_host=model.on_host), model.args, model.kwargs, full=full)
 
 

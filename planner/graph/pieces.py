@@ -116,7 +116,7 @@ class _Together:
             return False
         sizes = lengths.pop()
         period = _period(sizes, self.samples)
-        if period is None:
+        if period is None or not self._repeats(tree, period):
             return False
         times = len(sizes) // period
         apart = {leaf.name: self._apart(leaf, times, sizes[:period]) for leaf in tree.leaves()}
@@ -180,6 +180,11 @@ class _Together:
             return isinstance(op.arguments[1], int) and op.arguments[1] % len(types[0].shape) != 0
         least = 3 if op.op == "aten.matmul.default" else 1
         return op.op in _BY_SAMPLE and len({len(each.shape) for each in types}) == 1 and len(types[0].shape) >= least
+
+    def _repeats(self, tree: _Tree, period: int) -> bool:
+        """Whether pieces have the shapes of those one period before them, whatever is made of them on the way."""
+        shapes = [self.graph.types[_results(op)[0]].shape for op in tree.pieces] if tree.operands else []
+        return shapes[period:] == shapes[:-period] and all(self._repeats(each, period) for each in tree.operands)
 
     def _lengths(self, split: Operator) -> Iterator[int]:
         dim = _dim(self.graph, split, _SPLITS[split.op])
@@ -260,8 +265,9 @@ def _dim(graph: OperatorGraph, op: Operator, place: int) -> int:
 
 
 def _settings(op: Operator) -> object:
-    """What a call has beside tensors."""
-    return [None if isinstance(each, ValueRef) else each for each in op.arguments], op.keywords
+    """What a call has beside tensors, and shapes that are spelled out."""
+    spelled = op.op in _SPELLING
+    return [None if spelled or isinstance(each, ValueRef) else each for each in op.arguments], op.keywords
 
 
 def _with(shape: tuple[int, ...], changed: Mapping[int, int]) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from planner.errors import ModelError
+
 
 @torch.library.custom_op("planner::expected", mutates_args=())
 def expected(x: torch.Tensor, given: torch.Tensor, wanted: Sequence[int], name: str) -> torch.Tensor:
@@ -52,10 +54,18 @@ class StackedSamples(nn.Module):
         known: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        for name, rows in (known or {}).items():
+            if not isinstance(rows, list | tuple):
+                raise ModelError(
+                    f"known: '{name}' is a {type(rows).__name__}; give lists of integers ({name}.tolist())"
+                )
         self.model, self.packed, self.second, self.known = model, tuple(packed), tuple(second), dict(known or {})
 
     def forward(self, **batch: Any) -> Any:
-        """What the model returns of a batch."""
+        """What the model returns of a batch. Raises ModelError for one without a tensor that is to be packed."""
+        for name in (*self.packed, *self.second):
+            if name not in batch:
+                raise ModelError(f"the batch has no '{name}', which is packed; it has {', '.join(batch)}")
         first = next(
             name for name, value in batch.items() if isinstance(value, torch.Tensor) and name not in self.known
         )
@@ -69,6 +79,6 @@ class StackedSamples(nn.Module):
                 )
                 batch[first] = checked.reshape(like.shape)
             batch[name] = values.repeat(len(like), *(1 for _ in values.shape[1:]))
-        batch |= {name: batch[name].flatten(0, 1) for name in self.packed if name in batch}
-        batch |= {name: batch[name].transpose(0, 1) for name in self.second if name in batch}
+        batch |= {name: batch[name].flatten(0, 1) for name in self.packed}
+        batch |= {name: batch[name].transpose(0, 1) for name in self.second}
         return self.model(**batch)

@@ -18,6 +18,7 @@ blocks, or the whole model, is traced in full instead: slower, never wrong.
 
 import contextlib
 import functools
+import io
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -213,6 +214,7 @@ def _graph_of(
             without_value_checks(),
             regions,
             known or contextlib.nullcontext(),
+            contextlib.redirect_stderr(io.StringIO()),  # torch writes the graph there where it raises
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         without_asserted_numbers(exported.graph)

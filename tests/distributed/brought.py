@@ -405,7 +405,7 @@ class ImageBlock(nn.Module):
         heads = self.products(x * turn).reshape(len(x), 3, 4, -1).permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
         lengths = (borders[1:] - borders[:-1]).tolist()
         pieces = zip(*(torch.split(each, lengths, dim=2) for each in heads), strict=True)
-        attended = [F.scaled_dot_product_attention(*piece).transpose(1, 2).contiguous() for piece in pieces]
+        attended = [F.scaled_dot_product_attention(*piece).view(piece[0].shape).transpose(1, 2) for piece in pieces]
         return x + self.out(torch.cat(attended, dim=1).reshape(len(x), -1))
 
 

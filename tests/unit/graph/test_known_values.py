@@ -32,6 +32,7 @@ def test_packed_images_are_samples() -> None:
     assert batch_fault(graph, BATCH, lambda n: trace(module, (), with_samples(inputs, BATCH, n))) is None
 
 
+@pytest.mark.slow
 def test_blocks_that_are_given_known_values_are_traced_once() -> None:
     module, _, inputs = images()
     module.model.blocks.extend(type(module.model.blocks[0])() for _ in range(3))
@@ -138,3 +139,7 @@ def test_samples_that_are_stacked_are_packed() -> None:
     model = StackedSamples(_Packed(), packed=["x"], second=["positions"], known={"sizes": [[1, 2]]})
     found = model(x=torch.zeros(2, 3, 4), positions=torch.zeros(2, 3, 5))
     assert found == [(6, 4), (3, 2, 5), [[1, 2], [1, 2]]]
+    with refused(ModelError, "no 'x', which is packed", "positions"):
+        model(positions=torch.zeros(2, 3, 5))
+    with refused(ModelError, "known: 'sizes' is a Tensor", "sizes.tolist()"):
+        StackedSamples(_Packed(), known={"sizes": torch.tensor([[1, 2]])})
