@@ -29,7 +29,8 @@ def with_chosen_rows(module: Any) -> None:
 
 
 def _forward(self: Any, hidden_states: Any) -> tuple[Any, Any]:
-    """What a layer's experts make of its tokens, T H, and how they were scored, T E."""
+    """What a layer's experts make of its tokens, and how they were scored, T E. The shared expert has samples and
+    positions in dims of their own, so that context parallelism can cut it."""
     import torch
 
     from planner.models.experts import experts
@@ -44,4 +45,5 @@ def _forward(self: Any, hidden_states: Any) -> tuple[Any, Any]:
     one_each = scored_TKH, ones_TK1, chosen_TK.unsqueeze(-1)
     matrices = gate_EFH, up_EFH, self.experts.down_proj.transpose(1, 2)
     routed_TKH = experts(*one_each, *matrices, activation=getattr(self, _ACTIVATION))
-    return self.shared_expert(tokens_TH) + routed_TKH.sum(1), logits_TE
+    routed = routed_TKH.sum(1).view(hidden_states.shape)
+    return self.shared_expert(hidden_states) + routed, logits_TE

@@ -170,6 +170,8 @@ def test_llama4_sends_tokens_to_the_experts_that_they_choose(chosen: int) -> Non
     graph = traced("llama4")
     rules = [rule_of(graph, op) for op in graph.operators if op.op == EXPERTS]
     assert [rule.format() for rule in rules] == ["b 1 h, b 1 1, b 1 1, e f h, e f h, e h f -> b 1 h"] * 4
+    shared = [op for op in graph.operators if "shared_expert" in op.name and "linear" in op.op]
+    assert {len(graph.types[op.operands[0]].shape) for op in shared} == {3}  # samples and positions apart
 
 
 def test_gpt_oss_computes_what_that_of_transformers_computes() -> None:
