@@ -344,7 +344,7 @@ class Solved:
             tables, place = _eliminated([self.asked.costs()[0]], piece), 0
         choice = backtrack(piece.plan, tables, state, place=place, traced=self.traced)
         if not piece.plan.exact:
-            choice = improved(piece.plan, [table[place] for table in tables], choice, len(state))
+            choice = improved(piece.plan, tables, choice, len(state), place=place)
         amounts, kept = piece.amounts(choice, self.keeps)
         return Column(
             recompute=piece.recompute,

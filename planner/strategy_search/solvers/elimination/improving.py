@@ -6,6 +6,8 @@
 Iterated conditional modes (Besag, On the Statistical Analysis of Dirty Pictures, 1986): never worse, seldom best.
 """
 
+import itertools
+
 import numpy as np
 
 from planner.limits import check
@@ -15,28 +17,30 @@ from planner.strategy_search.solvers.problem import Array
 _SWEEPS = 8
 
 
-def improved(schedule: Schedule, tables: list[Array], choice: list[int], rest: int) -> list[int]:
+def improved(
+    schedule: Schedule, tables: list[Array], choice: list[int], rest: int, *, place: int | None = None
+) -> list[int]:
     """A choice that costs as much or less; the variables of the last `rest` buckets stay as they are.
 
-    `tables` are those of the variables, then of the pairs; more may follow.
+    `tables` are those of the variables, then of the pairs; more may follow. `place` says which problem of several is
+    meant.
     """
-    found, count = list(choice), schedule.variables
-    near: list[list[tuple[int, Array]]] = [[] for _ in range(count)]
-    for (first, second), table in zip(schedule.pairs, tables[count:], strict=False):
-        near[first].append((second, table.T))
-        near[second].append((first, table))
+    found, near = list(choice), schedule.neighbours
     fixed = {bucket.variable for bucket in schedule.buckets[len(schedule.buckets) - rest :]}
-    free = [variable for variable in range(count) if variable not in fixed]
+    waiting = [variable not in fixed for variable in range(schedule.variables)]
     for _ in range(_SWEEPS):
-        changed = False
-        for variable in free:
+        if not any(waiting):
+            break
+        for variable in itertools.compress(range(schedule.variables), waiting):
             check()
-            costs = tables[variable]
-            for other, table in near[variable]:
-                costs = costs + table[found[other]]
+            waiting[variable] = False
+            costs = tables[variable] if place is None else tables[variable][place]
+            for other, pair, first in near[variable]:
+                table = tables[pair] if place is None else tables[pair][place]
+                costs = costs + (table[:, found[other]] if first else table[found[other]])
             best = int(np.argmin(costs))
             if costs[best] < costs[found[variable]]:
-                found[variable], changed = best, True
-        if not changed:
-            break
+                found[variable] = best
+                for other, *_ in near[variable]:
+                    waiting[other] = other not in fixed
     return found

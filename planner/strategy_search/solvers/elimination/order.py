@@ -125,6 +125,16 @@ class Schedule:
         return max(1 + len(bucket.scope) for bucket in self.buckets)
 
     @cached_property
+    def neighbours(self) -> tuple[tuple[tuple[int, int, bool], ...], ...]:
+        """For each variable the others that it is joined with, each with the table of the pair, those of the variables
+        counted first, and whether the variable is the first of the pair."""
+        found: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.variables)]
+        for table, (first, second) in enumerate(self.pairs, start=self.variables):
+            found[first].append((second, table, True))
+            found[second].append((first, table, False))
+        return tuple(map(tuple, found))
+
+    @cached_property
     def _descents(self) -> dict[int, Descent]:
         return {}
 
