@@ -52,6 +52,7 @@ _SIZED_BY_VALUES = frozenset(
 _GETS = frozenset({torch.Tensor.__getitem__})
 _SELECTS = frozenset({torch.index_select, torch.Tensor.index_select})
 _REPEATS = frozenset({torch.repeat_interleave, torch.Tensor.repeat_interleave})
+_KEEPS_STATISTICS = frozenset({torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm})
 _ALIKE = "planner_trace.call"
 
 
@@ -130,9 +131,10 @@ class KnownValues(TorchFunctionMode):
     def _computed(self, func: Any, args: Any, given: dict[str, Any], known: Sequence[Any]) -> Any:
         """What is made of known values alone."""
         if func in _READS:
-            return self._evaluated(func, args, given)
+            found = self._evaluated(func, args, given)
+            return found.copy() if func is torch.Tensor.numpy else found  # what is written there nobody would see
         fixed = any(each.fixed for each in known) or func in _JOINS
-        if func in _COUNTED:  # arange(lengths.sum())
+        if func in _COUNTED and given.get("out") is None:  # arange(lengths.sum())
             args, given = pytree.tree_map(self._as_number, (args, given))
             return self._note(func(*args, **given), _on_host(func, args, given), fixed)
         if func in _SIZED_BY_VALUES or (func in _GETS and _masks(args)) or (func is torch.where and len(args) == 1):
@@ -140,13 +142,31 @@ class KnownValues(TorchFunctionMode):
             return pytree.tree_map(lambda value: self._lifted(value, args[0].device), made)
         made = func(*args, **given)
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(made)):
+            if getattr(func, "__name__", "") == "__set__":  # tensor.data = other
+                self._lose(args[0])
             if func is torch.Tensor.__setitem__:
                 self._evaluated(func, args, given)
                 self._known[args[0]] = _Known(self._of(args[0]).value, True)  # type: ignore[union-attr]
             return made
         if sum(leaf.numel() for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)) > _MOST:
             return made
-        return self._note(made, self._evaluated(func, args, given), fixed)
+        with _beside_the_trace():
+            state = torch.get_rng_state()
+        values = self._evaluated(func, args, given)
+        with _beside_the_trace():
+            draws = not torch.equal(state, torch.get_rng_state())
+            torch.set_rng_state(state)
+        if draws:  # what is drawn is another value in every step
+            if changes_first(func):
+                self._lose(args[0])
+            return made
+        return self._note(made, values, fixed)
+
+    def _lose(self, tensor: torch.Tensor) -> None:
+        """From here on nobody knows what a known tensor has, nor what shares its memory."""
+        known = self._of(tensor)
+        if known is not None:
+            self._lost[_storage(known.value)] = known.value
 
     def _met(self, func: Any, args: Any, given: dict[str, Any], operands: Sequence[torch.Tensor]) -> Any:
         """Known values together with tensors that have none."""
@@ -157,20 +177,20 @@ class KnownValues(TorchFunctionMode):
             if made is not None:
                 return made
         versions = [operand._version for operand in operands]
-        entered = {id(operand): self._entering(operand) for operand in operands}
+        written = [given.get("out"), *_statistics(func, args, given), *(args[:1] if changes_first(func) else ())]
+        entered = {id(each): self._entering(each) for each in operands if all(each is not one for one in written)}
 
         def replaced(leaf: Any) -> Any:
             return entered.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-        if _in_place(func):  # the first stays what it is
+        if changes_first(func):  # the first stays what it is
             made = func(args[0], *pytree.tree_map(replaced, args[1:]), **pytree.tree_map(replaced, given))
         else:
             new_args, new_given = pytree.tree_map(replaced, (args, given))
             made = func(*new_args, **new_given)
         for operand, version in zip(operands, versions, strict=True):
-            known = self._of(operand)
-            if known is not None and operand._version != version:
-                self._lost[_storage(known.value)] = known.value
+            if operand._version != version or any(operand is one for one in written):
+                self._lose(operand)
         return made
 
     def _entering(self, operand: torch.Tensor) -> torch.Tensor:
@@ -209,7 +229,9 @@ class KnownValues(TorchFunctionMode):
 
     def _lifted(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A constant of the graph with these values."""
-        made: torch.Tensor = torch.ops.aten.lift_fresh_copy.default(value).to(device)
+        with _beside_the_trace():
+            kept = value.clone()  # the graph keeps it as it is now, whatever is written into the value later
+        made: torch.Tensor = torch.ops.aten.lift_fresh_copy.default(kept).to(device)
         self._known[made] = _Known(value, True)
         return made
 
@@ -233,10 +255,17 @@ def _as_numbers_of_rows(mode: KnownValues, func: Any, args: Any, given: dict[str
     return args, given
 
 
-def _in_place(func: Any) -> bool:
+def changes_first(func: Any) -> bool:
     """Whether a function may change the tensor that it is called on."""
     name = str(getattr(func, "__name__", ""))
     return func is torch.Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__")) or name[:3] == "__i"
+
+
+def _statistics(func: Any, args: Any, given: Mapping[str, Any]) -> list[Any]:
+    """The running statistics that a norm writes into."""
+    if func not in _KEEPS_STATISTICS:
+        return []
+    return [*args[1:3], *(given.get(name) for name in ("running_mean", "running_var"))]
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -300,4 +329,5 @@ def _order_within(order: torch.Tensor, samples: int, rows: int) -> torch.Tensor 
         return None
     with _beside_the_trace():
         within = order.view(samples, -1) - torch.arange(samples)[:, None] * (rows // samples)
-        return within[0].contiguous() if bool((within == within[:1]).all()) else None
+        own = bool((within == within[:1]).all()) and 0 <= int(within.min()) <= int(within.max()) < rows // samples
+        return within[0].contiguous() if own else None

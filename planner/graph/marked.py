@@ -21,6 +21,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from planner.graph.known_values import changes_first
+
 Tensor = torch.Tensor
 
 _SCATTERS = frozenset({torch.masked_scatter, torch.Tensor.masked_scatter})
@@ -125,11 +127,17 @@ class MarkedRows(TorchFunctionMode):
         if func is torch.Tensor.__setitem__ and self._write(*args):
             return None
         result = func(*args, **given)
+        written = [given.get("out"), *(args[:1] if changes_first(func) else ())]
+        if any(isinstance(one, Tensor) and one.dtype == torch.bool for one in written):
+            self._forget()  # it may share its memory with any mask
         if func in _SAME and isinstance(result, Tensor) and result.dtype == torch.bool and result is not args[0]:
             marks = self._of(args[0])
             if marks is not None and _repeats(func, args, result, marks):
                 self._marks[result] = marks
         return result
+
+    def _forget(self) -> None:
+        self._marks, self._counts = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
 
     def _of(self, mask: Any) -> Tensor | None:
         """The marks B S that a mask repeats."""
@@ -170,6 +178,8 @@ class MarkedRows(TorchFunctionMode):
         wanted = None if found is None else (x.shape[0] * found[1], *x.shape[2:])
         if found is None or x.dim() != 3 or not isinstance(values, Tensor) or tuple(values.shape) != wanted:
             return False
+        if values.dtype != x.dtype:  # which PyTorch refuses
+            return False
         x.copy_(_written(x, found[0], values, found[1]))
         return True
 
@@ -186,6 +196,8 @@ def _repeats(func: Any, args: Any, result: Tensor, marks: Tensor) -> bool:
     """Whether a result has the marks B S, or B S H with H times the same."""
     if result.shape[:2] != marks.shape or result.dim() > 3:
         return False
+    if func in (torch.Tensor.expand, torch.Tensor.expand_as):  # a new dim stands in front
+        return bool(result.dim() == args[0].dim())
     if func is not torch.Tensor.__getitem__:
         return True
     *others, last = args[1] if isinstance(args[1], tuple) and args[1] else (args[1],)

@@ -64,6 +64,10 @@ class _Tree:
             yield from each.leaves()
 
 
+_TENSOR = ValueRef("")
+"""Stands for any tensor among the settings of a call, where another may have none."""
+
+
 @dataclass
 class _Together:
     """The operators as they become; `names` has what stands for a result that is gone, `replaced` what nobody reads
@@ -107,6 +111,8 @@ class _Together:
 
     def _alike(self, op: Operator, names: Sequence[str]) -> bool:
         """Whether an operator joins pieces that were treated alike; if so they are samples now."""
+        if self.samples < 2:  # any first dim is 1 then, that of the batch too
+            return False
         tree = self._tree(tuple(names))
         dim = _dim(self.graph, op, 1)
         if tree is None or not tree.operands or dim < 1:
@@ -267,7 +273,8 @@ def _dim(graph: OperatorGraph, op: Operator, place: int) -> int:
 def _settings(op: Operator) -> object:
     """What a call has beside tensors, and shapes that are spelled out."""
     spelled = op.op in _SPELLING
-    return [None if spelled or isinstance(each, ValueRef) else each for each in op.arguments], op.keywords
+    said = [_TENSOR if isinstance(each, ValueRef) else None if spelled else each for each in op.arguments]
+    return said, op.keywords
 
 
 def _with(shape: tuple[int, ...], changed: Mapping[int, int]) -> tuple[int, ...]:
