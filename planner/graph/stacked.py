@@ -35,6 +35,13 @@ def _(x: torch.Tensor, given: torch.Tensor, wanted: Sequence[int], name: str) ->
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    return gradient, None, None, None
+
+
+expected.register_autograd(_backward)
+
+
 @final
 class StackedSamples(nn.Module):
     """A model that is called by keyword, with samples in the first dim of every tensor.
