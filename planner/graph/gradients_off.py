@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from planner.errors import ModelError
+from planner.graph.known_tensors import changes_first
 from planner.graph.operator_graph import DETACH, Operator, OperatorGraph, ValueRef
 from planner.graph.unread import rewired, without_unread
 
@@ -50,16 +51,11 @@ class GradientsOff(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._on or self._on[-1]:
             return func(*args, **(kwargs or {}))
-        if _in_place(getattr(func, "__name__", "")):
+        if changes_first(func):
             args = (args[0], *pytree.tree_map(_detached, args[1:]))
         found = func(*args, **(kwargs or {}))
         given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}  # what is changed in place stays itself
         return pytree.tree_map(lambda leaf: leaf if id(leaf) in given else _detached(leaf), found)
-
-
-def _in_place(name: str) -> bool:
-    """Whether a function of that name writes to its first operand: `add_`, `__iadd__`, `__setitem__`."""
-    return name == "__setitem__" or (name.startswith("__i") if name.endswith("__") else name.endswith("_"))
 
 
 def _detached(leaf: Any) -> Any:

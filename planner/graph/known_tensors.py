@@ -1,11 +1,22 @@
 """What is known of tensors, until they are changed in place."""
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 Fact = TypeVar("Fact")
+
+_NEW = frozenset({"__invert__", "__index__", "__int__"})
+"""Methods whose names begin as those that write, and that do not."""
+
+
+def changes_first(func: Any) -> bool:
+    """Whether a function writes to its first operand, by its name: `add_`, `__iadd__`, `__setitem__`."""
+    name = str(getattr(func, "__name__", ""))
+    if not name.endswith("__"):
+        return name.endswith("_")
+    return name == "__setitem__" or (name.startswith("__i") and name not in _NEW)
 
 
 class KnownTensors(Generic[Fact]):

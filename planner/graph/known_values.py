@@ -26,6 +26,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from planner.graph.known_tensors import changes_first
+
 _MOST = 2**22
 """Elements of the largest tensor that is computed: masks of queries x keys of a long sequence are not."""
 
@@ -155,8 +157,8 @@ class KnownValues(TorchFunctionMode):
         values = self._evaluated(func, args, given)
         with _beside_the_trace():
             draws = not torch.equal(state, torch.get_rng_state())
-            torch.set_rng_state(state)
         if draws:  # what is drawn is another value in every step
+            torch.set_rng_state(state)
             if changes_first(func):
                 self._lose(args[0])
             return made
@@ -183,11 +185,8 @@ class KnownValues(TorchFunctionMode):
         def replaced(leaf: Any) -> Any:
             return entered.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-        if changes_first(func):  # the first stays what it is
-            made = func(args[0], *pytree.tree_map(replaced, args[1:]), **pytree.tree_map(replaced, given))
-        else:
-            new_args, new_given = pytree.tree_map(replaced, (args, given))
-            made = func(*new_args, **new_given)
+        new_args, new_given = pytree.tree_map(replaced, (args, given))
+        made = func(*new_args, **new_given)
         for operand, version in zip(operands, versions, strict=True):
             if operand._version != version or any(operand is one for one in written):
                 self._lose(operand)
@@ -253,12 +252,6 @@ def _as_numbers_of_rows(mode: KnownValues, func: Any, args: Any, given: dict[str
     if isinstance(counts, list) and given.get("output_size") is None:
         given = {**given, "output_size": sum(counts)}
     return args, given
-
-
-def changes_first(func: Any) -> bool:
-    """Whether a function may change the tensor that it is called on."""
-    name = str(getattr(func, "__name__", ""))
-    return func is torch.Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__")) or name[:3] == "__i"
 
 
 def _statistics(func: Any, args: Any, given: Mapping[str, Any]) -> list[Any]:

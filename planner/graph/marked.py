@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from planner.graph.known_values import changes_first
+from planner.graph.known_tensors import changes_first
 
 Tensor = torch.Tensor
 

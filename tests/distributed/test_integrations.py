@@ -15,6 +15,13 @@ SWITCH = Path(__file__).resolve().parents[1] / "configs/switch/config.json"
 WINDOWS = {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": False,
     "head_dim": 8,
     "sliding_window": 4,
     "num_hidden_layers": 3,
@@ -68,38 +75,33 @@ def test_the_trainer_of_hugging_face(pair, tmp_path: Path) -> None:
             assert same_weights(found, weights)
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_the_trainer_keeps_the_windows_of_a_model(pair, tmp_path: Path) -> None:
-    """Gemma 3, of whose layers two look back through a window of 4 tokens and one has none: two kinds of blocks."""
+def trained_alike(pair: Any, folder: Path, content: dict[str, Any], **pinned: Any) -> None:
+    """The Trainer under a plan of a model logs and saves what it does alone."""
     pytest.importorskip(
         "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
     )
     from tests.distributed import tasks_huggingface as tasks
 
-    config = str(tasks.config_file(tmp_path / "config", tasks.CONFIG | WINDOWS))
-    plan = plan_file(tmp_path, config, pipeline=2, micro_batches=2)
-    wanted, weights = tasks.fitted(str(tmp_path / "plain"), config, None, False)
-    for rows, found in pair.run("tasks_huggingface", "fitted", str(tmp_path / "run"), config, plan, False):
+    config = str(tasks.config_file(folder / "config", content))
+    plan = plan_file(folder, config, tasks.LENGTH, **pinned)
+    wanted, weights = tasks.fitted(str(folder / "plain"), config, None, False)
+    for rows, found in pair.run("tasks_huggingface", "fitted", str(folder / "run"), config, plan, False):
         assert same(rows, wanted)
         assert same_weights(found, weights)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_trainer_keeps_the_windows_of_a_model(pair, tmp_path: Path) -> None:
+    """Gemma 3, of whose layers two look back through a window of 4 tokens and one has none: two kinds of blocks."""
+    trained_alike(pair, tmp_path, WINDOWS, pipeline=2, micro_batches=2)
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_experts_that_the_trainer_gets_as_modules_are_divided_and_saved_as_modules(pair, tmp_path: Path) -> None:
     """Switch Transformers, whose experts each device has half of, and whose files have a matrix for each of them."""
-    pytest.importorskip(
-        "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
-    )
-    from tests.distributed import tasks_huggingface as tasks
-
-    config = str(tasks.config_file(tmp_path / "config", json.loads(SWITCH.read_text()) | FEW))
-    plan = plan_file(tmp_path, config, seq_len=tasks.LENGTH, expert=2)
-    wanted, weights = tasks.fitted(str(tmp_path / "plain"), config, None, False)
-    for rows, found in pair.run("tasks_huggingface", "fitted", str(tmp_path / "run"), config, plan, False):
-        assert same(rows, wanted)
-        assert same_weights(found, weights)
+    trained_alike(pair, tmp_path, json.loads(SWITCH.read_text()) | FEW, expert=2)
 
 
 @pytest.mark.thorough
