@@ -60,6 +60,14 @@ from costmodels.schedules import (
     order_interleaved_1f1b,
     step_time,
 )
+from costmodels.state_space import (
+    SelectiveScanShape,
+    StateSpaceShape,
+    selective_scan_backward_time,
+    selective_scan_time,
+    state_space_backward_time,
+    state_space_time,
+)
 from costmodels.tables import ID_BYTES, host_rows_time, server_rows_time
 from costmodels.timeline import Event, Overlap, RankUse, Timeline, simulate
 from costmodels.units import Array, Quantity
@@ -93,7 +101,9 @@ __all__ = [
     "RecurrentShape",
     "SCHEDULES",
     "Schedule",
+    "SelectiveScanShape",
     "Slot",
+    "StateSpaceShape",
     "Then",
     "Timeline",
     "Turn",
@@ -151,10 +161,14 @@ __all__ = [
     "reductions_end",
     "reserved_memory",
     "schedule_orders",
+    "selective_scan_backward_time",
+    "selective_scan_time",
     "served_update_time",
     "server_rows_time",
     "simulate",
     "slots_of",
+    "state_space_backward_time",
+    "state_space_time",
     "step_time",
     "take_turns",
     "turns_of",

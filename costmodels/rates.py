@@ -7,12 +7,20 @@ from costmodels.matmul import matmul_rate
 from costmodels.units import FlopsPerSecond
 from hardware_profiles import Device
 
+
+def _fp32_rate(_: str, device: Device) -> FlopsPerSecond:
+    """No matrix is multiplied: whatever the operands are, it is computed in float32."""
+    return device.peak("fp32") * device.efficiency("elementwise").compute
+
+
 _RATES: Mapping[str, Callable[[str, Device], FlopsPerSecond]] = {
     "attention": attention_rate,
     "delta_rule": matmul_rate,
     "experts": matmul_rate,
     "matmul": matmul_rate,
     "recurrent": matmul_rate,
+    "selective_scan": _fp32_rate,
+    "state_space": matmul_rate,
 }
 
 

@@ -1,8 +1,8 @@
 """What is slow to make and the same in every process, kept in files: traced graphs, above all.
 
-    build/tests/<sources>/<name>.pickle      <sources>: a digest of all of our code, and versions of Python and PyTorch
+    build/tests/<sources>/<name>.pickle      <sources>: a digest of code and configs, and versions of Python and PyTorch
 
-Any change of the code makes everything anew. The folder is the project's own and only its owner writes there, so that
+Any change of these makes everything anew. The folder is the project's own and only its owner writes there, so that
 pickles are safe to read. Of processes that want the same thing at once one makes it, and the others wait for it: ranks
 of a pool, above all, which all want the same graph at the same time.
 """
@@ -23,7 +23,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 _CODE = (
-    "costmodels", "hardware_profiles", "planner", "runtime", "tests/distributed", "tests/replicas.py",
+    "costmodels", "hardware_profiles", "planner", "runtime", "tests/configs", "tests/distributed", "tests/replicas.py",
     "tests/unit/search/cases.py",
 )  # fmt: skip
 _KEPT = 3  # folders of sources that stay
@@ -60,7 +60,8 @@ def kept(name: str, make: Callable[[], T]) -> T:
 def _folder() -> Path:
     digest = hashlib.sha256(f"{sys.version} {torch.__version__}".encode())
     for place in _CODE:
-        for path in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]:
+        files = (ROOT / place).rglob("config.json" if place == "tests/configs" else "*.py")
+        for path in sorted(files) or [ROOT / place]:
             digest.update(f"{path}\n".encode() + path.read_bytes())
     above = ROOT / "build" / "tests"
     folder = above / digest.hexdigest()[:16]

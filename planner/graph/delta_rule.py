@@ -16,15 +16,13 @@ computes it once more.
     B batch, S steps, G heads of keys, H heads of values (H / G share a key), D and E head dims, N chunks of C steps
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
-from planner.graph.delta_rules import CHUNK
+from planner.graph.recomputed import computed_again, recomputed
+from planner.graph.scans import CHUNK
 
 _LEAST = 1e-6
 """Added to the square of a length."""
@@ -42,67 +40,6 @@ def composed(
     """What each step reads, B S H E, of a state that begins with zeros. `decay` is the logarithm of what is left of the
     state, B S H, or B S H D; with `normalised` queries and keys are brought to length 1."""
     return _delta_rule((query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH), normalised, chunk)
-
-
-gated_delta_rule = torch.library.custom_op("planner::gated_delta_rule", mutates_args=())(composed)
-
-
-@gated_delta_rule.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_others: Any) -> torch.Tensor:
-    return torch.empty_like(value, dtype=query.dtype, memory_format=torch.contiguous_format)
-
-
-def composed_backward(
-    gradient_BSHE: torch.Tensor,
-    query_BSGD: torch.Tensor,
-    key_BSGD: torch.Tensor,
-    value_BSHE: torch.Tensor,
-    decay: torch.Tensor,
-    beta_BSH: torch.Tensor,
-    normalised: bool,
-    chunk: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of all five tensors: PyTorch differentiates the forward pass, which is computed once more."""
-    with _differentiating():
-        given = (query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH)
-        leaves = [tensor.detach().requires_grad_() for tensor in given]
-        made = _delta_rule(leaves, normalised, chunk)
-        of_query, of_key, of_value, of_decay, of_beta = torch.autograd.grad(made, leaves, gradient_BSHE)
-    return of_query, of_key, of_value, of_decay, of_beta
-
-
-gated_delta_rule_backward = torch.library.custom_op("planner::gated_delta_rule_backward", mutates_args=())(
-    composed_backward
-)
-
-
-@gated_delta_rule_backward.register_fake
-def _(gradient: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.empty_like(tensor) for tensor in given[:5])
-
-
-@contextlib.contextmanager
-def _differentiating() -> Iterator[None]:
-    """While active, autograd records what is computed, which it does not inside of an operator."""
-    hidden = torch._C._dispatch_tls_local_exclude_set()
-    for key in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView"):
-        hidden = hidden.remove(getattr(torch._C.DispatchKey, key))
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden), torch.enable_grad():
-        yield
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    *tensors, ctx.normalised, ctx.chunk = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    found = gated_delta_rule_backward(gradient.contiguous(), *ctx.saved_tensors, ctx.normalised, ctx.chunk)
-    needed = ctx.needs_input_grad[:5]
-    return *(one if wanted else None for one, wanted in zip(found, needed, strict=True)), None, None
-
-
-gated_delta_rule.register_autograd(_backward, setup_context=_keep)
 
 
 def _delta_rule(given: Sequence[torch.Tensor], normalised: bool, chunk: int) -> torch.Tensor:
@@ -186,9 +123,8 @@ def _kept_by_chunk(state: torch.Tensor, pieces: Sequence[torch.Tensor]) -> tuple
         q, k, _, _, sums = pieces
         return _across(state, q, k, sums, _inside(*pieces))
 
-    if not torch.is_grad_enabled():
-        return compute(state, *pieces)
-    made: tuple[torch.Tensor, torch.Tensor] = checkpoint(
-        compute, state, *pieces, use_reentrant=False, preserve_rng_state=False
-    )
+    made: tuple[torch.Tensor, torch.Tensor] = computed_again(compute, state, *pieces)
     return made
+
+
+gated_delta_rule = recomputed("planner::gated_delta_rule", composed, like=2)

@@ -30,9 +30,12 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from planner.errors import ModelError
-from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
+from planner.graph import causal_convolution as causal_convolution  # these make operators known to torch
+from planner.graph import delta_rule as delta_rule
 from planner.graph import repeats
+from planner.graph import selective_scan as selective_scan
 from planner.graph import stacked as stacked  # makes the operator known to torch
+from planner.graph import state_space_scan as state_space_scan
 from planner.graph.alike import NotAlikeError
 from planner.graph.attention_dims import AttentionOfFourDims
 from planner.graph.autocast import without_autocast
@@ -40,7 +43,6 @@ from planner.graph.bags import with_bags
 from planner.graph.caches import without_caches
 from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
-from planner.graph.delta_rules import delta_rules_as_operators
 from planner.graph.examples import samples_of
 from planner.graph.expert_load import with_named_settings
 from planner.graph.gradient_hooks import refuse_gradient_hooks
@@ -79,6 +81,7 @@ from planner.graph.refusals import (
     written_lines,
 )
 from planner.graph.returned import checked_loss
+from planner.graph.scans import scans_as_operators
 from planner.graph.unread import without_unread, without_unread_constants
 from planner.graph.untrained import without_untrained
 from planner.graph.updates import with_updates
@@ -95,6 +98,12 @@ _OF_SHAPE: Mapping[str, str] = {
     "aten.reshape_as.default": "aten.reshape.default",
 }
 """Of which the second operand only says a shape."""
+
+_ALSO_CALLED: Mapping[str, str] = {
+    "aten.concat.default": "aten.cat.default",
+    "aten.concatenate.default": "aten.cat.default",
+}
+"""Operators with several names."""
 
 _UNSET: Mapping[str, str] = {
     "aten.empty.memory_format": "aten.zeros.default",
@@ -204,7 +213,7 @@ def _graph_of(
             torch.no_grad(),
             ordered_sets(module),
             own_functions_as_operators(module),
-            delta_rules_as_operators(module),
+            scans_as_operators(module),
             LiteralsKept(),
             WholeLosses(),
             MarkedRows(),
@@ -406,6 +415,7 @@ class _Reader:
             other = node.args[1]
             assert isinstance(other, fx.Node)
             op, arguments = _TO_DTYPE, (arguments[0], self._argument(other.meta["val"].dtype))
+        op = _ALSO_CALLED.get(op, op)
         if op in _OF_SHAPE:  # nor anything but its shape
             op, arguments = _OF_SHAPE[op], (arguments[0], tuple(node.meta["val"].shape))
         keywords = tuple((key, self._argument(argument)) for key, argument in node.kwargs.items())

@@ -34,6 +34,7 @@ scores, as nobody knows what is in it; attention that is said to be causal does 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,8 @@ from costmodels import (
     DeltaRuleShape,
     ExpertsShape,
     RecurrentShape,
+    SelectiveScanShape,
+    StateSpaceShape,
     attention_backward_time,
     attention_time,
     delta_rule_backward_time,
@@ -54,9 +57,13 @@ from costmodels import (
     operator_time,
     recurrent_backward_time,
     recurrent_time,
+    selective_scan_backward_time,
+    selective_scan_time,
+    state_space_backward_time,
+    state_space_time,
     weight_gradient_time,
 )
-from planner.graph.delta_rules import CHUNK
+from planner.graph.scans import CHUNK
 from planner.pricing import composed_losses
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
@@ -128,8 +135,8 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
         more = more + apart * _held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
     each, launched = call.device.host_latency * call.software.host, _launched(call)
     back = launched + _launched_besides(call) if launched else 0
-    if call.rule.op_class == "delta_rule":
-        within = _delta_rule_shape(call).launched  # between these there is nothing but PyTorch
+    if call.rule.op_class in _SCANS:
+        within = _SCANS[call.rule.op_class](call).launched  # between these there is nothing but PyTorch
         ahead, behind = (call.device.host_latency * count for count in within)
         return np.asarray(each * launched + ahead), np.asarray(each * back + behind)
     return np.asarray(each * (launched + more)), np.asarray(each * (back + more))
@@ -520,20 +527,49 @@ def _delta_rule_shape(call: KernelCall) -> DeltaRuleShape:
     return DeltaRuleShape(**extents, chunk=CHUNK, channels=channels, composed=call.software.counts_gradients)
 
 
-def _delta_rule(call: KernelCall) -> tuple[Array, Array]:
-    shape, dtype = _delta_rule_shape(call), call.multiplied
-    if shape.composed and element_bytes(call.dtype) < element_bytes("fp32"):
-        dtype = "fp32"  # as `planner.graph.delta_rule` computes it
-    forward = np.asarray(delta_rule_time(shape, dtype, call.device))
-    if not call.graded:
-        return forward, np.zeros(len(call.extents))
-    return forward, np.asarray(delta_rule_backward_time(shape, dtype, call.device))
+def _state_space_shape(call: KernelCall) -> StateSpaceShape:
+    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
+    chunk = int(call.rule.work[0].coefficient / 2)  # as many pairs of a step and another
+    return StateSpaceShape(**extents, chunk=chunk, composed=_lacks_kernels(call), again=call.software.counts_gradients)
+
+
+def _selective_scan_shape(call: KernelCall) -> SelectiveScanShape:
+    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
+    return SelectiveScanShape(**extents, composed=_lacks_kernels(call), again=call.software.counts_gradients)
+
+
+def _lacks_kernels(call: KernelCall) -> bool:
+    """Whether nobody has kernels of state-space models there: mamba-ssm is for GPUs."""
+    return call.software.counts_gradients and call.device.device_type != "cuda"
+
+
+_SCANS: Mapping[str, Callable[[KernelCall], Any]] = {
+    "delta_rule": _delta_rule_shape,
+    "selective_scan": _selective_scan_shape,
+    "state_space": _state_space_shape,
+}
+"""Shapes of scans that a framework composes of its operators."""
+
+
+def _scan(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[[KernelCall], tuple[Array, Array]]:
+    """Seconds of a scan, from what its shape takes."""
+
+    def seconds(call: KernelCall) -> tuple[Array, Array]:
+        shape, dtype = _SCANS[call.rule.op_class](call), call.multiplied
+        if shape.composed and element_bytes(call.dtype) < element_bytes("fp32"):
+            dtype = "fp32"  # as `planner.graph` computes it
+        ahead = np.asarray(forward(shape, dtype, call.device))
+        return ahead, np.asarray(backward(shape, dtype, call.device)) if call.graded else np.zeros(len(call.extents))
+
+    return seconds
 
 
 _BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {
     "attention": _attention,
-    "delta_rule": _delta_rule,
+    "delta_rule": _scan(delta_rule_time, delta_rule_backward_time),
     "experts": _experts,
     "matmul": _matmul,
     "recurrent": _recurrent,
+    "selective_scan": _scan(selective_scan_time, selective_scan_backward_time),
+    "state_space": _scan(state_space_time, state_space_backward_time),
 }

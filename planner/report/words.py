@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from planner.graph.operator_graph import Operator
 from planner.graph.per_replica import called
 from planner.plan.binding.bind import BoundOperator
+from planner.plan.layout.decisions import COUNTED
 from planner.plan.layout.patterns import factor_word
 
-SHOWN = frozenset(
-    {"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent", "delta_rule"}
-)
+SHOWN = COUNTED
 """Classes of the operators that do the work."""
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hardware_profiles import Flops
-from planner.graph.delta_rules import CHUNK
+from planner.graph.scans import CHUNK
 
 Arguments = Sequence[Any]
 Formula = Callable[[Arguments, Any], Flops]
@@ -87,6 +87,19 @@ def _delta_rule_backward(given: Arguments, _: Any) -> Flops:
     return 3.0 * _delta_rule(given[1], given[3], given[7])
 
 
+def _state_space(x: torch.Tensor, b: torch.Tensor, chunk: int) -> Flops:
+    """A step of a head meets those of its chunk, by pairs of its group, reads from the state, and writes to it."""
+    batch, steps, heads, width = x.shape
+    groups, state = b.shape[2:]
+    chunk = min(chunk, steps)
+    return 2.0 * batch * steps * (chunk * (groups * state + heads * width) + 2 * heads * width * state)
+
+
+def _selective(x: torch.Tensor, a: torch.Tensor) -> Flops:
+    """Counted as those who wrote the kernel do (Gu and Dao 2023)."""
+    return 9.0 * x.numel() * a.shape[1]
+
+
 def _grouped(given: Arguments, _: Any) -> Flops:
     """Every row with one matrix."""
     rows: torch.Tensor = given[0]
@@ -117,6 +130,10 @@ FLOPS: Mapping[str, Formula] = {
     "planner.sink_attention.default": lambda given, _: _attention(given[0], given[1], given[2], False),
     "planner.gated_delta_rule.default": _delta_rule_forward,
     "planner.gated_delta_rule_backward.default": _delta_rule_backward,
+    "planner.state_space_scan.default": lambda given, _: _state_space(given[0], given[3], given[10]),
+    "planner.state_space_scan_backward.default": lambda given, _: 3.0 * _state_space(given[1], given[4], given[11]),
+    "planner.selective_scan.default": lambda given, _: _selective(given[0], given[2]),
+    "planner.selective_scan_backward.default": lambda given, _: 3.0 * _selective(given[1], given[3]),
     "planner.grouped_outer.default": _grouped,
     "planner.grouped_product.default": _grouped,
     "planner.fp8_blocks_product.default": lambda given, _: 2.0 * math.prod(given[0].shape) * given[2].shape[0],

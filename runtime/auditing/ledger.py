@@ -22,7 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardware_profiles import Flops
 from planner.errors import AuditError
-from planner.graph import ctc, delta_rule
+from planner.graph import ctc
+from planner.graph.causal_convolution import causal_convolution
+from planner.graph.delta_rule import gated_delta_rule
+from planner.graph.selective_scan import selective_scan
+from planner.graph.state_space_scan import state_space_scan
 from planner.plan.prediction.charges import A_BLOCK, Phase
 from runtime.auditing.flops import FLOPS
 from runtime.executor.live_tensors import LiveTensors
@@ -57,8 +61,10 @@ _KINDS = {  # the c10d operator: kind, position of the tensor whose bytes count,
 _COMPOSED: Mapping[str, Callable[..., Any]] = {
     ctc.CTC: ctc.sums,
     "planner.ctc_loss_backward.default": ctc.sums_backward,
-    "planner.gated_delta_rule.default": delta_rule.composed,
-    "planner.gated_delta_rule_backward.default": delta_rule.composed_backward,
+    **gated_delta_rule.in_pieces,
+    **state_space_scan.in_pieces,
+    **selective_scan.in_pieces,
+    **causal_convolution.in_pieces,
 }
 _ONTO = frozenset(
     f"aten.{name}"

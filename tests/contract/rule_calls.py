@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
+from planner.graph import causal_convolution as causal_convolution  # these make operators known to torch
+from planner.graph import delta_rule as delta_rule
+from planner.graph import selective_scan as selective_scan
+from planner.graph import state_space_scan as state_space_scan
 from planner.graph.call import Call, Typed
 from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, TorchConstant
 from planner.graph.trace import resolve, tensor_type
-from planner.models import experts as experts  # these, too
+from planner.models import experts as experts
 from planner.models import sink_attention as sink_attention
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
@@ -161,7 +164,7 @@ def _mask(*shape: int) -> torch.Tensor:
 def examples() -> Iterator[Example]:
     """At least one call for each row of the table of rules."""
     groups = (
-        *(_contractions, _masked_attention, _delta_rules, _experts, _lookups, _picks),
+        *(_contractions, _masked_attention, _delta_rules, _state_spaces, _experts, _lookups, _picks),
         *(_elementwise, _masks_and_numbers, _views, _along, _reductions, _factories),
         *(_convolutions, _channels, _recurrent, _bags, _losses),
     )
@@ -260,6 +263,22 @@ def _delta_rules() -> Iterator[tuple[Any, ...]]:
     yield rule, "grouped", _random(2, 6, 2, 3), _random(2, 6, 2, 3) / 2, values, -_positive(2, 6, 4), strengths, True, 4
     yield rule, "one head each", heads, heads / 3, values, -_positive(2, 6, 4), strengths
     yield rule, "channels that decay", heads, heads.flip(0), values, -_positive(2, 6, 4, 3), strengths, True, 4
+
+
+def _state_spaces() -> Iterator[tuple[Any, ...]]:
+    scan, each = "planner.state_space_scan.default", "planner.selective_scan.default"
+    steps, decays, numbers = _random(2, 6, 4), -_positive(4), (_random(4), _random(4))
+    few, settings = (_random(2, 6, 2, 3), _random(2, 6, 2, 3)), (True, 0.0, None, 4)
+    yield scan, "groups", _random(2, 6, 4, 2), steps, decays, *few, *numbers, *settings
+    own = _random(2, 6, 4, 3), _random(2, 6, 4, 3)
+    yield scan, "each its own", _random(2, 6, 4, 2), steps.sigmoid(), decays, *own, None, None, False, 0.1, 0.6, 4
+    yield scan, "one group", _random(2, 6, 4, 2), steps, decays, *(one[:, :, :1] for one in own), *numbers, *settings
+    wide, read = _random(2, 4, 6), (_random(2, 3, 6), _random(2, 3, 6))
+    gated = _random(4), _random(2, 4, 6), _random(4), True
+    yield each, "gated", wide, _random(2, 4, 6), -_positive(4, 3), *read, *gated
+    yield each, "plain", wide, _positive(2, 4, 6), -_positive(4, 3), *read, None, None, None, False
+    yield "planner.causal_convolution.default", "gated", wide, _random(4, 3), _random(4), True
+    yield "planner.causal_convolution.default", wide, _random(4, 3), None, False
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:

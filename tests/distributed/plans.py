@@ -48,6 +48,7 @@ from planner.sharding.rule import (
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
 from planner.sharding.update import Update
+from tests.distributed.of_transformers import OfTransformers
 from tests.distributed.towers import Towers, pairs
 from tests.distributed.unusual import Gated, Unusual
 from tests.kept import kept
@@ -88,6 +89,10 @@ WIDE_DEEP = WideDeepConfig(
     crossed_features=2,
     crossed_rows=VOCABULARY,
 )
+
+
+STATE_SPACES = ("mamba2", "jamba", "nemotron-h-dense", "falcon-h1", "granite4", "bamba", "zamba2")
+"""Models of transformers, by the names of their configs."""
 
 
 def lively(module: nn.Module) -> nn.Module:
@@ -421,6 +426,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "tied-linears": TiedLinears,
     "tied-linears64": lambda: TiedLinears().double(),
     "towers": lambda: Towers(VOCABULARY),
+    **{name: partial(OfTransformers, name, BATCH, SEQUENCE) for name in STATE_SPACES},
 }
 
 Choose = Callable[[str, Rule, Mesh], Strategy]

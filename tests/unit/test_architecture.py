@@ -67,9 +67,11 @@ ALLOWED = (
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
     "accelerate": ("runtime.integrations.huggingface",),
+    "causal_conv1d": ("planner.graph.state_kernels",),
     "cryptography": ("runtime.servers.certificate",),
     "jinja2": ("planner.report.html",),
     "lightning": ("runtime.integrations.lightning",),
+    "mamba_ssm": ("planner.graph.state_kernels",),
     "networkx": ("planner.graph.operator_graph", "planner.strategy_search.solvers"),
     "numpy": (
         "costmodels",
@@ -114,8 +116,8 @@ HOMES = {
     "yaml": ("planner.export.files.yaml_files",),
 }
 
-# Packages that come with PyTorch where it is built for accelerators.
-BROUGHT = {"triton"}
+# Packages that come with PyTorch where it is built for accelerators, and kernels that people may have beside it.
+BROUGHT = {"triton", "causal_conv1d", "mamba_ssm"}
 
 # Packages whose distribution goes by another name.
 IMPORTED = {"pyyaml": "yaml"}

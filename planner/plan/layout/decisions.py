@@ -17,7 +17,18 @@ from planner.sharding.layout import REPLICATE, shard_length
 from planner.sharding.usual_pattern import usual_factors
 
 COUNTED = frozenset(
-    {"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent", "delta_rule"}
+    {
+        "matmul",
+        "attention",
+        "experts",
+        "normalisation",
+        "embedding",
+        "cross_entropy",
+        "recurrent",
+        "delta_rule",
+        "state_space",
+        "selective_scan",
+    }
 )
 """Classes of the operators that do the work, of which people decide how they are split."""
 

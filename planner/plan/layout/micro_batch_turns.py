@@ -20,7 +20,18 @@ from planner.plan.layout.segments import Segment
 from planner.plan.layout.stage_tensors import move_of
 from planner.sharding.rule import loop_extents
 
-PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts", "recurrent", "delta_rule"})
+PRODUCTS = frozenset(
+    {
+        "matmul",
+        "attention",
+        "convolution",
+        "experts",
+        "recurrent",
+        "delta_rule",
+        "state_space",
+        "selective_scan",
+    }
+)
 """Classes of operators that multiply."""
 
 

@@ -9,17 +9,17 @@ operations: with those of its chunk it makes two rows of products of keys (4 C d
 operands is kept; the backward pass computes the forward pass again.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 from planner.graph.call import Call
-from planner.graph.delta_rules import CHUNK
-from planner.sharding.rule import Rule, Work
+from planner.graph.scans import CHUNK
+from planner.sharding.rule import Rule
 from planner.sharding.rules.einsum import WIDE, Einsum
+from planner.sharding.rules.recomputed import keeping_operands
 from planner.sharding.rules.spec import RuleSpec
 
 _ARGUMENT = (6, "chunk")
-_EVERY = (0, 1, 2, 3, 4)
 _LIVING = (13.0, 4.0, 8.0)
 """Tensors in float32 at least that live together in the backward pass: of keys, of values, of pairs of a chunk."""
 _LIVING_EACH = (7.0, 3.0, 5.0)
@@ -40,12 +40,9 @@ class DeltaRule(RuleSpec):
         rule = Einsum(
             pattern=f"b s g d, b s g d, b s (g r) e, b s (g r){' d' if each else ''}, b s (g r) -> b s (g r) e",
             op_class="delta_rule",
-            positions=_EVERY,
+            positions=(0, 1, 2, 3, 4),
             blocked="s d",
             work=((5 * chunk, "b s g r d"), (3 * chunk, "b s g r e"), (6.0, "b s g r d e")),
-            gradient_work=0.4,  # twice the forward work for the gradients of all five operands
-            repeated_work=1.0,
-            saves=tuple((operand, _EVERY) for operand in _EVERY),
             roles=(("batch", "b"), ("steps", "s"), ("heads", "g r"), ("keys", "d"), ("values", "e")),
         ).build(call)
         keys, values, pairs = _LIVING_EACH if each else _LIVING
@@ -54,10 +51,4 @@ class DeltaRule(RuleSpec):
             (values * width, "b s g r e"),
             (pairs * width * chunk**2, "b g r d") if each else (pairs * width * chunk, "b s g r"),
         )
-        return replace(rule, scratch=tuple(_work(rule, *each) for each in living))
-
-
-def _work(rule: Rule, coefficient: float, names: str) -> Work:
-    return Work(
-        coefficient=coefficient, factors=tuple(rule.index[name] for name in names.split() if name in rule.index)
-    )
+        return keeping_operands(rule, living)

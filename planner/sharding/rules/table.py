@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from planner.fp8_recipes import RECIPES
 from planner.graph.contractions import EINSUM
-from planner.graph.delta_rules import DELTA_RULE
 from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
+from planner.graph.scans import CAUSAL_CONVOLUTION, DELTA_RULE, SELECTIVE_SCAN, STATE_SPACE
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.contraction import Contraction
 from planner.sharding.rules.convolution import Convolution, Pool
@@ -29,6 +29,7 @@ from planner.sharding.rules.recurrent import Recurrent
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
 from planner.sharding.rules.sinks import SinkAttention
 from planner.sharding.rules.spec import RuleSpec
+from planner.sharding.rules.state_space import SelectiveScan, StateSpaceScan
 from planner.sharding.rules.views import AlongDim, Pad, Permute, RepeatEach, Reshape, Tile
 from planner.sharding.rules.windows import WindowedAttention
 
@@ -200,6 +201,16 @@ RULES: Mapping[str, RuleSpec] = {
     # sequences, step by step
     **{op: Recurrent(gates=gates, states=2 if op == LSTM else 1) for op, gates in GATES.items()},
     DELTA_RULE: DeltaRule(),
+    STATE_SPACE: StateSpaceScan(),
+    SELECTIVE_SCAN: SelectiveScan(),
+    CAUSAL_CONVOLUTION: Einsum(
+        pattern="b d s, d k, d -> b d s",
+        op_class="elementwise",
+        blocked="s k",
+        work=((2.0, "b d s k"),),
+        saves=tuple((operand, (0, 1, 2)) for operand in range(3)),
+        scratch_elements=((3.0, "b d s"),),  # with zeros in front, before SiLU, and the gradient of that
+    ),
     # further lookups and losses
     "planner.embedding_bag": EmbeddingBag(),
     "planner.rows_from_host": OutsideRows(place="host"),
@@ -323,7 +334,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.tril.default": Elementwise(op_class="copy", blocked_trailing=2),
     "aten.triu.default": Elementwise(op_class="copy", blocked_trailing=2),
     # views
-    "aten.view.default": _VIEW,
+    "aten.view.default": Reshape(copies=False),
     "aten._unsafe_view.default": _VIEW,
     "aten.reshape.default": _VIEW,
     "aten.flatten.using_ints": _VIEW,

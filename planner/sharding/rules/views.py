@@ -18,8 +18,11 @@ class Reshape(RuleSpec):
     """The same elements in the same order under another shape: dims are merged and split.
 
     The common refinement of the two shapes gives the factors: (b s) h d -> b s (h d). Where no refinement exists (6 x
-    4 -> 8 x 3) the dims concerned are blocked.
+    4 -> 8 x 3) the dims concerned are blocked. Where the operand does not lie in one piece it `copies`, unless it is a
+    view or nothing.
     """
+
+    copies: bool = True
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -30,7 +33,7 @@ class Reshape(RuleSpec):
             factors=table.freeze(),
             operands=(source_dims,),
             results=(target_dims,),
-            op_class="view" if source.contiguous else "copy",
+            op_class="copy" if self.copies and not source.contiguous else "view",
             local_form="reshape",
         )
 

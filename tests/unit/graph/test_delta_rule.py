@@ -7,7 +7,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from planner.graph.delta_rule import gated_delta_rule
-from planner.graph.delta_rules import delta_rules_as_operators
+from planner.graph.scans import scans_as_operators
 
 
 def drawn(steps: int, key_heads: int, channels: bool) -> list[torch.Tensor]:
@@ -45,7 +45,7 @@ def test_modules_of_transformers_call_it_while_they_are_traced() -> None:
     before = modeling_qwen3_next.torch_chunk_gated_delta_rule
     x = torch.randn(1, 6, 16)
     plain = layer(x)
-    with delta_rules_as_operators(layer):
+    with scans_as_operators(layer):
         exported = torch.export.export(layer, (x,), strict=False)
     assert modeling_qwen3_next.torch_chunk_gated_delta_rule is before
     assert [str(node.target) for node in exported.graph.nodes].count("planner.gated_delta_rule.default") == 1

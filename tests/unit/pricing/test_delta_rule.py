@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from costmodels import DeltaRuleShape, best_rate, delta_rule_backward_time, delta_rule_time, operator_time
 from hardware_profiles import load_profile
-from planner.graph.delta_rule import gated_delta_rule, gated_delta_rule_backward
+from planner.graph.delta_rule import gated_delta_rule
 from planner.sharding.rule import Rule
 from tests.contract.rule_calls import Example
 
@@ -62,9 +62,12 @@ def counted(steps: int, channels: bool) -> tuple[Counted, Counted]:
     wide = torch.zeros(1, steps, 2, 48)
     given = [wide, wide, torch.zeros(1, steps, 2, 40), wide if channels else wide[..., 0], wide[..., 0]]
     found = []
-    for operator, operands in ((gated_delta_rule, given), (gated_delta_rule_backward, [given[2], *given])):
+    for composed, operands in (
+        (gated_delta_rule.composed, given),
+        (gated_delta_rule.composed_backward, [given[2], *given]),
+    ):
         with Counted() as count:
-            operator._init_fn(*operands, True, 64)  # type: ignore[attr-defined]
+            composed(*operands, True, 64)
         found.append(count)
     return found[0], found[1]
 

@@ -26,6 +26,7 @@ from planner.strategy_search.search import search
 from planner.strategy_search.solvers.elimination.improving import improved
 from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import Pairs, Schedule, schedule
+from tests.benchmarks.hard_models import mamba_short
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 
@@ -217,20 +218,10 @@ def test_recomputation_of_no_blocks_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_loop_over_tokens_is_planned_with_a_bound_that_holds() -> None:
-    """Each step of the scan of Mamba reads slices of what all steps read: exactly, that would take hours."""
-    from transformers import MambaConfig, MambaForCausalLM
-
-    config = MambaConfig(vocab_size=256, hidden_size=64, state_size=16, num_hidden_layers=1, use_cache=False)
-    with torch.device("meta"):
-        ids = torch.zeros(2, 8, dtype=torch.long)
-        module = MambaForCausalLM(config)
+    """Each step of a scan that is written out reads slices of what all steps read: exactly, that would take hours."""
+    module, inputs = mamba_short()
     found = planner.search(
-        module,
-        "h100-80gb",
-        devices=8,
-        kwargs={"input_ids": ids, "labels": ids},
-        batch=2,
-        planner_memory=resident_bytes() + 2.0**30,
+        module, "h100-80gb", devices=8, args=inputs, batch=2, planner_memory=resident_bytes() + 2.0**30
     )
     assert 0 < found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
     assert not found.statistics.stopped

@@ -1,0 +1,151 @@
+"""What modules of transformers compute step by step, as one operator each, while a module is traced.
+
+Their modules call a function of the file that they stand in, which is the kernel of another package where that is
+installed, and else spells it out: a loop over chunks or over steps, with some operators for each. For the time of a
+trace functions of these names are called as operators of ours, which compute the same:
+
+    torch_chunk_gated_delta_rule, chunk_kimi_delta_attention    planner.gated_delta_rule
+    mamba2_chunk_scan                                           planner.state_space_scan
+    mamba_selective_scan                                        planner.selective_scan
+    causal_conv1d_fn                                            planner.causal_convolution
+
+Called with a state, for one, or with packed sequences, they stay as they are.
+"""
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DELTA_RULE = "planner.gated_delta_rule.default"
+STATE_SPACE = "planner.state_space_scan.default"
+SELECTIVE_SCAN = "planner.selective_scan.default"
+CAUSAL_CONVOLUTION = "planner.causal_convolution.default"
+CHUNK = 64
+"""Steps of the gated delta rule that are computed at a time, as those who wrote these models have them."""
+
+_THEIRS = "transformers."
+_SILU = ("silu", "swish")
+_PACKED = ("cu_seqlens", "seq_idx")
+
+
+@contextlib.contextmanager
+def scans_as_operators(module: "nn.Module") -> Iterator[None]:
+    """While active, modules of transformers inside of `module` call the operators."""
+    files = {type(part).__module__ for part in module.modules() if type(part).__module__.startswith(_THEIRS)}
+    found = [(sys.modules[file], name) for file in sorted(files) for name in _CALLS if hasattr(sys.modules[file], name)]
+    before: list[tuple[ModuleType, str, Callable[..., Any]]] = [
+        (file, name, getattr(file, name)) for file, name in found
+    ]
+    try:
+        for file, name, function in before:
+            setattr(file, name, _as_operator(function, _CALLS[name]))
+        yield
+    finally:
+        for file, name, function in before:
+            setattr(file, name, function)
+
+
+def _as_operator(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **settings: Any) -> Any:
+        packed = any(settings.get(name) is not None for name in _PACKED)
+        made = NotImplemented if packed else operator(*given, **settings)
+        return function(*given, **settings) if made is NotImplemented else made
+
+    return call
+
+
+def _delta_rule(
+    query: Any,
+    key: Any,
+    value: Any,
+    g: Any,
+    beta: Any,
+    chunk_size: int = CHUNK,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **_others: Any,
+) -> Any:
+    from planner.graph.delta_rule import gated_delta_rule
+
+    if initial_state is not None or output_final_state:
+        return NotImplemented
+    return gated_delta_rule(query, key, value, g, beta, bool(use_qk_l2norm_in_kernel), chunk_size), None
+
+
+def _state_space_scan(
+    hidden_states: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    chunk_size: int,
+    D: Any = None,
+    z: Any = None,
+    dt_bias: Any = None,
+    initial_states: Any = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    return_final_states: bool = False,
+    **_others: Any,
+) -> Any:
+    from planner.graph.state_space_scan import state_space_scan
+
+    stateful = initial_states is not None or return_final_states
+    if stateful or z is not None or (D is not None and D.dim() > 1):
+        return NotImplemented
+    least, most = dt_limit
+    bounds = float(least), None if most == math.inf else float(most)
+    return state_space_scan(hidden_states, dt, A, B, C, D, dt_bias, bool(dt_softplus), *bounds, chunk_size)
+
+
+def _selective_scan(
+    hidden_states: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any = None,
+    z: Any = None,
+    delta_bias: Any = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **_others: Any,
+) -> Any:
+    from planner.graph.selective_scan import selective_scan
+
+    if return_last_state:
+        return NotImplemented
+    return selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias, bool(delta_softplus))
+
+
+def _causal_convolution(
+    hidden_states: Any, weight: Any, bias: Any = None, activation: str | None = None, **_others: Any
+) -> Any:
+    from planner.graph.causal_convolution import causal_convolution
+
+    if activation is not None and activation not in _SILU:
+        return NotImplemented
+    return causal_convolution(hidden_states, weight, bias, activation is not None)
+
+
+def _nothing(*_given: Any, **_settings: Any) -> None:
+    """A whole layer as one kernel, of which a module asks first: None says that there is none."""
+
+
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "chunk_kimi_delta_attention": _delta_rule,
+    "mamba2_chunk_scan": _state_space_scan,
+    "mamba_selective_scan": _selective_scan,
+    "causal_conv1d_fn": _causal_convolution,
+    "mamba2_split_conv1d_scan_combined": _nothing,
+    "mamba_inner_fn": _nothing,
+}
+"""Functions of transformers by name, as calls of operators; NotImplemented where they stay as they are."""

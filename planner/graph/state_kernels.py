@@ -1,0 +1,59 @@
+"""Kernels of mamba-ssm and causal-conv1d for operators of ours, which are used where these are installed.
+
+Each takes what its operator is given. Autograd can differentiate all of them. None has run here: they are for GPUs.
+"""
+
+import importlib.util
+import math
+
+import torch
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def state_space_scan(
+    x: torch.Tensor,
+    step: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    least: float,
+    most: float | None,
+    chunk: int,
+) -> torch.Tensor:
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    limits = least, math.inf if most is None else most
+    made: torch.Tensor = mamba_chunk_scan_combined(
+        x, step, a, b, c, chunk, D=d, dt_bias=bias, dt_softplus=softplus, dt_limit=limits
+    )
+    return made
+
+
+def selective_scan(
+    x: torch.Tensor,
+    step: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+) -> torch.Tensor:
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    made: torch.Tensor = selective_scan_fn(x, step, a, b, c, D=d, z=z, delta_bias=bias, delta_softplus=softplus)
+    return made
+
+
+def causal_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool) -> torch.Tensor:
+    from causal_conv1d import causal_conv1d_fn
+
+    made: torch.Tensor = causal_conv1d_fn(x, weight, bias, activation="silu" if silu else None)
+    return made
