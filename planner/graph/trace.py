@@ -54,6 +54,7 @@ from planner.graph.literals import LiteralsKept
 from planner.graph.marked import MarkedRows
 from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
 from planner.graph.names import check_names, free_name
+from planner.graph.norms import with_norms
 from planner.graph.operator_graph import (
     Argument,
     Operator,
@@ -241,7 +242,7 @@ def _graph_of(
     read = with_named_settings(without_needless_detaches(_Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     read = with_pieces_together(read, samples_of((args, kwargs)))
-    flat = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
+    flat = with_norms(with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read)))))
     if announced:  # what a block was given had gradients, as far as one could see
         flat = without_needless_detaches(repeats.expand(flat, announced))
         repeats.check_compared(flat, announced)

@@ -68,8 +68,8 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     epsilon: float | None = None,
 ) -> torch.Tensor:
-    """PyTorch has no kernel of it for CPUs (2.13)."""
-    if x.device.type != "cpu" or (weight is not None and weight.dtype != x.dtype):
+    """PyTorch has no kernel of it for CPUs, nor for weights of another dtype than x (2.13)."""
+    if x.device.type != "cpu" and (weight is None or weight.dtype == x.dtype):
         return F.rms_norm(x, list(normalized_shape), weight, epsilon)
     return fused_rms_norm(x, normalized_shape, weight, epsilon)
 

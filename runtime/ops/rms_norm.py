@@ -20,7 +20,7 @@ import torch
 def fused_rms_norm(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, epsilon: float | None = None
 ) -> torch.Tensor:
-    """`torch.nn.functional.rms_norm` over the last dims, of the given shape; the weight has the dtype of x. Where no
+    """`torch.nn.functional.rms_norm` over the last dims, of the given shape; a wider weight is not rounded. Where no
     `epsilon` is given it is that of the dtype in which it is computed, as in PyTorch."""
     return _RMSNorm.apply(x, weight, len(shape), epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
