@@ -40,14 +40,14 @@ from planner.graph.unread import without_unread
 
 MASKED_ATTENTION = "planner.masked_attention"
 """Query, key, value, documents or None, seen keys or None, and sinks where there are any; by name `back` and `ahead`
-(None: any number), `prefix`, where there are chunks `chunk`, `scale`, `enable_gqa`."""
+(None: any number), `prefix`, where there are chunks `chunk`, `scale`, where scores are capped `cap`, `enable_gqa`."""
 
-SINK_ATTENTION = "planner.sink_attention.default"
-"""Attention with sinks, as it is traced (`planner.models.sink_attention`)."""
+COMPOSED_ATTENTION = "planner.composed_attention.default"
+"""Attention with sinks or a cap, as it is traced (`planner.models.composed_attention`)."""
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-_SINK_NAMES = ("query", "key", "value", "sinks", "attn_mask", "is_causal", "scale")
+_COMPOSED_NAMES = ("query", "key", "value", "sinks", "attn_mask", "is_causal", "scale", "cap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,10 @@ def with_mask_kinds(graph: OperatorGraph) -> OperatorGraph:
     operators: list[Operator] = []
     masks: set[str] = set()
     for op in graph.operators:
-        names = {_ATTENTION: _NAMES, SINK_ATTENTION: _SINK_NAMES}.get(op.op, ())
+        names = {_ATTENTION: _NAMES, COMPOSED_ATTENTION: _COMPOSED_NAMES}.get(op.op, ())
         arguments = dict(zip(names, op.arguments, strict=False)) | dict(op.keywords) if names else {}
         mask, kind = arguments.get("attn_mask"), None
-        if op.op == SINK_ATTENTION and mask is None:
+        if op.op == COMPOSED_ATTENTION and mask is None:
             kind = MaskKind(ahead=0 if arguments.get("is_causal", False) else None)
         elif (
             isinstance(mask, ValueRef) and not arguments.get("dropout_p", 0.0) and not arguments.get("is_causal", False)
@@ -91,13 +91,14 @@ def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument]) -> Opera
     """Attention without its mask."""
     given = tuple(arguments[name] for name in _NAMES[:3])
     further = tuple((name, arguments[name]) for name in _NAMES[6:] if name in arguments)
-    sinks = (arguments["sinks"],) if "sinks" in arguments else ()
-    if kind in (MaskKind(), MaskKind(ahead=0)) and not sinks:
+    sinks = (arguments["sinks"],) if arguments.get("sinks") is not None else ()
+    cap = (("cap", arguments["cap"]),) if arguments.get("cap") is not None else ()
+    if kind in (MaskKind(), MaskKind(ahead=0)) and not sinks and not cap:
         return replace(op, arguments=(*given, None, 0.0, kind.ahead == 0), keywords=further)
     numbers = tuple(None if name is None else ValueRef(name) for name in (kind.documents, kind.seen))
     chunk = () if kind.chunk is None else (("chunk", kind.chunk),)
     says = (("back", kind.back), ("ahead", kind.ahead), ("prefix", kind.prefix), *chunk)
-    return replace(op, op=MASKED_ATTENTION, arguments=(*given, *numbers, *sinks), keywords=(*says, *further))
+    return replace(op, op=MASKED_ATTENTION, arguments=(*given, *numbers, *sinks), keywords=(*says, *further, *cap))
 
 
 def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int, int], MaskReader]) -> MaskKind | None:

@@ -61,7 +61,7 @@ class _Reader:
         _, epsilon = added.arguments
         squares = self._averaged(added.operands[0])
         power = None if squares is None else self._made(squares, _POWER, _MULTIPLY)
-        if power is None or not isinstance(epsilon, float) or self.graph.types[power.results[0] or ""].dtype not in _WIDE:
+        if power is None or not isinstance(epsilon, float) or self.graph.types[squares or ""].dtype not in _WIDE:
             return None
         first, second = power.arguments
         return (power.operands[0], epsilon) if second == (2 if power.op == _POWER else first) else None

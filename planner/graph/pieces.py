@@ -13,7 +13,7 @@ each of these lengths, over all samples. Without this the batch of a model would
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.graph.masks import SINK_ATTENTION
+from planner.graph.masks import COMPOSED_ATTENTION
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType, ValueRef
 from planner.graph.unread import rewired, without_unread
 
@@ -28,7 +28,7 @@ _SPLITS: Mapping[str, int] = {
 _RESHAPE, _PERMUTE = "aten.reshape.default", "aten.permute.default"
 _TRANSPOSE = "aten.transpose.int"
 _BY_SAMPLE = frozenset(
-    {"aten.scaled_dot_product_attention.default", SINK_ATTENTION, "aten.matmul.default", "aten.softmax.int",
+    {"aten.scaled_dot_product_attention.default", COMPOSED_ATTENTION, "aten.matmul.default", "aten.softmax.int",
      "aten.clone.default", "aten.to.dtype", "aten.dropout.default", "aten.mul.Tensor", _TRANSPOSE}
 )  # fmt: skip
 """Operators whose first dim is that of samples, each of which is treated by itself, where all operands have as many

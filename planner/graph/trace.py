@@ -52,7 +52,7 @@ from planner.graph.kept_samples import DRAWN, with_kept_samples
 from planner.graph.known_values import KnownValues
 from planner.graph.literals import LiteralsKept
 from planner.graph.marked import MarkedRows
-from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
+from planner.graph.masks import COMPOSED_ATTENTION, with_mask_kinds
 from planner.graph.names import check_names, free_name
 from planner.graph.norms import with_norms
 from planner.graph.operator_graph import (
@@ -492,7 +492,7 @@ def _draws(node: fx.Node) -> bool:
     return tagged and trains["train"] is not False and trains["training"] is not False
 
 
-_ATTENTION = frozenset({"aten.scaled_dot_product_attention.default", SINK_ATTENTION})
+_ATTENTION = frozenset({"aten.scaled_dot_product_attention.default", COMPOSED_ATTENTION})
 _HEADS_APART = 4  # dims of attention whose heads have one of their own
 
 

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 _WITHOUT_MASKS = "sdpa_without_masks"
 _WITH_MASKS = "sdpa"
-_SINKS_WITHOUT_MASKS = "sinks_without_masks"
-_SINKS_WITH_MASKS = "sinks"
-"""Attention with sinks, which PyTorch's own does not know (`planner.models.sink_attention`)."""
-_COMPOSED = "eager"
+_COMPOSED_WITHOUT_MASKS = "composed_without_masks"
+_COMPOSED_WITH_MASKS = "composed"
+"""Attention with sinks or capped scores, which PyTorch's own does not know (`planner.models.composed_attention`)."""
+_SPELLED_OUT = "eager"
 """Attention of models that have no other."""
 
 _LENGTH = 128
@@ -262,7 +262,7 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
 
     _register(transformers)
     made = getattr(transformers, name)
-    attention = _WITH_MASKS if made._supports_sdpa else _COMPOSED
+    attention = _WITH_MASKS if made._supports_sdpa else _SPELLED_OUT
     config.use_cache = _text_of(config, path).use_cache = False
     with _theirs(transformers, f"{path}: transformers cannot build {name}"), torch.device(device):
         module = made._from_config(config, attn_implementation=attention).train()
@@ -278,9 +278,9 @@ def _register(transformers: Any) -> None:
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     transformers.AttentionInterface.register(_WITHOUT_MASKS, sdpa_attention_forward)
-    for name in (_SINKS_WITH_MASKS, _SINKS_WITHOUT_MASKS):
-        transformers.AttentionInterface.register(name, _attention_with_sinks)
-    AttentionMaskInterface.register(_SINKS_WITH_MASKS, sdpa_mask)
+    for name in (_COMPOSED_WITH_MASKS, _COMPOSED_WITHOUT_MASKS):
+        transformers.AttentionInterface.register(name, _composed_attention)
+    AttentionMaskInterface.register(_COMPOSED_WITH_MASKS, sdpa_mask)
     ALL_EXPERTS_FUNCTIONS.register(AS_ONE_OPERATOR, experts_of)
 
 
@@ -290,22 +290,22 @@ def _computes_with_masks(made: Any) -> bool:
     return "allow_is_causal_skip" in inspect.getsource(sys.modules[made.__module__])
 
 
-def _has_sinks(module: Any) -> bool:
-    """Whether heads have sinks, and attention is called as transformers calls it."""
-    return bool(module._supports_attention_backend) and any(
-        name.rpartition(".")[2] == "sinks" for name, _ in module.named_parameters()
-    )
+def _has_sinks_or_cap(module: Any) -> bool:
+    """Whether heads have sinks or scores are capped, and attention is called as transformers calls it."""
+    sinks = any(name.rpartition(".")[2] == "sinks" for name, _ in module.named_parameters())
+    capped = getattr(module.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return bool(module._supports_attention_backend) and (sinks or capped)
 
 
 def _set_attention(module: Any, *, masked: bool) -> None:
     """Have attention be an operator with a rule, given masks or none."""
-    if module._supports_sdpa:
+    if _has_sinks_or_cap(module):
+        module.set_attn_implementation(_COMPOSED_WITH_MASKS if masked else _COMPOSED_WITHOUT_MASKS)
+    elif module._supports_sdpa:
         module.set_attn_implementation(_WITH_MASKS if masked else _WITHOUT_MASKS)
-    elif _has_sinks(module):
-        module.set_attn_implementation(_SINKS_WITH_MASKS if masked else _SINKS_WITHOUT_MASKS)
 
 
-def _attention_with_sinks(
+def _composed_attention(
     module: Any,
     query: Any,
     key: Any,
@@ -314,15 +314,18 @@ def _attention_with_sinks(
     dropout: float = 0.0,
     scaling: float | None = None,
     s_aux: Any = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Any, None]:
-    """Attention of heads with sinks as one operator, in the form of transformers' attention functions."""
-    from planner.models.sink_attention import sink_attention
+    """Attention with sinks or capped scores as one operator, in the form of transformers' attention functions."""
+    from planner.models.composed_attention import composed_attention
 
     if dropout:
-        raise ModelError(f"attention_dropout {dropout:g}: attention with sinks drops nothing here; leave it 0")
-    causal = attention_mask is None and query.shape[2] > 1
-    made = sink_attention(query, key, value, s_aux, attention_mask, causal, scaling)
+        raise ModelError(
+            f"attention_dropout {dropout:g}: attention with sinks or capped scores drops nothing here; leave it 0"
+        )
+    causal = attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True)
+    made = composed_attention(query, key, value, s_aux, attention_mask, causal, scaling, softcap)
     return made.transpose(1, 2).contiguous(), None
 
 

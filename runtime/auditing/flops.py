@@ -127,7 +127,7 @@ FLOPS: Mapping[str, Formula] = {
         _AGAIN * _attention(given[1], given[2], given[3], bool(given[6]))
     ),
     "planner.biased_attention.default": _biased_forward,
-    "planner.sink_attention.default": lambda given, _: _attention(given[0], given[1], given[2], False),
+    "planner.composed_attention.default": lambda given, _: _attention(given[0], given[1], given[2], False),
     "planner.gated_delta_rule.default": _delta_rule_forward,
     "planner.gated_delta_rule_backward.default": _delta_rule_backward,
     "planner.state_space_scan.default": lambda given, _: _state_space(given[0], given[3], given[10]),

@@ -5,8 +5,9 @@
     gradients from q, k_i, v_i, y, l and the gradient of y alone                   of piece i, backward
 
 (Dao et al. 2022, arXiv 2205.14135, section 3.1 and algorithm 4.) A sink of each head is one more piece, of one key
-without a value (`planner.models.sink_attention`). PyTorch's fused kernels return l and take it back.
-Those of CPUs want values as wide as keys; those of accelerators 16 bits and a head dim that is a multiple of 8, too.
+without a value (`planner.models.composed_attention`). PyTorch's fused kernels return l and take it back.
+Those of CPUs want values as wide as keys; those of accelerators 16 bits and a head dim that is a multiple of 8, too;
+none caps scores.
 For everything else the scores are made, in float32 at least.
 
     B batch, H heads, G heads of keys (H / G queries share one), Q queries, K keys, D and E head dims
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from planner.models.composed_attention import capped
 from planner.sharding.window import Run
 from runtime.ops.biased_attention import wide, wide_dtype
 from runtime.ops.hidden import Hidden, Mask
@@ -51,9 +53,17 @@ def hops_of(mask: Mask, queries: Sequence[Run], keys: Sequence[Run], width: int)
     return tuple(Hop(queries=rows, keys=met, hidden=hidden) for rows, met, hidden in blocks)
 
 
-def scale_of(query_BHQD: torch.Tensor, scale: float | None) -> float:
-    """What the scores are multiplied with: 1 / sqrt(D) where nothing else is asked for."""
-    return 1.0 / math.sqrt(query_BHQD.shape[-1]) if scale is None else scale
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What the scores are multiplied with, and between which number and its opposite they are kept then."""
+
+    factor: float
+    cap: float | None = None
+
+
+def scale_of(query_BHQD: torch.Tensor, factor: float | None, cap: float | None = None) -> Scale:
+    """The factor is 1 / sqrt(D) where nothing else is asked for."""
+    return Scale(1.0 / math.sqrt(query_BHQD.shape[-1]) if factor is None else factor, cap)
 
 
 def attend(
@@ -61,25 +71,25 @@ def attend(
     key_BGKD: torch.Tensor,
     value_BGKE: torch.Tensor,
     causal: bool,
-    scale: float,
+    scale: Scale,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, (B, H, Q, E), and the logarithm of the sum of the exponentials of the scores, (B, H, Q). A causal
     piece has as many queries as keys, the same ones. A `bias` of 0 and minus infinity, (B or 1, 1, Q, K), hides keys; a
     query that sees none has the result 0 and the logarithm minus infinity."""
-    if _for_cpu(query_BHQD, value_BGKE):
+    if scale.cap is None and _for_cpu(query_BHQD, value_BGKE):
         result, logarithm = _ATEN._scaled_dot_product_flash_attention_for_cpu(
-            query_BHQD, key_BGKD, value_BGKE, 0.0, causal, attn_mask=bias, scale=scale
+            query_BHQD, key_BGKD, value_BGKE, 0.0, causal, attn_mask=bias, scale=scale.factor
         )
         if bias is not None:  # there the logarithm of a query that sees nothing is 0
             blind = torch.isneginf(bias).all(dim=-1)
             logarithm = logarithm.masked_fill(blind, -math.inf)
-    elif bias is None and _flashes(query_BHQD, value_BGKE):
+    elif scale.cap is None and bias is None and _flashes(query_BHQD, value_BGKE):
         result, logarithm, *_ = _ATEN._scaled_dot_product_flash_attention(
-            query_BHQD, key_BGKD, value_BGKE, 0.0, causal, False, scale=scale
+            query_BHQD, key_BGKD, value_BGKE, 0.0, causal, False, scale=scale.factor
         )
     else:
-        result, logarithm = _attend(query_BHQD, key_BGKD, value_BGKE, causal, scale, bias)
+        result, logarithm = _attend(query_BHQD, key_BGKD, value_BGKE, causal, scale.factor, bias, scale.cap)
     return result, logarithm
 
 
@@ -91,17 +101,17 @@ def attend_backward(
     result_BHQE: torch.Tensor,
     logarithm_BHQ: torch.Tensor,
     causal: bool,
-    scale: float,
+    scale: Scale,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a piece adds to the gradients of queries, keys and values. `result` and `logarithm` are those of all pieces
     together."""
     given = (gradient_BHQE, query_BHQD, key_BGKD, value_BGKE, result_BHQE, logarithm_BHQ)
-    if _for_cpu(query_BHQD, value_BGKE):
+    if scale.cap is None and _for_cpu(query_BHQD, value_BGKE):
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-            *given, 0.0, causal, attn_mask=bias, scale=scale
+            *given, 0.0, causal, attn_mask=bias, scale=scale.factor
         )
-    elif bias is None and _flashes(query_BHQD, value_BGKE):
+    elif scale.cap is None and bias is None and _flashes(query_BHQD, value_BGKE):
         nothing, no_seed = torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int64)
         lengths = (query_BHQD.shape[2], key_BGKD.shape[2])
         found = _ATEN._scaled_dot_product_flash_attention_backward(
@@ -114,10 +124,10 @@ def attend_backward(
             causal,
             no_seed,
             no_seed,
-            scale=scale,
+            scale=scale.factor,
         )
     else:
-        found = _attend_backward(*given, causal, scale, bias)
+        found = _attend_backward(*given, causal, scale.factor, bias, scale.cap)
     return found[0], found[1], found[2]
 
 
@@ -138,7 +148,7 @@ def _finite(logarithm: torch.Tensor) -> torch.Tensor:
 class Attended:
     """What queries have seen so far, hop by hop."""
 
-    def __init__(self, query_BHQD: torch.Tensor, scale: float) -> None:
+    def __init__(self, query_BHQD: torch.Tensor, scale: Scale) -> None:
         self._query, self._scale = query_BHQD, scale
         self._total: torch.Tensor | None = None
         self._logarithm = query_BHQD.new_empty(0)
@@ -172,7 +182,7 @@ class Gradients:
     """Gradients of queries from the gradient of what they have seen, hop by hop; those of keys and values as they come.
     Given are the gradient, the queries, the result and its log-sum-exp."""
 
-    def __init__(self, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], scale: float) -> None:
+    def __init__(self, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], scale: Scale) -> None:
         self._given, self._scale = given, scale
         self._of_query: torch.Tensor | None = None
 
@@ -227,11 +237,12 @@ def attend_to_all(
     hops: Sequence[Hop],
     scale: float | None,
     sinks_H: torch.Tensor | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """`scaled_dot_product_attention` in these hops, (B, H, Q, E): without scores that outlive them, also where PyTorch
     has no such kernel."""
-    factor = scale_of(query_BHQD, scale)
-    return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, hops, factor)  # type: ignore[no-any-return, no-untyped-call]
+    scaled = scale_of(query_BHQD, scale, cap)
+    return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, hops, scaled)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def whole(query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, causal: bool) -> tuple[Hop, ...]:
@@ -248,7 +259,7 @@ class _Whole(torch.autograd.Function):
         value: torch.Tensor,
         sinks: torch.Tensor | None,
         hops: Sequence[Hop],
-        scale: float,
+        scale: Scale,
     ) -> torch.Tensor:
         made = whole_call(lambda: _forward(query, key, value, sinks, hops, scale))
         ctx.hops, ctx.scale = hops, scale
@@ -273,7 +284,7 @@ def _forward(
     value: torch.Tensor,
     sinks: torch.Tensor | None,
     hops: Sequence[Hop],
-    scale: float,
+    scale: Scale,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     seen = Attended(query, scale)
     seen.see(hops, key, value)
@@ -298,8 +309,9 @@ def _attend(
     causal: bool,
     scale: float,
     bias: torch.Tensor | None,
+    cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = _scores(query, key, causal, scale, bias)
+    scores, _ = _scores(query, key, causal, scale, bias, cap)
     logarithm = torch.logsumexp(scores, dim=-1)
     result = (scores - _finite(logarithm).unsqueeze(-1)).exp() @ _shared(wide(value), query)
     return _token_by_token(result.to(query.dtype)), logarithm
@@ -313,6 +325,7 @@ def _attend_types(
     causal: bool,
     scale: float,
     bias: torch.Tensor | None,
+    cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     result = _token_by_token(query.new_empty((*query.shape[:-1], value.shape[-1])))
     return result, query.new_empty(query.shape[:-1], dtype=wide_dtype(query))
@@ -335,12 +348,15 @@ def _attend_backward(
     causal: bool,
     scale: float,
     bias: torch.Tensor | None,
+    cap: float | None,
 ) -> list[torch.Tensor]:
-    probabilities = (_scores(query, key, causal, scale, bias) - logarithm.unsqueeze(-1)).exp()
+    scores, slope = _scores(query, key, causal, scale, bias, cap)
+    probabilities = (scores - logarithm.unsqueeze(-1)).exp()
     wider = wide(gradient)
     of_value = probabilities.transpose(-2, -1) @ wider
     inner = (wider * wide(result)).sum(dim=-1, keepdim=True)
     of_scores = probabilities * (wider @ _shared(wide(value), query).transpose(-2, -1) - inner) * scale
+    of_scores = of_scores if slope is None else of_scores * slope
     of_query = of_scores @ _shared(wide(key), query)
     of_key = of_scores.transpose(-2, -1) @ wide(query)
     shared = (_summed(of_key, key), _summed(of_value, value))
@@ -358,20 +374,27 @@ def _attend_backward_types(
     causal: bool,
     scale: float,
     bias: torch.Tensor | None,
+    cap: float | None,
 ) -> list[torch.Tensor]:
     return [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
 
 
 def _scores(
-    query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float, bias: torch.Tensor | None
-) -> torch.Tensor:
-    scores = wide(query) @ _shared(wide(key), query).transpose(-2, -1) * scale
+    query: torch.Tensor,
+    key: torch.Tensor,
+    causal: bool,
+    scale: float,
+    bias: torch.Tensor | None,
+    cap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """And the slope of the cap at each."""
+    scores, slope = capped(wide(query) @ _shared(wide(key), query).transpose(-2, -1) * scale, cap)
     if bias is not None:
         scores = scores + bias
     if not causal:
-        return scores
+        return scores, slope
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(later, -math.inf)
+    return scores.masked_fill(later, -math.inf), slope
 
 
 def _shared(tensor_BGKD: torch.Tensor, query_BHQD: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from planner.models.sink_attention import sink_attention
+from planner.models.composed_attention import composed_attention
 from planner.sharding.window import Window
 from runtime.ops.attention import attention_with_dropout
 from runtime.ops.attention_pieces import attend_to_all, hops_of, whole
@@ -70,36 +70,38 @@ def windowed_attention(
     chunk: int | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """Attention under a mask that is known by its kind: in blocks, of what some query of each sees. Where PyTorch has
-    no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings and with sinks, of which
-    that kernel knows nothing."""
+    no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings and with sinks or a cap, of
+    which that kernel knows nothing."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
     mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix, chunk=chunk), documents=documents_BS, seen=seen_BS)
     if shard.ring is not None:
-        return ring_attention(query, key, value, _ring(shard, shard.ring, False, mask), scale, sinks_H)
-    if query.device.type != "cpu" and sinks_H is None:
+        return ring_attention(query, key, value, _ring(shard, shard.ring, False, mask), scale, sinks_H, cap)
+    if query.device.type != "cpu" and sinks_H is None and cap is None:
         return under_whole_mask(query, shard.shared(key), shard.shared(value), mask, scale)
     run = ((0, query.shape[2]),)
     hops = hops_of(mask, run, run, query.shape[0] * query.shape[1])
-    if query.device.type != "cpu" and mask == Mask(window=Window(ahead=0)):
+    if query.device.type != "cpu" and cap is None and mask == Mask(window=Window(ahead=0)):
         hops = whole(query, key, True)
-    return attend_to_all(query, shard.shared(key), shard.shared(value), hops, scale, sinks_H)
+    return attend_to_all(query, shard.shared(key), shard.shared(value), hops, scale, sinks_H, cap)
 
 
-def composed_with_sinks(
+def composed(
     shard: Shard,
     query_BHQD: torch.Tensor,
     key_BGKD: torch.Tensor,
     value_BGKE: torch.Tensor,
-    sinks_H: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention with sinks under a mask that is a tensor."""
+    """Attention with sinks or a cap under a mask that is a tensor."""
     key, value = shard.shared(key_BGKD), shard.shared(value_BGKE)
-    made: torch.Tensor = sink_attention(query_BHQD, key, value, sinks_H, mask, causal, scale)
+    made: torch.Tensor = composed_attention(query_BHQD, key, value, sinks_H, mask, causal, scale, cap)
     return made
 
 
@@ -129,10 +131,11 @@ def windowed_attention_of_slice(
     chunk: int | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
+    cap: float | None = None,
 ) -> torch.Tensor:
     mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix, chunk=chunk), documents=documents_BS, seen=seen_BS)
     key, value = shard.shared(key_BGQD), shard.shared(value_BGQE)
-    return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale, mask, sinks_H)
+    return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale, mask, sinks_H, cap)
 
 
 def attention_of_slice(

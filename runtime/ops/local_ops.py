@@ -18,7 +18,7 @@ from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
 from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
-from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
+from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES
 from planner.graph.trace import resolve
@@ -175,7 +175,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.scaled_dot_product_attention.default": local_attention.fused_attention,
     "aten.split_with_sizes.default": local_shapes.split_with_sizes,
     MASKED_ATTENTION: local_attention.windowed_attention,
-    SINK_ATTENTION: local_attention.composed_with_sinks,
+    COMPOSED_ATTENTION: local_attention.composed,
     "planner.experts.default": local_language.experts,
     **dict.fromkeys(GATES, local_recurrent.recurrent),
     **{fp8_operator(recipe): local_fp8_linear for recipe in RECIPES},

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from planner.sharding.window import Run
 from planner.sharding.zigzag import pieces_of_ring
 from runtime.comm.ring import Round, around
-from runtime.ops.attention_pieces import Attended, Gradients, Hop, hops_of, scale_of
+from runtime.ops.attention_pieces import Attended, Gradients, Hop, Scale, hops_of, scale_of
 from runtime.ops.biased_attention import wide_dtype
 from runtime.ops.hidden import Mask
 from runtime.ops.kept_results import whole_call
@@ -79,11 +79,12 @@ def ring_attention(
     ring: Ring,
     scale: float | None = None,
     sinks_H: torch.Tensor | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """What `scaled_dot_product_attention` computes for the queries of this device with the keys of all, (B, H, Q, E).
     Collective along the ring, forward and backward."""
-    factor = scale_of(query_BHQD, scale)
-    return _RingAttention.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, ring, factor)  # type: ignore[no-any-return, no-untyped-call]
+    scaled = scale_of(query_BHQD, scale, cap)
+    return _RingAttention.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, ring, scaled)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _RingAttention(torch.autograd.Function):
@@ -95,7 +96,7 @@ class _RingAttention(torch.autograd.Function):
         value: torch.Tensor,
         sinks: torch.Tensor | None,
         ring: Ring,
-        scale: float,
+        scale: Scale,
     ) -> torch.Tensor:
         made = whole_call(lambda: _forward(query, key, value, sinks, ring, scale))
         ctx.ring, ctx.scale = ring, scale
@@ -115,7 +116,7 @@ def _forward(
     value: torch.Tensor,
     sinks: torch.Tensor | None,
     ring: Ring,
-    scale: float,
+    scale: Scale,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its log-sum-exp, from the pieces of all turns. The first turn is that of the own keys, which every
     query meets some of."""
@@ -131,7 +132,7 @@ def _forward(
 
 
 def _backward(
-    gradient: torch.Tensor, saved: tuple[Any, ...], ring: Ring, scale: float
+    gradient: torch.Tensor, saved: tuple[Any, ...], ring: Ring, scale: Scale
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the queries, keys, values and sinks of this device. Saved are these, the result and its
     log-sum-exp."""

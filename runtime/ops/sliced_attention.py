@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from runtime.ops.attention_pieces import Attended, Gradients, Hop, hops_of, scale_of
+from runtime.ops.attention_pieces import Attended, Gradients, Hop, Scale, hops_of, scale_of
 from runtime.ops.hidden import Mask
 from runtime.ops.kept_results import whole_call
 from runtime.ops.slice_pass import SlicePass
@@ -28,11 +28,13 @@ def sliced_attention(
     scale: float | None,
     mask: Mask | None = None,
     sinks_H: torch.Tensor | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """The result B H Q E of an operator for one slice of the sequence. The numbers of `mask` are those of the slice."""
     if mask is not None:
         mask = part.together.past_of(operator).mask_until(part.number, mask)
-    return _SlicedAttention.apply(query_BHQD, key_BGQD, value_BGQE, sinks_H, part, operator, scale, mask)  # type: ignore[no-any-return, no-untyped-call]
+    scaled = scale_of(query_BHQD, scale, cap)
+    return _SlicedAttention.apply(query_BHQD, key_BGQD, value_BGQE, sinks_H, part, operator, scaled, mask)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SlicedAttention(torch.autograd.Function):
@@ -47,22 +49,21 @@ class _SlicedAttention(torch.autograd.Function):
         sinks: torch.Tensor | None,
         part: SlicePass,
         operator: str,
-        scale: float | None,
+        scale: Scale,
         mask: Mask | None,
     ) -> torch.Tensor:
         past, number = part.together.past_of(operator), part.number
-        factor = scale_of(query, scale)
         past.keep(number, key, value)
         own, before = _hops(query, number, mask)
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
-            seen = Attended(query, factor)
+            seen = Attended(query, scale)
             seen.see(own, *past.own(number))
             seen.see(before, *past.before(number))
             return seen.result(sinks)
 
         result, logarithm = whole_call(compute)
-        ctx.part, ctx.past, ctx.scale = part, past, factor  # what slices share lives on with any of them
+        ctx.part, ctx.past, ctx.scale = part, past, scale  # what slices share lives on with any of them
         ctx.hops = own, before
         ctx.save_for_backward(query, sinks, result, logarithm)
         return result

@@ -13,11 +13,11 @@ from planner.graph import delta_rule as delta_rule
 from planner.graph import selective_scan as selective_scan
 from planner.graph import state_space_scan as state_space_scan
 from planner.graph.call import Call, Typed
-from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
+from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, TorchConstant
 from planner.graph.trace import resolve, tensor_type
+from planner.models import composed_attention as composed_attention
 from planner.models import experts as experts
-from planner.models import sink_attention as sink_attention
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
 
@@ -97,6 +97,7 @@ def dense_attention(
     ahead: int | None,
     prefix: int,
     chunk: int | None = None,
+    cap: float | None = None,
     **further: Any,
 ) -> torch.Tensor:
     """Attention with the mask of queries x keys that a kind stands for."""
@@ -110,8 +111,8 @@ def dense_attention(
         shown = shown & (documents[:, None, :, None] == documents[:, None, None, :])
     if seen is not None:
         shown = shown & (seen[:, None, None, :] != 0)
-    if sinks is not None:
-        return _with_sinks(query, key, value, shown, sinks, further.get("scale"))
+    if sinks is not None or cap is not None:
+        return _with_sinks(query, key, value, shown, sinks, further.get("scale"), cap)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, **further)
 
 
@@ -120,13 +121,17 @@ def _with_sinks(
     key: torch.Tensor,
     value: torch.Tensor,
     shown: torch.Tensor,
-    sinks: torch.Tensor,
+    sinks: torch.Tensor | None,
     scale: float | None,
+    cap: float | None,
 ) -> torch.Tensor:
-    """A softmax over the scores and the sink of the head, without what the sink takes of it."""
+    """A softmax over the capped scores and the sink of the head, without what the sink takes of it."""
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if cap is None else torch.tanh(scores / cap) * cap
     scores = scores.masked_fill(~shown, -torch.inf)
+    if sinks is None:
+        return torch.ops.aten._safe_softmax(scores, -1) @ value
     joined = torch.cat((scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)), dim=-1)
     return joined.softmax(-1)[..., :-1] @ value
 
@@ -250,11 +255,23 @@ def _masked_attention() -> Iterator[tuple[Any, ...]]:
     yield MASKED_ATTENTION, "documents, both ways", wide, narrow, narrow, documents, padding, both
     yield MASKED_ATTENTION, "sinks", query, query, query, None, None, _random(4), kinds
     yield MASKED_ATTENTION, "sinks of groups", wide, narrow, narrow, documents, None, _random(8), both
+    yield MASKED_ATTENTION, "capped", wide, narrow, narrow, None, None, {**both, "cap": 0.5}
     hidden = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
-    yield SINK_ATTENTION, "causal", query, query, query, _random(4), None, True
-    yield SINK_ATTENTION, "a mask", query, query, query, _random(4), hidden
-    yield SINK_ATTENTION, "groups and numbers", wide, narrow, narrow, _random(8), torch.zeros(1, 8, 6, 6), False, 0.3
-    yield SINK_ATTENTION, "one head of keys", wide, narrow[:, :1], narrow[:, :1], _random(8), hidden[:1]
+    yield COMPOSED_ATTENTION, "causal", query, query, query, _random(4), None, True
+    yield COMPOSED_ATTENTION, "a mask", query, query, query, _random(4), hidden
+    yield (
+        COMPOSED_ATTENTION,
+        "groups and numbers",
+        wide,
+        narrow,
+        narrow,
+        _random(8),
+        torch.zeros(1, 8, 6, 6),
+        False,
+        0.3,
+    )
+    yield COMPOSED_ATTENTION, "capped", wide, narrow, narrow, None, hidden, {"cap": 0.5}
+    yield COMPOSED_ATTENTION, "one head of keys", wide, narrow[:, :1], narrow[:, :1], _random(8), hidden[:1]
 
 
 def _delta_rules() -> Iterator[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ import planner
 import runtime
 from hardware_profiles import load_profile
 from planner.graph.trace import trace
-from planner.models.sink_attention import sink_attention
+from planner.models.composed_attention import composed_attention
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -185,7 +185,7 @@ class Sinks(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = self.first(x).unflatten(-1, (16, 4)).transpose(1, 2)
-        return sink_attention(heads, heads, heads, self.sinks, self.seen).sin().mean()
+        return composed_attention(heads, heads, heads, self.sinks, self.seen).sin().mean()
 
 
 def test_scores_of_attention_with_sinks_live_while_it_runs() -> None:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import fp8_operator
-from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
+from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rule import (
@@ -349,7 +349,7 @@ SPECIAL: dict[str, Local] = {
     "aten.group_norm.default": grouped_local,
     "aten.scaled_dot_product_attention.default": attention_local,
     MASKED_ATTENTION: attention_local,
-    SINK_ATTENTION: attention_local,
+    COMPOSED_ATTENTION: attention_local,
     "aten._native_batch_norm_legit_functional.default": batch_norm_local,
     "aten._native_batch_norm_legit.no_stats": batch_norm_local,
     "aten.batch_norm.default": batch_norm_local,
@@ -457,7 +457,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten._unsafe_view.default", "aten.view.default", "aten.reshape.default"),  # 6 x 4 -> 8 x 3
         *("aten.amax.default", "aten.amin.default", "aten.cumsum.default"),
         *("aten.softmax.int", "aten.log_softmax.int", "aten.layer_norm.default", "aten.rms_norm.default"),
-        *("aten.scaled_dot_product_attention.default", MASKED_ATTENTION, SINK_ATTENTION),
+        *("aten.scaled_dot_product_attention.default", MASKED_ATTENTION, COMPOSED_ATTENTION),
         *("aten.tril.default", "aten.triu.default"),
         *("planner.experts.default", "planner.expert_loads.default", "aten.topk.default"),
         *("aten.cat.default", "aten.chunk.default", "aten.narrow.default", "aten.select.int", "aten.slice.Tensor"),

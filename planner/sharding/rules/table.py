@@ -11,11 +11,12 @@ from dataclasses import replace
 from planner.fp8_recipes import RECIPES
 from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
-from planner.graph.masks import MASKED_ATTENTION, SINK_ATTENTION
+from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
 from planner.graph.scans import CAUSAL_CONVOLUTION, DELTA_RULE, SELECTIVE_SCAN, STATE_SPACE
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
+from planner.sharding.rules.composed_attention import ComposedAttention
 from planner.sharding.rules.contraction import Contraction
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.delta_rule import DeltaRule
@@ -27,7 +28,6 @@ from planner.sharding.rules.losses import Ctc, PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect, ScatterValue
 from planner.sharding.rules.recurrent import Recurrent
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
-from planner.sharding.rules.sinks import SinkAttention
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.rules.state_space import SelectiveScan, StateSpaceScan
 from planner.sharding.rules.views import AlongDim, Pad, Permute, RepeatEach, Reshape, Tile
@@ -125,7 +125,7 @@ RULES: Mapping[str, RuleSpec] = {
             saves=tuple((operand, (0, 1, 2)) for operand in range(6)),
         )
     ),
-    SINK_ATTENTION: SinkAttention(
+    COMPOSED_ATTENTION: ComposedAttention(
         plain=replace(
             _ATTENTION,
             pattern="b (g r) q d, b g k d, b g k e, (g r) -> b (g r) q e",

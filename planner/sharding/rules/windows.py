@@ -4,7 +4,8 @@
 
 No mask of queries x keys is made, so nothing is cut where scores are, and keys may come round a ring. The numbers of
 documents, and which keys are padding, are a number for each token: every device has those of all tokens of its samples.
-Sinks are a number for each head (`planner.models.sink_attention`).
+Sinks are a number for each head, a cap of scores one for all (`planner.models.composed_attention`). Kernels bend scores
+where they are (flash-attn 2.6, FlexAttention), in the time of products.
 Work is that of the pairs that a window shows; what documents hide is not known, and counted.
 """
 

@@ -198,9 +198,27 @@ def test_gpt_oss_computes_what_that_of_transformers_computes() -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.cases(1)
+def test_capped_attention_is_one_operator_that_computes_what_transformers_computes() -> None:
+    """Gemma 2, whose every second layer has a window. Without an operator for it scores were kept as tensors."""
+    calls = [dict(op.keywords) for op in traced("gemma2").operators if op.op == MASKED_ATTENTION]
+    assert [(call["back"], call["ahead"], call["cap"]) for call in calls] == [(3, 0, 0.5), (None, 0, 0.5)] * 2
+    model = build_model(str(CONFIGS / "gemma2"), dtype="float32", sequence_length=8, device="cpu")
+    inputs = {name: torch.randint(0, 64, tensor.shape) for name, tensor in model.kwargs.items()}
+    found = []
+    for kind in (None, "eager"):
+        if kind is not None:
+            model.module.set_attn_implementation(kind)
+        model.module.zero_grad()
+        loss = model.module(**inputs).loss
+        loss.backward()
+        found.append([loss.detach(), *(one.grad for one in model.module.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 def test_attention_with_sinks_is_known_where_no_model_was_built() -> None:
     """As for a graph that was kept, or a plan file: to what runs it. A search of it does without PyTorch."""
-    name = "planner.sink_attention.default"
+    name = "planner.composed_attention.default"
     code = (
         "import sys, planner.sharding.rules; assert 'torch' not in sys.modules;"
         f" import runtime.ops.local_ops as ops; ops.resolve('{name}')"

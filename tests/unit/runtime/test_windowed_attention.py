@@ -43,11 +43,13 @@ def dense(
     documents: torch.Tensor | None,
     seen: torch.Tensor | None,
     sinks: torch.Tensor | None = None,
+    cap: float | None = None,
+    scale: float | None = None,
 ) -> Tensors:
     *operands, gradient = given
     leaves = [tensor.clone().requires_grad_() for tensor in (*operands, *(() if sinks is None else (sinks,)))]
     says = {"back": window.back, "ahead": window.ahead, "prefix": window.prefix, "chunk": window.chunk}
-    made = dense_attention(*leaves[:3], documents, seen, *leaves[3:], **says, enable_gqa=True)  # type: ignore[arg-type, misc]
+    made = dense_attention(*leaves[:3], documents, seen, *leaves[3:], **says, cap=cap, scale=scale, enable_gqa=True)  # type: ignore[arg-type, misc]
     made.backward(gradient)
     return [made.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
@@ -104,6 +106,36 @@ def test_sinks_take_their_part_of_what_blocks_show(name: str, monkeypatch: pytes
         found = [made.detach(), *(leaf.grad for leaf in leaves)]
         for one, other in zip(found, dense(given, window, DOCUMENTS, seen, sinks), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["window", "chunks"])
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, HEADS, dtype=torch.float64)], ids=["cap", "both"])
+def test_capped_scores_of_blocks_are_those_of_the_whole(name: str, sinks: torch.Tensor | None) -> None:
+    window, run, given = WINDOWS[name], ((0, LENGTH),), drawn(8)
+    mask = Mask(window=window, documents=DOCUMENTS, seen=None)
+    leaves = [tensor.clone().requires_grad_() for tensor in (*given[:3], *(() if sinks is None else (sinks,)))]
+    taken = leaves[3] if sinks is not None else None
+    made = attend_to_all(*leaves[:3], hops_of(mask, run, run, BATCH * HEADS), 0.9, taken, 0.7)
+    made.backward(given[3])
+    shown = dense(given, window, DOCUMENTS, None, sinks, cap=0.7, scale=0.9)
+    for one, other in zip([made.detach(), *(leaf.grad for leaf in leaves)], shown, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_capped_scores_of_slices_are_those_of_the_whole() -> None:
+    slices, window, given = 4, WINDOWS["causal"], drawn(8)
+    together = Together(count=slices, counted={})
+    leaves = [[piece.clone().requires_grad_() for piece in tensor.chunk(slices, dim=2)] for tensor in given[:3]]
+    made = []
+    for number, operands in enumerate(zip(*leaves, strict=True)):
+        part = SlicePass(number=number, together=together)
+        made.append(sliced_attention(*operands, part, "attention", None, Mask(window=window), None, 0.7))
+    for number in reversed(range(slices)):
+        made[number].backward(given[3].chunk(slices, dim=2)[number])
+    found = [torch.cat(made, dim=2).detach()]
+    found += [torch.cat([leaf.grad for leaf in pieces if leaf.grad is not None], dim=2) for pieces in leaves]
+    for one, other in zip(found, dense(given, window, None, None, cap=0.7), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_sinks_of_slices_get_the_gradients_of_all_of_them() -> None:

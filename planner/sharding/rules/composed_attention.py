@@ -1,6 +1,7 @@
-"""Attention with sinks under a mask of which nothing is known but its numbers (`planner.models.sink_attention`).
+"""Attention with sinks, or capped scores, under a mask of which nothing is known but its numbers
+(`planner.models.composed_attention`).
 
-    b (g r) q d, b g k d, b g k e, (g r), [b] [(g r)] [q] [k] -> b (g r) q e
+    b (g r) q d, b g k d, b g k e, [(g r)], [b] [(g r)] [q] [k] -> b (g r) q e
 
 Scores of queries x keys are made whole, in float32 at least, forward and once more backward; nothing of them is kept.
 A mask is cut where they are, and where it has an extent of 1 its gradient is a sum (`planner.sharding.rules.masked`).
@@ -22,7 +23,7 @@ _LIVING = 3.0
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class SinkAttention(RuleSpec):
+class ComposedAttention(RuleSpec):
     """`plain` is the rule without a mask."""
 
     plain: Einsum
@@ -32,11 +33,12 @@ class SinkAttention(RuleSpec):
         factors = tuple(factor for indexed in dims_of_scores(rule) for factor in indexed)
         living = Work(coefficient=_LIVING * max(call.operands[0].element_bytes, WIDE), factors=factors)
         rule = replace(rule, unfused=True, scratch=(*rule.scratch, living))
-        if len(call.operands) == _MASK:
+        if len(call.operands) == len(rule.operands):
             return rule
+        last = len(rule.operands)
         return replace(
             rule,
-            operands=(*rule.operands, dims_of_mask(rule, call, call.operands[_MASK])),
-            addends=(*rule.addends, _MASK),
-            saves=tuple((operand, tuple(range(_MASK + 1))) for operand in range(_MASK + 1)),
+            operands=(*rule.operands, dims_of_mask(rule, call, call.operands[last])),
+            addends=(*rule.addends, last),
+            saves=tuple((operand, tuple(range(last + 1))) for operand in range(last + 1)),
         )
