@@ -26,7 +26,16 @@ WAYS: dict[str, dict[str, object]] = {
     "ring": {"context": 2, "context_by": "ring"},
     "heads": {"context": 2, "context_by": "heads"},
 }
-LAYERS = {"deepseek-v32": 1, "falcon": 1, "gemma2": 2, "gpt-oss": 2, "kimi-linear": 3, "llama4": 2, "nemotron-h": 2, "qwen3-next": 2}
+LAYERS = {
+    "deepseek-v32": 1,
+    "falcon": 1,
+    "gemma2": 2,
+    "gpt-oss": 2,
+    "kimi-linear": 3,
+    "llama4": 2,
+    "nemotron-h": 2,
+    "qwen3-next": 2,
+}
 """How many of its first layers a model is cut to; others stay whole."""
 MODELS = {
     "deepseek-v32": ("tensor", "experts", "stages"),
