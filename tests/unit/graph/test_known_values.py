@@ -1,5 +1,7 @@
 """Sizes that are values of tensors which the code makes itself, as those of images that are packed."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -139,7 +141,66 @@ def test_samples_that_are_stacked_are_packed() -> None:
     model = StackedSamples(_Packed(), packed=["x"], second=["positions"], known={"sizes": [[1, 2]]})
     found = model(x=torch.zeros(2, 3, 4), positions=torch.zeros(2, 3, 5))
     assert found == [(6, 4), (3, 2, 5), [[1, 2], [1, 2]]]
+    given = model(x=torch.zeros(2, 3, 4), positions=torch.zeros(2, 3, 5), sizes=torch.tensor([[[1, 2]]] * 2))
+    assert given == found
+    with pytest.raises(RuntimeError, match="sizes: a sample has other values than the"):
+        model(x=torch.zeros(2, 3, 4), positions=torch.zeros(2, 3, 5), sizes=torch.tensor([[[1, 2]], [[2, 1]]]))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"packed": "x"}, "packed: 'x' is a text; give a list of names, ['x']"),
+        ({"packed": ["y"]}, "packed: unknown argument of _Packed 'y'"),
+        ({"packed": ["x"], "second": ["x"]}, "'x' is in packed and in second; say it once"),
+        ({"packed": ["sizes"], "known": {"sizes": [[1, 2]]}}, "'sizes' is in packed and in known; say it once: known"),
+        (
+            {"known": {"sizes": torch.tensor([[1, 2]])}},
+            "known: 'sizes' is a Tensor; give lists of integers (sizes.tolist())",
+        ),
+        ({"known": {"sizes": [[1.5, 2]]}}, "known: 'sizes' has numbers of torch.float32; only integers are sizes"),
+        ({"known": {"sizes": [[1], [1, 2]]}}, "known: 'sizes' is no table of integers: expected sequence of length 1"),
+        (
+            {"known": {"sizes": []}},
+            "known: 'sizes' has no numbers; leave it out",
+        ),
+    ],
+)
+def test_what_is_said_of_stacked_samples_is_checked(said: dict[str, Any], told: str) -> None:
+    with refused(ModelError, told):
+        StackedSamples(_Packed(), **said)
+
+
+class _Open(nn.Module):
+    def forward(self, x: torch.Tensor, image_sizes: torch.Tensor, **others: Any) -> list[object]:
+        return [image_sizes.tolist(), others["more"].tolist()]
+
+
+def test_slips_in_names_are_no_further_arguments() -> None:
+    x = torch.zeros(2, 3)
+    found = StackedSamples(_Open(), known={"image_sizes": [[1, 2]], "more": [[3]]})(x=x)
+    assert found == [[[1, 2]] * 2, [[3]] * 2]
+    with refused(ModelError, "known: unknown argument of _Open 'image_size'", "image_sizes"):
+        StackedSamples(_Open(), known={"image_size": [[1, 2]]})
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"x": None}, "the batch: 'x' is a NoneType; stack the samples, B x ..."),
+        ({"x": torch.zeros(2)}, "the batch: 'x' is a tensor of float32 of shape (2,); stack the samples, B x ..."),
+        ({"x": torch.zeros(6, 4)}, "the batch: 'positions' has 2 samples in its first dim, 'x' has 6; stack the"),
+        ({"sizes": [[1, 2]] * 2}, "the batch: 'sizes' is a list; a sample has integers of shape (1, 2), as `known`"),
+        ({"sizes": torch.ones(2, 2)}, "'sizes' is a tensor of float32 of shape (2, 2); a sample has integers of shape"),
+        ({"sizes": torch.ones(2, 3, 2).long()}, "of shape (2, 3, 2); a sample has integers of shape (1, 2)"),
+    ],
+)
+def test_samples_of_other_shapes_are_refused(changed: dict[str, Any], told: str) -> None:
+    model = StackedSamples(_Packed(), packed=["x"], second=["positions"], known={"sizes": [[1, 2]]})
+    batch = {"x": torch.zeros(2, 3, 4), "positions": torch.zeros(2, 3, 5)}
+    with refused(ModelError, told):
+        model(**batch | changed)
     with refused(ModelError, "no 'x', which is packed", "positions"):
         model(positions=torch.zeros(2, 3, 5))
-    with refused(ModelError, "known: 'sizes' is a Tensor", "sizes.tolist()"):
-        StackedSamples(_Packed(), known={"sizes": torch.tensor([[1, 2]])})
+    with refused(ModelError, "the batch has no tensor beside what is known"):
+        StackedSamples(_Packed(), known={"sizes": [[1, 2]]})(sizes=torch.tensor([[[1, 2]]]))
