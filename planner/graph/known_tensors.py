@@ -1,14 +1,23 @@
-"""What is known of tensors, until they are changed in place."""
+"""What is known of tensors, until they are changed in place.
 
+While a model is traced, tensors that share their memory share a storage, and a call is seen before and after it is
+made. What it writes to is said by its name (`add_`, `__ixor__`, `out=`) or by PyTorch's own count, which
+`F.relu(x, inplace=True)` raises and `mask ^= x` does not.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 Fact = TypeVar("Fact")
 
 _NEW = frozenset({"__invert__", "__index__", "__int__"})
 """Methods whose names begin as those that write, and that do not."""
+_KEEPS_STATISTICS = frozenset({torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm})
 
 
 def changes_first(func: Any) -> bool:
@@ -19,21 +28,55 @@ def changes_first(func: Any) -> bool:
     return name == "__setitem__" or (name.startswith("__i") and name not in _NEW)
 
 
-class KnownTensors(Generic[Fact]):
-    """A fact of a tensor, for as long as neither the tensor nor another that the fact speaks of is changed in place."""
+def written(func: Any, args: Any, given: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call writes to, as far as one can tell before it is made."""
+    found = [given.get("out"), *(args[:1] if changes_first(func) else ())]
+    if func in _KEEPS_STATISTICS:
+        found += [*args[1:3], *(given.get(name) for name in ("running_mean", "running_var"))]
+    return [each for each in found if isinstance(each, torch.Tensor)]
+
+
+class Writes:
+    """How often the memory of tensors was written to: the memory, whichever of the tensors that share it."""
 
     def __init__(self) -> None:
-        self._known = WeakTensorKeyDictionary()  # the fact, the other tensors, and how often all were changed then
+        self._times = Counter[int]()  # another storage in the same place later begins with its number
+
+    def times(self, *tensors: torch.Tensor) -> tuple[int, ...]:
+        """Until now, of each."""
+        return tuple(self._times[_storage(tensor)] for tensor in tensors)
+
+    def note(self, *tensors: torch.Tensor) -> None:
+        """These are written to."""
+        self._times.update(map(_storage, tensors))
+
+    def call(self, func: Any, args: Any, given: Mapping[str, Any]) -> Any:
+        """Call a function, and note what it writes to."""
+        operands = [leaf for leaf in pytree.tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
+        versions = [operand._version for operand in operands]
+        made = func(*args, **given)
+        changed = (each for each, version in zip(operands, versions, strict=True) if each._version != version)
+        self.note(*written(func, args, given), *changed)
+        return made
+
+
+class KnownTensors(Generic[Fact]):
+    """A fact of a tensor, for as long as neither the tensor nor another that the fact speaks of is written to."""
+
+    def __init__(self, writes: Writes) -> None:
+        self._writes = writes
+        self._known = WeakTensorKeyDictionary()  # the fact, the other tensors, and how often all were written to then
 
     def say(self, tensor: torch.Tensor, fact: Fact, *others: torch.Tensor) -> None:
         """From now on this is known of a tensor and of `others`."""
-        self._known[tensor] = fact, others, _versions(tensor, *others)
+        self._known[tensor] = fact, others, self._writes.times(tensor, *others)
 
     def said(self, tensor: torch.Tensor) -> Fact | None:
-        """What is known of a tensor; None where nothing was said, or something was changed since."""
-        fact, others, versions = self._known.get(tensor, (None, (), None))  # type: ignore[no-untyped-call]
-        return fact if versions == _versions(tensor, *others) else None
+        """What is known of a tensor; None where nothing was said, or something was written to since."""
+        fact, others, times = self._known.get(tensor, (None, (), None))  # type: ignore[no-untyped-call]
+        return fact if times is not None and times == self._writes.times(tensor, *others) else None
 
 
-def _versions(*tensors: torch.Tensor) -> tuple[int, ...]:
-    return tuple(tensor._version for tensor in tensors)
+def _storage(tensor: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunction():
+        return int(tensor.untyped_storage()._cdata)

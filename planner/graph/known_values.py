@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from planner.graph.known_tensors import changes_first
+from planner.graph.known_tensors import KnownTensors, Writes, written
 
 _MOST = 2**22
 """Elements of the largest tensor that is computed: masks of queries x keys of a long sequence are not."""
@@ -54,7 +54,6 @@ _SIZED_BY_VALUES = frozenset(
 _GETS = frozenset({torch.Tensor.__getitem__})
 _SELECTS = frozenset({torch.index_select, torch.Tensor.index_select})
 _REPEATS = frozenset({torch.repeat_interleave, torch.Tensor.repeat_interleave})
-_KEEPS_STATISTICS = frozenset({torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm})
 _ALIKE = "planner_trace.call"
 
 
@@ -72,13 +71,13 @@ class KnownValues(TorchFunctionMode):
     def __init__(self, samples: int) -> None:
         super().__init__()
         self._samples = samples
-        self._known = WeakTensorKeyDictionary()
-        self._lost: dict[int, torch.Tensor] = {}  # by their storage, which stays so that no other takes its place
+        self._writes = Writes()  # of what nobody knows: what is known and written is known again
+        self._known = KnownTensors[_Known](self._writes)
         self._entered = WeakTensorKeyDictionary()
 
     def content(self, tensor: torch.Tensor) -> Any:
         """The values of a tensor as lists of numbers; None where they are not known."""
-        known = self._of(tensor)
+        known = self._known.said(tensor)
         if known is None:
             return None
         with _beside_the_trace():
@@ -89,35 +88,26 @@ class KnownValues(TorchFunctionMode):
         operands = [leaf for leaf in pytree.tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
         if not operands:
             return self._made(func, args, given)
-        if not any(operand in self._known for operand in operands):
-            return func(*args, **given)
+        known = [self._known.said(operand) for operand in operands]
+        if not any(known):
+            return self._writes.call(func, args, given)
         if str(func).startswith(_ALIKE):
-            return self._handed_on(func(*args, **given), operands)
-        known = [self._of(operand) for operand in operands]
-        if all(each is not None for each in known):
-            return self._computed(func, args, given, known)
-        if any(each is not None for each in known):
-            return self._met(func, args, given, operands)
-        return func(*args, **given)
-
-    def _of(self, tensor: torch.Tensor) -> _Known | None:
-        known: _Known | None = self._known.get(tensor)  # type: ignore[no-untyped-call]
-        return None if known is None or _storage(known.value) in self._lost else known
+            return self._handed_on(func(*args, **given), known)
+        return self._computed(func, args, given, known) if all(known) else self._met(func, args, given, operands)
 
     def _note(self, made: Any, values: Any, fixed: bool) -> Any:
         leaves, known = pytree.tree_leaves(made), pytree.tree_leaves(values)
         for leaf, value in zip(leaves, known, strict=True):
             alike = isinstance(leaf, torch.Tensor) and isinstance(value, torch.Tensor) and leaf.shape == value.shape
             if alike and value.numel() <= _MOST:
-                self._known[leaf] = _Known(value, fixed)
+                self._known.say(leaf, _Known(value, fixed))
         return made
 
-    def _handed_on(self, made: Any, operands: Sequence[torch.Tensor]) -> Any:
+    def _handed_on(self, made: Any, known: Sequence[_Known | None]) -> Any:
         """What a marker of blocks returns is what it was given (`planner.graph.repeats`)."""
-        for operand, each in zip(operands, made, strict=True):
-            known = self._of(operand)
-            if known is not None:
-                self._known[each] = known
+        for each, fact in zip(made, known, strict=True):
+            if fact is not None:
+                self._known.say(each, fact)
         return made
 
     def _made(self, func: Any, args: Any, given: dict[str, Any]) -> Any:
@@ -145,10 +135,10 @@ class KnownValues(TorchFunctionMode):
         made = func(*args, **given)
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(made)):
             if getattr(func, "__name__", "") == "__set__":  # tensor.data = other
-                self._lose(args[0])
+                self._writes.note(args[0])
             if func is torch.Tensor.__setitem__:
                 self._evaluated(func, args, given)
-                self._known[args[0]] = _Known(self._of(args[0]).value, True)  # type: ignore[union-attr]
+                self._known.say(args[0], _Known(known[0].value, True))
             return made
         if sum(leaf.numel() for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)) > _MOST:
             return made
@@ -159,16 +149,9 @@ class KnownValues(TorchFunctionMode):
             draws = not torch.equal(state, torch.get_rng_state())
         if draws:  # what is drawn is another value in every step
             torch.set_rng_state(state)
-            if changes_first(func):
-                self._lose(args[0])
+            self._writes.note(*written(func, args, given))
             return made
         return self._note(made, values, fixed)
-
-    def _lose(self, tensor: torch.Tensor) -> None:
-        """From here on nobody knows what a known tensor has, nor what shares its memory."""
-        known = self._of(tensor)
-        if known is not None:
-            self._lost[_storage(known.value)] = known.value
 
     def _met(self, func: Any, args: Any, given: dict[str, Any], operands: Sequence[torch.Tensor]) -> Any:
         """Known values together with tensors that have none."""
@@ -178,23 +161,18 @@ class KnownValues(TorchFunctionMode):
             made = self._rows_in_order(func, args, given)
             if made is not None:
                 return made
-        versions = [operand._version for operand in operands]
-        written = [given.get("out"), *_statistics(func, args, given), *(args[:1] if changes_first(func) else ())]
-        entered = {id(each): self._entering(each) for each in operands if all(each is not one for one in written)}
+        changed = written(func, args, given)
+        entered = {id(each): self._entering(each) for each in operands if all(each is not one for one in changed)}
 
         def replaced(leaf: Any) -> Any:
             return entered.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
 
         new_args, new_given = pytree.tree_map(replaced, (args, given))
-        made = func(*new_args, **new_given)
-        for operand, version in zip(operands, versions, strict=True):
-            if operand._version != version or any(operand is one for one in written):
-                self._lose(operand)
-        return made
+        return self._writes.call(func, new_args, new_given)
 
     def _entering(self, operand: torch.Tensor) -> torch.Tensor:
         """A known tensor as the graph has it where it meets others."""
-        known = self._of(operand)
+        known = self._known.said(operand)
         if known is None or not known.fixed or not known.value.dim():
             return operand
         found = self._entered.get(operand)  # type: ignore[no-untyped-call]
@@ -217,8 +195,8 @@ class KnownValues(TorchFunctionMode):
     def _rows_in_order(self, func: Any, args: Any, given: dict[str, Any]) -> torch.Tensor | None:
         """Rows of a tensor without values in a known order that stays within each of the samples; None for others."""
         source, order = _picked(func, args, given)
-        known = None if order is None else self._of(order)
-        if known is None or not known.fixed or self._of(source) is not None:
+        known = None if order is None else self._known.said(order)
+        if known is None or not known.fixed or self._known.said(source) is not None:
             return None
         one = _order_within(known.value, self._samples, source.shape[0])
         if one is None:
@@ -231,12 +209,12 @@ class KnownValues(TorchFunctionMode):
         with _beside_the_trace():
             kept = value.clone()  # the graph keeps it as it is now, whatever is written into the value later
         made: torch.Tensor = torch.ops.aten.lift_fresh_copy.default(kept).to(device)
-        self._known[made] = _Known(value, True)
+        self._known.say(made, _Known(value, True))
         return made
 
     def _evaluated(self, func: Any, args: Any, given: dict[str, Any]) -> Any:
         values = pytree.tree_map(
-            lambda leaf: self._of(leaf).value if isinstance(leaf, torch.Tensor) else leaf,  # type: ignore[union-attr]
+            lambda leaf: self._known.said(leaf).value if isinstance(leaf, torch.Tensor) else leaf,  # type: ignore[union-attr]
             (args, given),
         )
         return _on_host(func, *values)
@@ -252,17 +230,6 @@ def _as_numbers_of_rows(mode: KnownValues, func: Any, args: Any, given: dict[str
     if isinstance(counts, list) and given.get("output_size") is None:
         given = {**given, "output_size": sum(counts)}
     return args, given
-
-
-def _statistics(func: Any, args: Any, given: Mapping[str, Any]) -> list[Any]:
-    """The running statistics that a norm writes into."""
-    if func not in _KEEPS_STATISTICS:
-        return []
-    return [*args[1:3], *(given.get(name) for name in ("running_mean", "running_var"))]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _on_host(func: Any, args: Any, given: Mapping[str, Any]) -> Any:

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from planner.graph.known_tensors import changes_first
+from planner.graph.known_tensors import KnownTensors, Writes
 
 Tensor = torch.Tensor
 
@@ -111,8 +110,9 @@ class MarkedRows(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._marks = WeakTensorKeyDictionary()  # masks of B S or B S H: the marks B S that they repeat
-        self._counts = WeakTensorKeyDictionary()  # marks B S: how many each sample has
+        self._writes = Writes()
+        self._marks = KnownTensors[Tensor](self._writes)  # of masks of B S or B S H the marks B S that they repeat
+        self._counts = KnownTensors[int](self._writes)  # of marks B S how many each sample has
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -126,25 +126,19 @@ class MarkedRows(TorchFunctionMode):
                 return made
         if func is torch.Tensor.__setitem__ and self._write(*args):
             return None
-        result = func(*args, **given)
-        written = [given.get("out"), *(args[:1] if changes_first(func) else ())]
-        if any(isinstance(one, Tensor) and one.dtype == torch.bool for one in written):
-            self._forget()  # it may share its memory with any mask
+        result = self._writes.call(func, args, given)
         if func in _SAME and isinstance(result, Tensor) and result.dtype == torch.bool and result is not args[0]:
             marks = self._of(args[0])
             if marks is not None and _repeats(func, args, result, marks):
-                self._marks[result] = marks
+                self._marks.say(result, marks, marks)
         return result
-
-    def _forget(self) -> None:
-        self._marks, self._counts = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
 
     def _of(self, mask: Any) -> Tensor | None:
         """The marks B S that a mask repeats."""
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             return None
-        found: Tensor | None = self._marks.get(mask, mask if mask.dim() == 2 else None)  # type: ignore[no-untyped-call]
-        return found
+        found = self._marks.said(mask)
+        return mask if found is None and mask.dim() == 2 else found
 
     def _scattered(self, x: Any, mask: Any, source: Any) -> Tensor | None:
         marks = self._of(mask)
@@ -153,7 +147,7 @@ class MarkedRows(TorchFunctionMode):
         count, over = divmod(source.numel(), marks.shape[0] * x.shape[2])
         if over or count > marks.shape[1] or mask.shape[2:] not in ((1,), x.shape[2:]):
             return None
-        self._counts[marks] = count
+        self._counts.say(marks, count)
         return _written(x, marks, source, count)
 
     def _marked(self, x: Any, index: Any) -> tuple[Tensor, int] | None:
@@ -162,7 +156,7 @@ class MarkedRows(TorchFunctionMode):
         if not isinstance(first, Tensor) or any(one is not Ellipsis and one != slice(None) for one in others):
             return None
         marks = self._of(first) if first.dim() == 2 and x.shape[:2] == first.shape and x.dim() in (2, 3) else None
-        count = None if marks is None else self._counts.get(marks)  # type: ignore[no-untyped-call]
+        count = None if marks is None else self._counts.said(marks)
         return None if marks is None or count is None else (marks, count)
 
     def _read(self, x: Any, index: Any) -> Tensor | None:
@@ -181,6 +175,7 @@ class MarkedRows(TorchFunctionMode):
         if values.dtype != x.dtype:  # which PyTorch refuses
             return False
         x.copy_(_written(x, found[0], values, found[1]))
+        self._writes.note(x)
         return True
 
 

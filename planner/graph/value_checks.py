@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from planner.graph.known_tensors import KnownTensors
+from planner.graph.known_tensors import KnownTensors, Writes
 
 _FINITE: Mapping[Any, bool] = {
     torch.isfinite: True,
@@ -51,7 +51,8 @@ class ChecksPassed(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._finite = KnownTensors[bool]()  # tensors that say so, and what they are then
+        self._writes = Writes()
+        self._finite = KnownTensors[bool](self._writes)  # tensors that say so, and what they are then
         self._computed = WeakTensorKeyDictionary()  # tensors that parameters have made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,7 +61,7 @@ class ChecksPassed(TorchFunctionMode):
             answer = self._finite.said(args[0])
             answer = _asked() if answer is None else answer
             return func(*args) if answer is None else answer
-        result = func(*args, **given)
+        result = self._writes.call(func, args, given)
         operands = [leaf for leaf in pytree.tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(each, nn.Parameter) or each in self._computed for each in operands):
             made = operands[:1] if func is torch.Tensor.__setitem__ else pytree.tree_leaves(result)

@@ -23,7 +23,7 @@ from torch.nn import _reduction
 from torch.overrides import TorchFunctionMode
 
 from planner.graph.ctc import ctc_loss
-from planner.graph.known_tensors import KnownTensors
+from planner.graph.known_tensors import KnownTensors, Writes
 
 _SUMS = frozenset({"mean", "sum"})
 _SELECTING = frozenset({torch.masked_select, torch.Tensor.masked_select})
@@ -38,8 +38,9 @@ class WholeLosses(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selected = KnownTensors[tuple[torch.Tensor, torch.Tensor]]()  # of what, by which mask
-        self._counted = KnownTensors[torch.Tensor]()  # of a mask, whose last dim they count
+        self._writes = Writes()
+        self._selected = KnownTensors[tuple[torch.Tensor, torch.Tensor]](self._writes)  # of what, by which mask
+        self._counted = KnownTensors[torch.Tensor](self._writes)  # of a mask, whose last dim they count
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy:
@@ -54,7 +55,7 @@ class WholeLosses(TorchFunctionMode):
             return self._count(func, *args, **(kwargs or {}))
         if func is F.gaussian_nll_loss:
             return _gaussian_nll_loss(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        return self._writes.call(func, args, kwargs or {})
 
     def _select(self, input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         selected = input.masked_select(mask)

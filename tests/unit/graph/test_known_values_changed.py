@@ -77,7 +77,29 @@ def writes_unknown(linear: nn.Linear, x: Tensor) -> Tensor:
     return (linear(x) * (known * 2)).sum() * scale
 
 
-CHANGED: dict[str, Code] = {"adds up": adds_up, "sets a part": sets_a_part, "writes what is unknown": writes_unknown}
+def writes_a_view(linear: nn.Linear, x: Tensor) -> Tensor:
+    """What shares its memory with what nobody knows any more is not known either."""
+    known, first = literal([1.0, 2.0, 3.0, 4.0], x), linear.bias.detach()[:1]
+    part = known[:1]
+    part += first
+    return (linear(x) * known).sum() * literal([3.0], x).tolist()[0]
+
+
+def is_none_of_both(linear: nn.Linear, x: Tensor) -> Tensor:
+    """`^=` of masks is a change that PyTorch does not count while a model is traced."""
+    marks = literal([1.0, 0.0, 0.0, 1.0], x) > literal([0.5], x).tolist()[0]
+    first = (linear(x) * marks).sum()
+    marks ^= linear.bias.detach() > 0
+    return first + (linear(x) * marks).sum()
+
+
+CHANGED: dict[str, Code] = {
+    "adds up": adds_up,
+    "sets a part": sets_a_part,
+    "writes what is unknown": writes_unknown,
+    "writes a view": writes_a_view,
+    "is none of both": is_none_of_both,
+}
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -129,6 +151,28 @@ def test_running_statistics_of_literals_change() -> None:
     except ModelError:
         return
     torch.testing.assert_close(computed(graph, module, x), module(x))
+
+
+@pytest.mark.parametrize("change", ["mask", "view"])
+def test_targets_of_a_mask_that_changes_are_no_padded_rows(change: str) -> None:
+    """The lengths count what the mask was before: PyTorch reads targets by them, one behind the other."""
+
+    class Spoken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            scores = self.linear(x).log_softmax(-1).transpose(0, 1)
+            seen = labels > 2
+            lengths = seen.sum(-1)
+            part = seen if change == "mask" else seen[:, :1]
+            part ^= (labels > 3)[:, : part.shape[1]]
+            spoken = labels.masked_select(seen)
+            return F.ctc_loss(scores, spoken, torch.full((2,), 6, device=x.device), lengths)
+
+    with pytest.raises(ModelError, match="ctc_loss"):
+        trace(on_meta(Spoken()), (torch.randn(2, 6, 4), torch.ones(2, 3, dtype=torch.long)))
 
 
 class _Marks(nn.Module):
