@@ -151,11 +151,28 @@ def trace(
         return _traced(module, args, kwargs, full)
 
 
-def _traced(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, full: bool) -> OperatorGraph:
+def asks_for_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether a model that can be traced asks for values that its code makes itself. What of them is one sample's is
+    known by comparing two or more, so its graph of one sample is another."""
+    with interrupting(f"tracing {type(module).__name__}"):
+        try:
+            _traced(module, args, kwargs, full=False, answers=(False,))
+        except ModelError:
+            return True
+    return False
+
+
+def _traced(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    full: bool,
+    answers: Sequence[bool] = (False, True),
+) -> OperatorGraph:
     example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
     samples, error = samples_of((example_args, example_kwargs)), ModelError()
     for graph_of in (_graph_of,) if full else (_alike_once, _graph_of):
-        for asks in (False, True):  # with values of what the code makes itself, where it asks for some
+        for asks in answers:  # with values of what the code makes itself, where it asks for some
             known = KnownValues(samples) if asks else None
             try:
                 return graph_of(module, example_args, example_kwargs, known)

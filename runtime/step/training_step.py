@@ -25,7 +25,7 @@ from planner.graph.constant_batch import check_numbers
 from planner.graph.forward_only import without_updates
 from planner.graph.on_meta import on_meta
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.trace import trace
+from planner.graph.trace import asks_for_values, trace
 from planner.plan.binding.bind import bind
 from planner.plan.file import load_plan
 from planner.plan.layout.parameter_owners import check_owners
@@ -231,8 +231,13 @@ class TrainingStep:
             if fault is not None:
                 raise ModelError(f"training.padding_samples: no sample can be added; {fault}")
         if known is None and training.part != batch:
-            traced = retrace(training.part)
-            check_numbers(bound.whole, traced if self.plan.schedule_kind.trains else without_updates(traced))
+            if training.part == 1 and asks_for_values(on_meta(module), given.args, given.kwargs):
+                fault = batch_fault(graph, batch, retrace)  # at one sample its graph is another
+                if fault is not None:
+                    raise ModelError(fault)
+            else:
+                traced = retrace(training.part)
+                check_numbers(bound.whole, traced if self.plan.schedule_kind.trains else without_updates(traced))
         settings = self.optimizer.settings.of_parameters((p.name, *p.aliases) for p in graph.parameters)
         check_values(self._module, bound, self.place.device)
         rank = RankStep(
