@@ -1,12 +1,12 @@
 """What is known of tensors, until they are changed in place.
 
 While a model is traced, tensors that share their memory share a storage, and a call is seen before and after it is
-made. What it writes to is said by its name (`add_`, `__ixor__`, `out=`) or by PyTorch's own count, which
-`F.relu(x, inplace=True)` raises and `mask ^= x` does not.
+made. What it writes to is said by its name (`add_`, `__ixor__`, `out=`); of functions in Python (`F.relu(x,
+inplace=True)`) by PyTorch's own count, which `mask ^= x` does not raise.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ Fact = TypeVar("Fact")
 
 _NEW = frozenset({"__invert__", "__index__", "__int__"})
 """Methods whose names begin as those that write, and that do not."""
+_FUNCTIONAL = torch.nn.functional.__name__
 _KEEPS_STATISTICS = frozenset({torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm})
 
 
@@ -52,11 +53,16 @@ class Writes:
 
     def call(self, func: Any, args: Any, given: Mapping[str, Any]) -> Any:
         """Call a function, and note what it writes to."""
-        operands = [leaf for leaf in pytree.tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
-        versions = [operand._version for operand in operands]
-        made = func(*args, **given)
-        changed = (each for each, version in zip(operands, versions, strict=True) if each._version != version)
-        self.note(*written(func, args, given), *changed)
+        if getattr(func, "__module__", None) != _FUNCTIONAL:
+            made = func(*args, **given)
+        else:
+            operands = [leaf for leaf in pytree.tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
+            before = _versions(operands)
+            made = func(*args, **given)
+            changed = zip(operands, before, _versions(operands), strict=True)
+            self.note(*(each for each, one, other in changed if one != other))
+        if found := written(func, args, given):
+            self.note(*found)
         return made
 
 
@@ -75,6 +81,11 @@ class KnownTensors(Generic[Fact]):
         """What is known of a tensor; None where nothing was said, or something was written to since."""
         fact, others, times = self._known.get(tensor, (None, (), None))  # type: ignore[no-untyped-call]
         return fact if times is not None and times == self._writes.times(tensor, *others) else None
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    with torch._C.DisableTorchFunction():  # else all modes would see the question
+        return [tensor._version for tensor in tensors]
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -19,6 +19,9 @@ from torch.utils import _pytree as pytree
 
 from planner.errors import ModelError, unknown_name
 
+PREFIX = "model."
+"""What the names of weights begin with, before those of the model."""
+
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _MEANT = 0.8

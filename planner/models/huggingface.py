@@ -362,10 +362,12 @@ def with_experts_as_operators(module: Any) -> None:
 
 
 def experts_where_they_can(module: Any) -> None:
-    """Have experts be operators where a module is a model of transformers and the operator computes them; others stay
-    as they are. Raises ModelError for those that are modules of their own and cannot be stacked
+    """Have experts be operators where a module is a model of transformers, or has one, and the operator computes them;
+    others stay as they are. Raises ModelError for those that are modules of their own and cannot be stacked
     (`planner.models.huggingface_switch`), as nobody can trace them."""
     if not type(module).__module__.startswith("transformers.") or not hasattr(module, "set_experts_implementation"):
+        for part in module.children():
+            experts_where_they_can(part)
         return
     implementation = module.config._experts_implementation
     try:

@@ -122,18 +122,30 @@ def _opened(
         seed=settings.seed,
         full_batch=full_batch,
         workers=settings.workers,
-        collate=_Converting(getattr(torch, dtype)),
+        collate=Converting(getattr(torch, dtype)),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Converting:
+class Converting:
     """torch's collation, after which floating point values get a dtype. Workers are sent it."""
 
     dtype: torch.dtype
 
     def __call__(self, samples: list[Any]) -> Any:
-        return pytree.tree_map(self._converted, default_collate(samples))
+        """A batch of samples. Raises RequestError for samples of which some have other tensors."""
+        names = [set(sample) for sample in samples if isinstance(sample, Mapping)]
+        lacking = sorted(set.union(*names) - set.intersection(*names)) if names else []
+        if lacking:
+            raise RequestError(
+                f"only some samples of the dataset have '{lacking[0]}', and a plan is for samples that are alike; give"
+                " every sample one, as a blank image whose tokens have labels of -100"
+            )
+        try:
+            batch = default_collate(samples)
+        except (RuntimeError, TypeError) as error:
+            raise RequestError(f"samples of the dataset do not stack: {error}; pad or cut them to one shape") from error
+        return pytree.tree_map(self._converted, batch)
 
     def _converted(self, leaf: Any) -> Any:
         return leaf.to(self.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf

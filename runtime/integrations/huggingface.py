@@ -19,7 +19,9 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from planner.errors import RequestError
-from planner.models.huggingface import trained_without_masks, with_experts_as_operators
+from planner.graph.stacked import PREFIX as STACKED
+from planner.graph.stacked import StackedSamples
+from planner.models.huggingface import experts_where_they_can, trained_without_masks, with_experts_as_operators
 from planner.models.huggingface_switch import unstacked
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
@@ -91,6 +93,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
     Raises RequestError for arguments that a plan cannot honour, PlanFileError for a plan for another model.
     """
 
+    model: Any
     optimizer: Any
     lr_scheduler: Any
     _created_lr_scheduler: bool
@@ -100,7 +103,11 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         name = _check(self, kwargs)
         inputs = {input_name for input_name, _ in self.plan.inputs}
-        if isinstance(self.model, PreTrainedModel):
+        stacked = isinstance(self.model, StackedSamples)
+        self._theirs: Any = self.model.model if stacked else self.model  # what `from_pretrained` reads
+        if stacked:
+            experts_where_they_can(self.model)
+        elif isinstance(self.model, PreTrainedModel):
             with_experts_as_operators(self.model)
             if "attention_mask" not in inputs:
                 trained_without_masks(self.model)
@@ -140,7 +147,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
             dataset,
             batch_size=size,
             sampler=RandomSampler(dataset) if shuffle else SequentialSampler(dataset),
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator),
+            collate_fn=self._collator(),
             num_workers=options.dataloader_num_workers,
             pin_memory=options.dataloader_pin_memory and options.device.type != "cpu",
             drop_last=True,
@@ -154,6 +161,12 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
             use_seedable_sampler=config.use_seedable_sampler,
             data_seed=options.data_seed,
         )
+
+    def _collator(self) -> Any:
+        """What makes a batch of samples, without the columns that the model does not take: stacked ones take all."""
+        if self._theirs is not self.model:
+            return self.data_collator
+        return self._get_collator_with_removed_columns(self.data_collator)
 
     # Steps
 
@@ -227,7 +240,13 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         if not self.step.ready:
             raise RequestError("save_model: train on a batch first; the weights are still those of the model")
         tensors = self.step.full_parameters() | self.step.changed_buffers()
-        self._save(output_dir, state_dict=unstacked(self.model, tensors))
+        planned, self.model = self.model, self._theirs
+        try:
+            if planned is not self.model:
+                tensors = {name.removeprefix(STACKED): tensor for name, tensor in tensors.items()}
+            self._save(output_dir, state_dict=unstacked(self.model, tensors))
+        finally:
+            self.model = planned
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         folder = Path(output_dir)

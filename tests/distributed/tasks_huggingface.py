@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import Dataset
 from transformers import AutoConfig, Trainer, TrainingArguments, set_seed
 
+from planner import StackedSamples
 from runtime.integrations import PlanTrainer
 
 STEPS, SAVED, BATCH, LENGTH = 6, 3, 8, 16
@@ -64,15 +65,29 @@ def arguments(folder: str, **changed: Any) -> TrainingArguments:
     return TrainingArguments(**(own | changed))
 
 
-def fitted(folder: str, config: str, plan: str | None, resumed: bool) -> tuple[list[Any], dict[str, torch.Tensor]]:
+def stacked() -> tuple[torch.nn.Module, tuple[()], dict[str, torch.Tensor]]:
+    """What a plan of stacked samples is made for."""
+    config = transformers.LlamaConfig(**{key: value for key, value in CONFIG.items() if key != "architectures"})
+    tokens = torch.zeros(2, LENGTH, dtype=torch.long)
+    return StackedSamples(transformers.LlamaForCausalLM(config)), (), {"input_ids": tokens, "labels": tokens}
+
+
+def fitted(
+    folder: str, config: str, plan: str | None, resumed: bool, samples: str = ""
+) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """Losses, gradient norms and learning rates by step, with evaluation before and behind, and the weights at the end.
-    Saves after step `SAVED`, or goes on from there."""
+    Saves after step `SAVED`, or goes on from there. The model takes `samples` that are "stacked"."""
     with_launcher(dist.is_initialized())
     set_seed(0)
     read = AutoConfig.from_pretrained(config)
     kind, data = getattr(transformers, read.architectures[0]), Translations if read.is_encoder_decoder else Sentences
     model = kind._from_config(read).train()
-    given = {"model": model, "args": arguments(folder), "train_dataset": data(), "eval_dataset": data(BATCH)}
+    given = {
+        "model": StackedSamples(model) if samples else model,
+        "args": arguments(folder),
+        "train_dataset": data(),
+        "eval_dataset": data(BATCH),
+    }
     trainer = Trainer(**given) if plan is None else PlanTrainer(plan=plan, **given)
     begun = trainer.evaluate()["eval_loss"]
     trainer.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{SAVED}") if resumed else None)

@@ -116,7 +116,13 @@ def test_the_ctc_loss_is_cut_by_samples_and_audited(degrees: dict[str, int], pai
 
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
-    "degrees", [{"data": 2, "zero": 3, "micro_batches": 2}, {"tensor": 2, "micro_batches": 8}, {"pipeline": 2, "micro_batches": 2}], ids=str
+    "degrees",
+    [
+        {"data": 2, "zero": 3, "micro_batches": 2},
+        {"tensor": 2, "micro_batches": 8},
+        {"pipeline": 2, "micro_batches": 2},
+    ],
+    ids=str,
 )
 def test_images_of_known_sizes_are_cut_by_samples_and_audited(degrees: dict[str, int], pair) -> None:
     text = planned("images", 2, global_batch=8, **degrees)

@@ -75,17 +75,18 @@ def test_the_trainer_of_hugging_face(pair, tmp_path: Path) -> None:
             assert same_weights(found, weights)
 
 
-def trained_alike(pair: Any, folder: Path, content: dict[str, Any], **pinned: Any) -> None:
-    """The Trainer under a plan of a model logs and saves what it does alone."""
+def trained_alike(pair: Any, folder: Path, content: dict[str, Any] | None, *samples: str, **pinned: Any) -> None:
+    """The Trainer under a plan of a model logs and saves what it does alone, there with `samples` that are stacked."""
     pytest.importorskip(
         "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
     )
     from tests.distributed import tasks_huggingface as tasks
 
-    config = str(tasks.config_file(folder / "config", content))
-    plan = plan_file(folder, config, tasks.LENGTH, **pinned)
+    config = str(tasks.config_file(folder / "config", tasks.CONFIG if content is None else content))
+    planned = (config, tasks.LENGTH) if not samples else ("tests.distributed.tasks_huggingface:stacked", None)
+    plan = plan_file(folder, *planned, **pinned)
     wanted, weights = tasks.fitted(str(folder / "plain"), config, None, False)
-    for rows, found in pair.run("tasks_huggingface", "fitted", str(folder / "run"), config, plan, False):
+    for rows, found in pair.run("tasks_huggingface", "fitted", str(folder / "run"), config, plan, False, *samples):
         assert same(rows, wanted)
         assert same_weights(found, weights)
 
@@ -95,6 +96,13 @@ def trained_alike(pair: Any, folder: Path, content: dict[str, Any], **pinned: An
 def test_the_trainer_keeps_the_windows_of_a_model(pair, tmp_path: Path) -> None:
     """Gemma 3, of whose layers two look back through a window of 4 tokens and one has none: two kinds of blocks."""
     trained_alike(pair, tmp_path, WINDOWS, pipeline=2, micro_batches=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_trainer_takes_stacked_samples(pair, tmp_path: Path) -> None:
+    """All columns are those of the model in them, and files have its names."""
+    trained_alike(pair, tmp_path, None, "stacked", tensor=2)
 
 
 @pytest.mark.thorough

@@ -19,7 +19,7 @@ import runtime
 from planner.errors import RequestError
 from planner.plan.plan import Plan
 from planner.sharding.layout import REPLICATE, shard
-from runtime.data.datasets import load_dataset
+from runtime.data.datasets import Converting, load_dataset
 from runtime.step.inputs import LocalBatch
 from runtime.step.training_step import TrainingStep
 from tests.contract.one_rank import one_rank
@@ -129,6 +129,20 @@ def test_what_cannot_be_read_is_refused(dataset: Any, settings: dict[str, Any], 
     with pytest.raises(RequestError) as caught:
         runtime.loader(dataset, plan_of(), **settings)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_samples_that_are_not_alike_are_refused(first: int) -> None:
+    text, seen = {"tokens": torch.zeros(4)}, {"tokens": torch.zeros(4), "pixels": torch.zeros(2, 2)}
+    batch = Converting(torch.bfloat16)([seen, seen])
+    assert {name: (each.dtype, tuple(each.shape)) for name, each in batch.items()} == {
+        "tokens": (torch.bfloat16, (2, 4)),
+        "pixels": (torch.bfloat16, (2, 2, 2)),
+    }
+    with refused(RequestError, "'pixels'", "blank image"):
+        Converting(torch.float32)([seen, text][:: 1 - 2 * first])
+    with refused(RequestError, "pad or cut them to one shape", [4], [5]):
+        Converting(torch.float32)([text, {"tokens": torch.zeros(5)}])
 
 
 def test_a_dataset_prepares_the_step() -> None:
