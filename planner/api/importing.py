@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What the command line says of a file: the engine and the model may be left to it, and so may the number of
-    devices and the training stack."""
+    devices, tokens of a sample and the training stack."""
 
     file: Path
     engine: str | None
@@ -31,6 +31,7 @@ class Asked:
     hardware: str
     cluster: str | None
     software: str | None
+    sequence_length: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,9 @@ def imported(asked: Asked, traced: "Callable[[BuiltModel], OperatorGraph]", note
     devices = reading.description.devices
     if asked.devices is not None and asked.devices != devices:
         raise RequestError(f"{asked.file}: its degrees make {devices} devices, --devices says {asked.devices}")
+    length = reading.description.sequence_length
+    if asked.sequence_length is not None and length not in (None, asked.sequence_length):
+        raise RequestError(f"{asked.file}: its samples have {length} tokens, --seq-len says {asked.sequence_length}")
     subject = _on_machine(asked, traced_model, reading, model, traced, noted)
     return Imported(
         path=path,
@@ -152,7 +156,7 @@ def _traced(
     from planner.plan.plan import PRECISIONS
     from planner.strategy_search.job import PRECISION
 
-    built = build_model(model, dtype=PRECISIONS[PRECISION])
+    built = build_model(model, dtype=PRECISIONS[PRECISION], sequence_length=asked.sequence_length)
     graph = traced(built)
     facts = Facts(
         layers=prepare(graph)[1].count,

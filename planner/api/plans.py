@@ -253,6 +253,7 @@ def advise(
     engine: str | None = None,
     model: str | None = None,
     devices: int | None = None,
+    seq_len: int | None = None,
     cluster: str | None = None,
     software: str | None = None,
     recipe: str = "",
@@ -267,7 +268,7 @@ def advise(
         hardware, cluster: as for `search`.
         engine: whose settings they are, as "torchtitan"; guessed from the file where not given.
         model: the model, where the file does not say it.
-        devices: how many, where the file does not say it.
+        devices, seq_len: how many, and tokens of a sample, where the file does not say it.
         software: the training stack; that of the engine where not given.
         recipe: which recipe of a file with several.
         time_limit: seconds for each search.
@@ -287,6 +288,7 @@ def advise(
     for name, words in (("hardware", hardware), ("engine", engine), ("model", model), ("cluster", cluster)):
         text(name, words)
     number("devices", devices)
+    number("seq_len", seq_len)
     number("time_limit", time_limit, least=0, whole=False)
     asked = Asked(
         file=file_path("path", path),
@@ -297,6 +299,7 @@ def advise(
         hardware=full_profile(hardware),
         cluster=cluster,
         software=software,
+        sequence_length=seq_len,
     )
     found = imported(asked, traced_model, lambda note: warnings.warn(note, stacklevel=3))
     patience = Patience(

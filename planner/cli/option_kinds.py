@@ -23,8 +23,8 @@ def number(panel: str, text: str, default: str = "", least: int = 1, most: int |
     )
 
 
-def count(panel: str, option: str, text: str, most: int) -> Any:
-    """A number that may have a unit, as in 32k."""
+def count(panel: str | None, option: str, text: str, most: int) -> Any:
+    """A number that may have a unit, as in 32k; where there is no panel, among the options of a command."""
     return typer.Option(
         metavar="N",
         help=text,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planner.export.description import Description, ExportError, schedule_of
-from planner.export.target import Giving
+from planner.export.target import Facts, Giving
 from planner.graph.fp8 import NO_FP8
 from planner.plan.plan import SLICED, products_in
 from planner.plan.words import replica_words, table_words
@@ -256,6 +256,16 @@ def give_up_partial_recomputation(giving: Giving) -> None:
 def _counts(numbers: tuple[int, ...]) -> str:
     """`10, 10, 9`, or `8 x 10` where all are equal."""
     return f"{len(numbers)} x {numbers[0]}" if len(set(numbers)) == 1 else ", ".join(map(str, numbers))
+
+
+def batches_left_open(facts: Facts) -> str:
+    """A note on a file that says neither batches nor lengths."""
+    if facts.own_length is None:
+        return "the file leaves batches to the program: priced as one micro-batch of one sample on each device"
+    return (
+        "the file leaves batches and lengths to the program: priced as one micro-batch of one sample of"
+        f" {facts.own_length} tokens on each device; --seq-len says another length"
+    )
 
 
 def normalised(description: Description) -> Description:

@@ -26,8 +26,10 @@ def print_advice(
     """What the configuration takes, the best of its engine with what is proved of it, and a row for each change, priced
     with those above it."""
     plan, figures = now.plan, now.plan.prediction
+    length = plan.model.sequence_length
     console.print(
-        f"{plan.model.reference} with {engine} on {plan.cluster.devices} x {plan.cluster.machine}: a step takes"
+        f"{plan.model.reference} with {engine} on {plan.cluster.devices} x {plan.cluster.machine}: a step of"
+        f" {plan.training.global_batch} samples{f' of {length} tokens' if length else ''} takes"
         f" {seconds_text(figures.step_seconds)} and {_memory(figures)}",
         soft_wrap=True,
     )

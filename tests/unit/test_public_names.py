@@ -22,8 +22,8 @@ NAMES = [
 ]  # fmt: skip
 
 SIGNATURES = {
-    "advise": "path hardware='h100-80gb' *engine=None *model=None *devices=None *cluster=None *software=None *recipe=''"
-    " *time_limit=None *on_progress=None *cancelled=None",
+    "advise": "path hardware='h100-80gb' *engine=None *model=None *devices=None *seq_len=None *cluster=None"
+    " *software=None *recipe='' *time_limit=None *on_progress=None *cancelled=None",
     "audit": "plan *model=None",
     "capacity": "model hardware='h100-80gb' *days *tokens *price=None *failures=0.0 *checkpoint_seconds=0.0"
     " *restart_seconds=0.0 *most=65536 *on_case=None *on_progress=None *cancelled=None **options",

@@ -8,6 +8,7 @@ import typer
 
 from planner.api.importing import Asked, imported
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.option_kinds import count
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import write_json
 from planner.cli.spoken import hardware_of, model_of
@@ -33,6 +34,12 @@ def advise(
     ] = None,
     devices: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
+    ] = None,
+    seq_len: Annotated[
+        int | None,
+        count(
+            None, "--seq-len", "Tokens of a sample, where the settings do not say (default: the model's own).", 2**31
+        ),
     ] = None,
     hardware: Annotated[
         str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.", callback=hardware_of)
@@ -78,7 +85,7 @@ def advise(
             check_place(output)
         asked = Asked(
             file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware, cluster=cluster,
-            software=software,
+            software=software, sequence_length=seq_len,
         )  # fmt: skip
         with waiting() as wait:
             wait.phase("reading and tracing")

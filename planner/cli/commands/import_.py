@@ -8,6 +8,7 @@ import typer
 from planner.api.importing import Asked, imported
 from planner.cli.commands.import_operators import Given, imported_operators
 from planner.cli.errors import reporting
+from planner.cli.option_kinds import count
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
 from planner.cli.spoken import hardware_of, model_of
@@ -41,6 +42,12 @@ def import_(
     ] = "",
     devices: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
+    ] = None,
+    seq_len: Annotated[
+        int | None,
+        count(
+            None, "--seq-len", "Tokens of a sample, where the settings do not say (default: the model's own).", 2**31
+        ),
     ] = None,
     hardware: Annotated[
         str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.", callback=hardware_of)
@@ -100,7 +107,7 @@ def import_(
             found = imported(
                 Asked(
                     file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
-                    cluster=cluster, software=software,
+                    cluster=cluster, software=software, sequence_length=seq_len,
                 ),
                 traced,
                 lambda note: say(f"note: {note}", err=True),

@@ -31,7 +31,6 @@ _KEYS = (
     "deepspeed_config",
     "parallelism_config",
 )
-_OPEN = "the file leaves batches to the program: priced as one micro-batch of one sample on each device"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # of FSDP1, from 1 on
 _PASSED_OVER = (
     "auto_wrap_policy", "state_dict_type", "cpu_ram_efficient_loading", "sync_module_states", "use_orig_params",
@@ -55,7 +54,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 def reading_of(settings: Settings, options: Options, facts: Facts, said: Settings, batches: bool) -> Reading:
     """Settings in the words of Accelerate with the arguments of its program; `said` are those of the file itself."""
-    notes: list[str] = [] if batches else [_OPEN]
+    notes: list[str] = [] if batches else [common.batches_left_open(facts)]
     description = common.normalised(_read(settings, options, facts))
     clip = options.number("max_grad_norm", 1.0)
     update = replace(PLAIN, clip_norm=clip if clip > 0 else None) if batches else PLAIN

@@ -215,7 +215,7 @@ def reading_of(settings: Settings, facts: Facts) -> Reading:
     description = replace(description, update=_read_update(settings, description))
     notes = []
     if all(_given(settings, name) is None for name in _BATCHES[:2]):
-        notes.append("the file leaves batches to the program: priced as one micro-batch of one sample on each device")
+        notes.append(common.batches_left_open(facts))
     if description.states_at != "device":
         notes.append(common.UPDATED_ON_HOSTS)
     overlaps = settings.value("zero_optimization.overlap_comm")

@@ -1,4 +1,4 @@
-"""Reads the arguments of transformers' `Trainer` and what stands on it, as scripts and YAML files have them.
+"""Reads the arguments of transformers' `Trainer` and what stands on it, as scripts and files of YAML or JSON have them.
 
     swift sft --model Qwen/Qwen2.5-7B --deepspeed zero3 ...         ms-swift
     model_name_or_path: ..., deepspeed: examples/ds_z3_config.json  LLaMA-Factory
@@ -25,7 +25,7 @@ from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 
 _BATCH = "per_device_train_batch_size"
-_MARK = re.compile(rf"^(?:[ \t]*[\"']?{_BATCH}[\"']?[ \t]*:|[^#\n]*--{_BATCH}\b)", re.MULTILINE)
+_MARK = re.compile(rf"(?:^[ \t]*|^{{.*?)[\"']?{_BATCH}[\"']?[ \t]*:|^[^#\n]*--{_BATCH}\b", re.MULTILINE)
 _OTHERS = re.compile(r"^base_model:|^[ \t]*[\"']?\w+_model_parallel_size[\"']?\s*:", re.MULTILINE)
 _MODELS = ("model", "model_name_or_path", "model_id", "base_model_name_or_path", "model_id_or_path")
 _LENGTHS = ("max_length", "max_seq_length", "model_max_length", "cutoff_len", "max_seq_len", "block_size")
@@ -88,7 +88,7 @@ def model_named(text: str) -> str:
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A script or a YAML file as a description."""
+    """A script, or a file of YAML or JSON, as a description."""
     given = _given(text)
     devices = facts.devices or _devices(given)
     if devices is None:
@@ -117,8 +117,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 
 def _given(text: str) -> _Given:
-    yaml = re.search(rf"^[\"']?{_BATCH}[\"']?\s*:", text, re.MULTILINE) is not None
-    if yaml:
+    if text.lstrip().startswith("{") or re.search(rf"^[\"']?{_BATCH}[\"']?\s*:", text, re.MULTILINE):
         try:
             content = parse_yaml(text)
         except ForeignTextError as error:
@@ -244,7 +243,8 @@ def _of_accelerate(
     }
     if sharded:
         content["fsdp_config"] = {"fsdp_sharding_strategy": _strategy(sharded)}
-        if named := given.word("fsdp_config", "config_file"):
+        named = given.word("fsdp_config", "config_file")
+        if named and not named.startswith("{"):
             notes.append(f"{named:.80}: what this file says of FSDP is not known; read as {_strategy(sharded)}")
     elif facts.devices != 1:
         notes.append("nothing is said of FSDP or DeepSpeed: priced with all weights and states on every device")

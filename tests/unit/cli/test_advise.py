@@ -81,3 +81,14 @@ def test_a_file_of_nobody_is_refused(plan: Any, here: Path) -> None:
     assert "no argument of Megatron-LM" in plan.refused("advise", "empty.sh", "--from", "megatron")
     (here / "ds_config.json").write_text('{"train_batch_size": 8}')
     assert "--model" in plan.refused("advise", "ds_config.json")
+
+
+def test_a_file_without_lengths_is_priced_with_those_that_one_says(plan: Any, here: Path) -> None:
+    (here / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 4\nmixed_precision: bf16\n")
+    given = ("import", "fsdp.yaml", *TINY[:4])
+    long, short = plan.json(*given), plan.json(*given, "--seq-len", "64")
+    assert (long["sequence_length"], short["sequence_length"]) == (128, 64)
+    assert short["peak_bytes"] < long["peak_bytes"]
+    assert "one sample of 64 tokens" in short["notes"][0]
+    (here / "train.sh").write_text(SCRIPT)
+    assert "128 tokens" in plan.refused("import", "train.sh", *TINY[:4], "--seq-len", "64")

@@ -72,8 +72,8 @@ def test_a_file_of_the_first_fsdp_is_read(strategy: object, zero: int, replicas:
     reading = ACCELERATE.read(text, FACTS)
     found = reading.description
     assert (found.data, found.zero, found.replicas) == (16, zero, replicas)
-    assert reading.notes == ("the file leaves batches to the program: priced as one micro-batch of one sample on each"
-                             " device",)  # fmt: skip
+    assert reading.notes[0].startswith("the file leaves batches and lengths to the program: priced as one micro-batch")
+    assert f"{FACTS.own_length} tokens" in reading.notes[0]
 
 
 @pytest.mark.parametrize(

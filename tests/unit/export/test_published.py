@@ -1,6 +1,7 @@
 """Configurations that other projects publish are read as they are meant, or refused in one line."""
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -329,6 +330,20 @@ def test_samples_of_a_step_are_counted_as_each_launcher_does() -> None:
     slime += " --n-samples-per-prompt 8 --num-steps-per-rollout 3"
     found = TARGETS["megatron"].read(slime, Facts(layers=28, devices=None, architecture=None)).description
     assert (found.devices, found.global_batch) == (4, 16)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_arguments_of_the_trainer_in_json_are_read(indent: int | None) -> None:
+    """On one line or many. Read as a file without batches and lengths, Llama 8B was priced with its 131,072 tokens."""
+    given = {
+        "output_dir": "out", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "bf16": True,
+        "max_seq_length": 4096, "fsdp": "full_shard auto_wrap", "fsdp_config": {"min_num_params": 0},
+    }  # fmt: skip
+    text = json.dumps(given, indent=indent)
+    reading = TARGETS["accelerate"].read(text, Facts(layers=28, devices=4, architecture=None))
+    found = reading.description
+    assert (found.micro_batch, found.micro_batches, found.sequence_length, found.zero) == (2, 8, 4096, 3)
+    assert not any("min_num_params" in note for note in reading.notes)
 
 
 def test_one_process_on_several_devices_is_no_plan() -> None:
