@@ -426,7 +426,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "tied-linears": TiedLinears,
     "tied-linears64": lambda: TiedLinears().double(),
     "towers": lambda: Towers(VOCABULARY),
-    **{name: partial(OfTransformers, name, BATCH, SEQUENCE) for name in STATE_SPACES},
+    **{name: partial(OfTransformers, name, BATCH, SEQUENCE) for name in (*STATE_SPACES, "gpt-oss")},
 }
 
 Choose = Callable[[str, Rule, Mesh], Strategy]

@@ -25,3 +25,19 @@ def test_gradients_are_those_of_transformers(family: str, pair) -> None:
     found.append(plans.random_plan(family, plans.mesh_of(2), 1, micro_batches=1))
     for errors in pair.run("tasks_models", "parity", family, [dump_plan(plan) for plan in found]):
         assert max(errors) < 1e-5, dict(zip(("tensor", "zero3", "context", "stages", "random"), errors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"),
+    [
+        ("mamba2", ("/state_space_scan", "/causal_convolution")),
+        ("jamba", ("/selective_scan", "/causal_convolution", "/scaled_dot_product_attention")),
+        ("gpt-oss", ("attention",)),
+    ],
+)
+def test_context_parallelism_divides_what_takes_whole_sequences(family: str, ends: tuple[str, ...]) -> None:
+    """Along heads, or channels, though it reads weights: it was computed on every device."""
+    plan = searched_plan(family, 2, pinned=Pinned(context=2, micro_batches=1))
+    chosen = [(name, strategy) for group in plan.groups for name, strategy in group.operators if name.endswith(ends)]
+    assert {end for end in ends if any(name.endswith(end) for name, _ in chosen)} == set(ends)
+    assert not [name for name, strategy in chosen if strategy == (None,)]

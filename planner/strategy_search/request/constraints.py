@@ -243,7 +243,8 @@ class Decided:
             return _first_possible(legal, (batch, unused))
         if role in ("ring", "context"):
             inside = uses(lambda f: labels[f] != "batch")
-            return _first_possible(legal, (sequence, unused) if weights else (inside, unused))
+            along = multiplied or (bool(weights) and any(map(sequence, legal)))  # a scan takes whole sequences
+            return _first_possible(legal, (sequence, unused) if along else (inside, unused))
         if multiplied:
             usual = self._usual[index] if self.pinned.pattern is not None else None
             if usual is not None and rule.factors[usual].extent % self.sizes[axis] == 0:
