@@ -31,9 +31,9 @@ from planner.plan.prediction.stage_cost import holders_of, tied_seconds, transfe
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_share
 from planner.strategy_search.decomposition.piece_maker import PieceMaker
-from planner.strategy_search.decomposition.pieces import Chain, Crossing, Key, Piece
+from planner.strategy_search.decomposition.pieces import Chain, Crossing, Piece
 from planner.strategy_search.request.space import Running
-from planner.strategy_search.request.template import Share
+from planner.strategy_search.request.template import Key, Share
 from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
 
 Array = NDArray[np.float64]
@@ -117,11 +117,14 @@ class Cutter:
         makers = template.makers
         entering = self._aliases(makers)
         into_head = entering is None
-        self.alias = {**template.twins, **(entering or {})}
+        self.alias: dict[Key, Key] = {
+            at: one for chosen in (template.twins, entering or {}) for at, one in chosen.items()
+        }
         into_tail = any(
             e.kind == "leave" and self.alias.get(e.producer, e.producer) not in makers for e in template.edges
         )
         self.boundary = self._boundary(makers)
+        self.alias |= self._alike_outside()
         states = math.prod(self._size(key) for key in self.boundary)
         room(_STATE_TABLES * states * 8, f"the states of the boundary between blocks{self._why_many()}")
         first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
@@ -154,7 +157,8 @@ class Cutter:
         )
 
     def _whole(self) -> Chain:
-        self.alias, self.boundary = {}, ()
+        self.alias = dict[Key, Key]()
+        self.boundary = ()
         everything = self._piece(
             tuple(range(len(self.tables.operators))), Share(blocks=0, first=True, last=True), "none", whole=True
         )
@@ -267,6 +271,22 @@ class Cutter:
             if not equal or enter.edge.producer in every:
                 return None
         return alias if len(set(alias.values())) == len(alias) and set(alias.values()) == set(makers) else None
+
+    def _alike_outside(self) -> dict[Key, Key]:
+        """Operators and parameters of alike blocks outside of the blocks choose as those of the first one do, where
+        they have the same candidates: so a tower of images costs the search no more than one of its blocks."""
+        settled = {*self.boundary, *self.alias, *self.alias.values()}
+        return {
+            key: first
+            for key, first in self.tables.template.repeated_outside.items()
+            if settled.isdisjoint((key, first)) and self._options(key) == self._options(first)
+        }
+
+    def _options(self, key: Key) -> object:
+        if isinstance(key, str):
+            return self._parameter(key).stored
+        candidates = self.tables.operators[key].candidates
+        return candidates.strategies, candidates.narrow
 
     def _boundary(self, makers: Sequence[int]) -> tuple[Key, ...]:
         """Operators and parameters that more than one piece reads."""

@@ -22,9 +22,9 @@ from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.rules import rule_of
 from planner.sharding.update import AHEAD, EACH, GATHERS
 from planner.strategy_search.decomposition.cells import Cells
-from planner.strategy_search.decomposition.pieces import Key, Piece
+from planner.strategy_search.decomposition.pieces import Piece
 from planner.strategy_search.request.space import Running
-from planner.strategy_search.request.template import Share
+from planner.strategy_search.request.template import Key, Share
 from planner.strategy_search.solvers.elimination.order import EXACT, schedule
 from planner.strategy_search.tables.cost_table import EdgeTable, ParameterTable, UseTable
 from planner.strategy_search.tables.under_products import Later, products_of
@@ -122,13 +122,13 @@ class PieceMaker:
         alias = self.alias
         named: list[Key] = [alias.get(index, index) for index in self.operators]
         named += [alias.get(at, at) for at in [table.edge.producer for table in edges]]
-        named += parameters
+        named += [alias.get(name, name) for name in parameters]
         used = dict.fromkeys(named)
         boundary = [key for key in self.cutter.boundary if key in used]
         return [key for key in used if key not in boundary] + boundary
 
-    def _key(self, index: int) -> int:
-        return self.alias.get(index, index)
+    def _key(self, one: Key) -> Key:
+        return self.alias.get(one, one)
 
     def _again(self, index: int) -> bool:
         return self.way != "none" and index in self.repeated
@@ -355,7 +355,7 @@ class PieceMaker:
         kept = held * (way if self.at_once else use).gathered
         if self.gathers == LEAST_WAITING and use.together is not None:
             kept = np.minimum(kept, use.together.gathered)
-        keys = (name, self._key(use.consumer))
+        keys = (self._key(name), self._key(use.consumer))
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
             first_gather, first_reduce = (self.overlapped * one for one in (way.first_gather, way.first_reduce))
             there, back = first_gather, first_gather * twice + first_reduce
@@ -384,10 +384,11 @@ class PieceMaker:
         if not self.cutter.counted(parameter.name, self.share, bool(uses)):
             return
         prices, part, among = parameter.prices, 1.0, self.cutter.divided.get(parameter.name)
+        key = self._key(parameter.name)
         if among is not None:
             part = len(self.cutter.readers(uses)) / among
         self._add(
-            parameter.name,
+            key,
             part=part * (prices.accumulation + prices.fetches),
             steady=part * (prices.accumulation + prices.fetches),
             work_again=part * prices.accumulation,
@@ -398,8 +399,8 @@ class PieceMaker:
             replay=prices.visiting,
         )
         if self._goes_early(parameter):
-            self._add(parameter.name, reduction=part * self.overlapped * (prices.synchronisation - prices.copied))
-        self._most(parameter.name, prices.transient)
+            self._add(key, reduction=part * self.overlapped * (prices.synchronisation - prices.copied))
+        self._most(key, prices.transient)
 
     def _goes_early(self, parameter: ParameterTable) -> bool:
         """Whether its gradient may be reduced under the last backward pass: not where that of what stands before the

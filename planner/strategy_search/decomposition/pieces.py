@@ -26,6 +26,7 @@ from hardware_profiles import Home
 from planner.limits import room
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
 from planner.strategy_search.decomposition.cells import Cells
+from planner.strategy_search.request.template import Key
 from planner.strategy_search.solvers.elimination.improving import improved
 from planner.strategy_search.solvers.elimination.messages import Traced, backtrack, eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import Schedule
@@ -41,8 +42,6 @@ NEITHER: Passes = (0.0, 0.0, 0.0)
 
 WAITED = -1.0
 """For the last backward pass: as if it covered nothing, of which nothing is proved."""
-
-Key = int | str  # position of an operator in the template, or name of a parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +396,7 @@ class Chain:
     """
 
     tables: CostTables
-    alias: Mapping[int, int]  # operators before the blocks that choose as one at the boundary does
+    alias: Mapping[Key, Key]  # operators and parameters that choose as others do
     boundary: tuple[Key, ...]
     shape: tuple[int, ...]  # candidates of each variable of the boundary
     head: tuple[Piece, ...]

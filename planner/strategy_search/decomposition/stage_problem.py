@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.strategy_search.decomposition.lagrangian import State
-from planner.strategy_search.decomposition.pieces import Key, Piece
+from planner.strategy_search.decomposition.pieces import Piece
+from planner.strategy_search.request.template import Key
 from planner.strategy_search.solvers.problem import Edge, Problem, Variable
 
 Array = NDArray[np.float64]

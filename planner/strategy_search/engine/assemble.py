@@ -13,6 +13,7 @@ from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.request.template import Key
 from planner.strategy_search.tables.cost_table import CostTables
 
 
@@ -24,7 +25,7 @@ class Assembly:
     """
 
     tables: CostTables
-    alias: Mapping[int, int]
+    alias: Mapping[Key, Key]
     before: Column
     blocks: tuple[Column, ...]
     after: Column
@@ -125,10 +126,11 @@ def _strategy(found: Assembly, column: Column, index: int) -> tuple[str | None, 
 
 def stored(found: Assembly, columns: Sequence[Column], name: str) -> StoredParameter:
     """What the first of some columns that holds a parameter says of it; full copies if none does."""
+    key = found.alias.get(name, name)
     for column in columns:
         for table in found.tables.parameters:
-            if table.name == name and name in column.candidates:
-                return table.stored[column.candidates[name]]
+            if table.name == name and key in column.candidates:
+                return table.stored[column.candidates[key]]
     copy = replicated(len(found.tables.mesh.axes))  # nothing uses it
     return StoredParameter(weight=copy, gradient=copy, state=copy)
 

@@ -24,7 +24,7 @@ from typing import Literal
 
 from hardware_profiles import PYTORCH, Bytes, Software
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, operand_sources
-from planner.graph.kinds import lanes
+from planner.graph.kinds import find_blocks, lanes
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.pricing.bucket_size import total_gradients
@@ -33,6 +33,9 @@ from planner.pricing.liveness import Liveness, Replay, liveness, replay
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.sharding.update import Update
+
+Key = int | str
+"""An operator, by its place in the template, or a parameter by its name."""
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
@@ -75,6 +78,8 @@ class Template:
         whole_blocks: recomputation runs a block to its end.
         never_kept: classes of operators whose results no recomputed block keeps.
         kept_for_rest: shared values that only what follows keeps: those of the last block.
+        repeated_outside: operators and parameters of alike blocks before the blocks or behind them, as of a tower of
+            images: those of every such block but the first of its kind, and what they are in that one.
         either: linear layers and experts of which the search decides whether products are in fp8, as in the graph.
         shares_for_rest: of values that blocks hand on, the shares that are kept of those of the last block, where it is
             not what `alive` says of those of all others.
@@ -91,6 +96,7 @@ class Template:
     whole_blocks: bool = False
     never_kept: frozenset[str] = frozenset()
     kept_for_rest: frozenset[str] = frozenset()
+    repeated_outside: Mapping[Key, Key] = field(default_factory=dict)
     either: frozenset[int] = frozenset()
     shares_for_rest: Mapping[str, float] = field(default_factory=dict)
 
@@ -284,12 +290,29 @@ def fold(
         own_parameters=tuple(frozenset(block_parameters(graph, blocks, first)) for first in blocks.firsts),
         alive=liveness(folded, software),
         twins=folding.twins,
+        repeated_outside=_repeated(folded, 0, folding.held[0].start)
+        | _repeated(folded, folding.held[-1].stop, len(folded.operators)),
         whole_blocks=software.whole_blocks,
         never_kept=never_kept,
     )
     if not template.alive.trains:
         return _with_passing(template, folding.names)
     return _with_shares(_with_liveness(template, folding.names), folding.names, software)
+
+
+def _repeated(graph: OperatorGraph, low: int, high: int) -> dict[Key, Key]:
+    """Operators and parameters of alike blocks among some operators, and what they are in the first of their kind."""
+    found: dict[Key, Key] = {}
+    part = replace(graph, operators=graph.operators[low:high])
+    blocks = find_blocks(part)
+    for block, kind in enumerate(blocks.kinds):
+        first = blocks.firsts[kind]
+        places = zip(blocks.operators(block), blocks.operators(first), strict=True)
+        found |= {low + at: low + other for at, other in places if at != other}
+        own = zip(block_parameters(part, blocks, block), block_parameters(part, blocks, first), strict=True)
+        within = (pair for pair in own if all(low <= use < high for use in graph.consumers[pair[0]]))
+        found |= {name: other for name, other in within if name != other}
+    return found
 
 
 class _Folding:

@@ -28,7 +28,7 @@ from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
-from planner.strategy_search.decomposition.pieces import Chain, Column, Key, Piece
+from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.engine import setting_of
@@ -37,7 +37,7 @@ from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, Running
-from planner.strategy_search.request.template import Template, fold
+from planner.strategy_search.request.template import Key, Template, fold
 from planner.strategy_search.tables.cost_table import TableBuilder
 from tests.kept import kept
 
@@ -155,6 +155,31 @@ class Residual(nn.Module):
             if self.every == "constant":
                 y = y + (self.table * 2.0).cos()
             x = x + down(F.gelu(up(y)))
+        return x.mean()
+
+
+class Towers(nn.Module):
+    """Blocks between alike ones of two other towers, as those of images stand before those of tokens."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, WIDTH)
+        self.before, self.blocks, self.after = (
+            nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, width), nn.GELU(), nn.Linear(width, WIDTH)) for _ in range(n))
+            for n, width in ((before, 48), (5, 64), (after, 96))
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(5))
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x = self.rows(tokens_BS)
+        for block in self.before:
+            x = x + block(x)
+        x = x.tanh()
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            x = x + block(norm(x))
+        x = x.tanh()
+        for block in self.after:
+            x = x + block(x)
         return x.mean()
 
 
@@ -311,6 +336,7 @@ MODELS: Mapping[str, Model] = {
     "residual-8": (lambda: Residual(8), TOKENS),
     "residual-shared": (lambda: Residual(4, shared=True), TOKENS),
     "residual-first": (lambda: Residual(4, every="first"), TOKENS),
+    "towers": (lambda: Towers(3, 3), TOKENS),
     "residual-mask": (lambda: Residual(4, every="mask"), TOKENS),
     "residual-constant": (lambda: Residual(4, every="constant"), TOKENS),
     "residual-frozen-rows": (lambda: Residual(5, frozen=0), TOKENS),
