@@ -23,6 +23,8 @@ def _patterns(*pairs: tuple[str, str]) -> Patterns:
 
 
 _KERNELS = _patterns(
+    ("state_space", r"_chunk_(scan|state|cumsum)_|_state_passing_|_bmm_chunk_"),
+    ("selective_scan", r"selective_scan"),
     ("attention", r"flash|fmha|sdpa|attention|_mha_"),
     ("matmul", r"gemm|cutlass|nvjet|xmma|cublas|cijk_|matmul|splitk|_mm_|mma_"),
     ("cross_entropy", r"cross_?entropy|softmax|nll_?loss|logsumexp"),

@@ -149,6 +149,10 @@ def test_terms_sum_to_the_step_on_both_sides(tmp_path: Path) -> None:
         (ADAM, "optimizer"),
         ("triton_poi_fused_mul_silu_0", "elementwise"),
         ("void (anonymous namespace)::softmax_warp_forward", "cross_entropy"),
+        ("_chunk_scan_fwd_kernel", "state_space"),
+        ("_bmm_chunk_bwd_kernel", "state_space"),
+        ("void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128, 16>>", "selective_scan"),
+        ("void causal_conv1d_channellast_fwd_kernel", "elementwise"),
     ],
 )
 def test_kernels_have_the_class_of_their_name(name: str, op_class: str) -> None:
