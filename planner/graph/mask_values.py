@@ -16,131 +16,52 @@ of the sequence, so a mask of a million positions is read as fast as one of ten.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import cast
 
+from planner.graph.mask_formulas import (
+    ALWAYS,
+    EXACT,
+    HIDES,
+    MOST,
+    NEVER,
+    WIDE,
+    Apart,
+    AtLeast,
+    Atom,
+    Choice,
+    Chunk,
+    Condition,
+    Equal,
+    Formula,
+    Linear,
+    Number,
+    OfBatch,
+    SameChunk,
+    TooLongError,
+    as_choice,
+    both,
+    condition_of,
+    decided,
+    either,
+    is_exact,
+    moved,
+    negated,
+    number_of,
+    of_one_sample,
+    opposite,
+    sum_of,
+    within,
+    zero_where_it_holds,
+)
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
 
-Number = float | int
 Compare = Callable[[Number, Number], bool]
-HIDES = -1e4
-"""A number that is added to the scores of what is hidden is this or less: of 16 bits the least is -65,504."""
-
-_WIDE = ("int32", "int64", "float32", "float64")
-"""Dtypes in which positions can be counted."""
-
-_EXACT = ("bool", *_WIDE)
-"""Dtypes in which positions and numbers of the batch stay what they are."""
-
-_MOST = 16
-"""Conjunctions of a condition; what has more is no known mask."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """The linear value `steps` x indices + `number` is at least 0."""
-
-    steps: tuple[int, ...]
-    number: Number
-
-
-@dataclass(frozen=True, slots=True)
-class Equal:
-    """Numbers of the batch are equal at two places; `holds` False: they differ. A place has the dim of the samples
-    (None: there is one sample) and that of the position."""
-
-    name: str
-    places: frozenset["Place"]
-    holds: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A number of the batch is not 0 at a place; `holds` False: it is."""
-
-    name: str
-    place: "Place"
-    holds: bool = True
-
-    @property
-    def places(self) -> frozenset["Place"]:
-        return frozenset({self.place})
-
-
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """A number of the batch at the first place, less that at the second, + `number` is at least 0."""
-
-    name: str
-    first: "Place"
-    second: "Place"
-    number: int
-
-    @property
-    def places(self) -> frozenset["Place"]:
-        return frozenset({self.first, self.second})
-
-
-@dataclass(frozen=True, slots=True)
-class SameChunk:
-    """Indices of two dims are in one chunk of `size`; `holds` False: they are in two."""
-
-    dims: frozenset[int]
-    size: int
-    holds: bool = True
 
 
 _HANDED_ON = frozenset(
     f"aten.{name}.default" for name in ("alias", "clone", "contiguous", "detach", "expand", "reshape", "view")
 )
 """Operators that change no number where shape and dtype stay."""
-
-Place = tuple[int | None, int]
-Atom = AtLeast | Equal | Seen | Apart | SameChunk
-Condition = frozenset[frozenset[Atom]]
-ALWAYS: Condition = frozenset({frozenset()})
-NEVER: Condition = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A number that is linear in the indices of the dims."""
-
-    steps: tuple[int, ...]
-    number: Number
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One number where a condition holds, another elsewhere."""
-
-    condition: Condition
-    yes: Number
-    no: Number
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class OfBatch:
-    """Numbers of the batch, one for each sample and position: the value `name`, whose dims are at this place here, and
-    `more`."""
-
-    name: str
-    place: Place
-    rank: int
-    more: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The index of a dim divided by `size`, rounded down."""
-
-    dim: int
-    size: int
-    rank: int
-
-
-Formula = Linear | Choice | OfBatch | Chunk
 
 
 class MaskReader:
@@ -163,7 +84,7 @@ class MaskReader:
             if at not in self._found:
                 found = OfBatch(self._origin(at), (0, 1), 2) if self._of_batch(at) else self._read(op)
                 tensor = self._graph.types[at]
-                self._found[at] = _within(found, tensor.shape, self._batch) if _is_exact(found, tensor.dtype) else None
+                self._found[at] = within(found, tensor.shape, self._batch) if is_exact(found, tensor.dtype) else None
         return self._found[name]
 
     def _origin(self, name: str) -> str:
@@ -188,7 +109,7 @@ class MaskReader:
         found = self.formula(steps.operands[0])
         if told != (1, 1, (1,)) or not along or not isinstance(found, OfBatch) or found.place != (0, 1):
             return None
-        if any(self._graph.types[each].dtype not in _WIDE for each in (name, steps.operands[0])):  # 0 behind 255
+        if any(self._graph.types[each].dtype not in WIDE for each in (name, steps.operands[0])):  # 0 behind 255
             return None
         return found.name
 
@@ -260,162 +181,9 @@ class _Call:
         return value if isinstance(value, int) else default
 
 
-def moved(value: Formula, dims: Mapping[int, int], rank: int) -> Formula | None:
-    """A value whose dim d is dim `dims[d]` of so many; None where one that it depends on is gone."""
-    if isinstance(value, Linear):
-        steps = _moved_steps(value.steps, dims, rank)
-        return None if steps is None else Linear(steps, value.number)
-    if isinstance(value, OfBatch):
-        place = _moved_place(value.place, dims)
-        return None if place is None else replace(value, place=place, rank=rank)
-    if isinstance(value, Chunk):
-        return replace(value, dim=dims[value.dim], rank=rank) if value.dim in dims else None
-    found = [[_moved_atom(atom, dims, rank) for atom in every] for every in value.condition]
-    if any(atom is None for every in found for atom in every):
-        return None
-    condition = frozenset(frozenset(atom for atom in every if atom is not None) for every in found)
-    return replace(value, condition=condition, rank=rank)
-
-
-def _moved_atom(atom: Atom, dims: Mapping[int, int], rank: int) -> Atom | None:
-    if isinstance(atom, AtLeast):
-        steps = _moved_steps(atom.steps, dims, rank)
-        return None if steps is None else AtLeast(steps, atom.number)
-    if isinstance(atom, Seen):
-        place = _moved_place(atom.place, dims)
-        return None if place is None else replace(atom, place=place)
-    if isinstance(atom, Apart):
-        first, second = _moved_place(atom.first, dims), _moved_place(atom.second, dims)
-        return None if first is None or second is None else replace(atom, first=first, second=second)
-    if isinstance(atom, SameChunk):
-        kept_dims = frozenset(dims[dim] for dim in atom.dims if dim in dims)
-        return replace(atom, dims=kept_dims) if len(kept_dims) == len(atom.dims) else None
-    places = [_moved_place(place, dims) for place in atom.places]
-    kept = frozenset(place for place in places if place is not None)
-    return replace(atom, places=kept) if None not in places else None
-
-
-def _moved_steps(steps: Sequence[int], dims: Mapping[int, int], rank: int) -> tuple[int, ...] | None:
-    if any(step and dim not in dims for dim, step in enumerate(steps)):
-        return None
-    found = [0] * rank
-    for dim, to in dims.items():
-        found[to] = steps[dim]
-    return tuple(found)
-
-
-def _moved_place(place: Place, dims: Mapping[int, int]) -> Place | None:
-    sample, position = place
-    if position not in dims or (sample is not None and sample not in dims):
-        return None
-    return (None if sample is None else dims[sample]), dims[position]
-
-
-class TooLongError(Exception):
-    """A condition has more conjunctions than any known mask."""
-
-
-def both(first: Condition, second: Condition) -> Condition:
-    if len(first) * len(second) > _MOST**2:
-        raise TooLongError
-    return simpler(frozenset(a | b for a, b in product(first, second)))
-
-
-def opposite(condition: Condition) -> Condition:
-    found = ALWAYS
-    for every in condition:
-        found = both(found, frozenset(frozenset({_not(atom)}) for atom in every))
-    return found
-
-
-def simpler(condition: Condition) -> Condition:
-    """Without conjunctions that say more than another."""
-    return frozenset(every for every in condition if not any(other < every for other in condition))
-
-
-def _not(atom: Atom) -> Atom:
-    if isinstance(atom, AtLeast):
-        return AtLeast(tuple(-step for step in atom.steps), -atom.number - 1)
-    if isinstance(atom, Apart):
-        return Apart(atom.name, atom.second, atom.first, -atom.number - 1)
-    return replace(atom, holds=not atom.holds)
-
-
-def _known(condition: Condition, shape: Sequence[int]) -> Condition:
-    """Comparisons that hold for all indices, or for none, decided."""
-    found = set()
-    for every in condition:
-        left = set()
-        for atom in every:
-            if isinstance(atom, AtLeast):
-                ends = [step * (extent - 1) for step, extent in zip(atom.steps, shape, strict=True)]
-                if sum(min(end, 0) for end in ends) + atom.number >= 0:
-                    continue
-                if sum(max(end, 0) for end in ends) + atom.number < 0:
-                    break
-            elif isinstance(atom, SameChunk) and all(shape[dim] <= atom.size for dim in atom.dims):
-                if atom.holds:
-                    continue
-                break
-            left.add(atom)
-        else:
-            found.add(frozenset(left))
-    return simpler(frozenset(found))
-
-
-def _is_exact(value: Formula | None, dtype: str) -> bool:
-    """Whether a dtype has all of these numbers: in fewer bits positions are rounded, or begin again at 0."""
-    counts = (isinstance(value, Linear) and any(value.steps)) or (isinstance(value, OfBatch) and value.more != 0)
-    return not counts or dtype in _WIDE
-
-
-def _within(value: Formula | None, shape: Sequence[int], batch: tuple[int, int]) -> Formula | None:
-    """A value of this shape. A dim of extent 1 has one index, which stays 0 where it is spread out. What reads a part
-    of the numbers of the batch has no formula."""
-    if isinstance(value, Linear):
-        return replace(value, steps=_at_zero(value.steps, shape))
-    if isinstance(value, Chunk):
-        return value if shape[value.dim] > 1 else Linear((0,) * len(shape), 0)
-    places = {value.place} if isinstance(value, OfBatch) else set[Place]()
-    if isinstance(value, Choice):
-        atoms = {atom for every in value.condition for atom in every}
-        if any(isinstance(atom, SameChunk) and any(shape[dim] == 1 for dim in atom.dims) for atom in atoms):
-            return None
-        places = {place for atom in atoms if not isinstance(atom, AtLeast | SameChunk) for place in atom.places}
-        plain = {a: replace(a, steps=_at_zero(a.steps, shape)) if isinstance(a, AtLeast) else a for a in atoms}
-        condition = frozenset(frozenset(plain[atom] for atom in every) for every in value.condition)
-        value = replace(value, condition=_known(condition, shape))
-    samples, positions = batch
-    whole = all(shape[at] == positions and (s is None or shape[s] == samples) for s, at in places)
-    return value if whole else None
-
-
-def _at_zero(steps: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(0 if extent == 1 else step for step, extent in zip(steps, shape, strict=True))
-
-
 def _choice(call: _Call, condition: Condition, yes: Number = True, no: Number = False) -> Choice | None:
-    known = _known(condition, call.shape)
-    return Choice(known, yes, no, len(call.shape)) if len(known) <= _MOST else None
-
-
-def as_choice(value: Formula | None) -> Choice | None:
-    """A value as a choice between two numbers: one number is one everywhere."""
-    if isinstance(value, Linear):
-        return Choice(ALWAYS, value.number, value.number, len(value.steps)) if not any(value.steps) else None
-    return value if isinstance(value, Choice) else None
-
-
-def condition_of(value: Formula | None) -> Condition | None:
-    """Where a value is not 0."""
-    if isinstance(value, OfBatch):
-        return frozenset({frozenset({Seen(value.name, value.place)})}) if not value.more else None
-    choice = as_choice(value)
-    if choice is None:
-        return None
-    if bool(choice.yes) == bool(choice.no):
-        return ALWAYS if choice.yes else NEVER
-    return choice.condition if choice.yes else opposite(choice.condition)
+    known = decided(condition, call.shape)
+    return Choice(known, yes, no, len(call.shape)) if len(known) <= MOST else None
 
 
 def _views(call: _Call) -> Formula | None:
@@ -431,25 +199,8 @@ def _dims(call: _Call, dims: Mapping[int, int]) -> Formula | None:
     """The first argument with other dims. Those of extent 1 that go had index 0."""
     value, shape = call.given[0], call.shape_of(0)
     if isinstance(value, OfBatch | Choice):
-        value = _of_one_sample(value, dims, shape)
+        value = of_one_sample(value, dims, shape)
     return moved(value, dims, len(call.shape)) if isinstance(value, Formula) else None
-
-
-def _of_one_sample(value: OfBatch | Choice, dims: Mapping[int, int], shape: Sequence[int]) -> OfBatch | Choice:
-    def place(old: Place) -> Place:
-        sample, position = old
-        return (None if sample is not None and sample not in dims and shape[sample] == 1 else sample), position
-
-    def atom(old: Atom) -> Atom:
-        if isinstance(old, Seen):
-            return replace(old, place=place(old.place))
-        if isinstance(old, Apart):
-            return replace(old, first=place(old.first), second=place(old.second))
-        return replace(old, places=frozenset(map(place, old.places))) if isinstance(old, Equal) else old
-
-    if isinstance(value, OfBatch):
-        return replace(value, place=place(value.place))
-    return replace(value, condition=frozenset(frozenset(map(atom, every)) for every in value.condition))
 
 
 def _same(call: _Call) -> Formula | None:
@@ -460,7 +211,7 @@ def _same(call: _Call) -> Formula | None:
 def _cast(call: _Call) -> Formula | None:
     """Numbers of another dtype: of bool they are 0 or 1."""
     value, boolean = _same(call), call.dtype == "bool"
-    if call.dtype not in _EXACT and not isinstance(value, Choice):
+    if call.dtype not in EXACT and not isinstance(value, Choice):
         return None
     if boolean == _boolean(call, 0) or (not boolean and not isinstance(value, OfBatch)):
         return value
@@ -552,10 +303,6 @@ def _boolean(call: _Call, position: int) -> bool:
     )
 
 
-def _either(first: Condition, second: Condition) -> Condition:
-    return simpler(first | second)
-
-
 def _not_of(call: _Call) -> Formula | None:
     condition = condition_of(call.broadcast(0))
     return _choice(call, opposite(condition)) if condition is not None and _boolean(call, 0) else None
@@ -569,7 +316,7 @@ def _compared(compare: Compare) -> Callable[[_Call], Formula | None]:
         if isinstance(first, Chunk) and isinstance(second, Chunk):
             return _same_chunk(call, compare, first, second)
         if isinstance(first, Linear) and isinstance(second, Linear):
-            difference = _sum(first, second, -1)
+            difference = sum_of(first, second, -1)
             return _choice(call, _comparison(compare, difference)) if isinstance(difference.number, int) else None
         chosen, number = (first, second) if isinstance(first, Choice) else (second, first)
         if not isinstance(chosen, Choice) or not isinstance(number, Linear) or any(number.steps):
@@ -626,15 +373,10 @@ def _comparison(compare: Compare, difference: Linear) -> Condition:
     atoms: dict[Compare, Atom] = {
         operator.ge: least,
         operator.le: most,
-        operator.gt: _not(most),
-        operator.lt: _not(least),
+        operator.gt: negated(most),
+        operator.lt: negated(least),
     }
     return frozenset({frozenset({atoms[compare]})})
-
-
-def _sum(first: Linear, second: Linear, factor: int) -> Linear:
-    steps = tuple(a + factor * b for a, b in zip(first.steps, second.steps, strict=True))
-    return Linear(steps, first.number + factor * second.number)
 
 
 def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | None]:
@@ -647,8 +389,8 @@ def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | No
             return None
         first, second = call.broadcast(1 if swapped else 0), call.broadcast(0 if swapped else 1)
         if isinstance(first, Linear) and isinstance(second, Linear):
-            return _sum(first, second, factor)
-        more = _number_of(second)
+            return sum_of(first, second, factor)
+        more = number_of(second)
         if isinstance(first, OfBatch) and isinstance(more, int):
             return replace(first, more=first.more + factor * more)
         one, other = as_choice(first), as_choice(second)
@@ -658,20 +400,13 @@ def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | No
             return replace(one, yes=one.yes + factor * other.yes, no=one.no + factor * other.yes)
         if one.yes == one.no:
             return replace(other, yes=one.yes + factor * other.yes, no=one.yes + factor * other.no)
-        one, other = _zero_where_it_holds(one), _zero_where_it_holds(other)
+        one, other = zero_where_it_holds(one), zero_where_it_holds(other)
         hides = one.no == other.no <= HIDES  # twice that where neither holds
         if factor == 1 and one.yes == other.yes == 0 and hides:
             return _choice(call, both(one.condition, other.condition), 0, one.no)
         return None
 
     return read
-
-
-def _zero_where_it_holds(choice: Choice) -> Choice:
-    """The same numbers, where one of them is 0 the first."""
-    if choice.yes == 0 or choice.no != 0:
-        return choice
-    return replace(choice, condition=opposite(choice.condition), yes=choice.no, no=choice.yes)
 
 
 def _times(call: _Call) -> Formula | None:
@@ -699,7 +434,7 @@ def _product(first: Number, second: Number) -> Number:
 
 def _chunk(call: _Call) -> Formula | None:
     """An index divided by a number, rounded down."""
-    value, size = call.broadcast(0), _number_of(call.broadcast(1))
+    value, size = call.broadcast(0), number_of(call.broadcast(1))
     if not isinstance(value, Linear) or value.number or not isinstance(size, int) or size < 1:
         return None
     dims = [dim for dim, step in enumerate(value.steps) if step]
@@ -723,15 +458,7 @@ def _chosen(call: _Call, condition: Condition | None, yes: Choice | None, no: Ch
         return _choice(call, condition, yes.yes, no.yes)
     if yes.yes == no.no:  # the condition, or what was chosen before
         return _choice(call, both(opposite(condition), no.condition), no.yes, no.no)
-    return _choice(call, _either(condition, no.condition), no.yes, no.no) if yes.yes == no.yes else None
-
-
-def _number_of(value: object) -> Number | None:
-    """The one number that a value is everywhere."""
-    choice = as_choice(value) if isinstance(value, Formula) else None
-    if choice is None or (choice.yes != choice.no and choice.condition not in (ALWAYS, NEVER)):
-        return None
-    return choice.no if choice.condition == NEVER else choice.yes
+    return _choice(call, either(condition, no.condition), no.yes, no.no) if yes.yes == no.yes else None
 
 
 def _differences(call: _Call) -> Formula | None:
@@ -752,7 +479,7 @@ def _differences(call: _Call) -> Formula | None:
 
 def _summed(call: _Call) -> Formula | None:
     """`cumsum` of one number grows by it."""
-    number, rank = _number_of(call.given[0]), len(call.shape)
+    number, rank = number_of(call.given[0]), len(call.shape)
     if not isinstance(number, int) or not rank:
         return None
     steps = [0] * rank
@@ -780,7 +507,7 @@ def _picked(call: _Call) -> Formula | None:
     if isinstance(value, Linear):
         picked = Linear((0,) * rank, value.number)
         for step, spread in zip(value.steps, found, strict=True):
-            picked = _sum(picked, spread, step)
+            picked = sum_of(picked, spread, step)
         return picked
     return _picked_of_batch(call, value, found) if isinstance(value, OfBatch) and value.place == (0, 1) else None
 
@@ -829,7 +556,7 @@ _OPERATORS: Mapping[str, Callable[[_Call], Formula | None]] = {
     "aten.tril.default": _triangle(False),
     "aten.triu.default": _triangle(True),
     **dict.fromkeys(("aten.__and__.Tensor", "aten.bitwise_and.Tensor", "aten.logical_and.default"), _logical(both)),
-    **dict.fromkeys(("aten.__or__.Tensor", "aten.bitwise_or.Tensor", "aten.logical_or.default"), _logical(_either)),
+    **dict.fromkeys(("aten.__or__.Tensor", "aten.bitwise_or.Tensor", "aten.logical_or.default"), _logical(either)),
     **dict.fromkeys(("aten.bitwise_not.default", "aten.logical_not.default"), _not_of),
     **{
         f"aten.{name}.{kind}": _compared(compare)

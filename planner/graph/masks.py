@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.graph.mask_values import (
+from planner.graph.mask_formulas import (
     ALWAYS,
     HIDES,
     Apart,
@@ -28,13 +28,13 @@ from planner.graph.mask_values import (
     Condition,
     Equal,
     Formula,
-    MaskReader,
     SameChunk,
     TooLongError,
     as_choice,
     condition_of,
     opposite,
 )
+from planner.graph.mask_values import MaskReader
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
 from planner.graph.unread import without_unread
 
