@@ -9,6 +9,7 @@ computed by that.
 """
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -70,7 +71,7 @@ def recomputed(
         return _gradients(composed, gradient, given)
 
     schema = torch.library.infer_schema(composed, mutates_args=())
-    taken = schema[1 : schema.rindex(") -> ")]
+    taken = re.sub(r"=[^,]+", "", schema[1 : schema.rindex(") -> ")])  # what is left out is not seen by who counts
     operator = torch.library.custom_op(name, computed, mutates_args=(), schema=schema)
     backward = torch.library.custom_op(
         f"{name}_backward", computed_backward, mutates_args=(), schema=f"(Tensor gradient, {taken}) -> Tensor[]"

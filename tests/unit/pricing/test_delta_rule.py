@@ -13,6 +13,7 @@ from costmodels import DeltaRuleShape, best_rate, delta_rule_backward_time, delt
 from hardware_profiles import load_profile
 from planner.graph.delta_rule import gated_delta_rule
 from planner.sharding.rule import Rule
+from runtime.auditing.ledger import Ledger
 from tests.contract.rule_calls import Example
 
 DEVICE = load_profile("h100-80gb").with_devices(8).device
@@ -55,6 +56,17 @@ class Counted(TorchDispatchMode):
         if func._schema.name.split("::")[1] not in ("bmm", "linalg_solve_triangular"):
             self.elements += sum(one.numel() for one in (*given, *results))
         return made
+
+
+def test_an_audit_counts_its_products() -> None:
+    """Forward, and three times as many backward, with the usual chunk and another."""
+    wide = torch.zeros(1, 128, 2, 4)
+    for chunk in (64, 32):
+        leaves = [one.requires_grad_() for one in (wide.clone(), wide.clone(), wide.clone(), wide[..., 0].clone())]
+        with Ledger() as ledger:
+            gated_delta_rule(*leaves, wide[..., 0], True, chunk).sum().backward()
+        each = 128 * 2 * (5 * chunk * 4 + 3 * chunk * 4 + 6 * 4 * 4)
+        assert sum(ledger.flops.values()) == 4 * each
 
 
 def counted(steps: int, channels: bool) -> tuple[Counted, Counted]:

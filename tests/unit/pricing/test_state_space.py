@@ -23,6 +23,7 @@ from planner.graph.recomputed import Recomputed
 from planner.graph.selective_scan import selective_scan
 from planner.graph.state_space_scan import state_space_scan
 from planner.sharding.rule import Rule
+from runtime.auditing.ledger import Ledger
 from tests.contract.rule_calls import Example
 from tests.unit.pricing.test_delta_rule import Counted
 
@@ -103,6 +104,17 @@ def test_a_measured_kernel() -> None:
     quickest of several kernels. Those that are priced are no quicker, and not twice as slow."""
     found = sum(float(matmul_time(256, 64, depth, 8 * 16 * 80, "bf16", DEVICE)) for depth in (256, 128))
     assert 0.645e-3 < found < 2 * 0.645e-3
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_an_audit_counts_the_work_of_the_rule(name: str) -> None:
+    """Forward, and three times as much backward."""
+    operator, given = (state_space_scan, heads(128, 64)) if name == "state_space" else (selective_scan, channels(128))
+    given = [one.clone().requires_grad_() if isinstance(one, torch.Tensor) else one for one in given]
+    with Ledger() as ledger:
+        operator(*given).sum().backward()
+    rule = Example(f"planner.{name.removesuffix('_scan')}_scan.default", tuple(given)).rule()
+    assert sum(ledger.flops.values()) == 4 * work_of(rule)
 
 
 @pytest.mark.parametrize("composed", [False, True])
