@@ -89,5 +89,8 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    functorch = torch._C._functorch
     with torch._C.DisableTorchFunction():
+        while functorch.is_functorch_wrapped_tensor(tensor):  # within torch.vmap, where masks are made
+            tensor = functorch.get_unwrapped(tensor)
         return int(tensor.untyped_storage()._cdata)

@@ -231,3 +231,19 @@ def test_at_one_sample_nothing_is_a_piece() -> None:
     module = _Module(code)
     one, two = ([op.op for op in trace(on_meta(module), (torch.ones(n, 6, 4),)).operators] for n in (1, 2))
     assert one == two
+
+
+def test_marks_within_a_map_over_samples() -> None:
+    """As masks of transformers are made; there a tensor stands for many, and has no memory of its own."""
+
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = torch.vmap(lambda each: each.unsqueeze(-1).clone())(x > 0)
+            return (self.linear(x)[..., None] * seen).sum()
+
+    module, x = Mapped(), torch.randn(2, 3, 4)
+    torch.testing.assert_close(computed(trace(on_meta(module), (x,)), module, x), module(x))
