@@ -9,6 +9,7 @@ from planner.errors import InfeasibleError, RequestError
 
 if TYPE_CHECKING:
     from hardware_profiles import Machine
+    from planner.export.architecture import Architecture
     from planner.export.description import Description
     from planner.export.target import Job, OperatorTarget, Target
     from planner.graph.operator_graph import OperatorGraph
@@ -128,7 +129,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
     job = Job(
         model=plan.model.reference,
         description=description,
-        architecture=target.architecture_of(plan.model.reference, plan.model.sequence_length),
+        architecture=_architecture(target, subject, description),
         per_node=per_node_of(machine),
         overlapped=_overlapped(last.plan.cluster.software),
         gave_up=why.partition(";")[0],
@@ -144,6 +145,18 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         why=unsaid if searched else (),
         hosts=tuple(hosts_of(machine, job.per_node)),
     )
+
+
+def _architecture(target: "Target", subject: Subject, description: "Description") -> "Architecture | None":
+    """The architecture that an engine is told; None where there is none, and where the config that the plan names is
+    that of another model by now."""
+    found = target.architecture_of(subject.model.reference, subject.model.sequence_length)
+    if found is None:
+        return None
+    shapes = {subject.graph.types[parameter.name].shape for parameter in subject.graph.parameters}
+    mixer = () if found.latent or found.family == "gpt" else ((found.heads * found.head_size, found.hidden),)
+    told = {(found.vocabulary, found.hidden), *mixer}
+    return found if told <= shapes and sum(description.layers) == found.layers else None
 
 
 def operators_of(

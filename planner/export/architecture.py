@@ -1,9 +1,13 @@
-"""Dimensions of a decoder that engines can build themselves, by the names of the zoo."""
+"""Dimensions of a decoder that engines can build themselves, of the zoo or a config of transformers."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.models.dimensions import ExpertDimensions
+
+if TYPE_CHECKING:
+    from planner.models.deepseek import DeepseekConfig
+    from planner.models.llama import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +82,24 @@ class Architecture:
 def architecture_of(
     reference: str, sequence_length: int | None, *, every: bool = False, latent: bool = False
 ) -> Architecture | None:
-    """The architecture of a model of the zoo, for sequences of so many tokens; None where it is none of the decoders
-    above, or a model of the user's own. Dimensions that were changed by name (`--set`) count. `every` asks for those
-    that no engine is told, too, and `latent` for those with latent attention."""
+    """The architecture of a model of the zoo or of a config, for sequences of so many tokens; None where it is none of
+    the decoders above, or a model of the user's own. Dimensions that were changed by name (`--set`) count. `every` asks
+    for those that no engine is told, too, and `latent` for those with latent attention."""
+    from planner.models.huggingface import dimensions_of, is_config
     from planner.models.overrides import split_reference
     from planner.models.zoo import ZOO, zoo_entry
 
-    if ":" in reference or split_reference(reference)[0] not in ZOO:
+    name, _ = split_reference(reference)
+    if ":" in reference or (name not in ZOO and not is_config(name)):
         return None
+    from planner.models.deepseek import DeepseekConfig
+    from planner.models.llama import LlamaConfig
+
+    if name not in ZOO:
+        sizes = dimensions_of(reference, sequence_length)
+        if isinstance(sizes, LlamaConfig):
+            return _llama(sizes, every)
+        return None if sizes is None or not latent else _deepseek(sizes, every)
     entry = zoo_entry(reference)
     if entry.family not in ("llama", "gpt", *(["deepseek"] if latent else [])):
         return None
@@ -93,8 +107,8 @@ def architecture_of(
     if sequence_length is not None:
         dimensions["sequence_length"] = sequence_length
     if entry.family == "deepseek":
-        return _deepseek(dimensions, every)
-    return _gpt(dimensions) if entry.family == "gpt" else _llama(dimensions, every)
+        return _deepseek(DeepseekConfig(**dimensions), every)
+    return _gpt(dimensions) if entry.family == "gpt" else _llama(LlamaConfig(**dimensions), every)
 
 
 def predicted_by(reference: str) -> int:
@@ -108,13 +122,10 @@ def predicted_by(reference: str) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _deepseek(dimensions: dict[str, Any], every: bool) -> Architecture | None:
+def _deepseek(config: "DeepseekConfig", every: bool) -> Architecture | None:
     """None for what no engine is told here: positions of longer sequences, and groups that are chosen by less or more
     than the scores of what a token takes of each (Megatron-LM, group_limited_topk), which the script alone has
     (`every`); it predicts one token."""
-    from planner.models.deepseek import DeepseekConfig
-
-    config = DeepseekConfig(**dimensions)
     stretched = config.rope_frequencies or (config.rope_magnitude, config.score_scale) != (1.0, 1.0)
     by_others = config.expert_groups > 1 and config.groups_by * config.chosen_groups != config.experts_per_token
     if stretched or (config.predicted_tokens if every else by_others):
@@ -182,12 +193,9 @@ def _gpt(dimensions: dict[str, Any]) -> Architecture:
     )
 
 
-def _llama(dimensions: dict[str, Any], every: bool) -> Architecture | None:
+def _llama(config: "LlamaConfig", every: bool) -> Architecture | None:
     """None for what no `Architecture` says: biases, other activations, an MLP without a gate, routers that balance or
     drop by themselves."""
-    from planner.models.llama import LlamaConfig
-
-    config = LlamaConfig(**dimensions)
     unusual = (config.qkv_bias, config.gelu, config.scaled_embeddings)
     if config.balance_speed or config.capacity_factor or not config.gated or (any(unusual) and not every):
         return None

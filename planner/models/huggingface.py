@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import ModelError
 from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, check_experts, experts_of
 from planner.models.huggingface_config import check_activations, check_config, check_present, read_config
+from planner.models.huggingface_decoders import dense_dimensions
 from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface_experts import is_mixture, mixture_of
 from planner.models.huggingface_llama4 import with_chosen_rows
@@ -119,6 +120,22 @@ def decoder_of(reference: str, sequence_length: int | None) -> "tuple[LlamaConfi
     path, name, _, config = _config(reference)
     sizes = _sizes(config, name, _length(config, path, sequence_length), path)
     return sizes, bool(getattr(config, "rope_interleave", True))
+
+
+def dimensions_of(reference: str, sequence_length: int | None) -> "LlamaConfig | DeepseekConfig | None":
+    """The dimensions of the decoder of `planner.models` that computes what the model of a config does; None where there
+    is none, or the file is gone."""
+    from planner.models.llama import LlamaConfig
+
+    try:
+        path, name, _, config = _config(reference)
+        length = _length(config, path, sequence_length)
+        if is_mixture(name) or is_deepseek(name):
+            return _sizes(config, name, length, path)
+    except ModelError:
+        return None
+    found = dense_dimensions(config, name, length)
+    return None if found is None else LlamaConfig(**found)
 
 
 def _config(reference: str) -> tuple[Path, str, str, Any]:

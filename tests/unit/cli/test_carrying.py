@@ -10,6 +10,7 @@ from planner.plan.file import load_plan
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TINY = ("--model", "llama-tiny", "--hardware", "cpu")
 MEGATRON = """
 TP=2  # devices
@@ -141,3 +142,16 @@ def test_a_batch_that_settings_say_is_not_said_twice(plan: Any, here: Path) -> N
     (here / "settings").write_text(MEGATRON)
     message = plan.refused("import", "settings", "--from", "megatron", *TINY, "--global-batch", "8")
     assert "the settings of megatron say how many" in message
+
+
+def test_a_config_is_exported_with_its_dimensions_while_it_is_the_same(plan: Any, here: Path) -> None:
+    content = json.loads((CONFIGS / "llama" / "config.json").read_text())
+    (here / "own").mkdir()
+    (here / "own" / "config.json").write_text(json.dumps(content))
+    fixed = ("--seq-len", "8", "--devices", "2", "--data", "2", "--zero", "1", "--global-batch", "4")
+    plan.json("--model", "own/config.json", "--hardware", "cpu", *fixed, "-o", "plan.json")
+    for layers, told in ((3, True), (2, False)):
+        (here / "own" / "config.json").write_text(json.dumps({**content, "num_hidden_layers": layers}))
+        plan.json("export", "plan.json", "--to", "megatron", "-o", f"run{layers}", "--nearest")
+        script = (here / f"run{layers}" / "launch.sh").read_text()
+        assert ("--num-layers 3" in script, "--ffn-hidden-size 64" in script) == (told, told)
