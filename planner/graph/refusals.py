@@ -72,6 +72,7 @@ _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
         _MIXES,
         _DTYPE,
     ),
+    (r"expected to contain only concrete integers", "takes a shape from the values of a tensor", _SHAPE),
     (r"uninitialized parameter", "has a lazy parameter without a shape", _UNBUILT),
     (r"aten\._ctc_loss", "calls a CTC loss that cannot run without data", _ALIGNED),
     (r"Meta kernel|fake impl|^aten\.[\w.]+$", "calls an operator that cannot run without data", _WITHOUT_DATA),

@@ -25,6 +25,7 @@ CAUSES = {
     "Ranges": ("loops as often as the values of a tensor say", "loop a number of times that is fixed before the call"),
     "LeavesTorch": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
     "Numpy": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
+    "MakesAsManyRows": ("takes a shape from the values of a tensor", "hide elements with a mask"),
     "Lists": ("reads a number out of a tensor", "keep it a tensor"),
     "OwnDraws": ("calls the autograd.Function Noisy .* draws random numbers by aten.rand_like", "use nn.Dropout"),
     "OwnTakesDict": ("calls the autograd.Function Scaled .* an argument of the type dict", "pass tensors, numbers"),

@@ -50,6 +50,12 @@ class PicksRows(Net):
         return y[x > 0].mean()  # here
 
 
+class MakesAsManyRows(Net):
+    def forward(self, x):
+        y = x[(x == 0).sum(1) != 8]  # as models of images drop those that are padding
+        return self.linear(y).mean() + torch.ones(size=(y.size(0),), device=x.device).sum()  # here
+
+
 class CountsRows(Net):
     def forward(self, x):
         rows = torch.nonzero(x[:, 0])  # here
