@@ -41,6 +41,12 @@ from costmodels.memory import (
     usable_memory,
 )
 from costmodels.moments import counts_at_moments, counts_beyond, fullest_moment
+from costmodels.newton_schulz import (
+    NEWTON_SCHULZ_KERNELS,
+    NEWTON_SCHULZ_STEPS,
+    orthogonalisation_bytes,
+    orthogonalisation_time,
+)
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, paired_turns, schedule_orders
@@ -85,6 +91,8 @@ __all__ = [
     "FORWARD",
     "FREE_OP_CLASS",
     "ID_BYTES",
+    "NEWTON_SCHULZ_KERNELS",
+    "NEWTON_SCHULZ_STEPS",
     "Optimizer",
     "Orders",
     "Overlap",
@@ -149,6 +157,8 @@ __all__ = [
     "optimizer_traffic",
     "order_1f1b",
     "order_interleaved_1f1b",
+    "orthogonalisation_bytes",
+    "orthogonalisation_time",
     "paired_time",
     "paired_turns",
     "parameter_bytes",

@@ -12,20 +12,21 @@ from costmodels.units import Bytes, QuantityT
 from hardware_profiles import PYTORCH, TRAINED, Device, Software
 
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
-Optimizer: TypeAlias = Literal["adamw", "sgd", "lamb"]
+Optimizer: TypeAlias = Literal["adamw", "sgd", "lamb", "muon"]
 
 _FP32: Bytes = 4
 _COMPUTE_BYTES = {name: dtype.nbytes for name, dtype in TRAINED.items()}
-_MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 1, "lamb": 2}
-"""fp32 values per parameter that an optimizer keeps: AdamW and LAMB two moments, SGD its momentum."""
+_MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 1, "lamb": 2, "muon": 1}
+"""fp32 values per parameter that an optimizer keeps: AdamW and LAMB two moments, SGD and Muon their momentum."""
 
 CONTEXT: Bytes = 0.5 * 2**30
 """What a process that has computed nothing holds of a GPU: nvidia-smi shows 0.4 to 0.6 GiB for PyTorch on A100 and
 H100."""
 
-_SECOND_PASS: dict[str, int] = {"lamb": 3}
+_SECOND_PASS: dict[str, int] = {"lamb": 3, "muon": 7}
 """fp32 values per parameter that pass through memory once more: LAMB knows the length of its step when all of it is
-there, so it writes the direction, and reads it with the weight again."""
+there, so it writes the direction, and reads it with the weight again. Muon draws its momentum to the gradient and the
+gradient to its momentum, 2 more; decays the weight by itself, 2; writes and reads what is made orthogonal, 3."""
 
 
 _FOREACH: dict[str, int] = {"adamw": 20}
@@ -64,7 +65,7 @@ def parameter_bytes(
     precision: str, optimizer: str, software: Software = PYTORCH, variant: UpdateVariant = PLAIN_UPDATE
 ) -> ParameterBytes:
     """Bytes per parameter under a precision ("bf16", "fp16", "fp32") and an optimizer ("adamw", "sgd" with momentum,
-    "lamb").
+    "lamb", "muon" for a matrix that it updates).
 
         16-bit: weight 2, gradient 4, state 4 (master weight) + 4 per moment; or as the software keeps them
         fp32:   weight 4, gradient 4, state 4 per moment

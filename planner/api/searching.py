@@ -30,7 +30,7 @@ from planner.models.nicknames import full_model
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.repricing import repriced
 from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
-from planner.sharding.update import DEFAULT, Update
+from planner.sharding.update import DEFAULT, Update, default_zero_by
 from planner.strategy_search.job import (
     Job,
     given_job,
@@ -204,7 +204,7 @@ def search(
         fp8_history: with "delayed", steps of whose largest elements scales are; 1,024 where not given.
         fp8_margin: with "delayed", powers of two that scales leave free; 0 where not given.
         fp8_dispatch: tokens are sent to experts in 8 bits, and so are gradients of their results.
-        optimizer: "adamw", "sgd" or "lamb".
+        optimizer: "adamw", "sgd", "lamb", or "muon" for the matrices of hidden layers, with AdamW for the rest.
         pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
         shard: strategies of operators, {"*q_proj*": "b,o"}, or records of `planner.shard`.
         default: what all others do: "search", or "data_parallel", which splits the batch.
@@ -275,7 +275,8 @@ def search(
     machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)
-    decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
+    usual = replace(DEFAULT, zero_by=default_zero_by(optimizer))
+    decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, usual))
     padding, multiple, changed = _padded(pad, changed)
     changed = _replicated(per_replica, changed)
     if tokens_once is not None:

@@ -11,6 +11,8 @@ def offload_fault(optimizer: str, schedule: str | None) -> Fault | None:
     kind = SCHEDULES.get(schedule or "")
     if optimizer == "lamb":
         reason = "LAMB knows the length of a step only when the states of all weights have been read"
+    elif optimizer == "muon":
+        reason = "Muon makes updates of whole matrices on the device, where their momenta are"
     elif kind is not None and not kind.flushes:
         reason = f"schedule '{schedule}' updates weights in the midst of its micro-batches"
     else:
@@ -20,12 +22,12 @@ def offload_fault(optimizer: str, schedule: str | None) -> Fault | None:
 
 def served_fault(update: Update, optimizer: str) -> Fault | None:
     """Why parameter servers cannot update parameters; None where they can, or where there are none."""
-    if not update.served or optimizer != "lamb":
+    if not update.served or optimizer not in ("lamb", "muon"):
         return None
-    reason = (
-        "has no lamb: norms of weights that tensor parallelism cuts are summed between devices, and servers update on"
-        " hosts, each by itself"
+    what = (
+        "norms of weights that tensor parallelism cuts are summed" if optimizer == "lamb" else "matrices are gathered"
     )
+    reason = f"has no {optimizer}: {what} between devices, and servers update on hosts, each by itself"
     return Fault(option="zero_by", value="'servers'", reason=reason, hint="take adamw or sgd, or zero_by = parameters")
 
 

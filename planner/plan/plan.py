@@ -26,7 +26,7 @@ PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distr
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {name: dtype.weights for name, dtype in TRAINED.items()}
 """What can be trained in, and the dtype of weights."""
-OPTIMIZERS = ("adamw", "sgd", "lamb")
+OPTIMIZERS = ("adamw", "sgd", "lamb", "muon")
 MOST_CHUNKS = 64
 """A collective of tensor parallelism is taken apart into so many chunks at most; more than ever pays."""
 

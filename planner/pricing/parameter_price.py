@@ -18,6 +18,9 @@ and broadcasts what it has updated. Who that is depends on all parameters togeth
 has of it, and without it, the mean over the devices. Where owners are parameter servers (`Update.served`), gradients
 are reduced to them alone, and state, master weight and update are on their hosts (`costmodels.dense_servers`).
 
+Matrices that Muon updates are made orthogonal besides (`planner.pricing.matrix_update`): `optimizer` is what updates
+this parameter (`planner.sharding.matrices.optimizer_of`).
+
 What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
 the buckets of a plan really take, `planner.plan.layout.per_step_communication` says.
 """
@@ -41,8 +44,10 @@ from costmodels import (
 )
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
+from planner.pricing.matrix_update import matrix_seconds
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
 from planner.sharding.layout import Layout, local_share, whole_shape
+from planner.sharding.matrices import MUON
 from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
 
@@ -185,6 +190,8 @@ def price_parameter(
         summing = np.where(served, _messages("reduce", accumulated, stored, owned, pricers.sums), summing)
         copied = np.where(served, 0.0, copied)
     updated = updated + np.where((state > 0) & ~served, UPDATED * launched, 0.0)
+    if optimizer == MUON:
+        updated = updated + matrix_seconds(tensor, stored, shares, pricers, launched)
     away = np.array([one.state_home != "device" for one in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)

@@ -64,13 +64,15 @@ class RedistributionMatrix:
 class Pricers:
     """Redistributions by what is moved, because software hides and groups them differently: activations, parameters
     that are gathered for use, gradients that are reduced as they come; and once a step accumulated gradients (`sums`)
-    and new weights (`updated`), whose buckets a plan may decide in the place of the software."""
+    and new weights (`updated`), whose buckets a plan may decide in the place of the software, and `matrices` that an
+    update wants whole, one by one."""
 
     activations: "RedistributionPricer"
     parameters: "RedistributionPricer"
     gradients: "RedistributionPricer"
     sums: "RedistributionPricer"
     updated: "RedistributionPricer"
+    matrices: "RedistributionPricer"
 
     @classmethod
     def of(
@@ -137,6 +139,7 @@ class Pricers:
             gradients=pricer(shares.reductions, full(use, back), uncut=update.by_block, packed=by_block),
             sums=pricer(shares.reductions, full(sums, once), packed=in_buckets),
             updated=pricer(shares.gathers, full(weight, once), width=narrow, packed=in_buckets),
+            matrices=pricer(0.0, (), copied=software.rearranges),
         )
 
 

@@ -86,7 +86,7 @@ def movable(request: SearchRequest) -> tuple[str, ...]:
     """The tables that could be on the host beside those that are placed already, with the most rows a look-up first;
     none where the request rules that out. Those that the hosts have no room for are left out, with all after them."""
     cluster, update = request.cluster, request.update
-    if isinstance(cluster, MixedCluster) or request.optimizer == "lamb" or update.clip_norm is not None:
+    if isinstance(cluster, MixedCluster) or request.optimizer in ("lamb", "muon") or update.clip_norm is not None:
         return ()
     try:
         room = cluster.store("host").capacity * cluster.devices

@@ -36,7 +36,7 @@ from runtime.checkpoint.spread import Spread, StateOfPlan, writers
 from runtime.checkpoint.state_names import BESIDE, MASTER, file_key, kept_name, read_name, saved_name
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
 from runtime.checkpoint.writing import file_of
-from runtime.optimizers.optimizers import MOMENTS
+from runtime.optimizers.optimizers import every_moment
 from runtime.run_folder import owned
 from runtime.run_folder.identity import Origin, new_identity
 from runtime.run_folder.private import replace_text
@@ -98,7 +98,7 @@ def _wanted(
     """What a plan keeps, and the name under which each was saved; None for what begins with zeros."""
     found, updates = source.tensors, manifest.progress.updates
     kinds = {read_name(name).kind for name in found}
-    moments = [kind for kind in MOMENTS[bound.plan.training.optimizer] if kind in kinds]
+    moments = [kind for kind in every_moment(bound.plan.training.optimizer) if kind in kinds]
     own = {saved_name(name): name for name in buffers}
     known = {own[n]: (found[n].shape, found[n].dtype, buffers[own[n]]) for n in own if n in found}
     wanted = sorted(StateOfPlan(bound=bound).tensors(moments, updates, known), key=lambda spread: spread.name)

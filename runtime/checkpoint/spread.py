@@ -26,6 +26,7 @@ from planner.plan.layout.parameter_owners import Owner, owners_of
 from planner.plan.layout.stage_cut import cut_stage
 from planner.sharding.even_cut import piece_length
 from planner.sharding.layout import Layout, cuts, replicated, whole_shape
+from planner.sharding.matrices import optimizer_of
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.regions import Region, cell_number, cell_region, most_cells
@@ -40,7 +41,7 @@ from runtime.checkpoint.state_names import (
     scales_name,
 )
 from runtime.checkpoint.tensor_files import dtype_name, dtype_of
-from runtime.optimizers.optimizers import wide_dtype
+from runtime.optimizers.optimizers import MOMENTS, wide_dtype
 
 TABLE_PARTS: Mapping[str, str] = {"exp_avg": "first", "exp_avg_sq": "second"}
 """What the optimizers of tables outside of the devices call what is kept under these names."""
@@ -134,7 +135,7 @@ class StateOfPlan:
     def tensors(
         self, moments: Sequence[str], updates: int, buffers: Mapping[str, tuple[tuple[int, ...], str, tuple[int, ...]]]
     ) -> list[Spread]:
-        """All tensors of the state after so many updates of an optimizer that keeps these `moments` of every element;
+        """All tensors of the state after so many updates of optimizers that keep these `moments` of elements;
         `buffers` has shape, dtype and pipeline ranks of each."""
         found = list(self._weights())
         if self.bound.plan.training.update.master_weights:
@@ -142,7 +143,7 @@ class StateOfPlan:
             found += self._kept(MASTER, narrow)
         if updates:
             for kind in moments:
-                found += self._kept(kind, self._wide)
+                found += self._kept(kind, {name: wide for name, wide in self._wide.items() if self._keeps(name, kind)})
             if self.bound.plan.schedule == STALE:
                 found += [replace(spread, name=previous_name(spread.name)) for spread in self._weights()]
         found += [self._of(saved_name(name), *buffer) for name, buffer in buffers.items()]
@@ -194,6 +195,10 @@ class StateOfPlan:
         if not self.bound.plan.training.update.is_local(name):
             return [saved]
         return [own_name(saved, place) for place in range(self.bound.plan.mesh.size)]
+
+    def _keeps(self, name: str, kind: str) -> bool:
+        """Whether what updates a parameter keeps this of it."""
+        return kind in MOMENTS[optimizer_of(self.bound.graph, self.bound.plan.training.optimizer, name)]
 
     def _kept(self, kind: str, dtypes: Mapping[str, str]) -> Iterator[Spread]:
         """What the optimizer keeps, of this kind, of every trainable parameter that has a dtype there."""

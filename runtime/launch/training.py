@@ -22,6 +22,7 @@ from planner.models.zoo import BuiltModel
 from planner.plan.binding.model_of import build_planned
 from planner.plan.plan import PRECISIONS, Plan
 from planner.plan.writing import write_atomically
+from planner.sharding.matrices import matrices_of
 from runtime.checkpoint.folder import finished
 from runtime.comm.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.data.datasets import DatasetBatches, dataset_batches, synthetic_batches
@@ -233,6 +234,7 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
         step.rank.pieces,
         dropping=dropping(step.rank.bound.graph),
         recipes=recipes_of(step.rank.bound.graph.operators),
+        matrices=matrices_of(step.rank.bound.graph),
         seed=settings.seed,
         forward=forward_per_replica(built.module, step.plan, *step.traced, step.matcher.names, step.place),
     )

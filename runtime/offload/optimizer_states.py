@@ -128,7 +128,7 @@ class OffloadedStates:
     def start(self, updates: int) -> None:
         """Let the states be those after so many updates, which are written to their rows."""
         for member in self._members.values():
-            start_moments(member.optimizer, [member.weight], self._moments, updates)
+            start_moments(member.optimizer, [member.weight], [self._moments], updates)
             member.release()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The optimizers by name: torch's, and LAMB.
+"""The optimizers by name: torch's, LAMB, and Muon with AdamW for what is no matrix of a hidden layer.
 
 All of them update weights in float32. A weight of 16 bits without a float32 master (see `runtime.update.optimizer`) is
 widened when its turn comes, updated and rounded back, so that one widened weight is there at a time; its moments are
@@ -14,20 +14,24 @@ from typing import Any, Protocol
 import torch
 
 from planner.errors import RequestError, unknown_name
+from planner.sharding.matrices import ADAMW, MUON
 from runtime.optimizers.lamb import Lamb, Total
+from runtime.optimizers.muon import Muon, Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD. `undecayed` are the
-    names of parameters that weight decay leaves out, as the module has them. `fused` says whether one kernel updates
-    all weights; None, where they are on an accelerator that has it."""
+    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD, `muon_momentum` that of
+    Muon, which has rate and decay in common with the AdamW beside it. `undecayed` are the names of parameters
+    that weight decay leaves out, as the module has them. `fused` says whether one kernel updates all weights;
+    None, where they are on an accelerator that has it."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 1e-2
     momentum: float = 0.9
+    muon_momentum: float = 0.95
     undecayed: frozenset[str] = frozenset()
     fused: bool | None = None
 
@@ -61,14 +65,16 @@ def kept_of(optimizer: Optimizer) -> list[MutableMapping[str, Any]]:
     return [one.state[weight] for one, _, weight in _slots(optimizer)]
 
 
-def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments: Sequence[str], updates: int) -> None:
-    """Have memory of every kind for these weights, which are all that the optimizer has, after so many updates, to be
-    written next; none after none."""
-    for (one, group, key), weight in zip(_slots(optimizer), weights, strict=True):
+def start_moments(
+    optimizer: Optimizer, weights: Sequence[torch.Tensor], moments: Sequence[Sequence[str]], updates: int
+) -> None:
+    """Have memory of every kind that each of these weights has, which are all that the optimizer has, after so many
+    updates, to be written next; none after none."""
+    for (one, group, key), weight, own in zip(_slots(optimizer), weights, moments, strict=True):
         known = one.state.pop(key, {})
         if updates:
-            kept: dict[str, Any] = {kind: known.get(kind) for kind in moments}
-            for kind in moments:
+            kept: dict[str, Any] = {kind: known.get(kind) for kind in own}
+            for kind in own:
                 if kept[kind] is None:
                     kept[kind] = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
             if isinstance(one, Lamb):
@@ -81,6 +87,9 @@ def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments
 
 def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, Mapping[str, Any], torch.Tensor]]:
     """The optimizer that updates each weight, the group that it is in, and the key that it has for it."""
+    if isinstance(optimizer, _SideBySide):
+        found = [slot for part in optimizer.parts for slot in _slots(part)]
+        return [found[place] for place in optimizer.places]
     parts = optimizer.parts if isinstance(optimizer, _OneByOne) else (optimizer,)
     return [(one, group, weight) for one in parts for group in one.param_groups for weight in group["params"]]  # type: ignore[misc]
 
@@ -159,9 +168,16 @@ OPTIMIZERS: Mapping[str, Callable[[Groups, OptimizerSettings, Total], torch.opti
 MOMENTS: Mapping[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "lamb": ("exp_avg", "exp_avg_sq"),
+    "muon": ("momentum_buffer",),
     "sgd": ("momentum_buffer",),
 }
 """What each keeps for every element of a weight, by the names that torch has for it."""
+
+
+def every_moment(name: str, settings: OptimizerSettings | None = None) -> tuple[str, ...]:
+    """What a plan with this optimizer keeps of any weight: Muon leaves those that are no matrices to AdamW."""
+    beside = MOMENTS[ADAMW] if name == MUON else ()
+    return (*(MOMENTS[name] if settings is None else moments_of(name, settings)), *beside)
 
 
 def moments_of(name: str, settings: OptimizerSettings) -> tuple[str, ...]:
@@ -175,15 +191,18 @@ def make_optimizer(
     settings: OptimizerSettings,
     total: Total = lambda squares: squares,
     names: Sequence[str] = (),
+    wholes: Sequence[Whole | None] = (),
 ) -> Optimizer:
     """The optimizer of that name over these tensors, which are the parameters of these names; `total` adds up
-    sums of squares of pieces (see `runtime.optimizers.lamb`).
+    sums of squares of pieces (see `runtime.optimizers.lamb`). Muon updates those that have one of `wholes`.
 
-    Raises RequestError for a name that is not in `OPTIMIZERS`.
+    Raises RequestError for a name that is no optimizer.
     """
-    if name not in OPTIMIZERS:
-        raise RequestError(unknown_name("optimizer", name, OPTIMIZERS))
+    if name not in (*OPTIMIZERS, MUON):
+        raise RequestError(unknown_name("optimizer", name, (*OPTIMIZERS, MUON)))
     names = names or [""] * len(weights)
+    if name == MUON:
+        return _with_muon(weights, settings, names, wholes or [None] * len(weights))
 
     def made(own: Sequence[torch.Tensor], called: Sequence[str]) -> torch.optim.Optimizer:
         return OPTIMIZERS[name](_groups(name, own, called, settings), settings, total)
@@ -191,6 +210,45 @@ def make_optimizer(
     if name != "lamb" and any(weight.element_size() < 4 for weight in weights):
         return _OneByOne(weights, names, made)
     return made(weights, names)
+
+
+def _with_muon(
+    weights: Sequence[torch.Tensor], settings: OptimizerSettings, names: Sequence[str], wholes: Sequence[Whole | None]
+) -> Optimizer:
+    """Muon over matrices, and AdamW over the others."""
+    matrices = [place for place, whole in enumerate(wholes) if whole is not None]
+    others = [place for place, whole in enumerate(wholes) if whole is None]
+    parts: list[Optimizer] = []
+    if matrices:
+        groups = _groups(MUON, [weights[at] for at in matrices], [names[at] for at in matrices], settings)
+        own = [whole for whole in wholes if whole is not None]
+        rate, decay, momentum = settings.learning_rate, settings.weight_decay, settings.muon_momentum
+        parts.append(Muon(groups, own, lr=rate, weight_decay=decay, momentum=momentum))
+    if others:
+        parts.append(
+            make_optimizer(ADAMW, [weights[at] for at in others], settings, names=[names[at] for at in others])
+        )
+    order = {weight: place for place, weight in enumerate((*matrices, *others))}
+    return _SideBySide(parts, [order[at] for at in range(len(weights))])
+
+
+class _SideBySide:
+    """Optimizers of some weights each, of which those of all `parts`, one after the other, are at these `places`."""
+
+    def __init__(self, parts: Sequence[Optimizer], places: Sequence[int]) -> None:
+        self.parts, self.places = parts, places
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        return {weight: values for part in self.parts for weight, values in part.state.items()}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
 
 
 class _OneByOne:

@@ -23,6 +23,7 @@ from planner.models.zoo import BuiltModel
 from planner.plan.binding.model_of import build_planned
 from planner.plan.plan import Plan
 from planner.plan.shrinking.shrink import EXACT
+from planner.sharding.matrices import matrices_of
 from runtime.comm.device_mesh import Communicators
 from runtime.data.datasets import synthetic_batches
 from runtime.ops.randomness import dropping
@@ -112,6 +113,7 @@ def _plain(built: BuiltModel, step: TrainingStep) -> UnshardedStep:
         step.rank.pieces,
         dropping=dropping(step.rank.bound.graph),
         recipes=recipes_of(step.rank.bound.graph.operators),
+        matrices=matrices_of(step.rank.bound.graph),
         seed=SEED,
         forward=forward_per_replica(built.module, step.plan, *step.traced, step.matcher.names, step.place),
     )

@@ -5,7 +5,7 @@ and clipped alike, but no graph, no layouts and no communication: the module its
 batch, the last micro-batch has fewer samples, and counts as much less. It needs the memory of the whole model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from planner.graph.operator_graph import Operator
 from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
+from planner.sharding.matrices import ADAMW, MUON
 from runtime.checkpoint.state_names import MASTER, kept_name, saved_name, scales_name
 from runtime.ops.randomness import FIRST, Draw
+from runtime.optimizers.muon import whole_of
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
     kept_of,
@@ -40,7 +42,8 @@ class UnshardedStep:
     """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
     dim, `pieces` says into how many parts the plan cuts them (see `planner.sharding.update`), `dropping` the operators
     of its graph that drop elements, which `seed` decides, `recipes` those of linear layers and experts in fp8, by their
-    weights. `forward` computes micro-batches in place of the module, where replicas compute operators by themselves."""
+    weights. `forward` computes micro-batches in place of the module, where replicas compute operators by themselves.
+    `matrices` are the parameters that Muon updates."""
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class UnshardedStep:
         recipes: Recipes | None = None,
         seed: int = 0,
         forward: Forward | None = None,
+        matrices: Collection[str] = (),
     ) -> None:
         self._forward = forward
         self._module, self._update = module, training.update
@@ -78,10 +82,15 @@ class UnshardedStep:
         self._dense = masters  # those that the optimizer has
         held = list(module.named_parameters(remove_duplicate=False))
         names = {name: [name, *(other for other, one in held if one is trained[name])] for name in trained}
+        by = {n: ADAMW if training.optimizer == MUON and n not in matrices else training.optimizer for n in masters}
+        self._moments = {name: moments_of(one, settings) for name, one in by.items()}
         self._optimizer = make_optimizer(
-            training.optimizer, list(masters.values()), settings.of_parameters(names.values()), names=list(masters)
+            training.optimizer,
+            list(masters.values()),
+            settings.of_parameters(names.values()),
+            names=list(masters),
+            wholes=[whole_of(trained[name]) if one == MUON else None for name, one in by.items()],
         )
-        self._moments = moments_of(training.optimizer, settings)
 
     @torch.no_grad()
     def restore(self, read: Callable[[str], torch.Tensor | None], steps: int, updates: int) -> None:
@@ -102,9 +111,9 @@ class UnshardedStep:
         for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
             found = read(kept_name(MASTER, saved_name(name)))
             master.copy_(weight if found is None else found)
-        start_moments(self._optimizer, list(self._dense.values()), self._moments, updates)
+        start_moments(self._optimizer, list(self._dense.values()), list(self._moments.values()), updates)
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
-            for kind in self._moments if updates else ():
+            for kind in self._moments[name] if updates else ():
                 found = read(kept_name(kind, saved_name(name)))
                 if found is None:  # of a table that was outside of the devices
                     kept[kind].zero_()
@@ -121,7 +130,8 @@ class UnshardedStep:
         for name, master in zip(self._names, self._masters, strict=True):
             found[kept_name(MASTER, saved_name(name))] = master
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
-            found.update((kept_name(kind, saved_name(name)), kept[kind]) for kind in self._moments if kind in kept)
+            own = (kind for kind in self._moments[name] if kind in kept)
+            found.update((kept_name(kind, saved_name(name)), kept[kind]) for kind in own)
         found.update((scales_name(saved_name(name)), self._scales.history_of(name)) for name in self._scales.names)
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 

@@ -7,11 +7,11 @@ Once a step, for every parameter:
 A parameter that several pipeline stages use has its gradients summed over them before the update. How gradients are
 reduced says `runtime.update.reduction`, how they are clipped `runtime.update.norms`.
 
-The update is that of `runtime.optimizers.optimizers`, element by element, or by norms of whole weights, so it is exact
-on pieces. What it updates is the *master*: the weight in the layout of the state and in float32, or, where the plan
-wants no master weights, in its own dtype. Where the weight is float32 and the state just cuts it finer (or not at all),
-the master is a view of the weight and costs no memory. A weight that is offloaded has a master of
-its own, and is written to where it is offloaded (`runtime.offload.weights`).
+The update is that of `runtime.optimizers.optimizers`, element by element, by norms of whole weights, or on whole
+matrices that are gathered for it, so it is exact on pieces. What it updates is the *master*: the weight in the layout
+of the state and in float32, or, where the plan wants no master weights, in its own dtype. Where the weight is float32
+and the state just cuts it finer (or not at all), the master is a view of the weight and costs no memory. A weight that
+is offloaded has a master of its own, and is written to where it is offloaded (`runtime.offload.weights`).
 
 Where states are shared out by whole parameters (`planner.plan.layout.parameter_owners`) only the owner of a parameter
 has its master and moments; it updates the weight, and broadcasts it to the other copies when all of its updates are
@@ -34,6 +34,7 @@ from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import Broadcast, broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
 from planner.sharding.buckets import Bucket
+from planner.sharding.matrices import MUON, optimizer_of, whole_matrices
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from runtime.comm.async_collectives import Flight
 from runtime.comm.device_mesh import RankMesh
@@ -41,8 +42,10 @@ from runtime.comm.redistribute import apply_steps, convert
 from runtime.offload.optimizer_states import MASTER, OffloadedStates
 from runtime.offload.storage import Outside, on_host
 from runtime.offload.weights import OffloadedWeights
+from runtime.optimizers.muon import Whole, iterated_dtype
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
+    every_moment,
     kept_of,
     make_optimizer,
     moments_of,
@@ -99,7 +102,10 @@ class ShardedOptimizer:
         self._norm: torch.Tensor | None = None
         self._norm_dtype = norm_dtype(bound.graph)
         self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
-        self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
+        self.moments = every_moment(training.optimizer, settings)  # what is kept of elements, after an update
+        self._moments = {
+            name: moments_of(optimizer_of(bound.graph, training.optimizer, name), settings) for name in self._trainable
+        }
         self.updates = 0  # that were made
         self._offloaded = OffloadedStates(self.moments, place.device, outside or Outside())
         self._outward = weight_offload  # of new weights
@@ -118,7 +124,10 @@ class ShardedOptimizer:
         weights = [master.weight for master in self._masters]
         names = [master.parameter.name for master in self._masters]
         total = whole_squares(own, place)
-        self._optimizer = make_optimizer(training.optimizer, weights, settings, total, names) if weights else None
+        wholes = [_whole(bound, master.parameter, place) for master in self._masters]
+        self._optimizer = (
+            make_optimizer(training.optimizer, weights, settings, total, names, wholes) if weights else None
+        )
 
     def _offload(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
         """A master whose state is offloaded at once, so that no two of them are on the device together."""
@@ -153,7 +162,8 @@ class ShardedOptimizer:
                 yield "master", master.parameter.name, master.weight
         if self.updates and self._optimizer is not None:
             for master, kept in zip(self._masters, kept_of(self._optimizer), strict=True):
-                yield from ((kind, master.parameter.name, kept[kind]) for kind in self.moments)
+                name = master.parameter.name
+                yield from ((kind, name, kept[kind]) for kind in self._moments[name])
         for name, visitor in self._visitors.items():
             for kind, tensor in self._offloaded.parts(name).items():
                 if not visitor.derived if kind == MASTER else self.updates:
@@ -164,7 +174,8 @@ class ShardedOptimizer:
         self.updates = updates
         if self._optimizer is not None:
             weights = [master.weight for master in self._masters]
-            start_moments(self._optimizer, weights, self.moments, updates)
+            moments = [self._moments[master.parameter.name] for master in self._masters]
+            start_moments(self._optimizer, weights, moments, updates)
         self._offloaded.start(updates)
 
     @torch.no_grad()
@@ -340,6 +351,22 @@ def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart:
     weight = on_host(weight) if hosted else weight
     weight.grad_dtype = wide_dtype(weight.dtype)
     return _Master(parameter=parameter, weight=weight, view=view, hosted=hosted)
+
+
+def _whole(bound: BoundPlan, parameter: LocalParameter, place: RankMesh) -> Whole | None:
+    """What Muon has to know of a weight that it updates."""
+    if optimizer_of(bound.graph, bound.plan.training.optimizer, parameter.name) != MUON:
+        return None
+    rows, columns = parameter.own_shape[-2:]
+    state = parameter.stored.state
+    whole = whole_matrices(parameter.shape, state)
+    return Whole(
+        rows=rows,
+        columns=columns,
+        dtype=iterated_dtype(parameter.piece.dtype),
+        gather=lambda piece: convert(piece, parameter.shape, state, whole, place),
+        cut=lambda matrices: convert(matrices, parameter.shape, whole, state, place),
+    )
 
 
 def _to_state(parameter: LocalParameter, place: RankMesh) -> tuple[Step, ...]:

@@ -40,7 +40,7 @@ class PriceBook:
     pricers: Sequence[tuple[Pricers, Pricers | None]]
     operators: dict[tuple[int, object, Graded], tuple[OperatorPrices, Rule]] = field(default_factory=dict)
     flops: dict[tuple[int, Graded], tuple[float, Rule]] = field(default_factory=dict)
-    parameters: dict[tuple[int, bool, int, bool, float | None], tuple[ParameterPrices, StoredParameter]] = field(
+    parameters: dict[tuple[int, bool, int, bool, float | None, str], tuple[ParameterPrices, StoredParameter]] = field(
         default_factory=dict
     )
     routes: dict[tuple[str, int, int, int, int], tuple[PricedRoute, Seconds, TensorType, Layout, Layout]] = field(

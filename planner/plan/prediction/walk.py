@@ -59,12 +59,14 @@ from planner.pricing import (
     price_parameter,
 )
 from planner.pricing.liveness import liveness, replays
+from planner.pricing.matrix_update import matrix_messages
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.narrow_weights import in_8_bits
 from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_share, replicated
+from planner.sharding.matrices import MUON, optimizer_of
 from planner.sharding.rule import Duplex
 
 
@@ -403,18 +405,18 @@ class Walk:
         beyond = self.together.use(pricer, part, name, self.route(moved, tensor, source, target, run)[0], times)
         self.move(cost, chunk, owner, part, moved, tensor, source, target, times, later, beyond, run)
 
-    def _priced(self, name: str) -> tuple[ParameterPrices, tuple[int, bool, int, bool, float | None]]:
+    def _priced(self, name: str) -> tuple[ParameterPrices, tuple[int, bool, int, bool, float | None, str]]:
         """The prices of a parameter, and what it has in common with others of the same."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = bool(self.update.local_parameters) and self.update.is_local(name)
         owner = self.owners.get(name)
         share = None if owner is None else float(owner.at(plan.mesh.coordinate(plan.mesh.size // 2)))
-        kind = (id(tensor), trainable, id(stored), local, share)
+        optimizer, precision = optimizer_of(graph, plan.training.optimizer, name), plan.training.precision
+        kind = (id(tensor), trainable, id(stored), local, share, optimizer)
         if kind not in self.once.parameters:
-            t = plan.training
             found = price_parameter(
-                tensor, trainable, [stored], t.precision, t.optimizer, self.pricers, self.update, local, share
+                tensor, trainable, [stored], precision, optimizer, self.pricers, self.update, local, share
             )
             self.once.parameters[kind] = (found, stored)
         return self.once.parameters[kind][0], kind
@@ -465,6 +467,9 @@ class Walk:
         cost.micro_batch["gradient accumulation"] += added
         chunk.pass_of(later=name in self.deferred_weight_gradients).add(work=added)
         cost.once["optimizer"] += float(prices.update[0])
+        if optimizer_of(graph, plan.training.optimizer, name) == MUON and prices.state[0]:
+            for message in matrix_messages(tensor, stored, self.pricers):
+                charge(cost.messages, "optimizer", "", message, {"update": 1})
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
         cost.memory["optimizer state"] += float(prices.state[0])

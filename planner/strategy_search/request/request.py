@@ -229,6 +229,8 @@ class SearchRequest:
             raise RequestError(
                 "place: lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd"
             )
+        if self.optimizer == "muon":
+            raise RequestError("place: tables elsewhere have no muon, nor AdamW beside it; take adamw or sgd")
 
     def _check_alltoall(self) -> None:
         """Without the all-to-all nothing may be asked for that is made of it."""

@@ -34,6 +34,7 @@ from planner.pricing.bucket_size import filled, sized
 from planner.pricing.narrow_weights import cast_seconds, in_8_bits
 from planner.pricing.operator_price import dominated_by_second, joined, transient_bytes
 from planner.pricing.parameter_price import reduced
+from planner.sharding.matrices import optimizer_of
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules import rule_of
@@ -533,13 +534,14 @@ class TableBuilder:
         decided = (at for at in graph.consumers.get(name, ()) if at not in template.either)
         readers = (graph.operators[at] for at in decided)
         scales = delayed_scales(readers, graph.types).get(name) if self.fp8.delayed else None
-        key = (tensor, trainable, None if among is None else self._one_of(among), local, weights, scales)
+        optimizer = optimizer_of(graph, self.optimizer, name)
+        key = (tensor, trainable, None if among is None else self._one_of(among), local, weights, scales, optimizer)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
             if states != NOTHING.optimizer or weights != NOTHING.weights:
                 stored = with_homes(stored, states, weights)
             prices = price_parameter(
-                tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
+                tensor, trainable, stored, self.precision, optimizer, self._pricers, self.update, local
             )
             if scales is not None:
                 prices = replace(prices, state=prices.state + history_bytes(self.fp8, scales))

@@ -1,0 +1,51 @@
+"""Time of making matrices orthogonal by the Newton-Schulz iteration, as Muon does with every update.
+
+    X <- M / |M|,  then S times:   A = X X^T      X <- a X + (b A + c A A) X          X has m rows, n columns, m <= n
+
+    products of a step     m x n x m,  m x m x m,  m x m x n        4 m^2 n + 2 m^3 FLOP
+    passes over memory     those of `_PASSED` over the matrix, before and after
+
+Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks",
+https://kellerjordan.github.io/posts/muon, with S = 5. A matrix is whole on the device that iterates.
+"""
+
+import numpy as np
+
+from costmodels.compute import operator_time
+from costmodels.matmul import element_bytes, matmul_time
+from costmodels.units import Bytes, Quantity
+from hardware_profiles import Device
+
+NEWTON_SCHULZ_STEPS = 5
+
+NEWTON_SCHULZ_KERNELS = 3 * NEWTON_SCHULZ_STEPS + 6
+"""Operators that a framework launches: three products for each step; a cast, a norm, a clamp and a division before, a
+decay and a sum behind."""
+
+_PASSED = 6
+"""Elements that pass through memory for each of a matrix, beside products: cast 2, norm 1, divided 2, added 1 (what it
+is added to is traffic of the optimizer)."""
+
+
+def orthogonalisation_time(rows: float, columns: float, matrices: Quantity, dtype: str, device: Device) -> Quantity:
+    """Seconds for so many matrices of one shape, a number or an array (K,) of them; none take no time."""
+    short, long = min(rows, columns), max(rows, columns)
+    counted = np.maximum(np.asarray(matrices, dtype=np.float64), 1.0)
+    m, n = short + 0.0 * counted, long + 0.0 * counted
+    each = sum(
+        np.asarray(matmul_time(*extents, counted, dtype, device)) for extents in ((m, m, n), (m, m, m), (m, n, m))
+    )
+    passed = operator_time(
+        op_class="elementwise",
+        flops=0.0 * counted,
+        bytes_moved=_PASSED * element_bytes(dtype) * counted * rows * columns,
+        dtype=dtype,
+        device=device,
+    )
+    found: Quantity = np.where(np.asarray(matrices) > 0, NEWTON_SCHULZ_STEPS * each + passed, 0.0)
+    return found
+
+
+def orthogonalisation_bytes(rows: float, columns: float, matrices: float, element: Bytes) -> Bytes:
+    """What lives beside the matrices while they are made orthogonal: the next ones, and two squares of each."""
+    return matrices * (rows * columns + 2 * min(rows, columns) ** 2) * element
