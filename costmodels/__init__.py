@@ -45,6 +45,7 @@ from costmodels.newton_schulz import (
     NEWTON_SCHULZ_KERNELS,
     NEWTON_SCHULZ_STEPS,
     orthogonalisation_bytes,
+    orthogonalisation_flops,
     orthogonalisation_time,
 )
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
@@ -158,6 +159,7 @@ __all__ = [
     "order_1f1b",
     "order_interleaved_1f1b",
     "orthogonalisation_bytes",
+    "orthogonalisation_flops",
     "orthogonalisation_time",
     "paired_time",
     "paired_turns",

@@ -14,7 +14,7 @@ import numpy as np
 from costmodels.compute import operator_time
 from costmodels.matmul import element_bytes, matmul_time
 from costmodels.units import Bytes, Quantity
-from hardware_profiles import Device
+from hardware_profiles import Device, Flops
 
 NEWTON_SCHULZ_STEPS = 5
 
@@ -44,6 +44,12 @@ def orthogonalisation_time(rows: float, columns: float, matrices: Quantity, dtyp
     )
     found: Quantity = np.where(np.asarray(matrices) > 0, NEWTON_SCHULZ_STEPS * each + passed, 0.0)
     return found
+
+
+def orthogonalisation_flops(rows: float, columns: float, matrices: float) -> Flops:
+    """Floating point operations for so many matrices of one shape."""
+    m, n = min(rows, columns), max(rows, columns)
+    return NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3) * matrices
 
 
 def orthogonalisation_bytes(rows: float, columns: float, matrices: float, element: Bytes) -> Bytes:

@@ -13,8 +13,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import NEWTON_SCHULZ_KERNELS, orthogonalisation_bytes, orthogonalisation_time
-from hardware_profiles import Bytes, Seconds
+from costmodels import (
+    NEWTON_SCHULZ_KERNELS,
+    orthogonalisation_bytes,
+    orthogonalisation_flops,
+    orthogonalisation_time,
+)
+from hardware_profiles import Bytes, Cluster, Flops, Seconds
 from planner.graph.operator_graph import TensorType
 from planner.pricing.message import Message
 from planner.pricing.redistribution_price import Pricers
@@ -38,14 +43,22 @@ def matrix_seconds(
     share of its matrices orthogonal, and launches an operator in so many seconds."""
     states = [one.state for one in stored]
     wholes = [whole_matrices(tensor.shape, state) for state in states]
-    dtype = "bf16" if tensor.dtype == "bfloat16" else "fp32"
     counts = np.array([matrices_of_device(tensor, whole, pricers.matrices.mesh.sizes) for whole in wholes])
-    rows, columns = tensor.shape[-2:]
-    device = pricers.matrices.cluster.device
-    own = np.asarray(orthogonalisation_time(rows, columns, counts, dtype, device))
+    own = _iterations(tensor, counts, pricers.matrices.cluster)
     gathered = pricers.matrices.pairs(iterated(tensor), states, wholes).seconds
     seconds: Array = shares * (np.maximum(own, NEWTON_SCHULZ_KERNELS * launched) + gathered)
     return seconds
+
+
+def orthogonalised_seconds(tensor: TensorType, matrices: float, cluster: Cluster) -> Seconds:
+    """Seconds of a device that makes so many matrices of a weight orthogonal, without launches."""
+    return float(_iterations(tensor, np.array([matrices]), cluster)[0])
+
+
+def _iterations(tensor: TensorType, matrices: Array, cluster: Cluster) -> Array:
+    dtype = "bf16" if tensor.dtype == "bfloat16" else "fp32"
+    rows, columns = tensor.shape[-2:]
+    return np.asarray(orthogonalisation_time(rows, columns, matrices, dtype, cluster.device))
 
 
 def matrix_messages(tensor: TensorType, stored: StoredParameter, pricers: Pricers) -> tuple[Message, ...]:
@@ -61,6 +74,13 @@ def matrix_bytes(tensor: TensorType, stored: StoredParameter, sizes: Sequence[in
     element = iterated(tensor).element_bytes
     count, (rows, columns) = matrices_of_device(tensor, whole, sizes), tensor.shape[-2:]
     return count * rows * columns * element + orthogonalisation_bytes(rows, columns, count, element)
+
+
+def matrix_flops(tensor: TensorType, stored: StoredParameter, sizes: Sequence[int]) -> Flops:
+    """Floating point operations of a device that makes its matrices of a weight orthogonal."""
+    count = matrices_of_device(tensor, whole_matrices(tensor.shape, stored.state), sizes)
+    rows, columns = tensor.shape[-2:]
+    return orthogonalisation_flops(rows, columns, count)
 
 
 def matrices_of_device(tensor: TensorType, whole: Layout, sizes: Sequence[int]) -> float:

@@ -25,7 +25,7 @@ from planner.plan.prediction.charges import Charges, Phase
 from planner.plan.prediction.chunk_memory import GRADIENTS, STATES, WEIGHTS
 from planner.plan.prediction.host_link import crossing_parameters, crossing_rows
 from planner.plan.prediction.live_memory import live_memory
-from planner.plan.prediction.local_work import local_work
+from planner.plan.prediction.local_work import local_work, update_work
 from planner.plan.prediction.predict import stage_peak, stated_costs
 from planner.plan.schedule import telling_micro_batches
 from runtime.auditing.imitation import imitated_inputs, imitated_step
@@ -265,15 +265,17 @@ def _crossings(bound: BoundPlan, stage: int, place: int, ledger: Ledger, few: Pl
 
 
 def _products(bound: BoundPlan, stage: int, ledger: Ledger, few: Plan) -> tuple[Products, ...]:
-    predicted = local_work(bound, stage)
     times = bound.plan.training.micro_batches * bound.plan.slices
+    predicted = {key: flops * times for key, flops in local_work(bound, stage).items()}
+    if update := update_work(bound, stage):
+        predicted["update", ""] = update
     scale = bound.plan.training.micro_batches / few.training.micro_batches
     return tuple(
         Products(
             phase=phase,
             operator=owner,
-            predicted=predicted.get((phase, owner), 0.0) * times,
-            emitted=ledger.flops[phase, owner] * scale,
+            predicted=predicted.get((phase, owner), 0.0),
+            emitted=ledger.flops[phase, owner] * (1 if phase == "update" else scale),
         )
         for phase, owner in dict.fromkeys((*predicted, *ledger.flops))
     )

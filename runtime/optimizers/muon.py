@@ -8,8 +8,8 @@
 The iteration needs whole matrices: where a weight lies in pieces, `Whole` gathers its update and cuts the result. It
 runs in bfloat16 for weights that are computed with in that, in float32 for others. A weight of several matrices has
 them in its last two dims. The update takes the place of the gradient. A weight of 16 bits may have a gradient in
-float32 (`Tensor.grad_dtype`); momentum and arithmetic are float32 then. With `adjust_lr_fn="match_rms_adamw"` and bfloat16,
-`torch.optim.Muon` is the same.
+float32 (`Tensor.grad_dtype`); momentum and arithmetic are float32 then. With `adjust_lr_fn="match_rms_adamw"`, which
+computes in bfloat16, `torch.optim.Muon` is the same.
 """
 
 import math

@@ -2,7 +2,8 @@
 
     step  >=  (sum over operators of f(whole operator, whole batch)  +  u(all parameters)) / devices
 
-f is what an operator's kernels take forward and backward on one device, u what the optimizer takes. Splitting an
+f is what an operator's kernels take forward and backward on one device, u what the optimizer takes, with
+whole matrices made orthogonal once. Splitting an
 operator in n pieces never makes them n times as fast: n f(piece) >= f(whole), for every kernel of every profile
 (`tests/property/test_kernel_laws.py`, and for every legal strategy `tests/unit/plan/test_least_work.py`). So the line
 above holds for every mesh of any number of axes, every pipeline and schedule, every number of micro-batches, and
@@ -15,17 +16,20 @@ model, the machine and the global batch, and anybody can add it up again from it
 a search: it knows of no communication, no memory, no bubble and no launches.
 """
 
+from collections import Counter
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, prod
 
 from costmodels import optimizer_time
 from hardware_profiles import Cluster, Machine, Seconds, parts_of
 from planner.errors import RequestError
-from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
+from planner.pricing.matrix_update import orthogonalised_seconds
 from planner.pricing.operator_price import price_operator
 from planner.sharding.discover import with_rules
+from planner.sharding.matrices import MUON, optimizer_of
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -84,10 +88,20 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
         if key not in known:
             known[key] = min(_seconds(whole, op, part) for part in parts)
         terms.setdefault(rule.op_class, []).append(known[key])
-    sizes = [whole.types[one.name].numel for one in whole.parameters if one.name in whole.differentiable]
-    update = (training.precision, training.optimizer)
+    sizes, shapes = Counter[str](), Counter[tuple[TensorType, float]]()
+    for name in (one.name for one in whole.parameters if one.name in whole.differentiable):
+        tensor, updated = whole.types[name], optimizer_of(whole, training.optimizer, name)
+        sizes[updated] += tensor.numel
+        if updated == MUON:
+            shapes[tensor, prod(tensor.shape[:-2])] += 1
+    variant = training.update.variant
     terms[OPTIMIZER] = [
-        min(float(optimizer_time(float(sum(sizes)), *update, one.device, training.update.variant)) for one in parts)
+        min(float(optimizer_time(float(count), training.precision, name, one.device, variant)) for one in parts)
+        for name, count in sizes.items()
+    ]
+    terms[OPTIMIZER] += [
+        times * min(orthogonalised_seconds(tensor, matrices, one) for one in parts)
+        for (tensor, matrices), times in shapes.items()
     ]
     devices = cluster.devices
     shared = tuple((name, fsum(own) / devices) for name, own in sorted(terms.items()) if fsum(own))

@@ -15,9 +15,13 @@ from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.expert_overlap import beside_experts
 from planner.plan.layout.micro_batch_turns import PRODUCTS
 from planner.plan.layout.overlapped_products import overlaps_of
+from planner.plan.layout.parameter_owners import owners_of
+from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
+from planner.pricing.matrix_update import matrix_flops
 from planner.pricing.operator_price import joined_bytes, uneven
+from planner.sharding.matrices import MUON, optimizer_of
 from planner.sharding.rule import loop_extents, ring_axis
 from planner.sharding.window import Window, computed_pairs
 from planner.sharding.zigzag import pieces_of_ring
@@ -52,6 +56,19 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         elif bound.place_of(at) < replay.moves:  # only the last copy of a turn stops at its operands
             found["recomputation", name] += forward * (interleave - 1) / interleave
     return {key: flops for key, flops in found.items() if flops}
+
+
+def update_work(bound: BoundPlan, rank: int) -> Flops:
+    """What the same device computes in products once a step, to update matrices."""
+    graph, mesh = bound.graph, bound.plan.mesh
+    held = {name for stage in bound.plan.stages_of(rank) for name in cut_stage(bound, stage).parameters}
+    owners, own = owners_of(bound, held), mesh.coordinate(mesh.size // 2)
+    return math.fsum(
+        matrix_flops(graph.types[name], bound.parameters[name], mesh.sizes)
+        for name in sorted(held)
+        if optimizer_of(graph, bound.plan.training.optimizer, name) == MUON
+        and (name not in owners or owners[name].at(own))
+    )
 
 
 def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:

@@ -6,13 +6,23 @@ own backward pass runs: one block of a rank at a time. What the operators after 
 backward pass of a block begins: it counts as one more such block.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
 from costmodels import counts_at_moments, fullest_moment
-from hardware_profiles import PYTORCH, Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
+from hardware_profiles import (
+    PYTORCH,
+    Bytes,
+    Cluster,
+    Group,
+    Hidden,
+    Machine,
+    Seconds,
+    clusters_of_ranks,
+    links_of_ranks,
+)
 from planner.errors import RequestError
 from planner.faults import refuse
 from planner.graph.blocks import Blocks
@@ -59,14 +69,14 @@ from planner.pricing import (
     price_parameter,
 )
 from planner.pricing.liveness import liveness, replays
-from planner.pricing.matrix_update import matrix_messages
+from planner.pricing.matrix_update import matrix_bytes, matrix_messages
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.narrow_weights import in_8_bits
 from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_share, replicated
-from planner.sharding.matrices import MUON, optimizer_of
+from planner.sharding.matrices import MUON, matrices_of, optimizer_of
 from planner.sharding.rule import Duplex
 
 
@@ -255,8 +265,19 @@ class Walk:
         self._crossings(cost, rank, live)
         self._loss(cost, rank)
         cost.memory["activations"], number = fullest_moment(cost.memory["activations"])
+        passing = cost.memory["activations"] + cost.memory["transient"]
+        cost.memory["transient"] += max(0.0, self._updating(parameters) - passing)
         cost.fullest = moments[number]
         return cost
+
+    def _updating(self, parameters: Collection[str]) -> Bytes:
+        """The most that lives while a matrix is updated, when nothing of a micro-batch does any more."""
+        plan, graph = self.bound.plan, self.bound.graph
+        if plan.training.optimizer != MUON:
+            return 0.0
+        matrices = matrices_of(graph).intersection(parameters)
+        kept = ((graph.types[name], self.bound.parameters[name]) for name in matrices)
+        return max((matrix_bytes(tensor, stored, plan.mesh.sizes) for tensor, stored in kept), default=0.0)
 
     def _visit(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:
         visit = OperatorVisit(self, cost, at, live, seen, at_once)

@@ -10,6 +10,7 @@ from planner.errors import RuleError
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.kernel_call import multiplied_in
 from planner.pricing.operator_price import profile_dtype
+from planner.sharding.matrices import optimizer_of
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import PLAIN, Update
@@ -82,15 +83,14 @@ def bounds(
         recomputed += seconds * count if template.works(index) else 0.0
         backward += seconds * count * rule.backward_work(graded)
         passed_back += seconds * count * rule.backward_work(i for i in graded if op.operands[i] not in owned)
-    per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
     offloaded = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
-    held = per.total - per.weight - (0.0 if offload.optimizer == NOTHING.optimizer else per.state)
-    sizes = (
-        graph.types[p.name].numel
-        * ((held if p.name in graph.differentiable else 0.0) + (0.0 if p.name in offloaded else per.weight))
-        * template.parameter_times(p.name)
-        for p in graph.parameters
-    )
+
+    def held(name: str) -> float:
+        per = parameter_bytes(precision, optimizer_of(graph, optimizer, name), cluster.software, update.variant)
+        beside = per.gradient + (per.state if offload.optimizer == NOTHING.optimizer else 0.0)
+        return (beside if name in graph.differentiable else 0.0) + (0.0 if name in offloaded else per.weight)
+
+    sizes = (graph.types[p.name].numel * held(p.name) * template.parameter_times(p.name) for p in graph.parameters)
     return Bounds(
         work=(forward + backward) / batch,
         recomputed=recomputed / batch,
