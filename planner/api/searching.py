@@ -30,7 +30,7 @@ from planner.models.nicknames import full_model
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.repricing import repriced
 from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
-from planner.sharding.update import DEFAULT, Update, default_zero_by
+from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import (
     Job,
     given_job,
@@ -275,8 +275,7 @@ def search(
     machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)
-    usual = replace(DEFAULT, zero_by=default_zero_by(optimizer))
-    decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, usual))
+    decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
     padding, multiple, changed = _padded(pad, changed)
     changed = _replicated(per_replica, changed)
     if tokens_once is not None:

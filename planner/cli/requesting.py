@@ -230,7 +230,7 @@ def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], Se
 
 def update_of(options: Options) -> "Update":
     """What becomes of gradients; raises RequestError where that cannot be."""
-    from planner.sharding.update import AUTO_GATHERS, Update, default_zero_by, update_fault
+    from planner.sharding.update import AUTO_GATHERS, Update, update_fault
     from planner.strategy_search.request.per_replica import parse_per_replica
 
     buckets, gathers = options.buckets or "auto", options.gathers or AUTO_GATHERS
@@ -247,7 +247,7 @@ def update_of(options: Options) -> "Update":
         broadcast=options.broadcast,
         buckets=parse_buckets(buckets),
         gathers=gathers,
-        zero_by=options.zero_by or default_zero_by(options.optimizer or "adamw"),
+        zero_by=options.zero_by or "slices",
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
         padded=parse_pads(options.pad or ()),

@@ -1,14 +1,21 @@
-"""What Muon takes for a matrix beyond an update element by element: it is gathered, and made orthogonal.
+"""What Muon takes for matrices beyond an update element by element: they are made orthogonal, each by one device.
 
-    state layout --(gather, in the dtype of the iteration)--> whole matrices --(Newton-Schulz, cut)--> state layout
+A state that is cut within its matrices is in pieces on N devices. As many weights of one shape and layout go together:
 
-Devices that have copies of a state, or pieces of one matrix, all make it orthogonal; states that are shared out by
-whole parameters (`Update.owned`) have one device that does. Matrices of one weight, as of experts, stay where they are.
+    N updates, a piece of each --(all-to-all)--> one whole update --(Newton-Schulz)--> --(all-to-all)--> pieces
+
+in the dtype of the iteration. So a weight takes the N-th part of that, where there are enough of its kind; how many
+devices wait when there are not, the judge knows (`planner.plan.layout.matrix_groups`). Devices that have copies of a
+state all make it orthogonal, unless whole parameters have owners (`Update.owned`). Matrices of one weight, as those of
+experts, stay where they are.
+
+Source: Liu et al. 2025, arXiv 2502.16982, algorithm 1, gathers and computes everywhere; that devices share the
+iterations out is as in DeepSpeed (ZeRO 3 with Muon, pull request 7919).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +30,21 @@ from hardware_profiles import Bytes, Cluster, Flops, Seconds
 from planner.graph.operator_graph import TensorType
 from planner.pricing.message import Message
 from planner.pricing.redistribution_price import Pricers
-from planner.sharding.layout import Layout, local_share
-from planner.sharding.matrices import whole_matrices
+from planner.sharding.layout import REPLICATE, Layout, local_share, shard
 from planner.sharding.stored import StoredParameter
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Updates of as many weights as there are devices with pieces of a matrix, one after the other in the first dim:
+    their type, the layout in which each device has a piece of every one, and that in which it has one whole."""
+
+    size: int
+    tensor: TensorType
+    pieces: Layout
+    wholes: Layout
 
 
 def iterated(tensor: TensorType) -> TensorType:
@@ -36,18 +53,43 @@ def iterated(tensor: TensorType) -> TensorType:
     return tensor if tensor.dtype in ("bfloat16", "float64") else replace(tensor, dtype="float32")
 
 
+def stack_of(tensor: TensorType, state: Layout, sizes: Sequence[int]) -> Stack:
+    """The stack in which weights of a type whose states lie so go together."""
+    matrix = len(tensor.shape) - 2
+    cut = [placement.dim >= matrix for placement in state]
+    size = math.prod(n for n, within in zip(sizes, cut, strict=True) if within)
+    behind = [shard(placement.dim + 1) if placement.is_shard else REPLICATE for placement in state]
+    return Stack(
+        size=size,
+        tensor=replace(iterated(tensor), shape=(size, *tensor.shape)),
+        pieces=tuple(behind),
+        wholes=tuple(shard(0) if within else own for own, within in zip(behind, cut, strict=True)),
+    )
+
+
 def matrix_seconds(
     tensor: TensorType, stored: Sequence[StoredParameter], shares: Array, pricers: Pricers, launched: Seconds
 ) -> Array:
-    """Seconds beyond an update element by element for a weight in each of its stored layouts, (K,). A device makes this
-    share of its matrices orthogonal, and launches an operator in so many seconds."""
-    states = [one.state for one in stored]
-    wholes = [whole_matrices(tensor.shape, state) for state in states]
-    counts = np.array([matrices_of_device(tensor, whole, pricers.matrices.mesh.sizes) for whole in wholes])
-    own = _iterations(tensor, counts, pricers.matrices.cluster)
-    gathered = pricers.matrices.pairs(iterated(tensor), states, wholes).seconds
-    seconds: Array = shares * (np.maximum(own, NEWTON_SCHULZ_KERNELS * launched) + gathered)
-    return seconds
+    """Seconds beyond an update element by element for a weight in each of its stored layouts, (K,), as one of a full
+    stack. A device updates this share of the weight, and launches an operator in so many seconds."""
+    sizes = pricers.matrices.mesh.sizes
+    stacks = [stack_of(tensor, one.state, sizes) for one in stored]
+    counts = np.array([matrices_of_device(one, sizes) for one in stacks])
+    own = np.maximum(_iterations(tensor, counts, pricers.matrices.cluster), NEWTON_SCHULZ_KERNELS * launched)
+    taken = np.zeros(len(stored))
+    for size in {one.size for one in stacks}:
+        here = [place for place, one in enumerate(stacks) if one.size == size]
+        pieces, wholes = ([getattr(stacks[place], name) for place in here] for name in ("pieces", "wholes"))
+        together = stacks[here[0]].tensor
+        there, back = (pricers.matrices.pairs(together, *way).seconds for way in ((pieces, wholes), (wholes, pieces)))
+        taken[here] = (own[here] + there + back) / size
+    return shares * taken
+
+
+def stack_messages(stack: Stack, pricers: Pricers) -> tuple[Message, ...]:
+    """The messages in which a stack becomes whole matrices, and pieces again."""
+    ways = ((stack.pieces, stack.wholes), (stack.wholes, stack.pieces))
+    return tuple(message for way in ways for message in pricers.matrices.route(stack.tensor, *way).messages)
 
 
 def orthogonalised_seconds(tensor: TensorType, matrices: float, cluster: Cluster) -> Seconds:
@@ -61,28 +103,23 @@ def _iterations(tensor: TensorType, matrices: Array, cluster: Cluster) -> Array:
     return np.asarray(orthogonalisation_time(rows, columns, matrices, dtype, cluster.device))
 
 
-def matrix_messages(tensor: TensorType, stored: StoredParameter, pricers: Pricers) -> tuple[Message, ...]:
-    """The messages in which a device gathers its matrices once a step."""
-    whole = whole_matrices(tensor.shape, stored.state)
-    return pricers.matrices.route(iterated(tensor), stored.state, whole).messages
+def stack_bytes(stack: Stack, sizes: Sequence[int]) -> Bytes:
+    """What lives on a device beside gradients while a stack is made orthogonal: its matrices in the dtype of the
+    iteration, the next ones, and squares; or what arrives beside what was sent."""
+    element, count = stack.tensor.element_bytes, matrices_of_device(stack, sizes)
+    rows, columns = stack.tensor.shape[-2:]
+    whole = count * rows * columns * element
+    iterating = whole + orthogonalisation_bytes(rows, columns, count, element)
+    return iterating if stack.size == 1 else max(iterating, 3 * whole)
 
 
-def matrix_bytes(tensor: TensorType, stored: StoredParameter, sizes: Sequence[int]) -> Bytes:
-    """What lives on a device beside the gradient while the update of a weight is made orthogonal: its matrices in the
-    dtype of the iteration, where that is not the gradient itself, the next ones, and squares."""
-    whole = whole_matrices(tensor.shape, stored.state)
-    element = iterated(tensor).element_bytes
-    count, (rows, columns) = matrices_of_device(tensor, whole, sizes), tensor.shape[-2:]
-    return count * rows * columns * element + orthogonalisation_bytes(rows, columns, count, element)
+def stack_flops(stack: Stack, sizes: Sequence[int]) -> Flops:
+    """Floating point operations of a device that makes its part of a stack orthogonal."""
+    rows, columns = stack.tensor.shape[-2:]
+    return orthogonalisation_flops(rows, columns, matrices_of_device(stack, sizes))
 
 
-def matrix_flops(tensor: TensorType, stored: StoredParameter, sizes: Sequence[int]) -> Flops:
-    """Floating point operations of a device that makes its matrices of a weight orthogonal."""
-    count = matrices_of_device(tensor, whole_matrices(tensor.shape, stored.state), sizes)
-    rows, columns = tensor.shape[-2:]
-    return orthogonalisation_flops(rows, columns, count)
-
-
-def matrices_of_device(tensor: TensorType, whole: Layout, sizes: Sequence[int]) -> float:
-    """How many matrices of a weight a device has, where it has whole ones in this layout."""
-    return local_share(tensor.shape, whole, sizes) * math.prod(tensor.shape[:-2])
+def matrices_of_device(stack: Stack, sizes: Sequence[int]) -> float:
+    """How many matrices of a stack a device has whole."""
+    shape = stack.tensor.shape
+    return local_share(shape, stack.wholes, sizes) * math.prod(shape[:-2])

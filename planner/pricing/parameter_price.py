@@ -42,7 +42,7 @@ from costmodels import (
     visit_pace,
     visit_seconds,
 )
-from hardware_profiles import Cluster, Home, Software
+from hardware_profiles import Cluster, Home, Seconds, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.matrix_update import matrix_seconds
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
@@ -177,7 +177,7 @@ def price_parameter(
     kept_in = tensor if software.sums_narrow else accumulated
     added = gradient * (tensor.element_bytes + 2 * kept_in.element_bytes)
     device = cluster.device
-    launched = device.host_latency * software.host if software.counts_gradients else 0.0
+    launched = launch_seconds(cluster)
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant, foreach=software.foreach))
     summing, copied = zeros, zeros
@@ -296,6 +296,12 @@ def gathered_at_once(software: Software, update: Update) -> int:
     if update.ahead:
         return 6 if wide else 4
     return 5 if wide else 2
+
+
+def launch_seconds(cluster: Cluster) -> Seconds:
+    """Seconds in which a host launches an operator of an update, of software of which that is known."""
+    software = cluster.software
+    return cluster.device.host_latency * software.host if software.counts_gradients else 0.0
 
 
 def summed(tensor: TensorType, update: Update) -> TensorType:

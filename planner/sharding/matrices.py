@@ -10,7 +10,6 @@ them in their last two dims.
 from collections.abc import Iterator
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.sharding.layout import REPLICATE, Layout
 from planner.sharding.rules import rule_of
 
 MUON, ADAMW = "muon", "adamw"
@@ -36,12 +35,6 @@ def matrices_of(graph: OperatorGraph) -> frozenset[str]:
 
 
 _KEY = "parameters that Muon updates"
-
-
-def whole_matrices(shape: tuple[int, ...], layout: Layout) -> Layout:
-    """The layout in which a device has matrices whole, where it has pieces of them in this one."""
-    matrix = len(shape) - 2
-    return tuple(REPLICATE if placement.dim >= matrix else placement for placement in layout)
 
 
 def _trained(graph: OperatorGraph) -> Iterator[str]:

@@ -169,12 +169,6 @@ DEFAULT = Update(gathers=AUTO_GATHERS)
 """What a search is asked for that is told nothing."""
 
 
-def default_zero_by(optimizer: str) -> str:
-    """How states are shared out where nobody says: Muon makes whole matrices orthogonal, which every device that has a
-    piece does again unless whole parameters have owners; which is better is left to the search."""
-    return AUTO_ZERO_BY if optimizer == "muon" else SLICES
-
-
 def update_fault(update: Update) -> Fault | None:
     """What cannot be as it is; None where all is well."""
     words = (

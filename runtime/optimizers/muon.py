@@ -5,7 +5,8 @@
     x <- x - rate decay x - rate 0.2 sqrt(max(rows, columns)) o    lengths as of AdamW, whose rate and decay it shares
                                                                    (Liu et al. 2025, arXiv 2502.16982, section 2.2)
 
-The iteration needs whole matrices: where a weight lies in pieces, `Whole` gathers its update and cuts the result. It
+The iteration needs whole matrices. Where weights lie in pieces on N devices, as many of one shape go together, and each
+device has one of them whole meanwhile (`planner.pricing.matrix_update`). It
 runs in bfloat16 for weights that are computed with in that, in float32 for others. A weight of several matrices has
 them in its last two dims. The update takes the place of the gradient. A weight of 16 bits may have a gradient in
 float32 (`Tensor.grad_dtype`); momentum and arithmetic are float32 then. With `adjust_lr_fn="match_rms_adamw"`, which
@@ -28,26 +29,28 @@ _LENGTH = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """A weight that Muon updates: rows and columns of its matrices in the model, the dtype of the iteration; `gather`
-    makes whole matrices of this rank's piece of an update, and `cut` a piece of them. Both are collective."""
+class Together:
+    """Weights that are updated together, by their `places` among all; `shapes` are those of their matrices in the
+    model. The iteration runs in `dtype`. Where they lie in pieces on `size` devices, `gather` makes one whole update,
+    (1, ...), of a stack of so many pieces, (size, ...), and `cut` the pieces again; both are collective."""
 
-    rows: int
-    columns: int
+    places: tuple[int, ...]
+    shapes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
-    gather: Callable[[torch.Tensor], torch.Tensor] = lambda piece: piece
+    size: int = 1
+    gather: Callable[[torch.Tensor], torch.Tensor] = lambda pieces: pieces
     cut: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
 
     @property
-    def scale(self) -> float:
-        """By how much an orthogonal update is longer than the rate."""
-        return _LENGTH * math.sqrt(max(self.rows, self.columns))
+    def scales(self) -> list[float]:
+        """By how much orthogonal updates are longer than the rate."""
+        return [_LENGTH * math.sqrt(max(shape)) for shape in self.shapes]
 
 
-def whole_of(weight: torch.Tensor) -> Whole:
-    """A weight that is here as a whole."""
+def whole(place: int, weight: torch.Tensor) -> Together:
+    """A weight that is here as a whole, by itself."""
     rows, columns = weight.shape[-2:]
-    return Whole(rows=rows, columns=columns, dtype=iterated_dtype(weight.dtype))
+    return Together(places=(place,), shapes=((rows, columns),), dtype=iterated_dtype(weight.dtype))
 
 
 def iterated_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -56,41 +59,61 @@ def iterated_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimizer of the same name over these weights, of which `wholes` has one each, in their order."""
+    """The optimizer of the same name over these weights, of which each is in one of the `groups` of those that are
+    updated together."""
 
     def __init__(
         self,
         weights: Sequence[dict[str, Any]],
-        wholes: Sequence[Whole],
+        groups: Sequence[Together],
         *,
         lr: float,
         momentum: float,
         weight_decay: float,
     ) -> None:
         super().__init__(weights, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        every = [weight for group in self.param_groups for weight in group["params"]]
-        self._wholes = dict(zip(every, wholes, strict=True))
+        self._together = groups
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given
         """Update every weight that has a gradient; those are the same on all ranks that share one."""
         assert closure is None
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
+        every = [(weight, group) for group in self.param_groups for weight in group["params"]]
+        for together in self._together:
+            own = [every[place] for place in together.places]
+            if any(weight.grad is not None for weight, _ in own):
+                self._update(together, own)
 
-    def _update(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state, whole, rate = self.state[weight], self._wholes[weight], group["lr"]
+    def _update(self, together: Together, own: Sequence[tuple[torch.Tensor, dict[str, Any]]]) -> None:
+        updates = self._orthogonal(together, [self._momentum(weight, group) for weight, group in own])
+        for (weight, group), update, scale in zip(own, updates, together.scales, strict=False):
+            rate, wide = group["lr"], weight.to(wide_of(weight))
+            wide.mul_(1 - rate * group["weight_decay"]).add_(update, alpha=-rate * scale)
+            if wide is not weight:
+                weight.copy_(wide)
+
+    def _momentum(self, weight: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """The update of a weight before it is made orthogonal, in the place of its gradient; zeros without one."""
+        gradient, state = weight.grad, self.state[weight]
+        if gradient is None:
+            return torch.zeros_like(weight, dtype=wide_of(weight))
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        update = gradient.lerp_(momentum, group["momentum"])
-        own = whole.cut(orthogonal(whole.gather(update.to(whole.dtype))))
-        wide = weight if weight.dtype == gradient.dtype else weight.to(gradient.dtype)
-        wide.mul_(1 - rate * group["weight_decay"]).add_(own, alpha=-rate * whole.scale)
-        if wide is not weight:
-            weight.copy_(wide)
+        return gradient.lerp_(momentum, group["momentum"])
+
+    def _orthogonal(self, together: Together, updates: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if together.size == 1:
+            return [orthogonal(updates[0].to(together.dtype))]
+        stack = updates[0].new_zeros((together.size, *updates[0].shape), dtype=together.dtype)
+        for place, update in zip(stack, updates, strict=False):
+            place.copy_(update)
+        return together.cut(orthogonal(together.gather(stack))).unbind()
+
+
+def wide_of(weight: torch.Tensor) -> torch.dtype:
+    """The dtype in which a weight is updated."""
+    return torch.promote_types(weight.dtype, torch.float32)
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:

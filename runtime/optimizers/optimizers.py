@@ -16,7 +16,7 @@ import torch
 from planner.errors import RequestError, unknown_name
 from planner.sharding.matrices import ADAMW, MUON
 from runtime.optimizers.lamb import Lamb, Total
-from runtime.optimizers.muon import Muon, Whole
+from runtime.optimizers.muon import Muon, Together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +191,11 @@ def make_optimizer(
     settings: OptimizerSettings,
     total: Total = lambda squares: squares,
     names: Sequence[str] = (),
-    wholes: Sequence[Whole | None] = (),
+    together: Sequence[Together] = (),
 ) -> Optimizer:
     """The optimizer of that name over these tensors, which are the parameters of these names; `total` adds up
-    sums of squares of pieces (see `runtime.optimizers.lamb`). Muon updates those that have one of `wholes`.
+    sums of squares of pieces (see `runtime.optimizers.lamb`). Muon updates those that are in a group of those that go
+    `together`.
 
     Raises RequestError for a name that is no optimizer.
     """
@@ -202,7 +203,7 @@ def make_optimizer(
         raise RequestError(unknown_name("optimizer", name, (*OPTIMIZERS, MUON)))
     names = names or [""] * len(weights)
     if name == MUON:
-        return _with_muon(weights, settings, names, wholes or [None] * len(weights))
+        return _with_muon(weights, settings, names, together)
 
     def made(own: Sequence[torch.Tensor], called: Sequence[str]) -> torch.optim.Optimizer:
         return OPTIMIZERS[name](_groups(name, own, called, settings), settings, total)
@@ -213,22 +214,21 @@ def make_optimizer(
 
 
 def _with_muon(
-    weights: Sequence[torch.Tensor], settings: OptimizerSettings, names: Sequence[str], wholes: Sequence[Whole | None]
+    weights: Sequence[torch.Tensor], settings: OptimizerSettings, names: Sequence[str], together: Sequence[Together]
 ) -> Optimizer:
     """Muon over matrices, and AdamW over the others."""
-    matrices = [place for place, whole in enumerate(wholes) if whole is not None]
-    others = [place for place, whole in enumerate(wholes) if whole is None]
+    matrices = sorted(place for group in together for place in group.places)
+    others = sorted({*range(len(weights))} - {*matrices})
+    order = {place: at for at, place in enumerate((*matrices, *others))}
     parts: list[Optimizer] = []
     if matrices:
         groups = _groups(MUON, [weights[at] for at in matrices], [names[at] for at in matrices], settings)
-        own = [whole for whole in wholes if whole is not None]
+        own = [replace(group, places=tuple(order[place] for place in group.places)) for group in together]
         rate, decay, momentum = settings.learning_rate, settings.weight_decay, settings.muon_momentum
         parts.append(Muon(groups, own, lr=rate, weight_decay=decay, momentum=momentum))
     if others:
-        parts.append(
-            make_optimizer(ADAMW, [weights[at] for at in others], settings, names=[names[at] for at in others])
-        )
-    order = {weight: place for place, weight in enumerate((*matrices, *others))}
+        rest, called = [weights[at] for at in others], [names[at] for at in others]
+        parts.append(make_optimizer(ADAMW, rest, settings, names=called))
     return _SideBySide(parts, [order[at] for at in range(len(weights))])
 
 

@@ -20,7 +20,7 @@ from planner.plan.plan import Training
 from planner.sharding.matrices import ADAMW, MUON
 from runtime.checkpoint.state_names import MASTER, kept_name, saved_name, scales_name
 from runtime.ops.randomness import FIRST, Draw
-from runtime.optimizers.muon import whole_of
+from runtime.optimizers.muon import whole
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
     kept_of,
@@ -89,7 +89,7 @@ class UnshardedStep:
             list(masters.values()),
             settings.of_parameters(names.values()),
             names=list(masters),
-            wholes=[whole_of(trained[name]) if one == MUON else None for name, one in by.items()],
+            together=[whole(place, trained[name]) for place, (name, one) in enumerate(by.items()) if one == MUON],
         )
 
     @torch.no_grad()

@@ -30,11 +30,12 @@ import torch
 import torch.distributed as dist
 
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.matrix_groups import MatrixGroup, groups_of, matrix_groups
 from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import Broadcast, broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
 from planner.sharding.buckets import Bucket
-from planner.sharding.matrices import MUON, optimizer_of, whole_matrices
+from planner.sharding.matrices import optimizer_of
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from runtime.comm.async_collectives import Flight
 from runtime.comm.device_mesh import RankMesh
@@ -42,7 +43,7 @@ from runtime.comm.redistribute import apply_steps, convert
 from runtime.offload.optimizer_states import MASTER, OffloadedStates
 from runtime.offload.storage import Outside, on_host
 from runtime.offload.weights import OffloadedWeights
-from runtime.optimizers.muon import Whole, iterated_dtype
+from runtime.optimizers.muon import Together, iterated_dtype
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
     every_moment,
@@ -124,9 +125,11 @@ class ShardedOptimizer:
         weights = [master.weight for master in self._masters]
         names = [master.parameter.name for master in self._masters]
         total = whole_squares(own, place)
-        wholes = [_whole(bound, master.parameter, place) for master in self._masters]
+        groups = groups_of(matrix_groups(bound, self._trainable.keys()), place.coordinate)
+        places = {name: at for at, name in enumerate(names)}
+        together = [_together(group, self._trainable, places, place) for group in groups]
         self._optimizer = (
-            make_optimizer(training.optimizer, weights, settings, total, names, wholes) if weights else None
+            make_optimizer(training.optimizer, weights, settings, total, names, together) if weights else None
         )
 
     def _offload(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
@@ -353,19 +356,19 @@ def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart:
     return _Master(parameter=parameter, weight=weight, view=view, hosted=hosted)
 
 
-def _whole(bound: BoundPlan, parameter: LocalParameter, place: RankMesh) -> Whole | None:
-    """What Muon has to know of a weight that it updates."""
-    if optimizer_of(bound.graph, bound.plan.training.optimizer, parameter.name) != MUON:
-        return None
-    rows, columns = parameter.own_shape[-2:]
-    state = parameter.stored.state
-    whole = whole_matrices(parameter.shape, state)
-    return Whole(
-        rows=rows,
-        columns=columns,
-        dtype=iterated_dtype(parameter.piece.dtype),
-        gather=lambda piece: convert(piece, parameter.shape, state, whole, place),
-        cut=lambda matrices: convert(matrices, parameter.shape, whole, state, place),
+def _together(
+    group: MatrixGroup, parameters: Mapping[str, LocalParameter], places: Mapping[str, int], place: RankMesh
+) -> Together:
+    """A group of weights that Muon updates, by their `places` among all that this rank updates."""
+    stack, own = group.stack, [parameters[name] for name in group.names]
+    shape = stack.tensor.shape
+    return Together(
+        places=tuple(places[name] for name in group.names),
+        shapes=tuple((one.own_shape[-2], one.own_shape[-1]) for one in own),
+        dtype=iterated_dtype(own[0].piece.dtype),
+        size=stack.size,
+        gather=lambda pieces: convert(pieces, shape, stack.pieces, stack.wholes, place),
+        cut=lambda whole: convert(whole, shape, stack.wholes, stack.pieces, place),
     )
 
 

@@ -23,6 +23,7 @@ from functools import partial
 from costmodels import PLACES, Turn, paired_turns
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.matrix_groups import groups_of, matrix_groups
 from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
@@ -32,10 +33,9 @@ from planner.plan.prediction.bucket_memory import BucketMemory, gather
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
 from planner.plan.prediction.memory_account import MemoryAccount, MemoryTurn, Piece, Storage, moved
 from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
-from planner.pricing.matrix_update import matrix_bytes
+from planner.pricing.matrix_update import stack_bytes
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import Bucket
-from planner.sharding.matrices import MUON, optimizer_of
 from planner.sharding.redistribute import redistribution
 
 NO_ROWS: Mapping[str, Bytes] = {}
@@ -171,12 +171,15 @@ class Chunk(BackwardMemory):
         places = self._places(offloaded)
         for name in [name for name, owner in owners.items() if not owner.at(self.coordinate)]:
             self.account.release(pieces.pop(name).storage)
-        for name in pieces.keys() - set(offloaded):
-            self.account.brief(self._updating(name, fused, pieces[name]), OTHER)
+        groups = groups_of(matrix_groups(self.bound, pieces.keys()), self.coordinate)
+        for group in groups:
+            self.account.brief(stack_bytes(group.stack, mesh.sizes), OTHER)
+        for name in pieces.keys() - set(offloaded) - {name for group in groups for name in group.names}:
+            self.account.brief(self._temporaries(name, fused) * self._bytes(name, pieces[name]), OTHER)
         together = {name: one for one in gathering_buckets(self.bound, pieces.keys()) for name in one.names}
         given: dict[str, Storage] = {}
         for name in offloaded:
-            self.account.brief(self._updating(name, fused, pieces[name]), OTHER)
+            self.account.brief(self._temporaries(name, fused) * self._bytes(name, pieces[name]), OTHER)
             self.account.release(pieces[name].storage)
             if name not in together:
                 self._publish(name, pieces[name])
@@ -201,13 +204,6 @@ class Chunk(BackwardMemory):
     def _narrow(self, name: str) -> bool:
         """Whether the new weight is rounded from a wider master, in memory of its own."""
         return self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
-
-    def _updating(self, name: str, fused: bool, piece: Piece) -> Bytes:
-        """What lives while a parameter is updated, of which this is the piece."""
-        graph, plan = self.bound.graph, self.bound.plan
-        if optimizer_of(graph, plan.training.optimizer, name) == MUON:
-            return matrix_bytes(graph.types[name], self.bound.parameters[name], plan.mesh.sizes)
-        return self._temporaries(name, fused) * self._bytes(name, piece)
 
     def _temporaries(self, name: str, fused: bool) -> int:
         """Of an update, in pieces of the parameter. A narrow weight without a master is widened for it."""

@@ -13,15 +13,14 @@ from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.expert_overlap import beside_experts
+from planner.plan.layout.matrix_groups import groups_of, matrix_groups
 from planner.plan.layout.micro_batch_turns import PRODUCTS
 from planner.plan.layout.overlapped_products import overlaps_of
-from planner.plan.layout.parameter_owners import owners_of
 from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
-from planner.pricing.matrix_update import matrix_flops
+from planner.pricing.matrix_update import stack_flops
 from planner.pricing.operator_price import joined_bytes, uneven
-from planner.sharding.matrices import MUON, optimizer_of
 from planner.sharding.rule import loop_extents, ring_axis
 from planner.sharding.window import Window, computed_pairs
 from planner.sharding.zigzag import pieces_of_ring
@@ -60,15 +59,10 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
 
 def update_work(bound: BoundPlan, rank: int) -> Flops:
     """What the same device computes in products once a step, to update matrices."""
-    graph, mesh = bound.graph, bound.plan.mesh
-    held = {name for stage in bound.plan.stages_of(rank) for name in cut_stage(bound, stage).parameters}
-    owners, own = owners_of(bound, held), mesh.coordinate(mesh.size // 2)
-    return math.fsum(
-        matrix_flops(graph.types[name], bound.parameters[name], mesh.sizes)
-        for name in sorted(held)
-        if optimizer_of(graph, bound.plan.training.optimizer, name) == MUON
-        and (name not in owners or owners[name].at(own))
-    )
+    mesh, stages = bound.plan.mesh, bound.plan.stages_of(rank)
+    held = {name for stage in stages for name in cut_stage(bound, stage).parameters}
+    groups = groups_of(matrix_groups(bound, held), mesh.coordinate(mesh.size // 2))
+    return math.fsum(stack_flops(group.stack, mesh.sizes) for group in groups)
 
 
 def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
+import numpy as np
+
 from costmodels import counts_at_moments, fullest_moment
 from hardware_profiles import (
     PYTORCH,
@@ -33,6 +35,7 @@ from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.block_gathers import run_of
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
+from planner.plan.layout.matrix_groups import groups_of, matrix_groups
 from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
@@ -69,14 +72,14 @@ from planner.pricing import (
     price_parameter,
 )
 from planner.pricing.liveness import liveness, replays
-from planner.pricing.matrix_update import matrix_bytes, matrix_messages
+from planner.pricing.matrix_update import matrix_seconds, stack_bytes, stack_messages
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.narrow_weights import in_8_bits
-from planner.pricing.parameter_price import reduced, summed
+from planner.pricing.parameter_price import launch_seconds, reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_share, replicated
-from planner.sharding.matrices import MUON, matrices_of, optimizer_of
+from planner.sharding.matrices import optimizer_of
 from planner.sharding.rule import Duplex
 
 
@@ -261,23 +264,29 @@ class Walk:
         if self.cluster.software.name == PYTORCH.name and not self.update.served:
             for number, slots in slots_of(self.bound, used, once.early, lambda one: self._backward(one, keys)).items():
                 cost.chunks[number].buckets = tuple(self.cluster.device.overlapped * seconds for seconds in slots)
+        matrices = self._matrices(cost, used)
         self._updates(cost, rank)
         self._crossings(cost, rank, live)
         self._loss(cost, rank)
         cost.memory["activations"], number = fullest_moment(cost.memory["activations"])
         passing = cost.memory["activations"] + cost.memory["transient"]
-        cost.memory["transient"] += max(0.0, self._updating(parameters) - passing)
+        cost.memory["transient"] += max(0.0, matrices - passing)
         cost.fullest = moments[number]
         return cost
 
-    def _updating(self, parameters: Collection[str]) -> Bytes:
-        """The most that lives while a matrix is updated, when nothing of a micro-batch does any more."""
-        plan, graph = self.bound.plan, self.bound.graph
-        if plan.training.optimizer != MUON:
-            return 0.0
-        matrices = matrices_of(graph).intersection(parameters)
-        kept = ((graph.types[name], self.bound.parameters[name]) for name in matrices)
-        return max((matrix_bytes(tensor, stored, plan.mesh.sizes) for tensor, stored in kept), default=0.0)
+    def _matrices(self, cost: StageCost, held: Collection[str]) -> Bytes:
+        """Matrices that are updated together: their messages, and the time of places without a weight; the bytes that
+        live meanwhile, when nothing of a micro-batch does any more."""
+        mesh, most = self.bound.plan.mesh, 0.0
+        for group in groups_of(matrix_groups(self.bound, held), mesh.coordinate(mesh.size // 2)):
+            for message in stack_messages(group.stack, self.pricers):
+                charge(cost.messages, "optimizer", "", message, {"update": 1})
+            if group.spare:
+                tensor, launched = self.bound.graph.types[group.names[0]], launch_seconds(self.cluster)
+                each = matrix_seconds(tensor, [group.stored], np.ones(1), self.pricers, launched)
+                cost.beyond["optimizer"] += group.spare * float(each[0])
+            most = max(most, stack_bytes(group.stack, mesh.sizes))
+        return most
 
     def _visit(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:
         visit = OperatorVisit(self, cost, at, live, seen, at_once)
@@ -488,9 +497,6 @@ class Walk:
         cost.micro_batch["gradient accumulation"] += added
         chunk.pass_of(later=name in self.deferred_weight_gradients).add(work=added)
         cost.once["optimizer"] += float(prices.update[0])
-        if optimizer_of(graph, plan.training.optimizer, name) == MUON and prices.state[0]:
-            for message in matrix_messages(tensor, stored, self.pricers):
-                charge(cost.messages, "optimizer", "", message, {"update": 1})
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
         cost.memory["optimizer state"] += float(prices.state[0])
