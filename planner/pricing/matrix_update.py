@@ -46,6 +46,11 @@ class Stack:
     pieces: Layout
     wholes: Layout
 
+    @property
+    def ways(self) -> tuple[Layout, Layout]:
+        """From the pieces to whole matrices."""
+        return self.pieces, self.wholes
+
 
 def iterated(tensor: TensorType) -> TensorType:
     """A weight in the dtype in which its update is made orthogonal: bfloat16, in which the iteration was proposed,
@@ -88,8 +93,8 @@ def matrix_seconds(
 
 def stack_messages(stack: Stack, pricers: Pricers) -> tuple[Message, ...]:
     """The messages in which a stack becomes whole matrices, and pieces again."""
-    ways = ((stack.pieces, stack.wholes), (stack.wholes, stack.pieces))
-    return tuple(message for way in ways for message in pricers.matrices.route(stack.tensor, *way).messages)
+    routes = (pricers.matrices.route(stack.tensor, *way) for way in (stack.ways, stack.ways[::-1]))
+    return tuple(message for route in routes for message in route.messages)
 
 
 def orthogonalised_seconds(tensor: TensorType, matrices: float, cluster: Cluster) -> Seconds:
@@ -104,13 +109,21 @@ def _iterations(tensor: TensorType, matrices: Array, cluster: Cluster) -> Array:
 
 
 def stack_bytes(stack: Stack, sizes: Sequence[int]) -> Bytes:
-    """What lives on a device beside gradients while a stack is made orthogonal: its matrices in the dtype of the
-    iteration, the next ones, and squares; or what arrives beside what was sent."""
+    """What lives on a device beside gradients while its matrices of a stack are made orthogonal, in the dtype of the
+    iteration: these, the next ones, and squares."""
     element, count = stack.tensor.element_bytes, matrices_of_device(stack, sizes)
     rows, columns = stack.tensor.shape[-2:]
-    whole = count * rows * columns * element
-    iterating = whole + orthogonalisation_bytes(rows, columns, count, element)
-    return iterating if stack.size == 1 else max(iterating, 3 * whole)
+    return count * rows * columns * element + orthogonalisation_bytes(rows, columns, count, element)
+
+
+def most_bytes(stack: Stack, sizes: Sequence[int]) -> Bytes:
+    """The most that lives beside gradients while a stack is updated: also four times what a device sends of it, with
+    what it sends from, and what it puts together of what arrives."""
+    here = stack_bytes(stack, sizes)
+    if stack.size == 1:
+        return here
+    sent = local_share(stack.tensor.shape, stack.pieces, sizes) * stack.tensor.nbytes
+    return max(here, 4 * sent)
 
 
 def stack_flops(stack: Stack, sizes: Sequence[int]) -> Flops:

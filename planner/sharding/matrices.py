@@ -17,6 +17,10 @@ MUON, ADAMW = "muon", "adamw"
 _PASSED = frozenset({"copy", "elementwise", "view"})
 """Classes of operators behind which a value still is the same, or the same element by element."""
 
+_VIEWS = frozenset({"copy", "view"})
+
+_KEY = "parameters that Muon updates"
+
 
 def optimizer_of(graph: OperatorGraph, optimizer: str, name: str) -> str:
     """What updates a parameter where a plan asks for this optimizer."""
@@ -27,14 +31,10 @@ def optimizer_of(graph: OperatorGraph, optimizer: str, name: str) -> str:
 
 def matrices_of(graph: OperatorGraph) -> frozenset[str]:
     """The parameters of a graph that Muon updates."""
-    known = graph.derived.get(_KEY)
-    if known is None:
-        known = graph.derived[_KEY] = (graph, frozenset(filter(lambda name: _is_hidden(graph, name), _trained(graph))))
-    found: frozenset[str] = known[1]
+    if _KEY not in graph.derived:
+        graph.derived[_KEY] = frozenset(name for name in _trained(graph) if _is_hidden(graph, name))
+    found: frozenset[str] = graph.derived[_KEY]
     return found
-
-
-_KEY = "parameters that Muon updates"
 
 
 def _trained(graph: OperatorGraph) -> Iterator[str]:
@@ -46,13 +46,13 @@ def _trained(graph: OperatorGraph) -> Iterator[str]:
 def _is_hidden(graph: OperatorGraph, name: str) -> bool:
     """Whether only linear layers and experts read a parameter, and none of them makes logits."""
     readers = set(_readers(graph, name, _VIEWS))
-    return bool(readers) and all(
-        rule_of(graph, graph.operators[at]).op_class in ("matmul", "experts") and not _makes_logits(graph, at)
-        for at in readers
-    )
+    return bool(readers) and all(_multiplies(graph, at) and not _makes_logits(graph, at) for at in readers)
 
 
-_VIEWS = frozenset({"copy", "view"})
+def _multiplies(graph: OperatorGraph, at: int) -> bool:
+    """Whether an operator is a product with matrices, or experts; a convolution is another product."""
+    operator = graph.operators[at]
+    return rule_of(graph, operator).op_class in ("matmul", "experts") and "conv" not in operator.op
 
 
 def _makes_logits(graph: OperatorGraph, at: int) -> bool:

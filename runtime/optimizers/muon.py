@@ -87,6 +87,8 @@ class Muon(torch.optim.Optimizer):
     def _update(self, together: Together, own: Sequence[tuple[torch.Tensor, dict[str, Any]]]) -> None:
         updates = self._orthogonal(together, [self._momentum(weight, group) for weight, group in own])
         for (weight, group), update, scale in zip(own, updates, together.scales, strict=False):
+            if weight.grad is None:
+                continue
             rate, wide = group["lr"], weight.to(wide_of(weight))
             wide.mul_(1 - rate * group["weight_decay"]).add_(update, alpha=-rate * scale)
             if wide is not weight:
@@ -105,10 +107,15 @@ class Muon(torch.optim.Optimizer):
     def _orthogonal(self, together: Together, updates: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if together.size == 1:
             return [orthogonal(updates[0].to(together.dtype))]
-        stack = updates[0].new_zeros((together.size, *updates[0].shape), dtype=together.dtype)
-        for place, update in zip(stack, updates, strict=False):
-            place.copy_(update)
-        return together.cut(orthogonal(together.gather(stack))).unbind()
+        return together.cut(orthogonal(together.gather(_stacked(together, updates)))).unbind()
+
+
+def _stacked(together: Together, updates: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Updates one after the other, and zeros in spare places."""
+    stack = updates[0].new_zeros((together.size, *updates[0].shape), dtype=together.dtype)
+    for place, update in zip(stack, updates, strict=False):
+        place.copy_(update)
+    return stack
 
 
 def wide_of(weight: torch.Tensor) -> torch.dtype:
@@ -122,6 +129,7 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
+    del matrices  # nobody holds it behind the first step
     x = x.div_(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_(min=_LEAST))
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT

@@ -313,7 +313,7 @@ def test_narrow_gradients_are_widened_as_they_are_added() -> None:
 
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", first(1, ["lamb", "adamw"]))
+@pytest.mark.parametrize("optimizer", first(1, ["lamb", "adamw", "muon"]))
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize(("kind", "model", "settings"), [("zero1", "gpt4", {"stages": (2, 2)}), ("zero3", "llama", {})])
 def test_what_becomes_of_gradients_agrees(

@@ -179,7 +179,7 @@ def test_kept_bytes_are_those_of_the_results() -> None:
 
 
 @pytest.mark.cases(1, 18)
-@pytest.mark.parametrize("optimizer", first(1, ["adamw", "sgd", "lamb"]))
+@pytest.mark.parametrize("optimizer", first(1, ["adamw", "sgd", "lamb", "muon"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", first(3, ["zero1", "zero3", 3, "zero2", "megatron", 4]))
 def test_weights_gradients_and_states(kind: str | int, dtype: torch.dtype, optimizer: str) -> None:
@@ -203,7 +203,9 @@ UPDATES = (
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("update", UPDATES, ids=str)
-@pytest.mark.parametrize(("kind", "optimizer"), [("zero1", "lamb"), ("zero3", "sgd"), (3, "adamw")])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), [("zero1", "lamb"), ("zero3", "sgd"), (3, "adamw"), ("megatron", "muon")]
+)
 def test_dtypes_and_masters(kind: str | int, optimizer: str, update: Update) -> None:
     graph = trace(plans.build("llama").bfloat16(), plans.batch())
     settings = {"graph": graph, "optimizer": optimizer}

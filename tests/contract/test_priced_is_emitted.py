@@ -93,6 +93,7 @@ KEEPING = {"recomputation": "selective", "kept": ("scaled_dot_product_attention"
 SOME = {"recomputation": ("full", "none"), "kept": ()}
 TWO_PARTS = {"micro_batches": 2}
 LAMB = {"optimizer": "lamb"}
+MUON = {"optimizer": "muon"}
 DELAYED = Fp8(recipe="delayed", history=4)
 CLIPPED = Update(clip_norm=1.0, buckets=4096)
 FOUR_STAGES = {"stages": (1, 1, 1, 1), "micro_batches": 4}
@@ -145,6 +146,9 @@ PLANS = (
     Hand(model="llama", kind=5, mesh=(2, 4), settings=LAMB, update=Update(buckets=(4, 11))),
     Hand(model="gpt", kind="zero1", mesh=(2, 2), settings=LAMB, update=Update(buckets=(("*.attn.*", 0), ("*", 1)))),
     Hand(model="llama", kind="zero3", mesh=(4,), settings=LAMB),
+    Hand(model="llama4", kind="megatron", mesh=(2, 2), settings={"stages": (2, 2), **TWO_PARTS, **MUON}),
+    Hand(model="llama", kind="zero3", mesh=(2, 4), settings=MUON),
+    Hand(model="mixture", kind="zero2", mesh=(2, 2), settings=MUON, update=CLIPPED),
     *(Hand(model="llama", kind=seed, mesh=(2, 2), update=Update(buckets=1000)) for seed in (8, 9)),
     Hand(model="sharing", kind="zero1", mesh=(2,), settings={"stages": (2, 2), **TWO_PARTS, "fp8": DELAYED}),
     Searched(model="llama", devices=4),

@@ -27,7 +27,7 @@ def train(pool, *arguments: object) -> tuple[float, list[float]]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("clip", [None, CLIP])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb", "muon"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_steps_equal_the_unsharded_optimizer(pool, kind: str, optimizer: str, clip: float | None) -> None:
     error, norms = train(pool, "llama", kind, KINDS[kind], optimizer, Update(buckets="none", clip_norm=clip))
@@ -45,9 +45,30 @@ def test_clipped_steps_in_buckets_equal_the_unsharded_optimizer(pool, kind: str,
 
 @pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
+    ("kind", "model", "stages"),
+    [
+        ("megatron", "llama", ()),
+        ("zero3", "llama", ()),
+        pytest.param("zero1", "gpt4", (2, 2), marks=pytest.mark.thorough),
+        pytest.param("random7", "llama", (), marks=pytest.mark.thorough),
+        pytest.param("zero2", "mixture", (), marks=pytest.mark.thorough),
+    ],
+)
+def test_matrices_in_pieces_are_updated_as_whole_ones(pool, kind: str, model: str, stages: tuple[int, ...]) -> None:
+    """Those of tensor parallelism and of ZeRO, which devices share out among them; fewer than there are devices; those
+    of experts, and of blocks of several stages."""
+    mesh = (2,) if stages else KINDS.get(kind, (2, 2))
+    error, norms = train(pool, model, kind, mesh, "muon", Update(clip_norm=CLIP, buckets=4096), 2, stages, 5)
+    assert error < TOLERANCE
+    assert max(norms) > CLIP
+
+
+@pytest.mark.cases(0, 2)
+@pytest.mark.parametrize(
     ("model", "sizes", "optimizer", "stages", "buckets", "owners"),
     [
         ("llama", (2, 2), "lamb", (), 4096, "parameters"),
+        pytest.param("llama", (2, 2), "muon", (), 4096, "parameters", marks=pytest.mark.thorough),
         pytest.param("gpt4", (2,), "adamw", (2, 2), "none", "parameters", marks=pytest.mark.thorough),
         pytest.param("llama", (4,), "adamw", (), "none", "servers", marks=pytest.mark.thorough),
         ("llama", (2, 2), "adamw", (), 4096, "servers"),

@@ -1,6 +1,7 @@
 """Tasks about what becomes of gradients: every function here is called on all ranks at the same time."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -24,7 +25,7 @@ from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.distributed.tasks import CPU, Counted, known, relative
 
-RATES = {"adamw": 1e-3, "sgd": 1e-2, "lamb": 1e-2}
+RATES = {"adamw": 1e-3, "sgd": 1e-2, "lamb": 1e-2, "muon": 1e-3}
 
 
 def store_hybrid(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
@@ -88,8 +89,45 @@ class PlainLamb:
             weight.grad = None
 
 
-def plain_optimizer(name: str, weights: Sequence[torch.Tensor]) -> Any:
+class PlainMuon:
+    """Muon on whole matrices, iterating as its authors write it, and torch's AdamW for the rest."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], rate: float, decay: float) -> None:
+        self.matrices = [w for name, w in weights.items() if w.dim() > 1 and not AT_THE_ENDS.search(name)]
+        self.rest = torch.optim.AdamW(
+            [w for w in weights.values() if all(w is not m for m in self.matrices)], rate, eps=1e-6
+        )
+        self.momenta = [torch.zeros_like(w) for w in self.matrices]
+        self.rate, self.decay = rate, decay
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.rest.step()
+        for at, weight in enumerate(self.matrices):
+            self.momenta[at] = 0.95 * self.momenta[at] + 0.05 * weight.grad
+            update = 0.05 * weight.grad + 0.95 * self.momenta[at]
+            x = update / torch.linalg.matrix_norm(update, keepdim=True)
+            for _ in range(5):
+                square = x @ x.mT
+                x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
+            weight *= 1 - self.rate * self.decay
+            weight -= self.rate * 0.2 * max(weight.shape[-2:]) ** 0.5 * x
+
+    def zero_grad(self) -> None:
+        self.rest.zero_grad()
+        for weight in self.matrices:
+            weight.grad = None
+
+
+AT_THE_ENDS = re.compile("embed|head|wte|wpe|router")
+"""Names of embeddings, and of what makes logits."""
+
+
+def plain_optimizer(name: str, weights: Mapping[str, torch.Tensor]) -> Any:
     rate = RATES[name]
+    if name == "muon":
+        return PlainMuon(weights, rate, 1e-2)
+    weights = list(weights.values())
     if name == "lamb":
         return PlainLamb(weights, rate, 1e-6, 1e-2)
     if name == "sgd":
@@ -114,7 +152,7 @@ def train(
     plan = plan_of(model, kind, sizes, update, optimizer=optimizer, micro_batches=micro_batches, stages=stages)
     step = step_of(model, plan, settings)
     module = plans.build(model)
-    plain = plain_optimizer(optimizer, list(module.parameters()))
+    plain = plain_optimizer(optimizer, dict(module.named_parameters()))
     worst, norms = 0.0, []
     for number in range(steps):
         batch = plans.batch(seed=number)

@@ -33,7 +33,7 @@ from planner.plan.prediction.bucket_memory import BucketMemory, gather
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
 from planner.plan.prediction.memory_account import MemoryAccount, MemoryTurn, Piece, Storage, moved
 from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
-from planner.pricing.matrix_update import stack_bytes
+from planner.pricing.matrix_update import Stack, stack_bytes
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import Bucket
 from planner.sharding.redistribute import redistribution
@@ -153,7 +153,8 @@ class Chunk(BackwardMemory):
         """Reduce all gradients of the rank, update piece by piece, and bring the weights back."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
         pieces: dict[str, Piece] = {}
-        owners = owners_of(self.bound, (*self.gradients, *(self.held.buckets.members if self.held.buckets else ())))
+        names = (*self.gradients, *(self.held.buckets.members if self.held.buckets else ()))
+        owners, groups = owners_of(self.bound, names), matrix_groups(self.bound, names)
         pushed = owners if self.update.served else {}  # reduced in place
         if self.held.buckets is not None:
             self.held.buckets.finish()
@@ -171,10 +172,13 @@ class Chunk(BackwardMemory):
         places = self._places(offloaded)
         for name in [name for name, owner in owners.items() if not owner.at(self.coordinate)]:
             self.account.release(pieces.pop(name).storage)
-        groups = groups_of(matrix_groups(self.bound, pieces.keys()), self.coordinate)
+        stayed = [name for name in pieces if name not in offloaded]
+        for name in stayed:
+            pieces[name] = self._read(name, pieces[name])
+        groups = groups_of(groups, self.coordinate)
         for group in groups:
-            self.account.brief(stack_bytes(group.stack, mesh.sizes), OTHER)
-        for name in pieces.keys() - set(offloaded) - {name for group in groups for name in group.names}:
+            self._orthogonal(group.stack, pieces[group.names[0]].shape)
+        for name in set(stayed) - {name for group in groups for name in group.names}:
             self.account.brief(self._temporaries(name, fused) * self._bytes(name, pieces[name]), OTHER)
         together = {name: one for one in gathering_buckets(self.bound, pieces.keys()) for name in one.names}
         given: dict[str, Storage] = {}
@@ -188,7 +192,6 @@ class Chunk(BackwardMemory):
             if given.keys() >= set(together[name].names):
                 self._publish_together(together[name], given)
         self._release(places)
-        stayed = [name for name in pieces if name not in offloaded]
         self._release([pieces[name].storage for name in stayed])
         for bucket in dict.fromkeys(together[name] for name in stayed if name in together):
             narrow = [name for name in bucket.names if name not in given and self._narrow(name)]
@@ -204,6 +207,30 @@ class Chunk(BackwardMemory):
     def _narrow(self, name: str) -> bool:
         """Whether the new weight is rounded from a wider master, in memory of its own."""
         return self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
+
+    def _read(self, name: str, piece: Piece) -> Piece:
+        """A gradient as the update reads it: of 16 bits in memory of its own."""
+        if summed(self.bound.graph.types[name], self.update).element_bytes >= _FP32:
+            return piece
+        wide = Piece(self.account.new(float(math.prod(piece.shape) * _FP32), OTHER), piece.shape)
+        self.account.release(piece.storage)
+        return wide
+
+    def _orthogonal(self, stack: Stack, shape: Sequence[int]) -> None:
+        """Make updates of a stack orthogonal, of which each is a piece of this shape."""
+        mesh, sizes = self.bound.plan.mesh, self.bound.plan.mesh.sizes
+        if stack.size == 1:
+            self.account.brief(stack_bytes(stack, sizes), OTHER)
+            return
+        element, whole = stack.tensor.element_bytes, stack.tensor.shape
+        there, back = (redistribution(whole, mesh, *way) for way in (stack.ways, stack.ways[::-1]))
+        pieces = Piece(self.account.new(math.prod(shape) * stack.size * element, OTHER), (stack.size, *shape))
+        matrices = moved(self.account, pieces, there, mesh, self.coordinate, element)
+        self.account.release(pieces.storage)
+        self.account.brief(stack_bytes(stack, sizes) - math.prod(matrices.shape) * element, OTHER)
+        again = moved(self.account, matrices, back, mesh, self.coordinate, element)
+        for piece in (matrices, again):
+            self.account.release(piece.storage)
 
     def _temporaries(self, name: str, fused: bool) -> int:
         """Of an update, in pieces of the parameter. A narrow weight without a master is widened for it."""
@@ -224,8 +251,9 @@ class Chunk(BackwardMemory):
         return stored.state == stored.weight and not stored.weight_offloaded
 
     def _bytes(self, name: str, piece: Piece) -> Bytes:
-        """Of a gradient, which may be a part of more memory."""
-        return float(math.prod(piece.shape) * summed(self.bound.graph.types[name], self.update).element_bytes)
+        """Of a gradient as the update reads it, which may be a part of more memory."""
+        element = summed(self.bound.graph.types[name], self.update).element_bytes
+        return float(math.prod(piece.shape) * max(_FP32, element))
 
     def _places(self, offloaded: Sequence[str]) -> list[Storage]:
         """Where offloaded states are updated: one, and the next or the last."""

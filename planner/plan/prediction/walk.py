@@ -72,7 +72,7 @@ from planner.pricing import (
     price_parameter,
 )
 from planner.pricing.liveness import liveness, replays
-from planner.pricing.matrix_update import matrix_seconds, stack_bytes, stack_messages
+from planner.pricing.matrix_update import matrix_seconds, most_bytes, stack_messages
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.narrow_weights import in_8_bits
@@ -285,7 +285,7 @@ class Walk:
                 tensor, launched = self.bound.graph.types[group.names[0]], launch_seconds(self.cluster)
                 each = matrix_seconds(tensor, [group.stored], np.ones(1), self.pricers, launched)
                 cost.beyond["optimizer"] += group.spare * float(each[0])
-            most = max(most, stack_bytes(group.stack, mesh.sizes))
+            most = max(most, most_bytes(group.stack, mesh.sizes))
         return most
 
     def _visit(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:

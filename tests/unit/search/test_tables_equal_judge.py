@@ -307,16 +307,19 @@ UPDATES = (
 )
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(1, 7)
+@pytest.mark.parametrize("optimizer", ["lamb", "muon"])
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
-def test_updates_are_priced_alike(update: Update, model: str, mesh: tuple[int, ...], pipeline: int) -> None:
+def test_updates_are_priced_alike(
+    update: Update, model: str, mesh: tuple[int, ...], pipeline: int, optimizer: str
+) -> None:
     """The sums that the search minimises count a message at its share of a full bucket, and no norms. The judge counts
     the same in its sums, and beside them (`StageCost.beyond`) what buckets and norms really take, which is never less;
     that is in the step alone. Flat buffers are counted by the judge alone."""
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
-    case = make_case(model, "h100-80gb", configuration, 16, "bf16", "lamb", update=update)
+    case = make_case(model, "h100-80gb", configuration, 16, "bf16", optimizer, update=update)
     multipliers = Multipliers(case.chain, case.setting.weight)
     for _ in range(4):
         state = random_state(case, draw)

@@ -1,0 +1,60 @@
+"""Which parameters Muon updates: weights of linear layers and of experts within a model."""
+
+import pytest
+import torch
+from torch import nn
+
+import planner
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.sharding.matrices import matrices_of, optimizer_of
+
+OTHERS = {
+    "llama-tiny": ["lm_head.weight", "model.embed_tokens.weight"],
+    "mixtral-tiny": ["lm_head.weight", "model.embed_tokens.weight"],
+    "gpt-tiny": ["wpe.weight", "wte.weight"],
+    "t5-tiny": ["decoder_bias.bias.weight", "encoder_bias.bias.weight", "shared.weight"],
+    "vit-tiny": ["class_token", "head.weight", "patches.weight", "positions"],
+}
+"""Of the weights with two dims and more those that AdamW updates."""
+
+
+@pytest.mark.parametrize("model", OTHERS)
+def test_embeddings_and_what_makes_logits_are_for_adamw(model: str) -> None:
+    graph = planner.trace(model).graph
+    several = {one.name for one in graph.parameters if len(graph.types[one.name].shape) > 1}
+    assert sorted(several - matrices_of(graph)) == OTHERS[model]
+
+
+def test_vectors_and_convolutions_are_for_adamw() -> None:
+    assert matrices_of(planner.trace("resnet-tiny").graph) == frozenset()
+    assert not any("norm" in name for name in matrices_of(planner.trace("llama-tiny").graph))
+
+
+class Own(nn.Module):
+    """A frozen matrix, a transposed one, a stack of matrices, and one that is multiplied and added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Parameter(torch.randn(8, 8), requires_grad=False)
+        self.turned = nn.Parameter(torch.randn(8, 8))
+        self.stack = nn.Parameter(torch.randn(4, 8, 8))
+        self.both = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x @ self.frozen @ self.turned.t() @ self.both + self.both[0]
+        return torch.bmm(x.reshape(4, -1, 8), self.stack).square().mean()
+
+
+def own() -> OperatorGraph:
+    return trace(Own(), (torch.randn(16, 8),))
+
+
+def test_only_what_is_trained_and_only_multiplied_is_a_matrix() -> None:
+    assert matrices_of(own()) == {"turned", "stack"}
+
+
+def test_other_optimizers_update_everything() -> None:
+    graph = own()
+    assert {optimizer_of(graph, "sgd", name) for name in ("turned", "both")} == {"sgd"}
+    assert [optimizer_of(graph, "muon", name) for name in ("turned", "both")] == ["muon", "adamw"]
