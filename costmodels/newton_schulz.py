@@ -9,12 +9,10 @@ Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural netw
 https://kellerjordan.github.io/posts/muon, with S = 5. A matrix is whole on the device that iterates.
 """
 
-import numpy as np
-
 from costmodels.compute import operator_time
 from costmodels.matmul import element_bytes, matmul_time
-from costmodels.units import Bytes, Quantity
-from hardware_profiles import Device, Flops
+from costmodels.units import Bytes
+from hardware_profiles import Device, Flops, Seconds
 
 NEWTON_SCHULZ_STEPS = 5
 
@@ -27,23 +25,18 @@ _PASSED = 6
 is added to is traffic of the optimizer)."""
 
 
-def orthogonalisation_time(rows: float, columns: float, matrices: Quantity, dtype: str, device: Device) -> Quantity:
-    """Seconds for so many matrices of one shape, a number or an array (K,) of them; none take no time."""
-    short, long = min(rows, columns), max(rows, columns)
-    counted = np.maximum(np.asarray(matrices, dtype=np.float64), 1.0)
-    m, n = short + 0.0 * counted, long + 0.0 * counted
-    each = sum(
-        np.asarray(matmul_time(*extents, counted, dtype, device)) for extents in ((m, m, n), (m, m, m), (m, n, m))
-    )
+def orthogonalisation_time(rows: float, columns: float, matrices: float, dtype: str, device: Device) -> Seconds:
+    """Seconds for so many matrices of one shape, as many products launched together."""
+    m, n = min(rows, columns), max(rows, columns)
+    each = sum(matmul_time(*extents, matrices, dtype, device) for extents in ((m, m, n), (m, m, m), (m, n, m)))
     passed = operator_time(
         op_class="elementwise",
-        flops=0.0 * counted,
-        bytes_moved=_PASSED * element_bytes(dtype) * counted * rows * columns,
+        flops=0.0,
+        bytes_moved=_PASSED * element_bytes(dtype) * matrices * rows * columns,
         dtype=dtype,
         device=device,
     )
-    found: Quantity = np.where(np.asarray(matrices) > 0, NEWTON_SCHULZ_STEPS * each + passed, 0.0)
-    return found
+    return NEWTON_SCHULZ_STEPS * each + passed
 
 
 def orthogonalisation_flops(rows: float, columns: float, matrices: float) -> Flops:

@@ -14,7 +14,7 @@ iterations out is as in DeepSpeed (ZeRO 3 with Muon, pull request 7919).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,8 +29,8 @@ from costmodels import (
 from hardware_profiles import Bytes, Cluster, Flops, Seconds
 from planner.graph.operator_graph import TensorType
 from planner.pricing.message import Message
-from planner.pricing.redistribution_price import Pricers
-from planner.sharding.layout import REPLICATE, Layout, local_share, shard
+from planner.pricing.redistribution_price import PricedRoute, Pricers
+from planner.sharding.layout import REPLICATE, Layout, PaddedShape, local_share, shard
 from planner.sharding.stored import StoredParameter
 
 Array = NDArray[np.float64]
@@ -63,10 +63,11 @@ def stack_of(tensor: TensorType, state: Layout, sizes: Sequence[int]) -> Stack:
     matrix = len(tensor.shape) - 2
     cut = [placement.dim >= matrix for placement in state]
     size = math.prod(n for n, within in zip(sizes, cut, strict=True) if within)
+    shape = (size, *tensor.shape)
     behind = [shard(placement.dim + 1) if placement.is_shard else REPLICATE for placement in state]
     return Stack(
         size=size,
-        tensor=replace(iterated(tensor), shape=(size, *tensor.shape)),
+        tensor=replace(iterated(tensor), shape=PaddedShape(shape) if isinstance(tensor.shape, PaddedShape) else shape),
         pieces=tuple(behind),
         wholes=tuple(shard(0) if within else own for own, within in zip(behind, cut, strict=True)),
     )
@@ -77,35 +78,33 @@ def matrix_seconds(
 ) -> Array:
     """Seconds beyond an update element by element for a weight in each of its stored layouts, (K,), as one of a full
     stack. A device updates this share of the weight, and launches an operator in so many seconds."""
-    sizes = pricers.matrices.mesh.sizes
-    stacks = [stack_of(tensor, one.state, sizes) for one in stored]
-    counts = np.array([matrices_of_device(one, sizes) for one in stacks])
-    own = np.maximum(_iterations(tensor, counts, pricers.matrices.cluster), NEWTON_SCHULZ_KERNELS * launched)
-    taken = np.zeros(len(stored))
-    for size in {one.size for one in stacks}:
-        here = [place for place, one in enumerate(stacks) if one.size == size]
-        pieces, wholes = ([getattr(stacks[place], name) for place in here] for name in ("pieces", "wholes"))
-        together = stacks[here[0]].tensor
-        there, back = (pricers.matrices.pairs(together, *way).seconds for way in ((pieces, wholes), (wholes, pieces)))
-        taken[here] = (own[here] + there + back) / size
-    return shares * taken
+    known: dict[Layout, Seconds] = {}
+    for one in stored:
+        if one.state not in known:
+            stack = stack_of(tensor, one.state, pricers.matrices.mesh.sizes)
+            matrices = matrices_of_device(stack, pricers.matrices.mesh.sizes)
+            own = orthogonalised_seconds(tensor, matrices, pricers.matrices.cluster)
+            sent = sum(route.seconds for route in _routes(stack, pricers))
+            known[one.state] = (max(own, NEWTON_SCHULZ_KERNELS * launched) + sent) / stack.size
+    taken: Array = shares * np.array([known[one.state] for one in stored])
+    return taken
 
 
 def stack_messages(stack: Stack, pricers: Pricers) -> tuple[Message, ...]:
     """The messages in which a stack becomes whole matrices, and pieces again."""
-    routes = (pricers.matrices.route(stack.tensor, *way) for way in (stack.ways, stack.ways[::-1]))
-    return tuple(message for route in routes for message in route.messages)
+    return tuple(message for route in _routes(stack, pricers) for message in route.messages)
+
+
+def _routes(stack: Stack, pricers: Pricers) -> Iterator[PricedRoute]:
+    for way in (stack.ways, stack.ways[::-1]):
+        yield pricers.matrices.route(stack.tensor, *way)
 
 
 def orthogonalised_seconds(tensor: TensorType, matrices: float, cluster: Cluster) -> Seconds:
     """Seconds of a device that makes so many matrices of a weight orthogonal, without launches."""
-    return float(_iterations(tensor, np.array([matrices]), cluster)[0])
-
-
-def _iterations(tensor: TensorType, matrices: Array, cluster: Cluster) -> Array:
     dtype = "bf16" if tensor.dtype == "bfloat16" else "fp32"
     rows, columns = tensor.shape[-2:]
-    return np.asarray(orthogonalisation_time(rows, columns, matrices, dtype, cluster.device))
+    return float(orthogonalisation_time(rows, columns, matrices, dtype, cluster.device))
 
 
 def stack_bytes(stack: Stack, sizes: Sequence[int]) -> Bytes:
