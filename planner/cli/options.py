@@ -213,7 +213,7 @@ class Options:
     ] = None
     optimizer: Annotated[
         str | None,
-        word(JOB, "WORD", "Optimizer: adamw, sgd (with momentum), lamb, or muon.", "adamw", known=completion.optimizers),
+        word(JOB, "WORD", "Optimizer: adamw, sgd (momentum), lamb or muon.", "adamw", known=completion.optimizers),
     ] = None
     forward_only: Annotated[
         bool,
