@@ -78,16 +78,18 @@ def matrix_seconds(
 ) -> Array:
     """Seconds beyond an update element by element for a weight in each of its stored layouts, (K,), as one of a full
     stack. A device updates this share of the weight, and launches an operator in so many seconds."""
-    known: dict[Layout, Seconds] = {}
-    for one in stored:
-        if one.state not in known:
-            stack = stack_of(tensor, one.state, pricers.matrices.mesh.sizes)
-            matrices = matrices_of_device(stack, pricers.matrices.mesh.sizes)
-            own = orthogonalised_seconds(tensor, matrices, pricers.matrices.cluster)
-            sent = sum(route.seconds for route in _routes(stack, pricers))
-            known[one.state] = (max(own, NEWTON_SCHULZ_KERNELS * launched) + sent) / stack.size
+    known = {state: seconds_of_one(tensor, state, pricers, launched) for state in {one.state for one in stored}}
     taken: Array = shares * np.array([known[one.state] for one in stored])
     return taken
+
+
+def seconds_of_one(tensor: TensorType, state: Layout, pricers: Pricers, launched: Seconds) -> Seconds:
+    """What one place of a stack takes: of an iteration, and of both messages."""
+    sizes = pricers.matrices.mesh.sizes
+    stack = stack_of(tensor, state, sizes)
+    own = orthogonalised_seconds(tensor, matrices_of_device(stack, sizes), pricers.matrices.cluster)
+    sent = sum(route.seconds for route in _routes(stack, pricers))
+    return (max(own, NEWTON_SCHULZ_KERNELS * launched) + sent) / stack.size
 
 
 def stack_messages(stack: Stack, pricers: Pricers) -> tuple[Message, ...]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
-import numpy as np
-
 from costmodels import counts_at_moments, fullest_moment
 from hardware_profiles import (
     PYTORCH,
@@ -72,7 +70,7 @@ from planner.pricing import (
     price_parameter,
 )
 from planner.pricing.liveness import liveness, replays
-from planner.pricing.matrix_update import matrix_seconds, most_bytes, stack_messages
+from planner.pricing.matrix_update import most_bytes, seconds_of_one, stack_messages
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.narrow_weights import in_8_bits
@@ -281,10 +279,9 @@ class Walk:
         for group in groups_of(matrix_groups(self.bound, held), mesh.coordinate(mesh.size // 2)):
             for message in stack_messages(group.stack, self.pricers):
                 charge(cost.messages, "optimizer", "", message, {"update": 1})
-            if group.spare:
-                tensor, launched = self.bound.graph.types[group.names[0]], launch_seconds(self.cluster)
-                each = matrix_seconds(tensor, [group.stored], np.ones(1), self.pricers, launched)
-                cost.beyond["optimizer"] += group.spare * float(each[0])
+            tensor, launched = self.bound.graph.types[group.names[0]], launch_seconds(self.cluster)
+            each = seconds_of_one(tensor, group.stored.state, self.pricers, launched)
+            cost.beyond["optimizer"] += group.spare * each
             most = max(most, most_bytes(group.stack, mesh.sizes))
         return most
 
