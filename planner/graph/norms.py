@@ -87,7 +87,7 @@ class _Reader:
         last, weight = self._cast_of(product, types[source].dtype), None
         following = self._only_reader(last)
         others = () if following is None or following.op != _MULTIPLY else following.operands
-        if following is not None and len(others) == 2:
+        if following is not None and len(set(others)) == 2:  # a square has no weight
             (other,) = (name for name in others if name != last.results[0])
             if types[other].shape == types[wide].shape[-1:]:
                 weight, last = other, self._cast_of(following, types[source].dtype)
@@ -117,12 +117,15 @@ class _Reader:
         return graph.operators[readers[0]] if len(set(readers)) == 1 and not returned else None
 
     def _source(self, name: str) -> str:
-        """What a value was before it was cast to a wider dtype."""
+        """What a value was before it was cast to float32 or float64 from less, as far as kernels compute in that."""
         op = self._made(name, *_CASTS)
         if op is None:
             return name
         (source,), types = op.operands, self.graph.types
-        return source if types[source].floating and types[source].element_bytes <= types[name].element_bytes else name
+        widened = types[source].floating and types[source].element_bytes < types[name].element_bytes
+        narrowed = types[name].dtype == "float64" and types[source].dtype != "float64"  # kernels compute in float32
+        same = types[source].dtype == types[name].dtype
+        return source if same or (widened and not narrowed) else name
 
     def _made(self, name: str, *by: str) -> Operator | None:
         at = self.graph.producer.get(name)

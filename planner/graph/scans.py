@@ -30,6 +30,9 @@ CHUNK = 64
 """Steps of the gated delta rule that are computed at a time, as those who wrote these models have them."""
 
 _THEIRS = "transformers."
+_KERNELS = frozenset({"transformers", "mamba_ssm", "causal_conv1d", "fla", "kernels"})
+"""Packages whose functions compute what ours do."""
+
 _SILU = ("silu", "swish")
 _PACKED = ("cu_seqlens", "seq_idx")
 
@@ -38,9 +41,11 @@ _PACKED = ("cu_seqlens", "seq_idx")
 def scans_as_operators(module: "nn.Module") -> Iterator[None]:
     """While active, modules of transformers inside of `module` call the operators."""
     files = {type(part).__module__ for part in module.modules() if type(part).__module__.startswith(_THEIRS)}
-    found = [(sys.modules[file], name) for file in sorted(files) for name in _CALLS if hasattr(sys.modules[file], name)]
     before: list[tuple[ModuleType, str, Callable[..., Any]]] = [
-        (file, name, getattr(file, name)) for file, name in found
+        (sys.modules[file], name, function)
+        for file in sorted(files)
+        for name in _CALLS
+        if (function := getattr(sys.modules[file], name, None)) is not None and _is_theirs(function)
     ]
     try:
         for file, name, function in before:
@@ -49,6 +54,12 @@ def scans_as_operators(module: "nn.Module") -> Iterator[None]:
     finally:
         for file, name, function in before:
             setattr(file, name, function)
+
+
+def _is_theirs(function: Callable[..., Any]) -> bool:
+    """Whether a function is of transformers, or of a package whose kernels it takes, not one that a user put there."""
+    written_in = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", None) or ""
+    return written_in.split(".")[0] in _KERNELS
 
 
 def _as_operator(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,12 +98,12 @@ def _state_space_scan(
     C: Any,
     chunk_size: int,
     D: Any = None,
-    z: Any = None,
     dt_bias: Any = None,
     initial_states: Any = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_states: bool = False,
+    z: Any = None,
     **_others: Any,
 ) -> Any:
     from planner.graph.state_space_scan import state_space_scan

@@ -2,9 +2,9 @@
 
 Muon makes the update of a matrix orthogonal, which means something for weights that turn one vector of activations into
 another (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; Liu et al. 2025, "Muon is scalable for LLM
-training", arXiv 2502.16982, section 2.2): weights of linear layers and of experts. Embeddings, the output layer,
-vectors, convolutions and what is read in any other way are for AdamW. Weights of several matrices, as of experts, have
-them in their last two dims.
+training", arXiv 2502.16982, section 2.2): weights of linear layers and of experts. Embeddings, output layers (behind
+which there is no other such weight), vectors, convolutions and what is read in any other way are for AdamW. Weights of
+several matrices, as of experts, have them in their last two dims.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,6 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.sharding.rules import rule_of
 
 MUON, ADAMW = "muon", "adamw"
-
-_PASSED = frozenset({"copy", "elementwise", "view"})
-"""Classes of operators behind which a value still is the same, or the same element by element."""
 
 _VIEWS = frozenset({"copy", "view"})
 
@@ -32,21 +29,26 @@ def optimizer_of(graph: OperatorGraph, optimizer: str, name: str) -> str:
 def matrices_of(graph: OperatorGraph) -> frozenset[str]:
     """The parameters of a graph that Muon updates."""
     if _KEY not in graph.derived:
-        graph.derived[_KEY] = frozenset(name for name in _trained(graph) if _is_hidden(graph, name))
+        graph.derived[_KEY] = _hidden(graph)
     found: frozenset[str] = graph.derived[_KEY]
     return found
 
 
-def _trained(graph: OperatorGraph) -> Iterator[str]:
-    for parameter in graph.parameters:
-        if parameter.name in graph.differentiable and len(graph.types[parameter.name].shape) >= 2:
-            yield parameter.name
-
-
-def _is_hidden(graph: OperatorGraph, name: str) -> bool:
-    """Whether only linear layers and experts read a parameter, and none of them makes logits."""
-    readers = set(_readers(graph, name, _VIEWS))
-    return bool(readers) and all(_multiplies(graph, at) and not _makes_logits(graph, at) for at in readers)
+def _hidden(graph: OperatorGraph) -> frozenset[str]:
+    """Weights that only products and experts read, with others of such weights behind each of them: behind the output
+    layer there is none."""
+    readers = {
+        one.name: set(_readers(graph, one.name)) for one in graph.parameters if len(graph.types[one.name].shape) >= 2
+    }
+    layers = {at for own in readers.values() for at in own if _multiplies(graph, at)}
+    followed = set[int]()
+    for at in reversed(range(len(graph.operators))):
+        after = {use for name in graph.operators[at].results if name for use in graph.consumers.get(name, ())}
+        if not after.isdisjoint(layers) or not after.isdisjoint(followed):
+            followed.add(at)
+    return frozenset(
+        name for name, own in readers.items() if name in graph.differentiable and own and own <= layers & followed
+    )
 
 
 def _multiplies(graph: OperatorGraph, at: int) -> bool:
@@ -55,23 +57,13 @@ def _multiplies(graph: OperatorGraph, at: int) -> bool:
     return rule_of(graph, operator).op_class in ("matmul", "experts") and "conv" not in operator.op
 
 
-def _makes_logits(graph: OperatorGraph, at: int) -> bool:
-    """Whether the cross entropy reads what an operator makes, perhaps element by element."""
-    return any(
-        rule_of(graph, graph.operators[reader]).op_class == "cross_entropy"
-        for result in graph.operators[at].results
-        if result is not None
-        for reader in _readers(graph, result, _PASSED)
-    )
-
-
-def _readers(graph: OperatorGraph, name: str, passed: frozenset[str]) -> Iterator[int]:
-    """The operators that read a value, or what others of the classes `passed` make of it."""
+def _readers(graph: OperatorGraph, name: str) -> Iterator[int]:
+    """The operators that read a parameter, or views of it."""
     waiting, seen = [name], {name}
     while waiting:
         for at in graph.consumers.get(waiting.pop(), ()):
             operator = graph.operators[at]
-            if rule_of(graph, operator).op_class not in passed:
+            if rule_of(graph, operator).op_class not in _VIEWS:
                 yield at
                 continue
             for result in operator.results:

@@ -81,7 +81,8 @@ class Simpler:
 class SearchResult:
     """The fastest plans, fastest first, of different configurations, and what is proved about them.
 
-    No plan in the space of the request has an objective below `bound_seconds`; a step may take less than its
+    No plan in the space of the request, in which alike blocks beside a pipeline's run alike, has an objective below
+    `bound_seconds`; a step may take less than its
     objective (see `planner.strategy_search.engine.contenders`). Where axes are free, that is the space of meshes of
     one and two axes, whose virtual stages on a rank run alike where blocks are of several kinds; `covered` is False
     where the best plan has more axes, so that nothing is proved about its like. `placements` is how many ways to

@@ -9,8 +9,8 @@ The iteration needs whole matrices. Where weights lie in pieces on N devices, as
 device has one of them whole meanwhile (`planner.pricing.matrix_update`). It
 runs in bfloat16 for weights that are computed with in that, in float32 for others. A weight of several matrices has
 them in its last two dims. The update takes the place of the gradient. A weight of 16 bits may have a gradient in
-float32 (`Tensor.grad_dtype`); momentum and arithmetic are float32 then. With `adjust_lr_fn="match_rms_adamw"`, which
-computes in bfloat16, `torch.optim.Muon` is the same.
+float32 (`Tensor.grad_dtype`); momentum and arithmetic are float32 then. With `adjust_lr_fn="match_rms_adamw"`
+`torch.optim.Muon`, which computes in bfloat16, is the same for float32 masters.
 """
 
 import math

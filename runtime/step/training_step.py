@@ -218,7 +218,8 @@ class TrainingStep:
         pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
         check_owners(bound)
-        prove(with_rules(graph, self.plan.rules))
+        ruled = with_rules(graph, self.plan.rules)
+        prove(ruled)
         batched = graph.batched_inputs(batch)
         training, module = self.plan.training, self._module
 
@@ -227,12 +228,12 @@ class TrainingStep:
             return trace(on_meta(module), again.args, again.kwargs)
 
         if known is None and training.update.padding_samples:  # a micro-batch has fewer samples than the graph says
-            fault = batch_fault(graph, batch, retrace)
+            fault = batch_fault(ruled, batch, retrace)
             if fault is not None:
                 raise ModelError(f"training.padding_samples: no sample can be added; {fault}")
         if known is None and training.part != batch:
             if training.part == 1 and asks_for_values(on_meta(module), given.args, given.kwargs):
-                fault = batch_fault(graph, batch, retrace)  # at one sample its graph is another
+                fault = batch_fault(ruled, batch, retrace)  # at one sample its graph is another
                 if fault is not None:
                     raise ModelError(fault)
             else:

@@ -157,3 +157,40 @@ def test_what_else_reads_a_part_of_a_norm_still_has_it() -> None:
     (norm,) = (op for op in graph.operators if op.op == RMS_NORM)
     assert norm.arguments[2] is None
     assert sum(op.op == "aten.to.dtype" for op in graph.operators) == 3
+
+
+def test_the_square_of_a_norm_has_no_weight() -> None:
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        made = _rooted(x.float())
+        return (made * made).type_as(x) * weight
+
+    model, x = _Model(forward, torch.float32), torch.randn(3, 4, WIDTH)
+    graph = trace(model, (x,))
+    torch.testing.assert_close(_computed(graph, {graph.inputs[0]: x, "weight": model.weight}), model(x))
+
+
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
+def test_a_norm_in_float64_is_none_in_float32(narrow: torch.dtype) -> None:
+    """Squares of these elements are larger than anything in float32."""
+
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return _rooted((x * 1e25).double()).type_as(x) * weight
+
+    model, x = _Model(forward, narrow), torch.randn(3, 4, WIDTH).to(narrow)
+    graph = trace(model, (x,))
+    found, expected = _computed(graph, {graph.inputs[0]: x, "weight": model.weight}), model(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5 if narrow == torch.float32 else 3e-2, atol=1e-6)
+
+
+def test_a_cast_between_two_narrow_dtypes_is_part_of_the_model() -> None:
+    """What bfloat16 holds and float16 does not."""
+
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = (x * 1e6).float()
+        return (((x * 1e6).half() * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).isinf().float()).type_as(
+            x
+        ) * weight
+
+    model, x = _Model(forward, torch.bfloat16), torch.randn(3, 4, WIDTH).bfloat16()
+    graph = trace(model, (x,))
+    torch.testing.assert_close(_computed(graph, {graph.inputs[0]: x, "weight": model.weight}), model(x))

@@ -1,6 +1,7 @@
 """Scans of state-space models, and the convolution before them: what transformers' modules spell out, as one operator
 each."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -135,3 +136,20 @@ def test_kernels_are_called_where_they_are_installed(monkeypatch: pytest.MonkeyP
     assert len(calls) == 2
     assert all(settings["dt_limit"] == (0.0, math.inf) for settings in calls)
     assert not state_kernels.installed("no_such_package")
+
+
+def test_a_function_that_somebody_put_there_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that passes for the function that it wraps."""
+    config = modeling_mamba2.Mamba2Config(
+        hidden_size=16, num_heads=4, head_dim=8, state_size=4, n_groups=2, chunk_size=4, num_hidden_layers=1
+    )
+    theirs = modeling_mamba2.mamba2_chunk_scan
+
+    @functools.wraps(theirs)
+    def mine(x: torch.Tensor, dt: torch.Tensor, decay: torch.Tensor, *given: Any, **settings: Any) -> Any:
+        return theirs(x, dt, decay * 3.0, *given, **settings)
+
+    monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", mine)
+    found = operators_of(modeling_mamba2.Mamba2Mixer(config, 0), torch.randn(1, 6, 16))
+    assert STATE_SPACE not in found
+    assert found.count(CAUSAL_CONVOLUTION) == 1

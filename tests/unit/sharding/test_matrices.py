@@ -31,6 +31,29 @@ def test_vectors_and_convolutions_are_for_adamw() -> None:
     assert not any("norm" in name for name in matrices_of(planner.trace("llama-tiny").graph))
 
 
+LOSSES = {
+    "cross_entropy": nn.functional.cross_entropy,
+    "log_softmax": lambda logits, labels: nn.functional.nll_loss(logits.log_softmax(-1), labels),
+    "gathered": lambda logits, labels: -logits.log_softmax(-1).gather(-1, labels[:, None]).mean(),
+    "squares": lambda logits, labels: (logits - 1).square().mean(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_an_output_layer_is_for_adamw_under_any_loss(loss: str) -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            hidden = x + self.second(self.first(x).relu())  # nothing but the head is behind this sum
+            return LOSSES[loss](self.head(hidden), labels)
+
+    graph = trace(Classifier(), (torch.randn(16, 8), torch.randint(4, (16,))))
+    assert matrices_of(graph) == {"first.weight", "second.weight"}
+
+
 class Own(nn.Module):
     """A frozen matrix, a transposed one, a stack of matrices, and one that is multiplied and added."""
 
@@ -39,11 +62,11 @@ class Own(nn.Module):
         self.frozen = nn.Parameter(torch.randn(8, 8), requires_grad=False)
         self.turned = nn.Parameter(torch.randn(8, 8))
         self.stack = nn.Parameter(torch.randn(4, 8, 8))
-        self.both = nn.Parameter(torch.randn(8, 8))
+        self.both, self.last = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x @ self.frozen @ self.turned.t() @ self.both + self.both[0]
-        return torch.bmm(x.reshape(4, -1, 8), self.stack).square().mean()
+        return self.last(torch.bmm(x.reshape(4, -1, 8), self.stack)).square().mean()
 
 
 def own() -> OperatorGraph:
