@@ -34,7 +34,7 @@ def test_packed_images_are_samples() -> None:
     assert batch_fault(graph, BATCH, lambda n: trace(module, (), with_samples(inputs, BATCH, n))) is None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_blocks_that_are_given_known_values_are_traced_once() -> None:
     module, _, inputs = images()
     module.model.blocks.extend(type(module.model.blocks[0])() for _ in range(3))
