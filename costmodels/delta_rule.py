@@ -23,8 +23,7 @@ Source: Yang et al. 2024, "Gated delta networks", arXiv 2412.06464, section 3.3 
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from costmodels.chunked import Chunked, launched_by_chunks
 from costmodels.compute import operator_time
 from costmodels.matmul import element_bytes, matmul_time
 from costmodels.units import Quantity
@@ -42,38 +41,21 @@ _COMPOSED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaRuleShape:
+class DeltaRuleShape(Chunked):
     """What one device has: numbers, or arrays of one shape (K,). `keys` and `values` are the dims of a head, `chunk`
     the steps that are computed at a time; `channels`: whether each channel of the keys has a decay. `composed`: whether
     a framework computes it operator by operator."""
 
-    batch: Quantity
-    steps: Quantity
     heads: Quantity
     keys: Quantity
     values: Quantity
-    chunk: int
     channels: bool = False
     composed: bool = False
 
     @property
-    def each(self) -> Quantity:
-        """The steps of a chunk."""
-        return np.minimum(self.chunk, self.steps) + 0 * self.batch
-
-    @property
-    def chunks(self) -> Quantity:
-        """How many follow each other."""
-        found: Quantity = np.ceil(self.steps / self.each)
-        return found
-
-    @property
     def launched(self) -> tuple[Quantity, Quantity]:
         """Operators that it is composed of, forward and backward; 0 where one kernel computes it."""
-        forward, backward = (
-            self.composed * (for_each * self.chunks + for_all) for for_each, for_all in _LAUNCHED[self.channels]
-        )
-        return forward, backward
+        return launched_by_chunks(self.chunks, self.composed, _LAUNCHED[self.channels])
 
 
 def delta_rule_time(shape: DeltaRuleShape, dtype: str, device: Device) -> Quantity:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costmodels.chunked import Chunked, launched_by_chunks
 from costmodels.compute import operator_time
 from costmodels.matmul import element_bytes, matmul_time
 from costmodels.units import Quantity
@@ -55,36 +56,22 @@ _CHANNELS_COMPOSED: tuple[Passes, Passes] = ((23, 66), (83, 330))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpaceShape:
+class StateSpaceShape(Chunked):
     """What one device has: numbers, or arrays of one shape (K,). `width` are the columns of a head, `state` the rows of
     its state, `chunk` the steps that are computed at a time. `composed`: whether a framework computes it operator by
     operator; `again`: whether its backward pass runs the forward kernels beside its own."""
 
-    batch: Quantity
-    steps: Quantity
     heads: Quantity
     groups: Quantity
     width: Quantity
     state: Quantity
-    chunk: int
     composed: bool = False
     again: bool = False
 
     @property
-    def each(self) -> Quantity:
-        """The steps of a chunk."""
-        return np.minimum(self.chunk, self.steps) + 0 * self.batch
-
-    @property
-    def chunks(self) -> Quantity:
-        """How many follow each other."""
-        found: Quantity = np.ceil(self.steps / self.each)
-        return found
-
-    @property
     def launched(self) -> tuple[Quantity, Quantity]:
         """Operators that it is composed of, forward and backward; 0 where kernels compute it."""
-        return _launched(self.chunks, self.composed, _HEADS_LAUNCHED)
+        return launched_by_chunks(self.chunks, self.composed, _HEADS_LAUNCHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +90,7 @@ class SelectiveScanShape:
     @property
     def launched(self) -> tuple[Quantity, Quantity]:
         """Operators that it is composed of, forward and backward; 0 where a kernel computes it."""
-        return _launched(np.ceil(self.steps / _TOGETHER), self.composed, _CHANNELS_LAUNCHED)
-
-
-def _launched(
-    chunks: Quantity, composed: bool, counts: tuple[tuple[int, int], tuple[int, int]]
-) -> tuple[Quantity, Quantity]:
-    forward, backward = (composed * (for_each * chunks + for_all) for for_each, for_all in counts)
-    return forward, backward
+        return launched_by_chunks(np.ceil(self.steps / _TOGETHER), self.composed, _CHANNELS_LAUNCHED)
 
 
 def state_space_time(shape: StateSpaceShape, dtype: str, device: Device) -> Quantity:

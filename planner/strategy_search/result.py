@@ -82,18 +82,17 @@ class SearchResult:
     """The fastest plans, fastest first, of different configurations, and what is proved about them.
 
     No plan in the space of the request, in which alike blocks beside a pipeline's run alike, has an objective below
-    `bound_seconds`; a step may take less than its
-    objective (see `planner.strategy_search.engine.contenders`). Where axes are free, that is the space of meshes of
-    one and two axes, whose virtual stages on a rank run alike where blocks are of several kinds; `covered` is False
-    where the best plan has more axes, so that nothing is proved about its like. `placements` is how many ways to
-    place tables on the host were compared, 0 where there was no choice: what is proved is about the one that was
-    taken. `contexts` compares ways to split the sequence, where there was a choice. `neighbours` are numbers of
-    samples or devices nearby that do better (see `planner.strategy_search.neighbours`). `limits`: the most bytes
-    that a plan may be predicted to need on a device of each group. `close` are configurations whose objectives were
-    close to the least, that first; `priced` are plans of these, until the plans of the result name them
-    (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and `simpler`
-    says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though that one
-    fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration.
+    `bound_seconds`; a step may take less than its objective (see `planner.strategy_search.engine.contenders`). Where
+    axes are free, that is the space of meshes of one and two axes, whose virtual stages on a rank run alike where
+    blocks are of several kinds; `covered` is False where the best plan has more axes, so that nothing is proved about
+    its like. `placements` is how many ways to place tables on the host were compared, 0 where there was no choice: what
+    is proved is about the one that was taken. `contexts` compares ways to split the sequence, where there was a choice.
+    `neighbours` are numbers of samples or devices nearby that do better (see `planner.strategy_search.neighbours`).
+    `limits`: the most bytes that a plan may be predicted to need on a device of each group. `close` are configurations
+    whose objectives were close to the least, that first; `priced` are plans of these, until the plans of the result
+    name them (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and
+    `simpler` says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though
+    that one fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration.
     `assumed` is what objectives assume that a step may do better: what is proved compares plans so.
     """
 

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.matrix_groups import MatrixGroup, groups_of, matrix_groups
+from planner.plan.layout.matrix_groups import MatrixGroup, matrix_groups
 from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import Broadcast, broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
@@ -125,7 +125,7 @@ class ShardedOptimizer:
         weights = [master.weight for master in self._masters]
         names = [master.parameter.name for master in self._masters]
         total = whole_squares(own, place)
-        groups = groups_of(matrix_groups(bound, self._trainable.keys()), place.coordinate)
+        groups = matrix_groups(bound, self._trainable.keys(), place.coordinate)
         places = {name: at for at, name in enumerate(names)}
         together = [_together(group, self._trainable, places, place) for group in groups]
         self._optimizer = (

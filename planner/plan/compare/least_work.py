@@ -2,13 +2,12 @@
 
     step  >=  (sum over operators of f(whole operator, whole batch)  +  u(all parameters)) / devices
 
-f is what an operator's kernels take forward and backward on one device, u what the optimizer takes, with
-whole matrices made orthogonal once. Splitting an
-operator in n pieces never makes them n times as fast: n f(piece) >= f(whole), for every kernel of every profile
-(`tests/property/test_kernel_laws.py`, and for every legal strategy `tests/unit/plan/test_least_work.py`). So the line
-above holds for every mesh of any number of axes, every pipeline and schedule, every number of micro-batches, and
-however blocks are recomputed, as all of these do at least this work on some devices, and the busiest of them has the
-average or more.
+f is what an operator's kernels take forward and backward on one device, u what the optimizer takes, with whole matrices
+made orthogonal once. Splitting an operator in n pieces never makes them n times as fast: n f(piece) >= f(whole), for
+every kernel of every profile (`tests/property/test_kernel_laws.py`, and for every legal strategy
+`tests/unit/plan/test_least_work.py`). So the line above holds for every mesh of any number of axes, every pipeline and
+schedule, every number of micro-batches, and however blocks are recomputed, as all of these do at least this work on
+some devices, and the busiest of them has the average or more.
 
 This is a second opinion on the proof of a search, by code that shares nothing with it but the prices of kernels that
 also judge a plan: no tables, no candidates, no Lagrange multipliers, no list of configurations. It is read off the
@@ -88,20 +87,20 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
         if key not in known:
             known[key] = min(_seconds(whole, op, part) for part in parts)
         terms.setdefault(rule.op_class, []).append(known[key])
-    sizes, shapes = Counter[str](), Counter[tuple[TensorType, float]]()
+    sizes, shapes = Counter[str](), Counter[TensorType]()
     for name in (one.name for one in whole.parameters if one.name in whole.differentiable):
         tensor, updated = whole.types[name], optimizer_of(whole, training.optimizer, name)
         sizes[updated] += tensor.numel
         if updated == MUON:
-            shapes[tensor, prod(tensor.shape[:-2])] += 1
+            shapes[tensor] += 1
     variant = training.update.variant
     terms[OPTIMIZER] = [
         min(float(optimizer_time(float(count), training.precision, name, one.device, variant)) for one in parts)
         for name, count in sizes.items()
     ]
     terms[OPTIMIZER] += [
-        times * min(orthogonalised_seconds(tensor, matrices, one) for one in parts)
-        for (tensor, matrices), times in shapes.items()
+        times * min(orthogonalised_seconds(tensor, prod(tensor.shape[:-2]), one) for one in parts)
+        for tensor, times in shapes.items()
     ]
     devices = cluster.devices
     shared = tuple((name, fsum(own) / devices) for name, own in sorted(terms.items()) if fsum(own))

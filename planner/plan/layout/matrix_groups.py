@@ -1,10 +1,12 @@
 """Weights that Muon updates together, so that each of the devices that have pieces of them makes one orthogonal.
 
-weights of a rank   q0 q1 q2 q3 q4     of one shape, dtype, layout of the state, and owner; each in pieces on N = 4
-groups              q0 q1 q2 q3 | q4   in the last one three devices have nothing to do
+    weights of a rank   q0 q1 q2 q3 q4     of one shape, dtype, layout of the state, and owner; each in pieces on N = 4
+    groups              q0 q1 q2 q3 | q4   in the last one three devices have nothing to do
+
+All devices of a pipeline rank have the same groups in the same order.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from planner.plan.binding.bind import BoundPlan
@@ -31,18 +33,15 @@ class MatrixGroup:
         return self.stack.size - len(self.names)
 
 
-def matrix_groups(bound: BoundPlan, held: Collection[str]) -> tuple[MatrixGroup, ...]:
-    """The groups of the parameters that a pipeline rank holds, the same on each of its devices; none without Muon."""
+def matrix_groups(bound: BoundPlan, held: Collection[str], coordinate: Sequence[int]) -> tuple[MatrixGroup, ...]:
+    """The groups, of the parameters that a pipeline rank holds, that the device at this coordinate of the mesh updates;
+    none without Muon."""
     training = bound.plan.training
     if training.optimizer != MUON:
         return ()
     key = ("matrices", training.update, bound.plan.stages, frozenset(held))
-    return bound.once(key, lambda: _groups(bound, held))
-
-
-def groups_of(groups: tuple[MatrixGroup, ...], coordinate: tuple[int, ...]) -> tuple[MatrixGroup, ...]:
-    """Those that a device of the mesh updates."""
-    return tuple(group for group in groups if group.owner is None or group.owner.at(coordinate))
+    every = bound.once(key, lambda: _groups(bound, held))
+    return tuple(group for group in every if group.owner is None or group.owner.at(coordinate))
 
 
 def _groups(bound: BoundPlan, held: Collection[str]) -> tuple[MatrixGroup, ...]:

@@ -23,7 +23,7 @@ from functools import partial
 from costmodels import PLACES, Turn, paired_turns
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.matrix_groups import groups_of, matrix_groups
+from planner.plan.layout.matrix_groups import matrix_groups
 from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
@@ -154,7 +154,7 @@ class Chunk(BackwardMemory):
         graph, mesh = self.bound.graph, self.bound.plan.mesh
         pieces: dict[str, Piece] = {}
         names = (*self.gradients, *(self.held.buckets.members if self.held.buckets else ()))
-        owners, groups = owners_of(self.bound, names), matrix_groups(self.bound, names)
+        owners, groups = owners_of(self.bound, names), matrix_groups(self.bound, names, self.coordinate)
         pushed = owners if self.update.served else {}  # reduced in place
         if self.held.buckets is not None:
             self.held.buckets.finish()
@@ -175,7 +175,6 @@ class Chunk(BackwardMemory):
         stayed = [name for name in pieces if name not in offloaded]
         for name in stayed:
             pieces[name] = self._read(name, pieces[name])
-        groups = groups_of(groups, self.coordinate)
         for group in groups:
             self._orthogonal(group.stack, pieces[group.names[0]].shape)
         for name in set(stayed) - {name for group in groups for name in group.names}:

@@ -13,7 +13,7 @@ from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.expert_overlap import beside_experts
-from planner.plan.layout.matrix_groups import groups_of, matrix_groups
+from planner.plan.layout.matrix_groups import matrix_groups
 from planner.plan.layout.micro_batch_turns import PRODUCTS
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import cut_stage
@@ -61,7 +61,7 @@ def update_work(bound: BoundPlan, rank: int) -> Flops:
     """What the same device computes in products once a step, to update matrices."""
     mesh, stages = bound.plan.mesh, bound.plan.stages_of(rank)
     held = {name for stage in stages for name in cut_stage(bound, stage).parameters}
-    groups = groups_of(matrix_groups(bound, held), mesh.coordinate(mesh.size // 2))
+    groups = matrix_groups(bound, held, mesh.coordinate(mesh.size // 2))
     return math.fsum(stack_flops(group.stack, mesh.sizes) for group in groups)
 
 

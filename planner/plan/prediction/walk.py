@@ -33,7 +33,7 @@ from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.block_gathers import run_of
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
-from planner.plan.layout.matrix_groups import groups_of, matrix_groups
+from planner.plan.layout.matrix_groups import matrix_groups
 from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
@@ -276,12 +276,13 @@ class Walk:
         """Matrices that are updated together: their messages, and the time of places without a weight; the bytes that
         live meanwhile, when nothing of a micro-batch does any more."""
         mesh, most = self.bound.plan.mesh, 0.0
-        for group in groups_of(matrix_groups(self.bound, held), mesh.coordinate(mesh.size // 2)):
+        for group in matrix_groups(self.bound, held, mesh.coordinate(mesh.size // 2)):
             for message in stack_messages(group.stack, self.pricers):
                 charge(cost.messages, "optimizer", "", message, {"update": 1})
-            tensor, launched = self.bound.graph.types[group.names[0]], launch_seconds(self.cluster)
-            each = seconds_of_one(tensor, group.stored.state, self.pricers, launched)
-            cost.beyond["optimizer"] += group.spare * each
+            if group.spare:
+                tensor, launched = self.bound.graph.types[group.names[0]], launch_seconds(self.cluster)
+                each = seconds_of_one(tensor, group.stored.state, self.pricers, launched)
+                cost.beyond["optimizer"] += group.spare * each
             most = max(most, most_bytes(group.stack, mesh.sizes))
         return most
 
