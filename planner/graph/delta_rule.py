@@ -11,7 +11,7 @@ since the chunk began; everything in float32 at least):
 
 It is one operator, `planner::gated_delta_rule`, known to torch once this module is imported: heads, samples and the
 columns of values are independent of each other, steps are not. Only its operands are kept for the backward pass, which
-computes it once more.
+computes it once more. On GPUs the kernels of flash-linear-attention compute it where that is installed.
 
     B batch, S steps, G heads of keys, H heads of values (H / G share a key), D and E head dims, N chunks of C steps
 """
@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 
-from planner.graph.recomputed import computed_again, recomputed
+from planner.graph import state_kernels
+from planner.graph.recomputed import Kernel, computed_again, recomputed
 from planner.graph.scans import CHUNK
 
 _LEAST = 1e-6
@@ -127,4 +128,9 @@ def _kept_by_chunk(state: torch.Tensor, pieces: Sequence[torch.Tensor]) -> tuple
     return made
 
 
-gated_delta_rule = recomputed("planner::gated_delta_rule", composed, like=2)
+gated_delta_rule = recomputed(
+    "planner::gated_delta_rule",
+    composed,
+    like=2,
+    kernel=Kernel(package="fla", call=state_kernels.gated_delta_rule),
+)

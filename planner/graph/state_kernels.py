@@ -1,4 +1,5 @@
-"""Kernels of mamba-ssm and causal-conv1d for operators of ours, which are used where these are installed.
+"""Kernels of mamba-ssm, causal-conv1d and flash-linear-attention for operators of ours, which are used where these are
+installed.
 
 Each takes what its operator is given. Autograd can differentiate all of them. None has run here: they are for GPUs.
 """
@@ -56,4 +57,26 @@ def causal_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     from causal_conv1d import causal_conv1d_fn
 
     made: torch.Tensor = causal_conv1d_fn(x, weight, bias, activation="silu" if silu else None)
+    return made
+
+
+def gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    normalised: bool = False,
+    chunk: int | None = None,  # which the kernels choose themselves
+) -> torch.Tensor:
+    if decay.dim() == key.dim():
+        from fla.ops.kda import chunk_kda as kernel
+    else:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as kernel
+
+    each = value.shape[2] // key.shape[2]
+    if each > 1:  # not all versions share keys among heads
+        query, key = (one.repeat_interleave(each, dim=2) for one in (query, key))
+    made: torch.Tensor
+    made, _ = kernel(query, key, value, decay, beta, use_qk_l2norm_in_kernel=normalised)
     return made

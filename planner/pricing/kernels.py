@@ -524,7 +524,8 @@ def _recurrent(call: KernelCall) -> tuple[Array, Array]:
 def _delta_rule_shape(call: KernelCall) -> DeltaRuleShape:
     extents = {role: call.extent(factors) for role, factors in call.rule.roles}
     channels = len(call.rule.operands[_DECAY]) == len(call.rule.operands[0])
-    return DeltaRuleShape(**extents, chunk=CHUNK, channels=channels, composed=call.software.counts_gradients)
+    composed, again = _lacks_kernels(call), call.software.counts_gradients
+    return DeltaRuleShape(**extents, chunk=CHUNK, channels=channels, composed=composed, again=again)
 
 
 def _state_space_shape(call: KernelCall) -> StateSpaceShape:
@@ -539,7 +540,7 @@ def _selective_scan_shape(call: KernelCall) -> SelectiveScanShape:
 
 
 def _lacks_kernels(call: KernelCall) -> bool:
-    """Whether nobody has kernels of state-space models there: mamba-ssm is for GPUs."""
+    """Whether nobody has kernels of scans there: mamba-ssm and flash-linear-attention are called on GPUs."""
     return call.software.counts_gradients and call.device.device_type != "cuda"
 
 

@@ -69,6 +69,7 @@ HOMES = {
     "accelerate": ("runtime.integrations.huggingface",),
     "causal_conv1d": ("planner.graph.state_kernels",),
     "cryptography": ("runtime.servers.certificate",),
+    "fla": ("planner.graph.state_kernels",),
     "jinja2": ("planner.report.html",),
     "lightning": ("runtime.integrations.lightning",),
     "mamba_ssm": ("planner.graph.state_kernels",),
@@ -117,7 +118,7 @@ HOMES = {
 }
 
 # Packages that come with PyTorch where it is built for accelerators, and kernels that people may have beside it.
-BROUGHT = {"triton", "causal_conv1d", "mamba_ssm"}
+BROUGHT = {"triton", "causal_conv1d", "fla", "mamba_ssm"}
 
 # Packages whose distribution goes by another name.
 IMPORTED = {"pyyaml": "yaml"}

@@ -23,6 +23,7 @@ def _patterns(*pairs: tuple[str, str]) -> Patterns:
 
 
 _KERNELS = _patterns(
+    ("delta_rule", r"delta_rule|_kda_|_dqkwg|chunk_fwd_kernel_o|_wy_|recompute_w_u|solve_tril|l2norm"),
     ("state_space", r"_chunk_(scan|state|cumsum)_|_state_passing_|_bmm_chunk_"),
     ("selective_scan", r"selective_scan"),
     ("attention", r"flash|fmha|sdpa|attention|_mha_"),
