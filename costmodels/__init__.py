@@ -28,7 +28,10 @@ from costmodels.interleaving import (
 )
 from costmodels.matmul import element_bytes, matmul_rate, matmul_time, weight_gradient_time
 from costmodels.memory import (
+    MOMENT_BYTES,
+    MOMENTS_KEPT,
     PLAIN_UPDATE,
+    UPDATE_CHUNK,
     Optimizer,
     ParameterBytes,
     Precision,
@@ -98,6 +101,8 @@ __all__ = [
     "Orders",
     "Overlap",
     "PLACES",
+    "MOMENT_BYTES",
+    "MOMENTS_KEPT",
     "PLAIN_UPDATE",
     "ParameterBytes",
     "Part",
@@ -116,6 +121,7 @@ __all__ = [
     "Then",
     "Timeline",
     "Turn",
+    "UPDATE_CHUNK",
     "UpdateVariant",
     "Visit",
     "affine_pieces",

@@ -19,6 +19,7 @@ def optimizer_time(
     variant: UpdateVariant = ...,
     *,
     foreach: bool = ...,
+    widened: bool = ...,
 ) -> float: ...
 @overload
 def optimizer_time(
@@ -29,6 +30,7 @@ def optimizer_time(
     variant: UpdateVariant = ...,
     *,
     foreach: bool = ...,
+    widened: bool = ...,
 ) -> Array: ...
 @overload
 def optimizer_time(
@@ -39,6 +41,7 @@ def optimizer_time(
     variant: UpdateVariant = ...,
     *,
     foreach: bool = ...,
+    widened: bool = ...,
 ) -> Quantity: ...
 def optimizer_time(
     parameters: Quantity,
@@ -48,9 +51,10 @@ def optimizer_time(
     variant: UpdateVariant = PLAIN_UPDATE,
     *,
     foreach: bool = False,
+    widened: bool = False,
 ) -> Quantity:
     """Seconds for one update of `parameters` parameters (a count, or an array of them) held by one device, fused or
-    operator by operator (`foreach`).
+    operator by operator (`foreach`), with what is kept narrower than fp32 read as it is, or `widened` before.
 
         t = L + N T / (W e)        N parameters, T bytes per parameter from `optimizer_traffic`,
                                    L, W, e launch latency, bandwidth and efficiency of the class "optimizer"
@@ -58,7 +62,7 @@ def optimizer_time(
     No parameters take no time. Holds for multi-tensor (foreach or fused) optimizers, which launch a number of kernels
     that does not grow with the parameters.
     """
-    traffic = parameters * optimizer_traffic(precision, optimizer, variant, foreach=foreach)
+    traffic = parameters * optimizer_traffic(precision, optimizer, variant, foreach=foreach, widened=widened)
     time = operator_time(op_class="optimizer", flops=0.0, bytes_moved=traffic, dtype="fp32", device=device)
     if isinstance(parameters, np.ndarray):
         return np.where(parameters > 0, time, 0.0)

@@ -149,3 +149,10 @@ def gradient_dtypes() -> Iterable[str]:
     from planner.sharding.update import GRADIENT_DTYPES
 
     return GRADIENT_DTYPES
+
+
+def moment_dtypes() -> Iterable[str]:
+    """Of --moment-dtype."""
+    from planner.sharding.update import MOMENT_DTYPES
+
+    return MOMENT_DTYPES

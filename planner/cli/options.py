@@ -449,6 +449,17 @@ class Options:
             "fp32 master weights of 16-bit weights.",
         ),
     ] = None
+    moment_dtype: Annotated[
+        str | None,
+        word(
+            GRADIENTS,
+            "WORD",
+            "Dtype of optimizer moments: fp32 or bf16. Updates are computed in fp32; bf16 rounds what is kept of them,"
+            " Adam's exp_avg and exp_avg_sq or momentum, and wants a beta2 of about 0.95 (0.999 needs fp32).",
+            "fp32",
+            known=completion.moment_dtypes,
+        ),
+    ] = None
     clip_norm: Annotated[
         float | None,
         typer.Option(metavar="NORM", help="Clip gradients to this global norm.", rich_help_panel=GRADIENTS),

@@ -57,7 +57,7 @@ def check(options: Options) -> None:
     from planner.fp8_recipes import RECIPES
     from planner.graph.fp8 import WORD
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
-    from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
+    from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS, MOMENT_DTYPES
     from planner.strategy_search.request.request import ALGORITHMS, DEFAULTS, OBJECTIVES
     from planner.strategy_search.request.space import ContextBy
 
@@ -73,6 +73,7 @@ def check(options: Options) -> None:
         ("alltoall_on", tuple(ALLTOALL)),
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
+        ("moment_dtype", MOMENT_DTYPES),
     )
     for name, known in words:
         value = getattr(options, name)
@@ -243,6 +244,7 @@ def update_of(options: Options) -> "Update":
         gradients=options.gradients or "mean",
         gradient_dtype=options.gradient_dtype or "mixed",
         master_weights=options.master_weights is not False,
+        moment_dtype=options.moment_dtype or "fp32",
         clip_norm=options.clip_norm,
         broadcast=options.broadcast,
         buckets=parse_buckets(buckets),

@@ -197,7 +197,7 @@ def _within(description: Description, layers: tuple[int, ...]) -> dict[str, tupl
 
 def give_up_updates(
     giving: Giving, *, buckets: bool = False, master_weights: tuple[bool, ...] = (True,),
-    gradient_dtypes: tuple[str, ...] = ("mixed",), clips: bool = True,
+    gradient_dtypes: tuple[str, ...] = ("mixed",), moment_dtypes: tuple[str, ...] = ("fp32",), clips: bool = True,
 ) -> None:  # fmt: skip
     """What the engine cannot be told about gradients: `buckets` says whether it takes the size of one."""
     update = giving.description.update
@@ -211,6 +211,8 @@ def give_up_updates(
     if update.gradient_dtype not in gradient_dtypes:
         there_dtype = gradient_dtypes[0]
         _change(giving, "dtype of gradients", update.gradient_dtype, there_dtype, gradient_dtype=there_dtype)
+    if update.moment_dtype not in moment_dtypes:
+        _change(giving, "dtype of moments", update.moment_dtype, moment_dtypes[0], moment_dtype=moment_dtypes[0])
     if update.clip_norm is not None and not clips:
         _change(giving, "clipping of gradients", update.clip_norm, "none", clip_norm=None)
 

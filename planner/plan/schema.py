@@ -59,6 +59,7 @@ class TrainingSection(_Strict):
     gradients: str = "mean"
     gradient_dtype: str = "mixed"
     master_weights: bool = True
+    moment_dtype: str = "fp32"
     clip_norm: float | None = None
     broadcast: bool = False
     buckets: str | Annotated[int, Field(ge=1, le=MOST_BUCKET)] | list[Count] | dict[str, Index] = "none"

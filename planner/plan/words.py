@@ -83,6 +83,7 @@ def gradient_words(update: Update) -> str:
         words.append(_bucket_words(update))
     found = [f"gradients {', '.join(words)}"] if words else []
     found += [] if update.master_weights else ["no master weights"]
+    found += [] if update.moment_dtype == PLAIN.moment_dtype else [f"moments in {update.moment_dtype}"]
     if update.by_block:
         found.append(f"weights of a block gathered together{', the next ahead' if update.ahead else ''}")
     found += [", ".join(f"{name} padded to a multiple of {n}" for name, n in update.padded)] if update.padded else []

@@ -42,7 +42,7 @@ from costmodels import (
     visit_pace,
     visit_seconds,
 )
-from hardware_profiles import Cluster, Home, Seconds, Software
+from hardware_profiles import PYTORCH, Cluster, Home, Seconds, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.matrix_update import matrix_seconds
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
@@ -179,13 +179,16 @@ def price_parameter(
     device = cluster.device
     launched = launch_seconds(cluster)
     kept = state * (per.state + tensor.element_bytes * copies)
-    updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant, foreach=software.foreach))
+    foreach, widened = software.foreach, software.name == PYTORCH.name  # our runtime's kernels take fp32 alone
+    updated = np.asarray(
+        optimizer_time(state, precision, optimizer, device, update.variant, foreach=foreach, widened=widened)
+    )
     summing, copied = zeros, zeros
     if not local:
         routes = pricers.sums.pairs(accumulated, gradients, states)
         summing, copied = routes.seconds, routes.copies
     if served.any():
-        traffic = optimizer_traffic(precision, optimizer, update.variant)
+        traffic = optimizer_traffic(precision, optimizer, update.variant, widened=widened)
         updated = np.where(served, _on_servers(state, accumulated, tensor, traffic, cluster), updated)
         summing = np.where(served, _messages("reduce", accumulated, stored, owned, pricers.sums), summing)
         copied = np.where(served, 0.0, copied)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias
 
-from costmodels import UpdateVariant
+from costmodels import MOMENT_BYTES, UpdateVariant
 from planner.errors import did_you_mean
 from planner.faults import Fault
 from planner.graph.placed import PLACES, Placed
@@ -26,6 +26,7 @@ from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
+MOMENT_DTYPES = tuple(MOMENT_BYTES)
 ZERO_BY = SLICES, PARAMETERS, SERVERS = ("slices", "parameters", "servers")
 GATHERS = EACH, BLOCK, AHEAD = ("each", "block", "ahead")
 AUTO_GATHERS = "auto"
@@ -51,8 +52,11 @@ class Update:
             16 bits halves the bytes that are kept and sent; "fp32"; "mixed": in fp32, but what is reduced in every
             micro-batch (ZeRO-2 and ZeRO-3) in the dtype of the parameter.
         master_weights: whether weights of 16 bits have an fp32 copy that the optimizer updates. Without it each
-            weight is widened for its update and rounded back; moments are fp32 all the same, as in 16 bits the second
-            one would not move.
+            weight is widened for its update and rounded back.
+        moment_dtype: of what the optimizer keeps beside the weights (Adam's exp_avg and exp_avg_sq, momentum): "fp32",
+            or "bf16", rounded to the nearest after an update that is computed in fp32. A second moment that loses
+            1 - beta2 of itself stands still where that is less than half of a unit in the last place, which is 1/512 to
+            1/256: under a beta2 of 0.999, not under the 0.95 that language models are trained with.
         clip_norm: the global norm to which longer gradients are shortened; None clips nothing.
         broadcast: whether the weights and buffers of rank 0 are sent to all others at the start. Without it, ranks
             that hold different values are an error.
@@ -85,6 +89,7 @@ class Update:
     gradients: str = "mean"
     gradient_dtype: str = "mixed"
     master_weights: bool = True
+    moment_dtype: str = "fp32"
     clip_norm: float | None = None
     broadcast: bool = False
     buckets: Buckets = AUTO_BUCKETS
@@ -139,6 +144,7 @@ class Update:
             narrow_gradients=self.gradient_dtype == "parameter",
             master_weights=self.master_weights,
             clipped=self.clip_norm is not None,
+            moment_dtype=self.moment_dtype,
         )
 
     def seed(self, micro_batches: int, pieces: int) -> float:
@@ -174,6 +180,7 @@ def update_fault(update: Update) -> Fault | None:
     words = (
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
+        ("moment_dtype", MOMENT_DTYPES),
         ("gathers", (*GATHERS, AUTO_GATHERS)),
         ("zero_by", (*ZERO_BY, AUTO_ZERO_BY)),
     )
@@ -213,6 +220,13 @@ def update_fault(update: Update) -> Fault | None:
             option="place",
             reason="rows of tables are updated where they are, so that no norm over all gradients is known",
             hint="clip none",
+        )
+    if update.placed and update.moment_dtype != PLAIN.moment_dtype:
+        return Fault(
+            option="moment_dtype",
+            value=f"'{update.moment_dtype}'",
+            reason="is that of states on devices, and tables that are placed elsewhere keep theirs in fp32",
+            hint="take fp32, or place none",
         )
     if update.clip_norm is not None and not 0 < update.clip_norm < math.inf:
         return Fault(

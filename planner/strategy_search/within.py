@@ -147,6 +147,7 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         "gradients",
         "gradient_dtype",
         "master_weights",
+        "moment_dtype",
         "broadcast",
         "zero_by",
         "local_parameters",

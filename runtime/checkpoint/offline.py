@@ -30,7 +30,7 @@ from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTens
 from runtime.checkpoint.naming import CONFIG, as_theirs
 from runtime.checkpoint.opening import open_run
 from runtime.checkpoint.regions import Region, blocks, whole
-from runtime.checkpoint.restoring import check_optimizer, check_same, in_both_places, name_in
+from runtime.checkpoint.restoring import as_found, check_optimizer, check_same, in_both_places, name_in
 from runtime.checkpoint.source import INDEX, SINGLE, Readable
 from runtime.checkpoint.spread import Spread, StateOfPlan, writers
 from runtime.checkpoint.state_names import BESIDE, MASTER, file_key, kept_name, read_name, saved_name
@@ -109,7 +109,8 @@ def _wanted(
         promised = [spread for spread in wanted if not spread.name.startswith(_MASTERS)]
     here = [table.name for table in tables_outside(bound.whole)]
     promised, saved = in_both_places(promised, names, found, here, manifest.tables_outside())
-    check_same(place, promised, names, saved, manifest.tied, lacking=sorted(set(own) - set(found)))
+    lacking = sorted(set(own) - set(found))
+    check_same(place, as_found(promised, names, saved), names, saved, manifest.tied, lacking=lacking)
     return wanted, {name: _read_as(name, names[name], found) for name in names}
 
 

@@ -18,7 +18,7 @@ from runtime.checkpoint.naming import in_own_names
 from runtime.checkpoint.source import Readable, listed, located, open_checkpoint
 from runtime.checkpoint.spread import Spread, between_places
 from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
-from runtime.checkpoint.state_names import BESIDE, PREVIOUS, SCALES, saved_ties
+from runtime.checkpoint.state_names import BESIDE, MASTER, PREVIOUS, SCALES, read_name, saved_ties
 from runtime.checkpoint.tables import fill_tables
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import said_by_first, together
@@ -87,8 +87,7 @@ def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: boo
     names = {spread.name: name_in(found, spread.name, tied) for spread in wanted}
     there = frozenset[str]() if source.manifest is None else source.manifest.tables_outside()
     promised, found = in_both_places(wanted, names, found, rank.tables.names, there)
-    asked = [_as_saved(s, found.get(names[s.name])) if cast else s for s in promised]
-    check_same(source.path, asked, names, found, tied)
+    check_same(source.path, as_found(promised, names, found, cast=cast), names, found, tied)
     new = {spread.name for spread in wanted} - {spread.name for spread in promised}
 
     def read() -> None:
@@ -140,6 +139,23 @@ def name_in(found: Mapping[str, SavedTensor], name: str, tied: Mapping[str, str]
     if name.startswith(f"{PREVIOUS}/"):
         return name_in(found, name.removeprefix(f"{PREVIOUS}/"), tied)
     return next((alias for alias, first in tied.items() if first == name and alias in found), name)
+
+
+def as_found(
+    wanted: Iterable[Spread], names: Mapping[str, str], found: Mapping[str, SavedTensor], *, cast: bool = False
+) -> list[Spread]:
+    """What is wanted, in the dtype in which it was saved where it is converted as it is read: moments always, which
+    plans keep in several dtypes, weights where they are `cast`."""
+    converted = (cast or _is_moment(spread.name) for spread in wanted)
+    return [
+        _as_saved(spread, found.get(names[spread.name])) if change else spread
+        for spread, change in zip(wanted, converted, strict=True)
+    ]
+
+
+def _is_moment(name: str) -> bool:
+    kept = read_name(name)
+    return kept.of_optimizer and kept.kind != MASTER
 
 
 def _as_saved(spread: Spread, tensor: SavedTensor | None) -> Spread:

@@ -41,7 +41,8 @@ from runtime.checkpoint.state_names import (
     scales_name,
 )
 from runtime.checkpoint.tensor_files import dtype_name, dtype_of
-from runtime.optimizers.optimizers import MOMENTS, wide_dtype
+from runtime.optimizers.narrow import kept_dtype, wide_dtype
+from runtime.optimizers.optimizers import MOMENTS
 
 TABLE_PARTS: Mapping[str, str] = {"exp_avg": "first", "exp_avg_sq": "second"}
 """What the optimizers of tables outside of the devices call what is kept under these names."""
@@ -143,7 +144,7 @@ class StateOfPlan:
             found += self._kept(MASTER, narrow)
         if updates:
             for kind in moments:
-                found += self._kept(kind, {name: wide for name, wide in self._wide.items() if self._keeps(name, kind)})
+                found += self._kept(kind, {name: one for name, one in self._moments.items() if self._keeps(name, kind)})
             if self.bound.plan.schedule == STALE:
                 found += [replace(spread, name=previous_name(spread.name)) for spread in self._weights()]
         found += [self._of(saved_name(name), *buffer) for name, buffer in buffers.items()]
@@ -182,6 +183,12 @@ class StateOfPlan:
         types = self.bound.whole.types
         names = sorted(self.bound.graph.parameter_names)
         return {name: dtype_name(wide_dtype(dtype_of(types[name].dtype))) for name in names}
+
+    @cached_property
+    def _moments(self) -> Mapping[str, str]:
+        """The dtype in which the moments of each parameter are kept."""
+        word, types = self.bound.plan.training.update.moment_dtype, self.bound.whole.types
+        return {name: dtype_name(kept_dtype(word, dtype_of(types[name].dtype))) for name in self._wide}
 
     def _weights(self) -> Iterator[Spread]:
         """All parameters, each device's own ones once for each."""

@@ -1,6 +1,6 @@
 """The update of parameters whose states are offloaded, one after the other.
 
-    room outside   [ moments | master ] of every parameter: one row of bytes each, on the host or a disk
+    room outside   [ master | moments ] of every parameter: one row of bytes each, on the host or a disk
     places         two rows on the device, as long as the longest: one is updated, the other arrives or leaves
 
     fetch 0, fetch 1;  for each i:  wait for i ─ update ─ publish the weight ─ store i ─ fetch i + 2 into its place
@@ -12,13 +12,15 @@ nothing but the place of the state is different.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
 from costmodels import PLACES
 from runtime.offload.copy_streams import Lane, Mark, here
 from runtime.offload.storage import Outside
-from runtime.optimizers.optimizers import Optimizer, start_moments, wide_dtype
+from runtime.optimizers.narrow import kept_dtype
+from runtime.optimizers.optimizers import Optimizer, start_moments
 
 MASTER = "master"
 
@@ -28,7 +30,8 @@ class OffloadedState:
     """The state of one parameter.
 
     `weight` is what the optimizer updates; where it is the state's `own`, not a view of the kept weight, it is
-    offloaded, too. `row` has the bytes outside of the device.
+    offloaded, too. `row` has the bytes outside of the device, what is widest first, so that each kind begins where its
+    dtype may.
     """
 
     name: str
@@ -38,12 +41,19 @@ class OffloadedState:
     row: torch.Tensor
     shape: torch.Size
     moments: tuple[str, ...]
+    moment_dtype: str
+
+    @property
+    def kinds(self) -> dict[str, torch.dtype]:
+        """What is offloaded, in its order, with the dtype of each."""
+        return _kinds(self.weight, self.moments, self.moment_dtype, own=self.own)
 
     def part(self, row: torch.Tensor, kind: str) -> torch.Tensor:
         """One kind of a row, as a tensor of the shape of the weight."""
-        wide, own, count = wide_dtype(self.weight.dtype), self.weight.dtype, self.shape.numel()
-        start = count * wide.itemsize * self.moments.index(kind) if kind in self.moments else row.numel()
-        dtype, start = (wide, start) if kind in self.moments else (own, start - count * own.itemsize)
+        kinds, count, start = self.kinds, self.shape.numel(), 0
+        for before in takewhile(lambda one: one != kind, kinds):
+            start += count * kinds[before].itemsize
+        dtype = kinds[kind]
         return row[start : start + count * dtype.itemsize].view(dtype).view(self.shape)
 
     def arrive(self, place: torch.Tensor) -> None:
@@ -69,6 +79,13 @@ class OffloadedState:
         return {**made, **({MASTER: self.weight} if self.own else {})}
 
 
+def _kinds(weight: torch.Tensor, moments: Sequence[str], moment_dtype: str, *, own: bool) -> dict[str, torch.dtype]:
+    """What is offloaded of a state, the widest first, with its dtypes."""
+    found = {MASTER: weight.dtype} if own else {}
+    found.update(dict.fromkeys(moments, kept_dtype(moment_dtype, weight.dtype)))
+    return dict(sorted(found.items(), key=lambda one: -one[1].itemsize))
+
+
 def _inside(tensor: torch.Tensor, place: torch.Tensor) -> bool:
     held, row = tensor.untyped_storage(), place.untyped_storage()
     return bool(held._cdata == row._cdata)
@@ -77,8 +94,10 @@ def _inside(tensor: torch.Tensor, place: torch.Tensor) -> bool:
 class OffloadedStates:
     """All offloaded states of a rank."""
 
-    def __init__(self, moments: tuple[str, ...], device: torch.device, outside: Outside) -> None:
-        self._moments, self._device, self._outside = moments, device, outside
+    def __init__(
+        self, moments: tuple[str, ...], device: torch.device, outside: Outside, moment_dtype: str = "fp32"
+    ) -> None:
+        self._moments, self._device, self._outside, self._moment_dtype = moments, device, outside, moment_dtype
         self._members: dict[str, OffloadedState] = {}
         self._left: list[Mark] = []  # what the last step has written back
         lanes = [Lane(device, pretended=outside.pretended) for _ in range(2)]
@@ -101,7 +120,7 @@ class OffloadedStates:
 
     def offload(self, name: str, weight: torch.Tensor, optimizer: Optimizer, home: str, *, own: bool) -> None:
         """Take over a state that no update has been made with; its `weight` is offloaded at once."""
-        each = wide_dtype(weight.dtype).itemsize * len(self._moments) + (weight.dtype.itemsize if own else 0)
+        each = sum(one.itemsize for one in _kinds(weight, self._moments, self._moment_dtype, own=own).values())
         member = OffloadedState(
             name=name,
             weight=weight,
@@ -110,6 +129,7 @@ class OffloadedStates:
             row=self._outside.room(home, each * weight.numel(), self._device),
             shape=weight.shape,
             moments=self._moments,
+            moment_dtype=self._moment_dtype,
         )
         if own:
             member.part(member.row, MASTER).copy_(weight)
@@ -122,13 +142,12 @@ class OffloadedStates:
         while self._left:
             self._left.pop().finish()
         member = self._members[name]
-        kinds = (*self._moments, *((MASTER,) if member.own else ()))
-        return {kind: member.part(member.row, kind) for kind in kinds}
+        return {kind: member.part(member.row, kind) for kind in member.kinds}
 
     def start(self, updates: int) -> None:
         """Let the states be those after so many updates, which are written to their rows."""
         for member in self._members.values():
-            start_moments(member.optimizer, [member.weight], [self._moments], updates)
+            start_moments(member.optimizer, [member.weight], [self._moments], updates, self._moment_dtype)
             member.release()
 
     @torch.no_grad()

@@ -6,13 +6,16 @@
                                                                      quotient is 1
 The scaling function of the paper is the identity. Where a weight lies in pieces, its sums of squares are added up by
 `total`, for all weights at once. The direction takes the place of the gradient, so that no memory is needed for it.
-A weight of 16 bits may have a gradient in float32 (`Tensor.grad_dtype`); moments and arithmetic are float32 then.
+A weight of 16 bits may have a gradient in float32 (`Tensor.grad_dtype`); arithmetic is float32 then, and moments are
+rounded where they are kept narrower.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from runtime.optimizers.narrow import kept_dtype, widened
 
 Total = Callable[[torch.Tensor], torch.Tensor]
 """From sums of squares of the pieces, one row for each weight and two columns, to those of the whole weights."""
@@ -29,10 +32,11 @@ class Lamb(torch.optim.Optimizer):
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        moments: str = "fp32",
         total: Total = lambda squares: squares,
     ) -> None:
         super().__init__(weights, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._total = total
+        self._total, self._kept = total, moments
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given
@@ -55,14 +59,19 @@ class Lamb(torch.optim.Optimizer):
         assert gradient is not None
         if not state:
             state["step"] = 0
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = torch.zeros_like(gradient, dtype=kept_dtype(self._kept, gradient.dtype))
         state["step"] += 1
         first, second = group["betas"]
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean, square = widened(state["exp_avg"]), widened(state["exp_avg_sq"])
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         root = square.div(1 - second ** state["step"]).sqrt_().add_(group["eps"])
         gradient.copy_(mean).div_(1 - first ** state["step"]).div_(root)
+        for kind, made in (("exp_avg", mean), ("exp_avg_sq", square)):
+            if made is not state[kind]:
+                state[kind].copy_(made)
+        del mean, square, made
         wide = weight.to(gradient.dtype)
         gradient.add_(wide, alpha=group["weight_decay"])
         return torch.stack([wide.square().sum(), gradient.square().sum()])

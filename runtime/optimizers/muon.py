@@ -6,10 +6,10 @@
                                                                    (Liu et al. 2025, arXiv 2502.16982, section 2.2)
 
 The iteration needs whole matrices. Where weights lie in pieces on N devices, as many of one shape go together, and each
-device has one of them whole meanwhile (`planner.pricing.matrix_update`). It
-runs in bfloat16 for weights that are computed with in that, in float32 for others. A weight of several matrices has
-them in its last two dims. The update takes the place of the gradient. A weight of 16 bits may have a gradient in
-float32 (`Tensor.grad_dtype`); momentum and arithmetic are float32 then. With `adjust_lr_fn="match_rms_adamw"`
+device has one of them whole meanwhile (`planner.pricing.matrix_update`). It runs in bfloat16 for weights that are
+computed with in that, in float32 for others. A weight of several matrices has them in its last two dims. The update
+takes the place of the gradient. A weight of 16 bits may have a gradient in float32 (`Tensor.grad_dtype`); arithmetic is
+float32 then, and momentum is rounded where it is kept narrower. With `adjust_lr_fn="match_rms_adamw"`
 `torch.optim.Muon`, which computes in bfloat16, is the same for float32 masters.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from costmodels import NEWTON_SCHULZ_STEPS
+from runtime.optimizers.narrow import kept_dtype, widened
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST = 1e-7
@@ -70,9 +71,10 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float,
         weight_decay: float,
+        moments: str = "fp32",
     ) -> None:
         super().__init__(weights, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self._together = groups
+        self._together, self._kept = groups, moments
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given
@@ -100,8 +102,10 @@ class Muon(torch.optim.Optimizer):
         if gradient is None:
             return torch.zeros_like(weight, dtype=wide_of(weight))
         if not state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+            state["momentum_buffer"] = torch.zeros_like(gradient, dtype=kept_dtype(self._kept, gradient.dtype))
+        momentum = widened(state["momentum_buffer"]).lerp_(gradient, 1 - group["momentum"])
+        if momentum is not state["momentum_buffer"]:
+            state["momentum_buffer"].copy_(momentum)
         return gradient.lerp_(momentum, group["momentum"])
 
     def _orthogonal(self, together: Together, updates: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

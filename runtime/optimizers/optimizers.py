@@ -1,8 +1,8 @@
 """The optimizers by name: torch's, LAMB, and Muon with AdamW for what is no matrix of a hidden layer.
 
-All of them update weights in float32. A weight of 16 bits without a float32 master (see `runtime.update.optimizer`) is
-widened when its turn comes, updated and rounded back, so that one widened weight is there at a time; its moments are
-float32.
+All of them compute updates in float32. A weight of 16 bits without a float32 master (see `runtime.update.optimizer`),
+and moments that a plan keeps in bfloat16, are widened when their turn comes, updated and rounded back
+(`runtime.optimizers.narrow`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -17,6 +17,7 @@ from planner.errors import RequestError, unknown_name
 from planner.sharding.matrices import ADAMW, MUON
 from runtime.optimizers.lamb import Lamb, Total
 from runtime.optimizers.muon import Muon, Together
+from runtime.optimizers.narrow import NarrowAdamW, NarrowSGD, kept_dtype, wide_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,11 @@ def kept_of(optimizer: Optimizer) -> list[MutableMapping[str, Any]]:
 
 
 def start_moments(
-    optimizer: Optimizer, weights: Sequence[torch.Tensor], moments: Sequence[Sequence[str]], updates: int
+    optimizer: Optimizer,
+    weights: Sequence[torch.Tensor],
+    moments: Sequence[Sequence[str]],
+    updates: int,
+    moment_dtype: str = "fp32",
 ) -> None:
     """Have memory of every kind that each of these weights has, which are all that the optimizer has, after so many
     updates, to be written next; none after none."""
@@ -76,7 +81,7 @@ def start_moments(
             kept: dict[str, Any] = {kind: known.get(kind) for kind in own}
             for kind in own:
                 if kept[kind] is None:
-                    kept[kind] = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
+                    kept[kind] = torch.empty_like(weight, dtype=kept_dtype(moment_dtype, weight.dtype))
             if isinstance(one, Lamb):
                 kept["step"] = updates
             elif isinstance(one, torch.optim.AdamW):  # one kernel of a device reads it there, as torch has it
@@ -90,8 +95,7 @@ def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, Mapping[st
     if isinstance(optimizer, _SideBySide):
         found = [slot for part in optimizer.parts for slot in _slots(part)]
         return [found[place] for place in optimizer.places]
-    parts = optimizer.parts if isinstance(optimizer, _OneByOne) else (optimizer,)
-    return [(one, group, weight) for one in parts for group in one.param_groups for weight in group["params"]]  # type: ignore[misc]
+    return [(optimizer, group, weight) for group in optimizer.param_groups for weight in group["params"]]  # type: ignore[misc]
 
 
 Groups = Sequence[dict[str, Any]]
@@ -112,12 +116,27 @@ def _groups(
     ]
 
 
-def _adamw(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(list(weights), lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon)
+def _adamw(weights: Groups, settings: OptimizerSettings, total: Total, moments: str) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+    if _is_narrow(weights, moments):
+        return NarrowAdamW(list(weights), moments=moments, **common)
+    return torch.optim.AdamW(list(weights), **common)
 
 
-def _sgd(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
-    return torch.optim.SGD(list(weights), lr=settings.learning_rate, momentum=settings.momentum)
+def _sgd(weights: Groups, settings: OptimizerSettings, total: Total, moments: str) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"lr": settings.learning_rate, "momentum": settings.momentum}
+    if _is_narrow(weights, moments):
+        return NarrowSGD(list(weights), moments=moments, **common)
+    return torch.optim.SGD(list(weights), **common)
+
+
+def _is_narrow(weights: Groups, moments: str) -> bool:
+    """Whether weights, or what is kept of them, are not of the dtype in which they are updated."""
+    return any(
+        not weight.dtype == wide_dtype(weight.dtype) == kept_dtype(moments, weight.dtype)
+        for group in weights
+        for weight in group["params"]
+    )
 
 
 FUSED = ("adamw", "sgd")
@@ -147,18 +166,19 @@ def has_one_kernel(name: str, device_type: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::_fused_{name}_", key)
 
 
-def _lamb(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+def _lamb(weights: Groups, settings: OptimizerSettings, total: Total, moments: str) -> torch.optim.Optimizer:
     return Lamb(
         list(weights),
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
+        moments=moments,
         total=total,
     )
 
 
-OPTIMIZERS: Mapping[str, Callable[[Groups, OptimizerSettings, Total], torch.optim.Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[Groups, OptimizerSettings, Total, str], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "lamb": _lamb,
     "sgd": _sgd,
@@ -192,10 +212,11 @@ def make_optimizer(
     total: Total = lambda squares: squares,
     names: Sequence[str] = (),
     together: Sequence[Together] = (),
+    moment_dtype: str = "fp32",
 ) -> Optimizer:
     """The optimizer of that name over these tensors, which are the parameters of these names; `total` adds up
     sums of squares of pieces (see `runtime.optimizers.lamb`). Muon updates those that are in a group of those that go
-    `together`.
+    `together`. Moments are kept as `moment_dtype` says.
 
     Raises RequestError for a name that is no optimizer.
     """
@@ -203,18 +224,16 @@ def make_optimizer(
         raise RequestError(unknown_name("optimizer", name, (*OPTIMIZERS, MUON)))
     names = names or [""] * len(weights)
     if name == MUON:
-        return _with_muon(weights, settings, names, together)
-
-    def made(own: Sequence[torch.Tensor], called: Sequence[str]) -> torch.optim.Optimizer:
-        return OPTIMIZERS[name](_groups(name, own, called, settings), settings, total)
-
-    if name != "lamb" and any(weight.element_size() < 4 for weight in weights):
-        return _OneByOne(weights, names, made)
-    return made(weights, names)
+        return _with_muon(weights, settings, names, together, moment_dtype)
+    return OPTIMIZERS[name](_groups(name, weights, names, settings), settings, total, moment_dtype)
 
 
 def _with_muon(
-    weights: Sequence[torch.Tensor], settings: OptimizerSettings, names: Sequence[str], together: Sequence[Together]
+    weights: Sequence[torch.Tensor],
+    settings: OptimizerSettings,
+    names: Sequence[str],
+    together: Sequence[Together],
+    moment_dtype: str,
 ) -> Optimizer:
     """Muon over matrices, and AdamW over the others."""
     matrices = sorted(place for group in together for place in group.places)
@@ -225,10 +244,10 @@ def _with_muon(
         groups = _groups(MUON, [weights[at] for at in matrices], [names[at] for at in matrices], settings)
         own = [replace(group, places=tuple(order[place] for place in group.places)) for group in together]
         rate, decay, momentum = settings.learning_rate, settings.weight_decay, settings.muon_momentum
-        parts.append(Muon(groups, own, lr=rate, weight_decay=decay, momentum=momentum))
+        parts.append(Muon(groups, own, lr=rate, weight_decay=decay, momentum=momentum, moments=moment_dtype))
     if others:
         rest, called = [weights[at] for at in others], [names[at] for at in others]
-        parts.append(make_optimizer(ADAMW, rest, settings, names=called))
+        parts.append(make_optimizer(ADAMW, rest, settings, names=called, moment_dtype=moment_dtype))
     return _SideBySide(parts, [order[at] for at in range(len(weights))])
 
 
@@ -249,45 +268,3 @@ class _SideBySide:
     def step(self) -> None:
         for part in self.parts:
             part.step()
-
-
-class _OneByOne:
-    """Updates narrow weights from float32 gradients, each widened while an optimizer of its own runs."""
-
-    def __init__(
-        self,
-        weights: Sequence[torch.Tensor],
-        names: Sequence[str],
-        make: Callable[[Sequence[torch.Tensor], Sequence[str]], torch.optim.Optimizer],
-    ) -> None:
-        self._weights = list(weights)
-        self._wide = [torch.zeros(0, dtype=wide_dtype(w.dtype), device=w.device) for w in weights]
-        self._optimizers = [make([wide], [name]) for wide, name in zip(self._wide, names, strict=True)]
-
-    @property
-    def parts(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizer of each weight."""
-        return self._optimizers
-
-    @property
-    def state(self) -> Mapping[Any, Any]:
-        return {weight: values for one in self._optimizers for weight, values in one.state.items()}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for one in self._optimizers for group in one.param_groups]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for weight, wide, optimizer in zip(self._weights, self._wide, self._optimizers, strict=True):
-            if weight.grad is not None:
-                wide.data = weight.to(wide.dtype)
-                wide.grad = weight.grad
-                optimizer.step()
-                weight.copy_(wide)
-                wide.grad, wide.data = None, wide.new_zeros(0)
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Float32, or float64 for that."""
-    return torch.promote_types(dtype, torch.float32)

@@ -21,13 +21,13 @@ from planner.sharding.matrices import ADAMW, MUON
 from runtime.checkpoint.state_names import MASTER, kept_name, saved_name, scales_name
 from runtime.ops.randomness import FIRST, Draw
 from runtime.optimizers.muon import whole
+from runtime.optimizers.narrow import wide_dtype
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
     kept_of,
     make_optimizer,
     moments_of,
     start_moments,
-    wide_dtype,
 )
 from runtime.parameters.after_step import step_ends
 from runtime.reference.per_replica import Forward
@@ -90,6 +90,7 @@ class UnshardedStep:
             settings.of_parameters(names.values()),
             names=list(masters),
             together=[whole(place, trained[name]) for place, (name, one) in enumerate(by.items()) if one == MUON],
+            moment_dtype=training.update.moment_dtype,
         )
 
     @torch.no_grad()
@@ -111,7 +112,8 @@ class UnshardedStep:
         for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
             found = read(kept_name(MASTER, saved_name(name)))
             master.copy_(weight if found is None else found)
-        start_moments(self._optimizer, list(self._dense.values()), list(self._moments.values()), updates)
+        dense, moments = list(self._dense.values()), list(self._moments.values())
+        start_moments(self._optimizer, dense, moments, updates, self._update.moment_dtype)
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
             for kind in self._moments[name] if updates else ():
                 found = read(kept_name(kind, saved_name(name)))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from planner.graph.placed import OutsideTable
-from runtime.optimizers.optimizers import wide_dtype
+from runtime.optimizers.narrow import wide_dtype
 from runtime.servers.served import Moved, leaf_of
 
 

@@ -44,6 +44,7 @@ from runtime.offload.optimizer_states import MASTER, OffloadedStates
 from runtime.offload.storage import Outside, on_host
 from runtime.offload.weights import OffloadedWeights
 from runtime.optimizers.muon import Together, iterated_dtype
+from runtime.optimizers.narrow import wide_dtype
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
     every_moment,
@@ -52,7 +53,6 @@ from runtime.optimizers.optimizers import (
     moments_of,
     start_moments,
     updates_at_once,
-    wide_dtype,
 )
 from runtime.parameters.shards import LocalParameter
 from runtime.update.norms import clip, global_norm, norm_dtype, whole_squares
@@ -104,11 +104,14 @@ class ShardedOptimizer:
         self._norm_dtype = norm_dtype(bound.graph)
         self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
         self.moments = every_moment(training.optimizer, settings)  # what is kept of elements, after an update
+        self._moment_dtype = training.update.moment_dtype
         self._moments = {
             name: moments_of(optimizer_of(bound.graph, training.optimizer, name), settings) for name in self._trainable
         }
         self.updates = 0  # that were made
-        self._offloaded = OffloadedStates(self.moments, place.device, outside or Outside())
+        self._offloaded = OffloadedStates(
+            self.moments, place.device, outside or Outside(), training.update.moment_dtype
+        )
         self._outward = weight_offload  # of new weights
         self._at_once = updates_at_once(training.optimizer, place.device.type, settings)
         self._visiting = visiting_order(bound, self._trainable)
@@ -129,14 +132,18 @@ class ShardedOptimizer:
         places = {name: at for at, name in enumerate(names)}
         together = [_together(group, self._trainable, places, place) for group in groups]
         self._optimizer = (
-            make_optimizer(training.optimizer, weights, settings, total, names, together) if weights else None
+            make_optimizer(training.optimizer, weights, settings, total, names, together, self._moment_dtype)
+            if weights
+            else None
         )
 
     def _offload(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
         """A master whose state is offloaded at once, so that no two of them are on the device together."""
         training, stored = bound.plan.training, parameter.stored
         master = _master(parameter, self._place, training.update.master_weights, apart=self._renews)
-        optimizer = make_optimizer(training.optimizer, [master.weight], settings, names=[parameter.name])
+        optimizer = make_optimizer(
+            training.optimizer, [master.weight], settings, names=[parameter.name], moment_dtype=self._moment_dtype
+        )
         self._offloaded.offload(parameter.name, master.weight, optimizer, stored.state_home, own=not master.view)
         return master
 
@@ -178,7 +185,7 @@ class ShardedOptimizer:
         if self._optimizer is not None:
             weights = [master.weight for master in self._masters]
             moments = [self._moments[master.parameter.name] for master in self._masters]
-            start_moments(self._optimizer, weights, moments, updates)
+            start_moments(self._optimizer, weights, moments, updates, self._moment_dtype)
         self._offloaded.start(updates)
 
     @torch.no_grad()

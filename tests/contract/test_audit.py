@@ -299,6 +299,8 @@ UPDATES = (
     Update(buckets="none", gradient_dtype="parameter", gradients="sum"),
     Update(buckets=8192, clip_norm=1.0),
     Update(buckets="none", master_weights=False),
+    Update(buckets="none", moment_dtype="bf16"),
+    Update(buckets="none", moment_dtype="bf16", master_weights=False, gradient_dtype="parameter"),
 )
 
 

@@ -197,7 +197,7 @@ def test_weights_gradients_and_states(kind: str | int, dtype: torch.dtype, optim
 UPDATES = (
     Update(buckets="none", gradient_dtype="parameter"),
     Update(buckets="none", gradient_dtype="fp32", master_weights=False),
-    Update(buckets="none", gradient_dtype="parameter", master_weights=False, clip_norm=1.0),
+    Update(buckets="none", gradient_dtype="parameter", master_weights=False, clip_norm=1.0, moment_dtype="bf16"),
 )
 
 

@@ -117,6 +117,7 @@ WEIGHTS = (
      PLAIN, ("host", "")),
     ("gpt4", 32, (2, 2), "mixed", {"micro_batches": 2, "optimizer": "sgd"}, replace(PLAIN, master_weights=False),
      ("host", "")),
+    ("gpt4", "zero2", (4,), "mixed", {"micro_batches": 2}, replace(PLAIN, moment_dtype="bf16"), ("host", "")),
 )  # fmt: skip
 
 

@@ -18,8 +18,12 @@ CASES = {
     "zero2": ("llama", "zero2", (4,), {"micro_batches": 2}),
     "zero3": ("llama", "zero3", (4,), {}),
     "megatron": ("llama", "megatron", (2, 2), {"optimizer": "lamb", "update": {"clip_norm": 0.5}}),
-    "whole parameters": ("llama", "megatron", (2, 2), {"update": {"zero_by": "parameters"}, "half": True}),
-    "parameter servers": ("llama", "megatron", (2, 2), {"update": {"zero_by": "servers"}, "half": True}),
+    "whole parameters": (
+        "llama", "megatron", (2, 2), {"update": {"zero_by": "parameters", "moment_dtype": "bf16"}, "half": True},
+    ),
+    "parameter servers": (
+        "llama", "megatron", (2, 2), {"update": {"zero_by": "servers", "moment_dtype": "bf16"}, "half": True},
+    ),
     "padded": ("llama-odd", "zero3", (4,), {"padded": (("*gate_proj.weight", 4),)}),
     "padded shards": ("llama-uneven", "zero1", (4,), {}),
     "padded shards offloaded": ("llama-uneven", "zero1", (4,), {"offloaded": True}),
@@ -33,9 +37,10 @@ CASES = {
         {"stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b", "micro_batches": 4},
     ),
     "tied over stages": ("llama-one", 9, (2,), {"stages": (1, 1), "micro_batches": 2}),
-    "narrow with masters": ("llama", "zero1", (4,), {"half": True}),
+    "narrow with masters": ("llama", "zero1", (4,), {"half": True, "update": {"moment_dtype": "bf16"}}),
     "narrow without masters": ("llama", "zero3", (4,), {"half": True, "update": {"master_weights": False}}),
-    "offloaded": ("llama", "zero1", (4,), {"offloaded": True, "half": True}),
+    "narrow momentum": ("llama", "zero3", (4,), {"optimizer": "muon", "update": {"moment_dtype": "bf16"}}),
+    "offloaded": ("llama", "zero1", (4,), {"offloaded": True, "half": True, "update": {"moment_dtype": "bf16"}}),
     "offloaded without masters": (
         "llama4", 6, (2,),
         {"offloaded": True, "stages": (2, 2), "half": True, "optimizer": "sgd", "update": {"master_weights": False}},
@@ -83,6 +88,13 @@ MOVES = {
     "offloaded weights to device": ("llama4", ("zero1", (4,), {"weights": True}), ("zero3", (2, 2), {})),
     "offloaded weights from device": ("llama4", ("zero3", (2, 2), {}), ("zero1", (4,), {"weights": True})),
     "with masters": ("llama", ("zero1", (4,), {"half": True}), ("zero3", (2, 2), {"half": True})),
+    "to narrow moments": (
+        "llama", ("zero1", (4,), {"half": True}),
+        ("zero3", (2, 2), {"half": True, "offloaded": True, "update": {"moment_dtype": "bf16"}}),
+    ),
+    "to wide moments": (
+        "llama", ("zero3", (2, 2), {"half": True, "update": {"moment_dtype": "bf16"}}), ("zero1", (4,), {"half": True}),
+    ),
 }  # fmt: skip
 
 

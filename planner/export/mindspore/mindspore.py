@@ -29,6 +29,7 @@ from planner.plan.words import recomputation_words, replica_words, table_words
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Dims, pieces_of
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import PLAIN
 
 _PRIMITIVES = {"matmul": "MatMul", "embedding": "Gather"}
 _CALLS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm"}
@@ -46,6 +47,11 @@ def write(bound: BoundPlan) -> Mapping[str, str]:
             "a strategy file does not say which operators replicas compute by themselves: MindSpore is told in the"
             f" network, by add_prim_attr('cross_batch', True) of each; the plan has"
             f" {replica_words(bound.plan.training.update)}; plan again without --per-replica"
+        )
+    if bound.plan.training.update.moment_dtype != PLAIN.moment_dtype:
+        raise ExportError(
+            "a strategy file does not say in which dtype an optimizer keeps its moments, and those of MindSpore's are"
+            " fp32; plan again with --moment-dtype fp32"
         )
     if bound.plan.training.update.owned:
         raise ExportError(

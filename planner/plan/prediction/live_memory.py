@@ -32,6 +32,7 @@ from planner.plan.prediction.backward_memory import BackwardMemory
 from planner.plan.prediction.bucket_memory import BucketMemory, gather
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
 from planner.plan.prediction.memory_account import MemoryAccount, MemoryTurn, Piece, Storage, moved
+from planner.plan.prediction.update_memory import narrow_moments, update_temporaries
 from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
 from planner.pricing.matrix_update import Stack, stack_bytes
 from planner.pricing.parameter_price import summed
@@ -40,7 +41,6 @@ from planner.sharding.redistribute import redistribution
 
 NO_ROWS: Mapping[str, Bytes] = {}
 _FP32 = 4  # bytes of an element of a master
-_UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated, where it is no single kernel
 
 
 def live_memory(
@@ -176,13 +176,15 @@ class Chunk(BackwardMemory):
         for name in stayed:
             pieces[name] = self._read(name, pieces[name])
         for group in groups:
+            if narrow_moments(self.bound):  # its momentum, widened
+                self.account.brief(_FP32 * math.prod(pieces[group.names[0]].shape), OTHER)
             self._orthogonal(group.stack, pieces[group.names[0]].shape)
-        for name in set(stayed) - {name for group in groups for name in group.names}:
-            self.account.brief(self._temporaries(name, fused) * self._bytes(name, pieces[name]), OTHER)
+        grouped = {name for group in groups for name in group.names}
+        self._temporaries({name: pieces[name] for name in stayed if name not in grouped}, fused=fused)
         together = {name: one for one in gathering_buckets(self.bound, pieces.keys()) for name in one.names}
         given: dict[str, Storage] = {}
         for name in offloaded:
-            self.account.brief(self._temporaries(name, fused) * self._bytes(name, pieces[name]), OTHER)
+            self._temporaries({name: pieces[name]}, fused=fused)
             self.account.release(pieces[name].storage)
             if name not in together:
                 self._publish(name, pieces[name])
@@ -231,10 +233,12 @@ class Chunk(BackwardMemory):
         for piece in (matrices, again):
             self.account.release(piece.storage)
 
-    def _temporaries(self, name: str, fused: bool) -> int:
-        """Of an update, in pieces of the parameter. A narrow weight without a master is widened for it."""
-        widened = not self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
-        return int(widened) if fused and (widened or not self._in_strips(name)) else _UPDATED
+    def _temporaries(self, pieces: Mapping[str, Piece], *, fused: bool) -> None:
+        """Of an update of pieces of parameters."""
+        ordered = [name for name in self.bound.parameters if name in pieces]
+        counts = {name: float(math.prod(pieces[name].shape)) for name in ordered}
+        strips = [name for name in pieces if self._in_strips(name)]
+        self.account.brief(update_temporaries(self.bound, counts, strips, fused=fused), OTHER)
 
     def _in_strips(self, name: str) -> bool:
         """Whether what is updated is a part of each row of the kept weight, which one kernel does not take."""
@@ -248,11 +252,6 @@ class Chunk(BackwardMemory):
         """Whether the new weight only has to be rounded to be the one that is kept."""
         stored = self.bound.parameters[name]
         return stored.state == stored.weight and not stored.weight_offloaded
-
-    def _bytes(self, name: str, piece: Piece) -> Bytes:
-        """Of a gradient as the update reads it, which may be a part of more memory."""
-        element = summed(self.bound.graph.types[name], self.update).element_bytes
-        return float(math.prod(piece.shape) * max(_FP32, element))
 
     def _places(self, offloaded: Sequence[str]) -> list[Storage]:
         """Where offloaded states are updated: one, and the next or the last."""

@@ -18,6 +18,7 @@ from planner.graph.placed import tables_of
 from planner.limits import limited, reached
 from planner.nearest import divisors
 from planner.plan.plan import PRECISIONS
+from planner.sharding.update import PLAIN
 from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
@@ -145,6 +146,9 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
     if request.optimizer != "sgd":
         text = "SGD with momentum, which keeps less state (--optimizer sgd)"
         yield [(text, lambda: replace(request, optimizer="sgd"))]
+    if request.update.moment_dtype == PLAIN.moment_dtype and not request.update.placed:
+        text = "moments in 16 bits, which change training (--moment-dtype bf16)"
+        yield [(text, lambda: replace(request, update=replace(request.update, moment_dtype="bf16")))]
     if PRECISIONS[request.precision] == PRECISIONS["fp32"]:
         yield [("16-bit compute (--precision bf16)", lambda: replace(request, precision="bf16"))]
 

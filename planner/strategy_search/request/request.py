@@ -359,7 +359,11 @@ def _check_forward_only(request: SearchRequest) -> None:
     elif pinned.zero in (1, 2):
         reason = f"zero = {pinned.zero}: there are no gradients and no states to shard; 0 or 3, which shards weights"
     elif (name := _training_only(request.update)) is not None:
-        lacking = "no weights are updated" if name in ("master_weights", "zero_by") else "there are no gradients"
+        lacking = (
+            "no weights are updated"
+            if name in ("master_weights", "moment_dtype", "zero_by")
+            else "there are no gradients"
+        )
         reason = f"{name}: {lacking}; leave it out"
     if reason is not None:
         raise RequestError(f"forward only: {reason}")
@@ -369,7 +373,7 @@ def _training_only(update: Update) -> str | None:
     """The setting of an update that was chosen and means nothing to a forward pass; None where there is none."""
     if update.buckets not in (DEFAULT.buckets, NO_BUCKETS):
         return "buckets"
-    names = ("clip_norm", "gradients", "gradient_dtype", "master_weights", "zero_by")
+    names = ("clip_norm", "gradients", "gradient_dtype", "master_weights", "moment_dtype", "zero_by")
     return next((name for name in names if getattr(update, name) != getattr(DEFAULT, name)), None)
 
 

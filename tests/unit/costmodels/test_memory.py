@@ -42,6 +42,15 @@ def test_bytes_per_parameter(precision: str, optimizer: str, expected: tuple[int
         ("bf16", "adamw", UpdateVariant(master_weights=False), (2, 4, 8), 24),
         ("bf16", "sgd", UpdateVariant(narrow_gradients=True, master_weights=False), (2, 2, 4), 14),
         ("bf16", "adamw", UpdateVariant(clipped=True), (2, 4, 12), 42),
+        ("bf16", "adamw", UpdateVariant(moment_dtype="bf16"), (2, 4, 8), 22),
+        ("fp32", "muon", UpdateVariant(moment_dtype="bf16"), (4, 4, 2), 44),
+        (
+            "bf16",
+            "adamw",
+            UpdateVariant(narrow_gradients=True, master_weights=False, moment_dtype="bf16"),
+            (2, 2, 4),
+            14,
+        ),
         ("fp32", "adamw", UpdateVariant(narrow_gradients=True, master_weights=False), (4, 4, 8), 28),
     ],
 )
@@ -54,15 +63,29 @@ def test_variants(
 
 
 @pytest.mark.parametrize(
-    ("precision", "clipped", "traffic"), [("bf16", False, 82), ("fp32", False, 80), ("fp32", True, 92)]
+    ("precision", "variant", "traffic"),
+    [
+        ("bf16", PLAIN_UPDATE, 82),
+        ("fp32", PLAIN_UPDATE, 80),
+        ("fp32", UpdateVariant(clipped=True), 92),
+        ("bf16", UpdateVariant(narrow_gradients=True, master_weights=False, moment_dtype="bf16"), 40),
+    ],
 )
-def test_adam_operator_by_operator_moves_80_bytes(precision: str, clipped: bool, traffic: int) -> None:
-    variant = UpdateVariant(clipped=clipped)
+def test_adam_operator_by_operator_moves_80_bytes(precision: str, variant: UpdateVariant, traffic: int) -> None:
     assert optimizer_traffic(precision, "adamw", variant, foreach=True) == traffic
     assert optimizer_traffic(precision, "sgd", variant, foreach=True) == optimizer_traffic(precision, "sgd", variant)
 
 
+def test_what_is_widened_for_a_kernel_passes_twice_more() -> None:
+    """Through memory in fp32: written and read before the kernel, written and read behind it."""
+    narrow = UpdateVariant(moment_dtype="bf16", master_weights=False)
+    found = [optimizer_traffic("bf16", "adamw", one, widened=True) for one in (narrow, PLAIN_UPDATE)]
+    assert found == [optimizer_traffic("bf16", "adamw", narrow) + 3 * 16, optimizer_traffic("bf16", "adamw")]
+
+
 def test_unknown_words_raise() -> None:
+    with refused(CostModelError, "fp8", "bf16", "fp32"):
+        optimizer_traffic("bf16", "adamw", UpdateVariant(moment_dtype="fp8"))
     with refused(CostModelError, "fp8", "bf16", "fp16", "fp32"):
         parameter_bytes("fp8", "adamw")
     with refused(CostModelError, "lion", "adamw", "sgd"):

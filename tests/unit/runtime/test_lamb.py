@@ -1,10 +1,8 @@
 """LAMB on weights in pieces, on weights of zeros, and on narrow ones."""
 
-import pytest
 import torch
 
 from runtime.optimizers.lamb import Lamb
-from runtime.optimizers.optimizers import OptimizerSettings, make_optimizer
 
 SETTINGS = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
 
@@ -43,30 +41,3 @@ def test_a_weight_of_zeros_takes_the_step_of_adam() -> None:
     assert torch.isfinite(after).all()
     assert after[0] < 0 < after[1]
     assert after[2] == 0
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb"])
-def test_narrow_weights_are_updated_in_float32(name: str) -> None:
-    """As a float32 copy of each weight would be, rounded after every step; one widened weight is there at a time."""
-    generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(8, generator=generator).bfloat16() for _ in range(2)]
-    gradients = [torch.randn(8, generator=generator) for _ in range(2)]
-    narrow, plain = [w.clone() for w in weights], [w.clone() for w in weights]
-    for weight in narrow:
-        weight.grad_dtype = torch.float32
-    wide = [weight.float() for weight in plain]
-    settings = OptimizerSettings(weight_decay=0.1, undecayed=frozenset({"second"}))
-    names = ("first", "second")
-    one, other = (make_optimizer(name, own, settings, names=names) for own in (narrow, wide))
-    assert [group["weight_decay"] for group in other.param_groups] == [0.1, 0.0]
-    for _ in range(3):
-        for weight, copy, gradient in zip(narrow, wide, gradients, strict=True):
-            weight.grad, copy.grad = gradient.clone(), gradient.clone()
-        one.step()
-        other.step()
-        for copy in wide:
-            copy.copy_(copy.bfloat16())
-    for weight, copy in zip(narrow, wide, strict=True):
-        torch.testing.assert_close(weight.float(), copy, rtol=0, atol=0)
-    kept = [value for values in one.state.values() for value in values.values() if isinstance(value, torch.Tensor)]
-    assert {value.dtype for value in kept if value.dim()} == {torch.float32}

@@ -1,9 +1,20 @@
 """What torch's optimizers are given to go on from a checkpoint."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
-from runtime.optimizers.optimizers import OptimizerSettings, kept_of, make_optimizer, moments_of, start_moments
+from runtime.optimizers import narrow
+from runtime.optimizers.muon import whole
+from runtime.optimizers.optimizers import (
+    Optimizer,
+    OptimizerSettings,
+    kept_of,
+    make_optimizer,
+    moments_of,
+    start_moments,
+)
 
 ELSEWHERE = torch.device("meta")
 
@@ -36,3 +47,64 @@ def test_parts_of_rows_are_updated_as_whole_weights_are(name: str) -> None:
     assert not parts[0].is_contiguous()
     for one, other in zip(parts, apart, strict=True):
         torch.testing.assert_close(one, other)
+
+
+CHUNK = 24
+"""Elements that are updated at a time: of several weights, or a part of one."""
+
+
+def rounded(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.copy_(tensor.bfloat16())
+
+
+def kept_tensors(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [kept[kind] for kept in kept_of(optimizer) for kind in sorted(kept) if kind != "step"]
+
+
+@pytest.mark.parametrize(("masters", "moments"), [(False, "fp32"), (True, "bf16"), (False, "bf16")])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "muon"])
+def test_updates_are_computed_in_float32_whatever_is_kept(
+    name: str, masters: bool, moments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by an optimizer of float32, of which weights and moments are rounded after every step."""
+    monkeypatch.setattr(narrow, "UPDATE_CHUNK", CHUNK)
+    generator = torch.Generator().manual_seed(0)
+    shapes, names = ((4, 8), (8, 8), (8,), (8,), ()), ("first", "second", "third", "fourth", "fifth")
+    drawn = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+    own, plain = [w.clone() if not masters else w.float() for w in drawn], [w.float() for w in drawn]
+    for weight in own:
+        weight.grad_dtype = torch.float32
+    settings = OptimizerSettings(weight_decay=0.1, undecayed=frozenset({"third"}), learning_rate=0.1)
+    matrices = [whole(place, drawn[place]) for place in (0, 1)] if name == "muon" else []
+    one = make_optimizer(name, own, settings, names=names, together=matrices, moment_dtype=moments)
+    other = make_optimizer(name, plain, settings, names=names, together=matrices)
+    for _ in range(3):
+        for weight, copy in zip(own, plain, strict=True):
+            copy.grad = torch.randn(weight.shape, generator=generator)
+            weight.grad = copy.grad.clone()
+        one.step()
+        other.step()
+        rounded(() if masters else plain)
+        rounded(kept_tensors(other) if moments == "bf16" else ())
+    for weight, copy in zip((*own, *kept_tensors(one)), (*plain, *kept_tensors(other)), strict=True):
+        assert torch.equal(weight.float(), copy)
+    assert {kept.dtype for kept in kept_tensors(one)} == {torch.bfloat16 if moments == "bf16" else torch.float32}
+
+
+def test_pure_bfloat16_is_that_of_torch() -> None:
+    """Whose fused AdamW keeps weights and moments in bfloat16 and computes in float32."""
+    torch.manual_seed(0)
+    theirs = torch.randn(30, 7).bfloat16()
+    ours = theirs.clone()
+    ours.grad_dtype = torch.float32
+    optimizer = make_optimizer("adamw", [ours], OptimizerSettings(), moment_dtype="bf16")
+    plain = torch.optim.AdamW([theirs], fused=True)
+    for _ in range(5):
+        theirs.grad = torch.randn(30, 7).bfloat16()
+        ours.grad = theirs.grad.float()
+        optimizer.step()
+        plain.step()
+    assert torch.equal(ours, theirs)
+    for kind in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(kept_of(optimizer)[0][kind], plain.state[theirs][kind])

@@ -53,7 +53,7 @@ HOST = Offload(optimizer=("host",))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "update",
-    [PLAIN, replace(PLAIN, gradient_dtype="parameter", master_weights=False)],
+    [PLAIN, replace(PLAIN, gradient_dtype="parameter", master_weights=False, moment_dtype="bf16")],
     ids=str,
 )
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""Temporaries of the update of weights, as `runtime.optimizers` has them.
+
+One kernel that updates weights, gradients and moments in fp32 takes none, a chain of kernels `_CHAIN` of a piece,
+beside the last one of the piece before (torch/optim/adam.py, _single_tensor_adam: `denom`). What is kept narrower,
+weights without a master and moments, has fp32 copies meanwhile: LAMB widens whole pieces, AdamW and SGD chunks of
+`UPDATE_CHUNK` elements, of several small pieces or of a part of a large one.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from costmodels import MOMENT_BYTES, MOMENTS_KEPT, UPDATE_CHUNK
+from hardware_profiles import Bytes
+from planner.plan.binding.bind import BoundPlan
+from planner.sharding.matrices import optimizer_of
+
+_FP32 = 4  # bytes
+_CHAIN = 2  # temporaries of a chain of kernels, in pieces of the parameter that is updated
+
+
+def narrow_moments(bound: BoundPlan) -> bool:
+    """Whether what the optimizer keeps is widened for an update."""
+    return MOMENT_BYTES[bound.plan.training.update.moment_dtype] < _FP32
+
+
+def update_temporaries(
+    bound: BoundPlan, pieces: Mapping[str, float], in_strips: Collection[str], *, fused: bool
+) -> Bytes:
+    """The most while pieces of parameters are updated, of so many elements each, by one optimizer, which one kernel
+    does where it is `fused` and they are not `in_strips`."""
+    if not pieces:
+        return 0.0
+    optimizer = optimizer_of(bound.graph, bound.plan.training.optimizer, next(iter(pieces)))
+    chained = [count for name, count in pieces.items() if not fused or name in in_strips]
+    kinds = {name: _widened(bound, name, MOMENTS_KEPT[optimizer]) for name in pieces}
+    element = max(_FP32, *(bound.graph.types[name].element_bytes for name in pieces))
+    if optimizer == "lamb":
+        return element * max((_CHAIN + narrow_moments(bound) * MOMENTS_KEPT[optimizer]) * n for n in pieces.values())
+    if not any(kinds.values()):
+        return element * _chain(chained)
+    chain = _chain(min(UPDATE_CHUNK, count) for count in chained)
+    return element * (max(kinds.values()) * _largest_chunk(pieces.values()) + chain)
+
+
+def _chain(counts: Iterable[float]) -> float:
+    """Elements of temporaries of a chain of kernels that updates pieces one after the other."""
+    most = before = 0.0
+    for count in counts:
+        most, before = max(most, before + _CHAIN * count), count
+    return most
+
+
+def _widened(bound: BoundPlan, name: str, moments: int) -> int:
+    """How many fp32 copies the update of a parameter makes of what is kept of it."""
+    narrow = bound.graph.types[name].element_bytes < _FP32 and not bound.plan.training.update.master_weights
+    return narrow + moments * narrow_moments(bound)
+
+
+def _largest_chunk(counts: Iterable[float]) -> float:
+    """Elements of the fullest of the chunks that pieces are put into one after the other."""
+    most = held = 0.0
+    for count in counts:
+        whole, rest = divmod(count, UPDATE_CHUNK)
+        if whole:
+            return UPDATE_CHUNK
+        held = rest if held + rest > UPDATE_CHUNK else held + rest
+        most = max(most, held)
+    return most
