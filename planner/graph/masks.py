@@ -82,19 +82,22 @@ def with_mask_kinds(graph: OperatorGraph) -> OperatorGraph:
             operators.append(op)
         else:
             masks |= {mask.name} if isinstance(mask, ValueRef) else set()
-            operators.append(_kept(op, kind, arguments))
+            heads = {graph.types[name].shape[1] for name in op.operands[:2]}
+            operators.append(_kept(op, kind, arguments, grouped=len(heads) > 1))
     changed = replace(graph, operators=tuple(operators))
     return without_unread(changed, masks) if masks else changed
 
 
-def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument]) -> Operator:
-    """Attention without its mask."""
+def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument], *, grouped: bool) -> Operator:
+    """Attention without its mask. Without sinks and cap it is PyTorch's own, which is told where heads share keys."""
     given = tuple(arguments[name] for name in _NAMES[:3])
     further = tuple((name, arguments[name]) for name in _NAMES[6:] if name in arguments)
     sinks = (arguments["sinks"],) if arguments.get("sinks") is not None else ()
     cap = (("cap", arguments["cap"]),) if arguments.get("cap") is not None else ()
     if kind in (MaskKind(), MaskKind(ahead=0)) and not sinks and not cap:
-        return replace(op, arguments=(*given, None, 0.0, kind.ahead == 0), keywords=further)
+        shared = (("enable_gqa", True),) if grouped and "enable_gqa" not in arguments else ()
+        given = (*given, None, 0.0, kind.ahead == 0)
+        return replace(op, op=_ATTENTION, arguments=given, keywords=(*further, *shared))
     numbers = tuple(None if name is None else ValueRef(name) for name in (kind.documents, kind.seen))
     chunk = () if kind.chunk is None else (("chunk", kind.chunk),)
     says = (("back", kind.back), ("ahead", kind.ahead), ("prefix", kind.prefix), *chunk)

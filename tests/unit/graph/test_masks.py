@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.trace import trace
+from planner.graph.trace import resolve, trace
+from planner.models.composed_attention import composed_attention
 
 BATCH, LENGTH, HEADS = 3, 16, 2
 Mask = Callable[[Tensor, Tensor], Tensor]
@@ -235,3 +236,29 @@ def test_every_other_mask_stays(name: str) -> None:
     (attention,) = (op for op in graph(OTHERS[name]).operators if "attention" in op.op)
     assert attention.op == "aten.scaled_dot_product_attention.default"
     assert len(attention.operands) == 4
+
+
+class WithoutSinks(nn.Module):
+    """What computes sinks, where some layers have none: heads of 8, values of 6, two heads share keys."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal, self.query, self.shared = causal, nn.Linear(8, 4 * 8), nn.Linear(8, 2 * (8 + 6))
+
+    def operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query = self.query(x).unflatten(-1, (4, 8)).transpose(1, 2)
+        key, value = self.shared(x).unflatten(-1, (2, 14)).transpose(1, 2).split((8, 6), dim=-1)
+        return query, key, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return composed_attention(*self.operands(x), None, None, self.causal, 0.5).square().mean()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_without_sinks_and_cap_is_that_of_pytorch(causal: bool) -> None:
+    model, x = WithoutSinks(causal), torch.randn(BATCH, LENGTH, 8)
+    (attention,) = (op for op in trace(model, (x,)).operators if "attention" in op.op)
+    assert attention.op == "aten.scaled_dot_product_attention.default"
+    given = model.operands(x)
+    found = resolve(attention.op)(*given, *attention.arguments[3:], **dict(attention.keywords))
+    torch.testing.assert_close(found, composed_attention(*given, None, None, causal, 0.5))
