@@ -15,6 +15,7 @@ from costmodels.dense_servers import served_update_time
 from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
+from costmodels.index_scores import IndexScoresShape, index_scores_backward_time, index_scores_time
 from costmodels.interleaving import (
     Part,
     Slot,
@@ -95,6 +96,7 @@ __all__ = [
     "FORWARD",
     "FREE_OP_CLASS",
     "ID_BYTES",
+    "IndexScoresShape",
     "MOMENTS_KEPT",
     "MOMENT_BYTES",
     "NEWTON_SCHULZ_KERNELS",
@@ -150,6 +152,8 @@ __all__ = [
     "host_rows_time",
     "in_flight",
     "in_flight_of_chunks",
+    "index_scores_backward_time",
+    "index_scores_time",
     "interleaved_time",
     "least_step_time",
     "leaving_time",

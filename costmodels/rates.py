@@ -17,6 +17,7 @@ _RATES: Mapping[str, Callable[[str, Device], FlopsPerSecond]] = {
     "attention": attention_rate,
     "delta_rule": matmul_rate,
     "experts": matmul_rate,
+    "index_scores": matmul_rate,
     "matmul": matmul_rate,
     "recurrent": matmul_rate,
     "selective_scan": _fp32_rate,

@@ -52,10 +52,15 @@ class Kernel:
 
 
 def recomputed(
-    name: str, composed: Callable[..., torch.Tensor], like: int = 0, kernel: Kernel | None = None
+    name: str,
+    composed: Callable[..., torch.Tensor],
+    like: int = 0,
+    kernel: Kernel | None = None,
+    empty: Callable[..., torch.Tensor] | None = None,
 ) -> Recomputed:
-    """Make `composed` an operator called `name`. Its result has the shape of operand `like` and the dtype of the first.
-    Its backward pass gives the gradients of all operands that are tensors, in their order."""
+    """Make `composed` an operator called `name`. Its result has the shape of operand `like` and the dtype of the first,
+    unless `empty` makes it, without data. Its backward pass gives the gradients of all operands that are tensors, in
+    their order."""
 
     def chosen(tensor: torch.Tensor) -> Callable[..., torch.Tensor]:
         there = kernel is not None and on_gpu(tensor) and installed(kernel.package)
@@ -77,7 +82,7 @@ def recomputed(
         f"{name}_backward", computed_backward, mutates_args=(), schema=f"(Tensor gradient, {taken}) -> Tensor[]"
     )
 
-    def empty(*given: Any) -> torch.Tensor:
+    def alike(*given: Any) -> torch.Tensor:
         return torch.empty_like(given[like], dtype=given[0].dtype, memory_format=torch.contiguous_format)
 
     def empty_gradients(_: torch.Tensor, *given: Any) -> list[torch.Tensor]:
@@ -96,7 +101,7 @@ def recomputed(
             found[at] = one if ctx.needs_input_grad[at] else None
         return tuple(found)
 
-    operator.register_fake(empty)
+    operator.register_fake(alike if empty is None else empty)
     backward.register_fake(empty_gradients)
     operator.register_autograd(differentiate, setup_context=keep)
     return Recomputed(

@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 from planner.errors import ModelError
 from planner.graph import causal_convolution as causal_convolution  # these make operators known to torch
 from planner.graph import delta_rule as delta_rule
+from planner.graph import index_scores as index_scores
 from planner.graph import repeats
 from planner.graph import selective_scan as selective_scan
 from planner.graph import stacked as stacked  # makes the operator known to torch
@@ -45,8 +46,10 @@ from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
 from planner.graph.examples import samples_of
 from planner.graph.expert_load import with_named_settings
+from planner.graph.filled import with_filled_joined
 from planner.graph.gradient_hooks import refuse_gradient_hooks
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
+from planner.graph.indexers import with_index_scores
 from planner.graph.joins import without_empty_joins
 from planner.graph.kept_samples import DRAWN, with_kept_samples
 from planner.graph.known_values import KnownValues
@@ -112,6 +115,12 @@ _UNSET: Mapping[str, str] = {
     "aten.new_empty.default": "aten.new_zeros.default",
 }
 """Tensors whose elements are set later are zeros until then: what is in them would differ from device to device."""
+_OF_TYPE: Mapping[str, str] = {
+    "aten.new_zeros.default": "aten.zeros.default",
+    "aten.new_ones.default": "aten.ones.default",
+    "aten.new_full.default": "aten.full.default",
+}
+"""Of which the first operand only says a dtype and a device."""
 _TYPE_AS, _TO_DTYPE = "aten.type_as.default", "aten.to.dtype"
 _FROZEN_NORM, _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default"
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
@@ -260,6 +269,7 @@ def _graph_of(
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     read = with_pieces_together(read, samples_of((args, kwargs)))
     flat = with_norms(with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read)))))
+    flat = with_filled_joined(with_index_scores(flat))
     if announced:  # what a block was given had gradients, as far as one could see
         flat = without_needless_detaches(repeats.expand(flat, announced))
         repeats.check_compared(flat, announced)
@@ -441,6 +451,9 @@ class _Reader:
         if op in _UNSET:
             op, keywords = _UNSET[op], tuple(pair for pair in keywords if pair[0] != "memory_format")
         value = node.meta["val"]
+        if op in _OF_TYPE:
+            said = {"dtype": self._argument(value.dtype), "device": self._argument(value.device)}
+            op, arguments, keywords = _OF_TYPE[op], arguments[1:], tuple(said.items())
         results = value if isinstance(value, tuple | list) else (value,)
         if op == _FROZEN_NORM:  # it has no statistics of its own: results beside the first are empty on some devices
             op, arguments, results = _BATCH_NORM, (*arguments[:5], False, *arguments[5:], False), results[:1]

@@ -43,6 +43,7 @@ from costmodels import (
     AttentionShape,
     DeltaRuleShape,
     ExpertsShape,
+    IndexScoresShape,
     RecurrentShape,
     SelectiveScanShape,
     StateSpaceShape,
@@ -53,6 +54,8 @@ from costmodels import (
     element_bytes,
     experts_backward_time,
     experts_time,
+    index_scores_backward_time,
+    index_scores_time,
     matmul_time,
     operator_time,
     recurrent_backward_time,
@@ -539,8 +542,18 @@ def _selective_scan_shape(call: KernelCall) -> SelectiveScanShape:
     return SelectiveScanShape(**extents, composed=_lacks_kernels(call), again=call.software.counts_gradients)
 
 
+def _index_scores(call: KernelCall) -> tuple[Array, Array]:
+    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
+    shape = IndexScoresShape(**extents, composed=_lacks_kernels(call))
+    dtype = "fp32" if shape.composed else call.multiplied  # as `planner.graph` computes it
+    ahead = np.asarray(index_scores_time(shape, dtype, call.device))
+    if not call.graded:
+        return ahead, np.zeros(len(call.extents))
+    return ahead, np.asarray(index_scores_backward_time(shape, dtype, call.device))
+
+
 def _lacks_kernels(call: KernelCall) -> bool:
-    """Whether nobody has kernels of scans there: mamba-ssm and flash-linear-attention are called on GPUs."""
+    """Whether nobody has kernels of scans and of indexers there: they are called on GPUs."""
     return call.software.counts_gradients and call.device.device_type != "cuda"
 
 
@@ -569,6 +582,7 @@ _BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {
     "attention": _attention,
     "delta_rule": _scan(delta_rule_time, delta_rule_backward_time),
     "experts": _experts,
+    "index_scores": _index_scores,
     "matmul": _matmul,
     "recurrent": _recurrent,
     "selective_scan": _scan(selective_scan_time, selective_scan_backward_time),

@@ -100,6 +100,11 @@ def _selective(x: torch.Tensor, a: torch.Tensor) -> Flops:
     return 9.0 * x.numel() * a.shape[1]
 
 
+def _index_scores(query: torch.Tensor, key: torch.Tensor) -> Flops:
+    """Every query of every head with every key."""
+    return 2.0 * query.numel() * key.shape[1]
+
+
 def _grouped(given: Arguments, _: Any) -> Flops:
     """Every row with one matrix."""
     rows: torch.Tensor = given[0]
@@ -134,6 +139,8 @@ FLOPS: Mapping[str, Formula] = {
     "planner.state_space_scan_backward.default": lambda given, _: 3.0 * _state_space(given[1], given[4], given[11]),
     "planner.selective_scan.default": lambda given, _: _selective(given[0], given[2]),
     "planner.selective_scan_backward.default": lambda given, _: 3.0 * _selective(given[1], given[3]),
+    "planner.index_scores.default": lambda given, _: _index_scores(given[0], given[1]),
+    "planner.index_scores_backward.default": lambda given, _: 3.0 * _index_scores(given[1], given[2]),
     "planner.grouped_outer.default": _grouped,
     "planner.grouped_product.default": _grouped,
     "planner.fp8_blocks_product.default": lambda given, _: 2.0 * math.prod(given[0].shape) * given[2].shape[0],

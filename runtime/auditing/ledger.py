@@ -25,6 +25,7 @@ from planner.errors import AuditError
 from planner.graph import ctc
 from planner.graph.causal_convolution import causal_convolution
 from planner.graph.delta_rule import gated_delta_rule
+from planner.graph.index_scores import index_scores
 from planner.graph.selective_scan import selective_scan
 from planner.graph.state_space_scan import state_space_scan
 from planner.plan.prediction.charges import A_BLOCK, Phase
@@ -65,6 +66,7 @@ _COMPOSED: Mapping[str, Callable[..., Any]] = {
     **state_space_scan.in_pieces,
     **selective_scan.in_pieces,
     **causal_convolution.in_pieces,
+    **index_scores.in_pieces,
 }
 _ONTO = frozenset(
     f"aten.{name}"

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from planner.graph import causal_convolution as causal_convolution  # these make operators known to torch
 from planner.graph import delta_rule as delta_rule
+from planner.graph import index_scores as index_scores
 from planner.graph import selective_scan as selective_scan
 from planner.graph import state_space_scan as state_space_scan
 from planner.graph.call import Call, Typed
@@ -296,6 +297,7 @@ def _state_spaces() -> Iterator[tuple[Any, ...]]:
     yield each, "plain", wide, _positive(2, 4, 6), -_positive(4, 3), *read, None, None, None, False
     yield "planner.causal_convolution.default", "gated", wide, _random(4, 3), _random(4), True
     yield "planner.causal_convolution.default", wide, _random(4, 3), None, False
+    yield "planner.index_scores.default", _random(2, 4, 6, 3), _random(2, 8, 3), _random(2, 4, 6), 0.5
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:

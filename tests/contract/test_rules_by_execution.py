@@ -475,6 +475,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         "planner.gated_delta_rule.default",  # its steps, and what of keys is summed over
         *("planner.state_space_scan.default", "planner.selective_scan.default"),  # steps, and elements of a state
         "planner.causal_convolution.default",  # steps and taps
+        "planner.index_scores.default",  # elements of a head
         "aten.einsum.default",  # the diagonal of a letter that stands twice
         *("aten.constant_pad_nd.default", "aten.diff.default", "aten.flip.default", "aten.pad.default"),
         *("aten.gather.default", "aten.scatter.value", "aten.roll.default", "aten.eye.default", "aten.eye.m"),

@@ -28,6 +28,7 @@ COUNTED = frozenset(
         "delta_rule",
         "state_space",
         "selective_scan",
+        "index_scores",
     }
 )
 """Classes of the operators that do the work, of which people decide how they are split."""

@@ -30,6 +30,7 @@ PRODUCTS = frozenset(
         "delta_rule",
         "state_space",
         "selective_scan",
+        "index_scores",
     }
 )
 """Classes of operators that multiply."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from planner.fp8_recipes import RECIPES
 from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
+from planner.graph.indexers import INDEX_SCORES
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
@@ -23,6 +24,7 @@ from planner.sharding.rules.delta_rule import DeltaRule
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.experts import Experts
 from planner.sharding.rules.fp8 import Fp8Linear
+from planner.sharding.rules.index_scores import IndexScores
 from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
 from planner.sharding.rules.losses import Ctc, PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect, ScatterValue
@@ -203,6 +205,7 @@ RULES: Mapping[str, RuleSpec] = {
     DELTA_RULE: DeltaRule(),
     STATE_SPACE: StateSpaceScan(),
     SELECTIVE_SCAN: SelectiveScan(),
+    INDEX_SCORES: IndexScores(),
     CAUSAL_CONVOLUTION: Einsum(
         pattern="b d s, d k, d -> b d s",
         op_class="elementwise",

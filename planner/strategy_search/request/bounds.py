@@ -114,6 +114,6 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
         )
     if rule.casts and cluster.device.multiplies(rule.computed[0]):
         computed = rule.computed[0]
-    elif rule.op_class in ("matmul", "experts", "recurrent", "delta_rule", "state_space"):
+    elif rule.op_class in ("matmul", "experts", "recurrent", "delta_rule", "state_space", "index_scores"):
         computed = multiplied_in(cluster.software, computed)
     return work / best_rate(rule.op_class, computed, cluster.device)
