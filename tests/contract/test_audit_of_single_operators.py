@@ -147,7 +147,7 @@ class Steps(nn.Module):
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers(kind: type[nn.RNNBase], both: bool) -> None:
-    given = (torch.randn(8, 64, 4),)
+    given = (torch.randn(8, 24, 4),)
     module = Steps(kind(16, 32, batch_first=True, bidirectional=both))
     plan = planner.search(module, "cpu", args=given, devices=1, precision="fp32").plan
     (stage,) = runtime.audit(plan, trace(module, given), 8, load_profile("cpu"))

@@ -51,7 +51,7 @@ MASKED: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [*MASKED])
 def test_masks_that_are_known_by_their_kind_are_cut(how: str, pair) -> None:

@@ -38,8 +38,8 @@ LAYERS = {
 }
 """How many of its first layers a model is cut to; others stay whole."""
 MODELS = {
-    "deepseek-v32": ("tensor", "experts", "stages"),
     "falcon": ("tensor",),
+    "deepseek-v32": ("tensor", "experts", "stages"),
     "gemma2": ("tensor", "zero3", "stages", "ring"),
     "gpt-oss": ("tensor", "experts", "zero3", "stages", "ring", "heads"),
     "kimi-linear": ("tensor", "stages"),

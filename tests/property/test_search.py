@@ -182,7 +182,7 @@ def test_the_time_bound_is_close_where_work_decides(devices: int) -> None:
     assert seen >= 4
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(0, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["wide", "chain", "residual", "residual-frozen-half"])
 @pytest.mark.parametrize("profile", PROFILES)

@@ -165,6 +165,7 @@ def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
     assert "takes 1.0% less" in text
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("options", "assumed", "words"),
     [

@@ -39,6 +39,7 @@ def test_a_plan_is_refused_on_machines_without_servers(plan: Any, here: Path) ->
     assert "several kinds of devices" in plan.refused("--model", "llama-tiny", *mixed, *SERVERS)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("owners", ["servers", "parameters"])
 def test_estimates_take_the_stage_of_owners(plan: Any, owners: str) -> None:
     assert plan.json("estimate", *USUAL, "--zero-by", owners)["update"]["zero_by"] == owners

@@ -303,6 +303,7 @@ def test_what_a_factory_makes_is_stacked_once() -> None:
         experts_where_they_can(other)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["nemotron-h", "switch"])
 def test_they_are_traced_and_can_be_planned(family: str) -> None:

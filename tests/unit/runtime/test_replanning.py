@@ -20,7 +20,7 @@ from tests.refusals import refused
 def first(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """A plan of a tiny model for four devices of a CPU."""
     path = tmp_path_factory.mktemp("first") / "plan.json"
-    options = ("--devices", "4", "--hardware", "cpu", "--global-batch", "8", "-q", "-o", str(path))
+    options = ("--devices", "4", "--hardware", "cpu", "--global-batch", "8", "--data", "4", "-q", "-o", str(path))
     result = CliRunner().invoke(app, ["--model", "llama-tiny", *options])
     assert result.exit_code == 0, result.stderr
     return load_plan(path)

@@ -40,7 +40,7 @@ def folder(graph: OperatorGraph, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("patterns", "weights", "words"),
     [

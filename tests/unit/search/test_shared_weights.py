@@ -62,6 +62,7 @@ def test_blocks_that_share_weights_are_recomputed_where_memory_asks_for_it() -> 
     assert any(group.recomputation != "none" for group in plan.groups)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("limited", [False, True])
 def test_what_is_proved_of_divided_weights_holds_for_weights_in_which_blocks_agree(
     limited: bool, monkeypatch: pytest.MonkeyPatch

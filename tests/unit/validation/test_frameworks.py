@@ -224,6 +224,7 @@ def test_gradients_of_a_run_are_read_for_their_norm_and_scaled(tmp_path: Path, m
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_weights_are_shared_out_where_devices_do_not_divide_their_dims(tmp_path: Path) -> None:
     """On 96 devices a 34B has a 96th of all states on each, as FSDP cuts or pads them, and gathers all weights twice a
     micro-batch: about 33.7e9 x 16 / 96 bytes, and no share of a power of two of the devices."""
