@@ -37,6 +37,7 @@ MEGATRON = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
+    narrow_moments=(1,),
     fp8=_FP8,
 )
 
@@ -48,6 +49,7 @@ MEGATRON_BRIDGE = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
+    narrow_moments=(1,),
     fp8=_FP8,
 )
 
@@ -59,5 +61,6 @@ NEMO = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
+    narrow_moments=(1,),
     fp8=_FP8,
 )

@@ -87,6 +87,7 @@ class EngineSpace:
         models: models of the zoo with degrees that are as given for them: ("qwen3-30b-a3b", (("pipeline", 1),)).
         fp8: recipes by which it computes linear layers in fp8; `leaves_out` says whether it can leave out some, and
             under the recipes that it `gathers` by weights may travel in fp8.
+        narrow_moments: stages of ZeRO under which AdamW may keep its moments in bf16 beside weights of 16 bits.
     """
 
     name: str
@@ -101,14 +102,17 @@ class EngineSpace:
     fp8: tuple[str, ...] = ()
     leaves_out: bool = False
     gathers: tuple[str, ...] = ()
+    narrow_moments: tuple[int, ...] = ()
 
     def update(self, asked: Update, zero: int, precision: str, *, in_fp8: bool = False) -> Update:
         """What becomes of gradients at a stage of ZeRO: what the engine does unless it is told otherwise, with the
-        clipping that is asked for. Weights that travel `in_fp8` are cast for a block, and come together."""
+        clipping and the dtype of moments that are asked for. Weights that travel `in_fp8` are cast for a block, and
+        come together."""
         wide = zero in self.wide and precision in NARROW
         return replace(
             PLAIN,
             clip_norm=asked.clip_norm,
+            moment_dtype=asked.moment_dtype,
             gradient_dtype="fp32" if wide else PLAIN.gradient_dtype,
             gathers=BLOCK if in_fp8 else PLAIN.gathers,
         )

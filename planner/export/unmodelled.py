@@ -34,8 +34,9 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "attention in a window: priced over the whole sequence"),
     (r"moe-fb-overlap|overlap-moe-expert-parallel-comm|moe-alltoall-overlap-comm|moe-shared-expert-overlap",
      "communication of experts hides behind computation: priced as waited for"),
-    (r"dtype: bfloat16|use-precision-aware-optimizer|main-grads-dtype|exp-avg-dtype|reuse-fp32-param"
-     r"|megatron-fsdp-main-grads-dtype",
+    (r"dtype: bfloat16|use-precision-aware-optimizer|main-grads-dtype|main-params-dtype|exp-avg(-sq)?-dtype"
+     r"|reuse-fp32-param|megatron-fsdp-main-grads-dtype|(bf16|fp16)-master-weights-and-grad(s|ients)"
+     r"|bf16-optimizer-states",
      _FEWER_BITS),
     (r"enable-cuda-graph|external-cuda-graph|cuda-graph-impl|cuda-graphs",
      "CUDA graphs: priced with launches one by one, so a step takes less than this"),

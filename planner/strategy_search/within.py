@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from hardware_profiles import Cluster
-from planner.engines.space import EngineSpace, Recomputed, Settings
+from planner.engines.space import NARROW, EngineSpace, Recomputed, Settings
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.expert_load import EXPERTS_OPERATOR
 from planner.graph.fp8 import ALL_LAYERS
@@ -27,7 +27,7 @@ from planner.plan.binding.bind import BoundPlan, prepare
 from planner.plan.layout.kept import NOTHING_KEPT, Kept, block_words
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
-from planner.sharding.update import DEFAULT
+from planner.sharding.update import DEFAULT, PLAIN
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
@@ -62,6 +62,8 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
         for settings in space.settings
         for one in _alternatives(settings, asked, experts, devices, kinds, turns=turns)
     ]
+    if request.update.moment_dtype != PLAIN.moment_dtype:
+        found = [one for one in found if one.zero in space.narrow_moments]
     if not found:
         raise RequestError(
             f"--for {space.name}: {space.title} has no settings with all that was decided by hand; leave out some of"
@@ -126,6 +128,11 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     if request.fp8.dispatch or (request.fp8.experts and space.leaves_out):
         option = "fp8_dispatch" if request.fp8.dispatch else "fp8_experts"
         raise RequestError(f"{where}: {option}: no engine is told of that here; leave it out, or --for")
+    narrow = request.optimizer == "adamw" and request.precision in NARROW and space.narrow_moments
+    if asked.moment_dtype != PLAIN.moment_dtype and not narrow:
+        stages = ", ".join(map(str, space.narrow_moments))
+        has = f"goes with AdamW in 16 bits, under ZeRO {stages}" if stages else f"is what {space.title} makes of it"
+        raise RequestError(f"{where}: moment_dtype = {asked.moment_dtype}: it {has}; leave it out, or --for")
     if request.tokens_once:
         raise RequestError(f"{where}: tokens_once is what {space.title} makes of it; leave it out")
     if not space.experts and _expert_degrees(request):
@@ -147,7 +154,6 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         "gradients",
         "gradient_dtype",
         "master_weights",
-        "moment_dtype",
         "broadcast",
         "zero_by",
         "local_parameters",

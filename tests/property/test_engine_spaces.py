@@ -22,6 +22,7 @@ from planner.export.targets import TARGETS
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
+from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.fixed import fixed_schedule
 from planner.strategy_search.request.request import SearchRequest
@@ -55,6 +56,22 @@ def configurations(engine: str, model: str = MODEL) -> tuple[Configuration, ...]
 def test_configurations_come_in_one_order(engine: str) -> None:
     found = configurations(engine)
     assert len({configuration.tie for configuration in found}) == len(found)
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("engine", SPACES)
+def test_moments_in_16_bits_are_searched_where_an_engine_is_told_of_them(engine: str) -> None:
+    space = SPACES[engine]
+    asked = replace(request_for(engine), update=replace(DEFAULT, moment_dtype="bf16"))
+    if not space.narrow_moments:
+        with refused(RequestError, f"--for {engine}", "moment_dtype", "bf16"):
+            within(space, asked)
+        return
+    found = within(space, asked)
+    assert found.update.moment_dtype == "bf16"
+    assert {one.zero for one in found.alternatives} == {*space.narrow_moments}
+    with refused(RequestError, "moment_dtype", "AdamW in 16 bits"):
+        within(space, replace(asked, precision="fp32"))
 
 
 def recomputed(draw: st.DrawFn, space: EngineSpace, configuration: Configuration, stages: list[int]) -> tuple[int, ...]:

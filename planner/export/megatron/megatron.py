@@ -40,10 +40,14 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 
 def nearest_of(
-    description: Description, schedules: tuple[str, ...] = SCHEDULES, *, gathers: tuple[str, ...] = ()
+    description: Description,
+    schedules: tuple[str, ...] = SCHEDULES,
+    *,
+    gathers: tuple[str, ...] = (),
+    aware: bool = True,
 ) -> tuple[Loss, ...]:
-    """What Megatron-LM cannot be told, or an engine on it that has more schedules, and `gathers` weights in fp8 under
-    some recipes."""
+    """What Megatron-LM cannot be told, or an engine on it that has more schedules, `gathers` weights in fp8 under some
+    recipes, or is not `aware` of the dtypes of moments."""
     common.refuse_other_training(description, "Megatron-LM", tuple(OPTIMIZERS))
     giving = Giving(description)
     common.give_up_schedules(giving, schedules)
@@ -55,8 +59,17 @@ def nearest_of(
     common.give_up_offload(giving, states=("host",) if d.zero and d.optimizer == "adamw" else ())
     narrow = () if description.precision == "fp32" else ("parameter",)
     dtypes = (default_gradient_dtype(description), *narrow)
-    common.give_up_updates(giving, buckets=True, gradient_dtypes=dtypes)
+    moments = _moment_dtypes(giving.description) if aware else ("fp32",)
+    common.give_up_updates(giving, buckets=True, gradient_dtypes=dtypes, moment_dtypes=moments)
     return tuple(giving.losses)
+
+
+def _moment_dtypes(d: Description) -> tuple[str, ...]:
+    """What moments can be in: the precision-aware optimizer is Adam's with the distributed optimizer, and keeps them in
+    fp32 on the host (megatron/core/optimizer/optimizer_config.py). What it makes of the weights of Megatron-FSDP is not
+    that of plans."""
+    narrow = d.zero == 1 and d.optimizer == "adamw" and d.precision != "fp32" and d.states_at == "device"
+    return ("fp32", "bf16") if narrow else ("fp32",)
 
 
 def _give_up_layouts(giving: Giving) -> None:

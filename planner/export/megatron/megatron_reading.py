@@ -35,7 +35,7 @@ from planner.export.unmodelled import unmodelled
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept
-from planner.sharding.update import BLOCK, PLAIN, Update
+from planner.sharding.update import BLOCK, MOMENT_DTYPES, PLAIN, Update
 
 _GRADIENTS = {"hybrid": "e5m2", "e4m3": "e4m3"}
 """What Megatron takes where no recipe is said: scales of the steps before."""
@@ -160,6 +160,8 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
     description, notes = read_options(options, facts)
     if description.states_at != "device":
         notes = [*notes, common.UPDATED_ON_HOSTS]
+    if description.update.moment_dtype != PLAIN.moment_dtype and description.precision == "bf16":
+        notes = [*notes, _REMAINDERS]
     read_run(options)
     return Reading(
         description=description,
@@ -170,6 +172,12 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
     )
 
 
+_REMAINDERS = (
+    "fp32 masters are kept as the 16 bits that bf16 weights lack (store_param_remainders of OptimizerConfig), and"
+    " priced whole: memory is up to 2 bytes a parameter less than this"
+)
+
+
 def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
     """What of the arguments is not in a price and matters."""
     known = {"mtp-num-layers"} if "predicted_tokens" in facts.model else set[str]()
@@ -178,6 +186,10 @@ def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
         options.flag("use-precision-aware-optimizer")
     if _read_fp8(options, [], experts=False):
         known.add("fp8-format")
+    if _moment_dtype(options) != PLAIN.moment_dtype:
+        known |= {"use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype"}
+    if options.flag("grad-reduce-in-bf16"):
+        known.add("main-grads-dtype")
     given = [
         (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
     ]
@@ -525,14 +537,24 @@ def _read_update(options: Options, d: Description) -> Update:
     update = replace(
         PLAIN,
         gradient_dtype="parameter" if in_16_bits else default_gradient_dtype(d),
+        moment_dtype=_moment_dtype(options),
         clip_norm=clip if clip > 0 else None,
         gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # layer by layer, and weights in fp8 come so
     )
+    options.word("main-grads-dtype")
     elements = options.size("ddp-bucket-size")
     overlapped = options.flag("overlap-grad-reduce")
     if not elements or not overlapped:
         return update
     return replace(update, buckets=elements * gradient_bytes(replace(d, update=update)))
+
+
+def _moment_dtype(options: Options) -> str:
+    """The dtype of both moments, which the precision-aware optimizer alone is told; fp32 where plans have no word for
+    what it keeps, which is said then (`said_of`)."""
+    words = {options.word(name, "fp32") for name in ("exp-avg-dtype", "exp-avg-sq-dtype")}
+    aware = options.flag("use-precision-aware-optimizer") and _read_offload(options) == "device"
+    return words.pop() if aware and len(words) == 1 and words <= {*MOMENT_DTYPES} else PLAIN.moment_dtype
 
 
 def check_model(options: Options, a: Architecture | None) -> None:

@@ -9,6 +9,7 @@ from planner.export.files.arguments import Option, option
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS
+from planner.sharding.update import PLAIN
 
 FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise"), "delayed": ("hybrid", "delayed"), "mxfp8": ("e4m3", "mxfp8")}
 """Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients with scales of tensors, and e4m3 for
@@ -255,10 +256,26 @@ def training_options(d: Description) -> list[Option]:
         found.append(option("grad-reduce-in-bf16"))
     elif not narrow and d.precision == "fp16":
         found.append(option("accumulate-allreduce-grads-in-fp32"))
+    found += moment_options(d)
     if d.update.bucket_size:
         elements = d.update.bucket_size // gradient_bytes(d)
         found += [option("overlap-grad-reduce"), option("ddp-bucket-size", elements)]
     return found
+
+
+def moment_options(d: Description) -> list[Option]:
+    """The dtype of moments, which the precision-aware optimizer is told; gradients that are reduced in bf16 it takes as
+    they are."""
+    word = d.update.moment_dtype
+    if word == PLAIN.moment_dtype:
+        return []
+    narrow = d.update.gradient_dtype == "parameter" and d.precision == "bf16"
+    return [
+        option("use-precision-aware-optimizer"),
+        *([option("main-grads-dtype", "bf16")] if narrow else []),
+        option("exp-avg-dtype", word),
+        option("exp-avg-sq-dtype", word),
+    ]
 
 
 def overlap_options(job: Job) -> list[Option]:

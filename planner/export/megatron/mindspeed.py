@@ -62,11 +62,11 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     d = giving.description
     if d.selective == d.layers and d.kept == _ACTIVATIONS:
         rest = replace(d, selective=(0,) * len(d.layers), kept=Kept())
-        for loss in megatron.nearest_of(rest, _SCHEDULES):
+        for loss in megatron.nearest_of(rest, _SCHEDULES, aware=False):
             changed = replace(loss.description, selective=d.selective, kept=d.kept)
             giving.losses.append(replace(loss, description=changed))
     else:
-        giving.losses += megatron.nearest_of(d, _SCHEDULES)
+        giving.losses += megatron.nearest_of(d, _SCHEDULES, aware=False)
     return tuple(giving.losses)
 
 

@@ -34,7 +34,7 @@ from planner.export.megatron.megatron_writing import (
     training_options,
     zero_options,
 )
-from planner.export.megatron.nemo_paths import DDP, MODEL, PATHS, STRATEGY
+from planner.export.megatron.nemo_paths import DDP, MODEL, PATHS, STRATEGY, TORCH_DTYPES
 from planner.export.megatron.nemo_reading import read
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Giving, Job, Loss, Target
@@ -198,7 +198,21 @@ def value_of(name: str, values: Any) -> object:
         return [0] * dense + [1] * sparse
     if not values:
         return True
+    if name in _OF_STATES:
+        return _Written(TORCH_DTYPES[values[0]])
     return values[0]
+
+
+_OF_STATES = ("--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype")
+
+
+class _Written(str):
+    """A value that stands in the recipe as it is, not as a string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 NEMO = Target(

@@ -35,6 +35,10 @@ PATHS: Mapping[str, str] = {
     "seq-length": "data.seq_length",
     "optimizer": "optim.config.optimizer",
     "clip-grad": "optim.config.clip_grad",
+    "use-precision-aware-optimizer": "optim.config.use_precision_aware_optimizer",
+    "main-grads-dtype": "optim.config.main_grads_dtype",
+    "exp-avg-dtype": "optim.config.exp_avg_dtype",
+    "exp-avg-sq-dtype": "optim.config.exp_avg_sq_dtype",
     "num-layers": f"{MODEL}num_layers",
     "hidden-size": f"{MODEL}hidden_size",
     "ffn-hidden-size": f"{MODEL}ffn_hidden_size",
@@ -82,3 +86,6 @@ PATHS: Mapping[str, str] = {
 
 ARGUMENTS = {path: name for name, path in PATHS.items()}
 """The other way round."""
+
+TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
+"""What a configuration has for dtypes of the optimizer (megatron/training/arguments.py: map_dtype)."""

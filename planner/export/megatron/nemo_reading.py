@@ -19,15 +19,16 @@ from hardware_profiles.foreign import ForeignTextError, parse_csv
 from planner.export.description import ExportError
 from planner.export.files.arguments import Options, options_in
 from planner.export.files.overrides import choice_in, overrides_in
-from planner.export.files.recipes import Recipe, plain_settings, recipe_in
+from planner.export.files.recipes import Recipe, Unknown, plain_settings, recipe_in
 from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import settings_of
 from planner.export.megatron.launchers import launched
 from planner.export.megatron.megatron_reading import options_of, reading_of
-from planner.export.megatron.nemo_paths import ARGUMENTS, PATHS
+from planner.export.megatron.nemo_paths import ARGUMENTS, PATHS, TORCH_DTYPES
 from planner.export.model_names import zoo_name
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
+from planner.sharding.update import PLAIN
 
 _PRECISIONS = engine_words("nemo")
 _LAST = {path.rpartition(".")[2]: name for name, path in PATHS.items()}
@@ -84,7 +85,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 
 def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
-    given = dict(plain_settings(recipe))
+    given = {**dict(plain_settings(recipe)), **_dtypes_of_states(recipe)}
     options = {**_launched(facts.beside), **dict(_options(given, recipe))}
     notes = []
     below = [name for name in recipe.names if name.endswith(("_recipe", "_config", "_common")) or ".trainer" in name]
@@ -111,6 +112,7 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     priced = bool(reading.description.fp8)  # by settings of their own
     told = {".fp8"} if priced else set()
     told |= {"mtp_num_layers"} if "predicted_tokens" in facts.model else set()
+    told |= _PRICED_STATES if reading.description.update.moment_dtype != PLAIN.moment_dtype else set()
     mattering = [(path, value) for path, value in given.items() if not path.endswith(tuple(told))]
     mattering.append(("fp8", fp8 and not priced))
     off = {path for path, value in given.items() if not value and path.rpartition(".")[2] in _OFF}
@@ -127,6 +129,18 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     )
 
 
+def _dtypes_of_states(recipe: Recipe) -> dict[str, str]:
+    """What the optimizer is told to keep moments and gradients in, `torch.bfloat16`, by the words of Megatron-LM."""
+    words = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
+    return {
+        path: words[value.text]
+        for path, value in recipe.settings.items()
+        if isinstance(value, Unknown) and value.text in words and _LAST.get(path.rpartition(".")[2]) in _OF_STATES
+    }
+
+
+_OF_STATES = ("main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
+_PRICED_STATES = {"use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"}
 _TELLING = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
             "expert-model-parallel-size", "micro-batch-size")  # fmt: skip
 _ENDS = {

@@ -34,6 +34,7 @@ _OPTIMIZERS = {"adamw": "AdamW", "lamb": "Lamb", "sgd": "SGD"}
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OFFLOADED: dict[Home, str] = {"host": "cpu", "disk": "nvme"}
 _PRICED = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
+_PURE = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
 _NVME = "/local_nvme"
 _WEIGHTS = 3  # the stage of ZeRO that cuts weights
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types")
@@ -60,8 +61,22 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     _give_up_offload(giving)
     common.give_up_selective(giving, "whole blocks")
     common.give_up_partial_recomputation(giving)
-    common.give_up_updates(giving, buckets=True, gradient_dtypes=_dtypes(giving.description))
+    d = giving.description
+    pure = _can_be_pure(d) and not d.update.master_weights
+    common.give_up_updates(
+        giving,
+        buckets=True,
+        master_weights=(not pure,),
+        gradient_dtypes=("parameter",) if pure else _dtypes(d),
+        moment_dtypes=("bf16" if pure else "fp32",),
+    )
     return tuple(giving.losses)
+
+
+def _can_be_pure(d: Description) -> bool:
+    """Whether weights, gradients and states can all be bf16, which they are together: under ZeRO, on the device
+    (deepspeed/runtime/config.py: bf16_optimizer_states requires bf16_master_weights_and_grads)."""
+    return d.precision == "bf16" and d.zero > 0 and d.states_at == "device"
 
 
 def _refuse_together(d: Description) -> None:
@@ -127,7 +142,8 @@ def _content(d: Description, overlapped: bool) -> dict[str, Any]:
         "zero_optimization": _zero(d, overlapped),
     }
     if d.precision != "fp32":
-        found[d.precision] = {"enabled": True}
+        pure = {} if d.update.master_weights else dict.fromkeys(_PURE, True)
+        found[d.precision] = {"enabled": True, **pure}
         sums, messages = _words(d)
         found["data_types"] = {"grad_accum_dtype": sums}
         found["communication_data_type"] = messages
@@ -223,9 +239,10 @@ def reading_of(settings: Settings, facts: Facts) -> Reading:
         notes.append("overlap_comm is off: reductions are priced as overlapped in part, so a step may take longer")
     settings.below("zero_optimization.offload_optimizer")
     settings.below("zero_optimization.offload_param")
+    priced = (*_PRICED, *(() if description.update.master_weights else (f"bf16.{key}" for key in _PURE)))
     return Reading(
         description=description,
-        unmodelled=unmodelled(one for one in settings.all if not one[0].startswith(_PRICED)),
+        unmodelled=unmodelled(one for one in settings.all if not one[0].startswith(priced)),
         notes=tuple(notes),
         unread=settings.unread(*_SECTIONS),
         stack="deepspeed-zero3",
@@ -336,6 +353,8 @@ def _read_update(settings: Settings, d: Description) -> Update:
     else:
         dtype = "fp32" if d.zero > 1 and messages == "fp32" else "mixed"
     update = replace(PLAIN, clip_norm=clip if clip > 0 else None, gradient_dtype=dtype)
+    if {settings.truth(f"bf16.{key}") for key in _PURE} == {True} and _can_be_pure(d):
+        update = replace(update, master_weights=False, gradient_dtype="parameter", moment_dtype="bf16")
     elements = settings.value("zero_optimization.reduce_bucket_size")
     if type(elements) is not int:
         return update

@@ -32,7 +32,7 @@ from planner.export.pytorch.torchtitan_writing import (
     SCHEDULES,
     fill_in,
     gradient_dtype,
-    plainly_bf16,
+    purely_bf16,
     recomputed_every,
     recomputed_layers,
     says_left_out,
@@ -57,9 +57,12 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     _give_up_experts(giving)
     _give_up_zero(giving)
     _give_up_recomputation(giving)
-    plain = plainly_bf16(giving.description)
+    plain = purely_bf16(giving.description)
     common.give_up_updates(
-        giving, master_weights=(not plain,), gradient_dtypes=(gradient_dtype(giving.description, plain),)
+        giving,
+        master_weights=(not plain,),
+        gradient_dtypes=(gradient_dtype(giving.description, plain),),
+        moment_dtypes=("bf16" if plain else "fp32",),
     )
     return tuple(giving.losses)
 

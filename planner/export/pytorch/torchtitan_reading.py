@@ -102,8 +102,6 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
 
 def _mattering(settings: Settings, names: tuple[str, ...], d: Description) -> Iterator[tuple[str, Any]]:
     yield from ((path, value) for path, value in settings.all if not path.startswith(("quantize.", f"{_OLD_FP8}.")))
-    if settings.value("training.dtype") == "bfloat16" and not plainly_bf16(d):
-        yield "training.dtype: bfloat16", True
     if d.fp8:
         return
     converters = [str(settings.value("model.converters") or ""), *names]
@@ -332,11 +330,12 @@ def _read_precision(settings: Settings) -> str:
 
 def _read_update(settings: Settings, d: Description) -> Update:
     clip = settings.number("training.max_norm", 1.0)
-    plain = plainly_bf16(d)
+    plain = plainly_bf16(d) or settings.value("training.dtype") == "bfloat16"
     return replace(
         PLAIN,
         clip_norm=None if math.isinf(clip) or clip <= 0 else clip,
         master_weights=not plain,
         gradient_dtype=gradient_dtype(d, plain),
+        moment_dtype="bf16" if plain else PLAIN.moment_dtype,
         gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # as FSDP does, and weights in fp8 come so
     )

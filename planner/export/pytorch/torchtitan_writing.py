@@ -140,7 +140,7 @@ def _training(d: Description) -> dict[str, object]:
     if d.sequence_length is not None:
         found["seq_len"] = d.sequence_length
     found["max_norm"] = math.inf if d.update.clip_norm is None else d.update.clip_norm
-    found["dtype"] = "bfloat16" if plainly_bf16(d) else "float32"
+    found["dtype"] = "bfloat16" if purely_bf16(d) else "float32"
     found["mixed_precision_param"] = DTYPES[d.precision]
     found["mixed_precision_reduce"] = "float32"
     return found
@@ -211,6 +211,12 @@ def recomputed_layers(d: Description, every: int) -> tuple[int, ...]:
 def plainly_bf16(d: Description) -> bool:
     """Whether there is nothing that computes in bf16 on weights in fp32: neither FSDP nor DDP alone."""
     return d.precision == "bf16" and d.data * d.context == 1 and d.tensor * d.pipeline > 1
+
+
+def purely_bf16(d: Description) -> bool:
+    """Whether weights are bf16 without masters, and so are their gradients and moments, as PyTorch's optimizers have
+    them."""
+    return plainly_bf16(d) or (d.precision == "bf16" and not d.update.master_weights)
 
 
 def gradient_dtype(d: Description, plain: bool) -> str:

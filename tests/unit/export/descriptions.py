@@ -113,6 +113,7 @@ def updates() -> st.SearchStrategy[Update]:
         buckets=st.sampled_from(("none", 2**25)),
         gradient_dtype=st.sampled_from(("mixed", "fp32", "parameter")),
         master_weights=st.booleans(),
+        moment_dtype=st.sampled_from(("fp32", "bf16")),
         broadcast=st.booleans(),
     )
 

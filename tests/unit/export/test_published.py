@@ -42,6 +42,17 @@ SAID = {  # what is in no price, of some
     "accelerate/axolotl_fft-8b.yaml": "move to the memory of the host",
 }
 
+AWARE = "--bf16 --use-distributed-optimizer --use-precision-aware-optimizer --micro-batch-size 1"
+PURE = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+BRIDGE = """import torch
+from megatron.bridge.recipes.gpt.vanilla_gpt import vanilla_gpt_pretrain_config
+cfg = vanilla_gpt_pretrain_config()
+cfg.train.micro_batch_size = 1
+cfg.train.global_batch_size = 8
+cfg.optimizer.use_distributed_optimizer = True
+cfg.optimizer.use_precision_aware_optimizer = True
+"""
+
 
 def reading_of(row: dict[str, str]) -> Reading:
     """As `plan import` reads it; the engine of a file that is no configuration is asked for."""
@@ -158,7 +169,10 @@ def test_embedding_and_head_count_as_layers_where_megatron_deepspeed_is_told_so(
             "[optimizer]\nearly_step_in_backward = true\n[training]\nseq_len = 2048",
             "updated in the backward pass",
         ),
-        ("torchtitan", '[training]\ndtype = "bfloat16"', "in fewer bits"),
+        ("deepspeed", '{"train_batch_size": 8, "bf16": {"bf16_master_weights_and_grads": true}}', "in fewer bits"),
+        ("megatron", f"{AWARE} --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", "in fewer bits"),
+        ("megatron", f"{AWARE} --exp-avg-dtype bf16", "in fewer bits"),
+        ("megatron-bridge", f"{BRIDGE}cfg.optimizer.exp_avg_dtype = torch.float16\n", "in fewer bits"),
         ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8", "in 8 bits"),
     ],
 )
@@ -166,6 +180,27 @@ def test_what_matters_is_said_of_single_settings(engine: str, setting: str, said
     facts = Facts(layers=32, devices=8, architecture=None)
     (words,) = TARGETS[engine].read(f"{setting}\n", facts).unmodelled
     assert said in words
+
+
+@pytest.mark.parametrize(
+    ("engine", "setting", "masters"),
+    [
+        ("torchtitan", '[training]\ndtype = "bfloat16"', False),
+        ("deepspeed", json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 1}, "bf16": PURE}), False),
+        ("megatron", f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", True),
+        (
+            "megatron-bridge",
+            f"{BRIDGE}cfg.optimizer.exp_avg_dtype = torch.bfloat16\ncfg.optimizer.exp_avg_sq_dtype = torch.bfloat16\n",
+            True,
+        ),
+    ],
+)
+def test_moments_in_16_bits_are_read(engine: str, setting: str, masters: bool) -> None:
+    reading = TARGETS[engine].read(f"{setting}\n", Facts(layers=32, devices=8, architecture=None))
+    update = reading.description.update
+    assert (update.moment_dtype, update.master_weights) == ("bf16", masters)
+    assert reading.unmodelled == ()
+    assert not any("exp_avg" in path for path in reading.unread)
 
 
 def test_sequences_that_megatron_deepspeed_splits_by_heads_are_read() -> None:

@@ -18,6 +18,7 @@ EVERYTHING = Update(
     gradients="sum",
     gradient_dtype="parameter",
     master_weights=False,
+    moment_dtype="bf16",
     clip_norm=0.5,
     broadcast=True,
     buckets=2**25,
@@ -51,6 +52,7 @@ def test_what_is_as_ever_is_not_said() -> None:
     [
         ("gradients", "max", ("training.gradients", "max", "mean", "sum")),
         ("gradient_dtype", "fp8", ("training.gradient_dtype", "fp8", "mixed", "fp32", "parameter")),
+        ("moment_dtype", "fp8", ("training.moment_dtype", "fp8", "fp32", "bf16")),
         ("clip_norm", 0.0, ("training.clip_norm", 0.0, 0)),
         ("buckets", "auto", ("training.buckets", "auto")),
         ("buckets", "some", ("training.buckets", "some", "none", "auto")),
@@ -96,7 +98,7 @@ def test_words_for_people() -> None:
     assert gradient_words(PLAIN) == ""
     assert gradient_words(EVERYTHING) == (
         "; gradients summed, in the dtype of the weights, clipped to norm 0.5, in buckets of 32 MiB; no master weights;"
-        " weights of rank 0 sent at the start; each device has its own *router*, bias"
+        " moments in bf16; weights of rank 0 sent at the start; each device has its own *router*, bias"
     )
     assert gradient_words(Update(buckets=(20, 35))) == "; gradients in buckets that end at parameter 20, 35"
     many = gradient_words(Update(buckets=tuple(range(5, 100, 5))))
