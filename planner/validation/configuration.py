@@ -28,6 +28,7 @@ from planner.validation.rows import Row, readings_of, unread_of
 from planner.validation.software import gathers_logits, pads_vocabulary
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
+from planner.validation.states import USUAL, States, states_of
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions
 
@@ -72,8 +73,8 @@ class Job:
 class Run:
     """A job, its configuration, and what had to be assumed. `stages` has the layers of every stage, virtual ones too,
     in the order of the model, where they are not equally many; `pinned` has one stage on a rank then, and the plan
-    that is found for it is cut anew. `spared` is what some of its blocks do to save memory. `untold`: neither the row
-    nor a recipe says anything of recomputation."""
+    that is found for it is cut anew. `spared` is what some of its blocks do to save memory, `states` what its optimizer
+    keeps. `untold`: neither the row nor a recipe says anything of recomputation."""
 
     job: Job
     pinned: Pinned
@@ -81,6 +82,7 @@ class Run:
     recomputed_in_backward: tuple[str, ...] = ()  # see Software.recomputed_in_backward
     stages: tuple[int, ...] | None = None
     spared: Spared = NOTHING_SPARED
+    states: States = USUAL
     untold: bool = False
 
 
@@ -99,6 +101,7 @@ def run_of(row: Row) -> Run:
     _check_training(row, notes)
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
     notes += (*readings_of(row), *unread_of(row))
+    states = states_of(row, notes)
     spared = spared_of(row, _layers_of_stage(row, model), notes)
     pinned = _pinned(row, devices, model, spared, notes)
     stages = stage_layers(row, model, pinned.virtual_stages or 1, notes)
@@ -118,6 +121,7 @@ def run_of(row: Row) -> Run:
         recomputed_in_backward=recomputed_in_backward,
         stages=stages,
         spared=spared or NOTHING_SPARED,
+        states=states,
         untold=spared is None and row.recomputation() is None,
     )
 

@@ -239,6 +239,9 @@ def machine_of(row: Row, run: Run) -> tuple[Cluster, tuple[str, ...]]:
         offloads_inputs=run.spared.offloaded > 0,
         remakes=run.spared.remade,
     )
+    if not run.states.master_weights:  # the weight itself is what is stored, in 16 bits
+        narrow = TRAINED[run.job.model.precision].nbytes
+        software = replace(software, stored=replace(software.stored, weight=narrow, master=0.0))
     return cluster.with_software(software), tuple(notes)
 
 
@@ -289,13 +292,16 @@ def _priced(
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
     job: Job = run.job
     asked = given_job(graph, cluster, batch=TRACED_BATCH, global_batch=job.global_batch, precision=job.model.precision)
+    summed = gradient_dtype(cluster.software, asked.precision, run.pinned.zero)
     update = replace(
         DEFAULT,
-        gradient_dtype=gradient_dtype(cluster.software, asked.precision, run.pinned.zero),
+        gradient_dtype=summed if run.states.master_weights else "parameter",
+        master_weights=run.states.master_weights,
+        moment_dtype=run.states.moment_dtype,
         clip_norm=CLIP_NORM,
         zero_by=shared_out_by(cluster.software, run.pinned),
     )
-    request = asked.request(placing="fit", pinned=run.pinned, update=update)
+    request = asked.request(placing="fit", pinned=run.pinned, update=update, optimizer=run.states.optimizer)
     result = plan_for(request, lambda _: None, lambda: False)
     return result.plan if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
 

@@ -5,8 +5,7 @@
     experts                 those of Hugging Face's modules, a loop in Python (transformers 4, modeling_qwen3_moe.py)
     adapters                LoRA, QLoRA
     schedules               GPipe, zero bubble, DualPipe of a pipeline, which is priced as 1F1B
-    optimizers              Muon, Adafactor, SGD, eight-bit Adam and others: bytes and time are those of AdamW
-    states                  no master weights, moments in 16 bits
+    optimizers              Adafactor, eight-bit Adam and others: AdamW, SGD, LAMB and Muon are priced, in fp32 and bf16
     activations             on the host, by copies that PyTorch waits for
     sharding                ZeRO++, weights outside of the device
     JAX                     no stack of ours runs it
@@ -22,24 +21,21 @@ import re
 
 from planner.validation.flagged import HUGGING_FACE
 from planner.validation.rows import Row
+from planner.validation.states import FLAGS, run_with
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions
 
 _IN_NOTES: tuple[tuple[str, str], ...] = (
     (r"(?<![/\w])q?lora\b", "only adapters are trained (LoRA), which cannot be planned yet"),
 )
-_OTHER_OPTIMIZERS = r"muon|adafactor|shampoo|sophia|lion|lamb|sgd|adagrad|galore|apollo|adam[-_]mini|prodigy"
+_OTHER_OPTIMIZERS = r"adafactor|shampoo|sophia|lion|adagrad|galore|apollo|adam[-_]mini|prodigy"
+_NOT_PRICED = "its optimizer is none of AdamW, SGD, LAMB and Muon with states in fp32 or bf16, which are priced"
 _IN_FLAGS: tuple[tuple[str, str], ...] = (
     (r"lora", _IN_NOTES[0][1]),
     (
-        r"\bmuon\b|adafactor|\bshampoo\b|\bsophia\b|\blion\b|\blamb\b|\boptim(?:izer)?\s*[=:]\s*sgd\b|optimizer sgd\b"
-        r"|\b(?:8|eight)[-_ ]?bit[-_ ]?adam|adamw?[-_]?8[-_ ]?bit|\bgalore\b|\badam[-_]mini\b|paged[-_]adam",
-        "its optimizer is not AdamW, whose states and time are priced",
-    ),
-    (
-        r"(?:no|without) (?:fp32 )?master[- ]weights|stochastic[- ]rounding|pure bf16|bf16[-_]true"
-        r"|\bbf16[- ](?:adamw?|optimi[sz]er|moments)|optimi[sz]er states? in bf16",
-        "weights or moments have no fp32 copy, which is priced",
+        r"adafactor|\bshampoo\b|\bsophia\b|\blion\b|\b(?:8|eight)[-_ ]?bit[-_ ]?adam|adamw?[-_]?8[-_ ]?bit|\bgalore\b"
+        r"|\badam[-_]mini\b|paged[-_]adam",
+        _NOT_PRICED,
     ),
     (
         r"zero\+\+|\bhpz\b|hpz_partition_size\s*[=: ]\s*(?![01]\b)\d|quantized[-_ ](?:weights|gradients)|\bq[wg]z\b",
@@ -88,17 +84,12 @@ _SCHEDULES = (
     r"\bgpipe\b|zero[-_ ]?bubble|\bzb[-_]?(?:h1|h2|v|1p)\b|\bdual[-_ ]?pipe|\bafab\b|\bpipedream|\bchimera\b|\bhanayo\b"
     r"|\basync\w* pipeline"
 )
-_OF_THE_RUN = (
-    rf"(?:trained|run|ran) with (?:{_OTHER_OPTIMIZERS})\b|\boptimi[sz]er\W+(?:{_OTHER_OPTIMIZERS})\b"
-    rf"|\b(?:{_OTHER_OPTIMIZERS}) (?:instead of|rather than) adam"
-)
 _SCHEDULE_OF_THE_RUN = rf"schedule\W+(?:{_SCHEDULES})"
 
 
 def refuse_otherwise(row: Row) -> None:
     """Raise UnsupportedError where a row says in words that it was run in a way that is not priced."""
-    columns = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
-    flags = "; ".join(row.text(column) for column in columns).lower()
+    flags = "; ".join(row.text(column) for column in FLAGS).lower()
     own = row.text("notes").lower()
     notes = f"{flags}; {own}"
     for words, table in ((flags, _IN_FLAGS), (notes, _IN_NOTES)):
@@ -111,8 +102,8 @@ def refuse_otherwise(row: Row) -> None:
     by_itself = not mentions(f"{row.text('source').lower()}; {flags}", r"megatron")
     if row.text("arch").lower() == "moe" and by_itself and mentions(flags, HUGGING_FACE):
         raise UnsupportedError("modules of Hugging Face run experts one by one from Python, which is not priced")
-    if mentions(own, _OF_THE_RUN):
-        raise UnsupportedError("its optimizer is not AdamW, whose states and time are priced")
+    if mentions(own, run_with(_OTHER_OPTIMIZERS)):
+        raise UnsupportedError(_NOT_PRICED)
     for words, pattern in ((flags, _SCHEDULES), (own, _SCHEDULE_OF_THE_RUN)):
         if (row.integer("pp") or 1) > 1 and (named := re.search(pattern, words)) and mentions(words, pattern):
             raise UnsupportedError(f"its pipeline has another schedule ({named[0]}) than 1F1B, which is priced")

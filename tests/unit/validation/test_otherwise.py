@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from planner.validation.configuration import run_of
+from planner.validation.evaluate import evaluate_chunk
+from planner.validation.states import States
 from planner.validation.unsupported import UnsupportedError
 from tests.unit.validation.test_software import one
 
@@ -16,7 +18,7 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
     [
         ({"notes": "LoRA fine-tuning"}, "LoRA"),
         ({"model": "Llama 8B QLoRA"}, "LoRA"),
-        ({"other_flags": "optimizer=Muon"}, "AdamW"),
+        ({"other_flags": "optimizer=Adafactor"}, "AdamW"),
         ({"other_flags": "8-bit Adam (bitsandbytes)"}, "AdamW"),
         ({"other_flags": "JAX MaxText"}, "JAX"),
         ({"other_flags": "DualPipe"}, "dualpipe"),
@@ -38,9 +40,9 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
         ({"other_flags": "enable_cpu_offload=true"}, "outside of the device"),
         ({"other_flags": "offload_activations=True"}, "wait on the host"),
         ({"other_flags": "activation offloading by save_on_cpu"}, "wait on the host"),
-        ({"precision_detail": "pure bf16, no master weights"}, "no fp32 copy"),
+        ({"precision": "fp16", "other_flags": "no master weights"}, "no fp32 copy"),
         ({"other_flags": "paged_adamw_32bit"}, "AdamW"),
-        ({"notes": "trained with Muon"}, "AdamW"),
+        ({"notes": "trained with Shampoo"}, "AdamW"),
         ({"notes": "schedule: GPipe"}, "gpipe"),
         ({"intra_bw": "NVLink off, PCIe"}, "not joined by NVLink"),
         ({"notes": "time of the first step, including compilation"}, "more than a step"),
@@ -136,3 +138,36 @@ def test_details_that_do_not_say_what_is_computed_again(tmp_path: Path, recomput
 def test_weights_that_stay_gathered_are_no_zero_3(tmp_path: Path) -> None:
     run = run_of(one(tmp_path, zero_stage="3", other_flags="reshard_after_forward=never"))
     assert run.pinned.zero == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "states"),
+    [
+        ({}, States()),
+        ({"other_flags": "optimizer=Muon"}, States(optimizer="muon")),
+        ({"notes": "trained with LAMB"}, States(optimizer="lamb")),
+        ({"other_flags": "optim: sgd"}, States(optimizer="sgd")),
+        ({"notes": "faster than runs with Muon"}, States()),
+        ({"precision_detail": "pure bf16, no master weights"}, States(master_weights=False, moment_dtype="bf16")),
+        ({"other_flags": "bf16-true"}, States(master_weights=False, moment_dtype="bf16")),
+        ({"other_flags": "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"}, States(moment_dtype="bf16")),
+        ({"other_flags": "exp_avg_dtype fp32"}, States()),
+        ({"other_flags": "bf16 optimizer"}, States(moment_dtype="bf16")),
+        ({"other_flags": "DeepSpeed bf16 optimizer"}, States()),
+        ({"precision": "fp32", "other_flags": "no master weights"}, States()),
+    ],
+)
+def test_what_is_kept_of_weights(tmp_path: Path, changes: dict[str, str], states: States) -> None:
+    assert run_of(one(tmp_path, **changes)).states == states
+
+
+def test_states_in_16_bits_are_priced(tmp_path: Path) -> None:
+    """Less is kept, and less moved by the update, with moments in bf16, and less again where all is."""
+    flags = ("", "optimizer states in bf16", "pure bf16")
+    rows = [one(tmp_path, other_flags=flag, tp="1", pp="1", dp="8", zero_stage="3") for flag in flags]
+    found = evaluate_chunk(rows)
+    peaks = [each.predicted_peak_bytes or 0.0 for each in found]
+    updates = [dict(each.time)["optimizer"] for each in found]
+    assert [each.error for each in found] == [None] * 3
+    assert peaks[0] > peaks[1] > peaks[2] > 0
+    assert updates[0] > updates[1] > updates[2] > 0

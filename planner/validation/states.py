@@ -1,0 +1,84 @@
+"""Which optimizer a row says to have updated the weights, and what it kept of them: AdamW in fp32 unless it says more.
+
+    optimizer=Muon; trained with LAMB                     another optimizer that is priced
+    pure bf16, bf16-true, no master weights               weights, gradients and moments in 16 bits, as PyTorch has them
+    exp-avg-dtype bf16, optimizer states in bf16          moments in 16 bits beside fp32 masters
+
+The BF16_Optimizer of DeepSpeed keeps masters and moments in fp32 whatever its name says (deepspeed/runtime/
+bf16_optimizer.py). Optimizers that are not priced `planner.validation.otherwise` refuses.
+"""
+
+import re
+from dataclasses import dataclass
+
+from planner.validation.rows import Row
+from planner.validation.unsupported import UnsupportedError
+from planner.validation.words import mentions
+
+FLAGS = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
+"""Columns that say how a row was run."""
+
+PRICED = ("muon", "lamb", "sgd")
+"""Optimizers beside AdamW."""
+_SGD = r"\boptim(?:izer)?\s*[=:]\s*sgd\b|optimizer sgd\b"
+_PURE = (
+    r"pure[-_ ]bf(?:loat)?16|bf16[-_]true|\bbf16_optimizer_states\b|\btraining[._]dtype\W+bfloat16"
+    r"|(?:no|without) (?:fp32 )?master[-_ ]weights|stochastic[-_ ]rounding"
+)
+_MOMENTS = (
+    r"\bbf16[- ](?:adamw?|moments)|optimi[sz]er states? in bf16|bf16 optimi[sz]er states?"
+    r"|exp[-_]avg(?:[-_]sq)?[-_]dtype\W+(?:torch\.)?bf(?:loat)?16"
+)
+_OPTIMIZER = r"\bbf16[- ]optimi[sz]er\b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """The optimizer of a run, whether it had fp32 master weights, without which gradients have 16 bits, too, and the
+    dtype of its moments."""
+
+    optimizer: str = "adamw"
+    master_weights: bool = True
+    moment_dtype: str = "fp32"
+
+
+USUAL = States()
+
+
+def run_with(names: str) -> str:
+    """What notes say of the optimizer of the run itself, one of these names; else they compare with other runs."""
+    return (
+        rf"(?:trained|run|ran) with (?P<with>{names})\b|\boptimi[sz]er\W+(?P<named>{names})\b"
+        rf"|\b(?P<instead>{names}) (?:instead of|rather than) adam"
+    )
+
+
+def states_of(row: Row, notes: list[str]) -> States:
+    """What a row says. Raises UnsupportedError for weights in fp16 alone."""
+    flags = "; ".join(row.text(column) for column in FLAGS).lower()
+    optimizer = _optimizer(flags, row.text("notes").lower())
+    pure = mentions(flags, _PURE) and row.precision() != "fp32"
+    told = mentions(flags, _MOMENTS) or (mentions(flags, _OPTIMIZER) and "deepspeed" not in flags)
+    if pure and row.precision() == "fp16":
+        raise UnsupportedError("weights or moments have no fp32 copy but fp16, which is not priced")
+    found = States(
+        optimizer=optimizer,
+        master_weights=not pure,
+        moment_dtype="bf16" if pure or told else USUAL.moment_dtype,
+    )
+    if optimizer != USUAL.optimizer:
+        notes.append(f"optimizer: {optimizer}")
+    if found.moment_dtype != USUAL.moment_dtype:
+        notes.append(f"moments in bf16{'' if found.master_weights else ', no master weights'}")
+    return found
+
+
+def _optimizer(flags: str, own: str) -> str:
+    for name in PRICED:
+        if mentions(flags, _SGD if name == "sgd" else rf"\b{name}\b"):
+            return name
+    if mentions(own, run_with("|".join(PRICED))):
+        found = re.search(run_with("|".join(PRICED)), own)
+        assert found is not None
+        return next(name for name in found.groups() if name)
+    return USUAL.optimizer
