@@ -16,6 +16,7 @@ from planner.graph.operator_graph import Argument, Operator, OperatorGraph, Torc
 from planner.graph.unread import without_unread
 
 RMS_NORM, LAYER_NORM = "aten.rms_norm.default", "aten.layer_norm.default"
+GATED_NORM = "planner.gated_rms_norm.default"
 
 _WIDE = ("float32", "float64")
 _CASTS = ("aten.to.dtype", "aten._to_copy.default")
@@ -25,7 +26,7 @@ _MEAN, _POWER, _ROOT = "aten.mean.dim", "aten.pow.Tensor_Scalar", "aten.rsqrt.de
 
 def with_norms(graph: OperatorGraph) -> OperatorGraph:
     """`graph` with one operator for each norm that is spelled out; what only the old ones read is gone."""
-    reader = _Reader(graph)
+    reader = Reader(graph)
     found = dict(norm for op in graph.operators if op.op == _MULTIPLY and (norm := reader.norm(op)) is not None)
     if not found:
         return graph
@@ -34,7 +35,9 @@ def with_norms(graph: OperatorGraph) -> OperatorGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class Reader:
+    """What makes and what reads the values of a graph."""
+
     graph: OperatorGraph
 
     def norm(self, product: Operator) -> tuple[str, Operator] | None:
@@ -45,7 +48,7 @@ class _Reader:
             square = self._squared(reciprocal)
             if square is not None:
                 squared, epsilon = square
-                if self._source(squared) == self._source(x):
+                if self.source(squared) == self.source(x):
                     return self._whole(product, RMS_NORM, squared, epsilon)
                 centred = self._centred(squared)
                 if centred is not None and centred == self._centred(x):
@@ -54,13 +57,13 @@ class _Reader:
 
     def _squared(self, reciprocal: str) -> tuple[str, float] | None:
         """x and epsilon of 1 / sqrt(mean(x^2) + epsilon), computed in fp32 or wider, over the last dim."""
-        root = self._made(reciprocal, _ROOT, _POWER)
-        added = None if root is None or root.arguments[1:] not in ((), (-0.5,)) else self._made(root.operands[0], _ADD)
+        root = self.made(reciprocal, _ROOT, _POWER)
+        added = None if root is None or root.arguments[1:] not in ((), (-0.5,)) else self.made(root.operands[0], _ADD)
         if added is None or len(added.operands) != 1 or added.keywords:
             return None
         _, epsilon = added.arguments
         squares = self._averaged(added.operands[0])
-        power = None if squares is None else self._made(squares, _POWER, _MULTIPLY)
+        power = None if squares is None else self.made(squares, _POWER, _MULTIPLY)
         if power is None or not isinstance(epsilon, float) or self.graph.types[squares or ""].dtype not in _WIDE:
             return None
         first, second = power.arguments
@@ -68,7 +71,7 @@ class _Reader:
 
     def _averaged(self, mean: str) -> str | None:
         """What a mean over the last dim, which is kept, is of."""
-        op = self._made(mean, _MEAN)
+        op = self.made(mean, _MEAN)
         if op is None or op.keywords or len(op.arguments) != 3 or op.arguments[2] is not True:
             return None
         dims, rank = op.arguments[1], len(self.graph.types[op.operands[0]].shape)
@@ -76,27 +79,27 @@ class _Reader:
 
     def _centred(self, name: str) -> str | None:
         """x of x - mean(x)."""
-        op = self._made(name, _SUBTRACT)
+        op = self.made(name, _SUBTRACT)
         if op is None or len(op.operands) != 2 or op.keywords:
             return None
         return op.operands[0] if self._averaged(op.operands[1]) == op.operands[0] else None
 
     def _whole(self, product: Operator, kind: str, wide: str, epsilon: float) -> tuple[str, Operator] | None:
         """With the product with a weight and the cast back, in either order, as far as nothing else reads between."""
-        types, source = self.graph.types, self._source(wide)
-        last, weight = self._cast_of(product, types[source].dtype), None
+        types, source = self.graph.types, self.source(wide)
+        last, weight = self.cast_of(product, types[source].dtype), None
         following = self._only_reader(last)
         others = () if following is None or following.op != _MULTIPLY else following.operands
         if following is not None and len(set(others)) == 2:  # a square has no weight
             (other,) = (name for name in others if name != last.results[0])
             if types[other].shape == types[wide].shape[-1:]:
-                weight, last = other, self._cast_of(following, types[source].dtype)
+                weight, last = other, self.cast_of(following, types[source].dtype)
         made = types[last.results[0] or ""]
         x = next((name for name in (source, wide) if types[name].dtype == made.dtype), None)
         if x is None or made.shape != types[x].shape:
             return None
-        if weight is not None and types[self._source(weight)].dtype == made.dtype:
-            weight = self._source(weight)
+        if weight is not None and types[self.source(weight)].dtype == made.dtype:
+            weight = self.source(weight)
         if weight is not None and kind == LAYER_NORM and types[weight].dtype != made.dtype:
             return None
         scale = None if weight is None else ValueRef(weight)
@@ -104,7 +107,7 @@ class _Reader:
         given = (*given, epsilon) if kind == RMS_NORM else (*given, None, epsilon)
         return last.name, replace(last, op=kind, arguments=given, keywords=())
 
-    def _cast_of(self, op: Operator, dtype: str) -> Operator:
+    def cast_of(self, op: Operator, dtype: str) -> Operator:
         """What casts the result of an operator to a dtype, where nothing else reads it; else the operator."""
         following = self._only_reader(op)
         casts = following is not None and following.op in _CASTS and _dtype(following) == dtype
@@ -116,9 +119,9 @@ class _Reader:
         returned = name == graph.loss or any(name == content for _, content in graph.updates)
         return graph.operators[readers[0]] if len(set(readers)) == 1 and not returned else None
 
-    def _source(self, name: str) -> str:
+    def source(self, name: str) -> str:
         """What a value was before it was cast to float32 or float64 from less, as far as kernels compute in that."""
-        op = self._made(name, *_CASTS)
+        op = self.made(name, *_CASTS)
         if op is None:
             return name
         (source,), types = op.operands, self.graph.types
@@ -127,7 +130,15 @@ class _Reader:
         same = types[source].dtype == types[name].dtype
         return source if same or (widened and not narrowed) else name
 
-    def _made(self, name: str, *by: str) -> Operator | None:
+    def read_once(self, op: Operator, by: Operator) -> bool:
+        """Whether an operator alone reads the result of another, or a cast of it that nothing else reads."""
+        following = self._only_reader(op)
+        if following is not None and following.op in _CASTS and following.name != by.name:
+            following = self._only_reader(following)
+        return following is not None and following.name == by.name
+
+    def made(self, name: str, *by: str) -> Operator | None:
+        """The operator that made a value, if it is one of these."""
         at = self.graph.producer.get(name)
         return self.graph.operators[at] if at is not None and self.graph.operators[at].op in by else None
 

@@ -80,3 +80,13 @@ def gated_delta_rule(
     made: torch.Tensor
     made, _ = kernel(query, key, value, decay, beta, use_qk_l2norm_in_kernel=normalised)
     return made
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, epsilon: float, silu: bool
+) -> torch.Tensor:
+    from fla.modules.fused_norm_gate import rms_norm_gated
+
+    activation = "silu" if silu else "sigmoid"
+    made: torch.Tensor = rms_norm_gated(x, gate, weight, None, activation=activation, eps=epsilon)
+    return made

@@ -47,6 +47,7 @@ from planner.graph.contractions import with_pairs
 from planner.graph.examples import samples_of
 from planner.graph.expert_load import with_named_settings
 from planner.graph.filled import with_filled_joined
+from planner.graph.gated_norm import with_gated_norms
 from planner.graph.gradient_hooks import refuse_gradient_hooks
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
 from planner.graph.indexers import with_index_scores
@@ -268,8 +269,8 @@ def _graph_of(
     read = with_named_settings(without_needless_detaches(_Reader(module, exported, written).read()))
     read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     read = with_pieces_together(read, samples_of((args, kwargs)))
-    flat = with_norms(with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read)))))
-    flat = with_filled_joined(with_index_scores(flat))
+    paired = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
+    flat = with_filled_joined(with_index_scores(with_gated_norms(with_norms(paired))))
     if announced:  # what a block was given had gradients, as far as one could see
         flat = without_needless_detaches(repeats.expand(flat, announced))
         repeats.check_compared(flat, announced)

@@ -25,6 +25,7 @@ from planner.errors import AuditError
 from planner.graph import ctc
 from planner.graph.causal_convolution import causal_convolution
 from planner.graph.delta_rule import gated_delta_rule
+from planner.graph.gated_norm import gated_rms_norm
 from planner.graph.index_scores import index_scores
 from planner.graph.selective_scan import selective_scan
 from planner.graph.state_space_scan import state_space_scan
@@ -67,6 +68,7 @@ _COMPOSED: Mapping[str, Callable[..., Any]] = {
     **selective_scan.in_pieces,
     **causal_convolution.in_pieces,
     **index_scores.in_pieces,
+    **gated_rms_norm.in_pieces,
 }
 _ONTO = frozenset(
     f"aten.{name}"

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from planner.graph import causal_convolution as causal_convolution  # these make operators known to torch
 from planner.graph import delta_rule as delta_rule
+from planner.graph import gated_norm as gated_norm
 from planner.graph import index_scores as index_scores
 from planner.graph import selective_scan as selective_scan
 from planner.graph import state_space_scan as state_space_scan
@@ -298,6 +299,9 @@ def _state_spaces() -> Iterator[tuple[Any, ...]]:
     yield "planner.causal_convolution.default", "gated", wide, _random(4, 3), _random(4), True
     yield "planner.causal_convolution.default", wide, _random(4, 3), None, False
     yield "planner.index_scores.default", _random(2, 4, 6, 3), _random(2, 8, 3), _random(2, 4, 6), 0.5
+    norm = "planner.gated_rms_norm.default"
+    yield norm, "silu", _random(4, 6, 8), _random(4, 6, 8), _random(8), 1e-3, True
+    yield norm, "sigmoid", _random(4, 8), _random(4, 8), None, 1e-3, False
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
 from planner.graph.indexers import INDEX_SCORES
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
+from planner.graph.norms import GATED_NORM
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
 from planner.graph.scans import CAUSAL_CONVOLUTION, DELTA_RULE, SELECTIVE_SCAN, STATE_SPACE
@@ -24,6 +25,7 @@ from planner.sharding.rules.delta_rule import DeltaRule
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.experts import Experts
 from planner.sharding.rules.fp8 import Fp8Linear
+from planner.sharding.rules.gated_norm import GatedNorm
 from planner.sharding.rules.index_scores import IndexScores
 from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
 from planner.sharding.rules.losses import Ctc, PairLoss
@@ -153,6 +155,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.scatter.value": ScatterValue(),
     "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2))), statistics=2),
     "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,))), statistics=1),
+    GATED_NORM: GatedNorm(),
     "planner.experts.default": Experts(),
     "planner.expert_loads.default": Einsum(
         pattern="b s k -> b e", op_class="copy", blocked="k e", work=((1.0, "b s k"),)
