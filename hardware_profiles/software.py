@@ -168,6 +168,8 @@ class Software:
         counts_gradients: whether `host` is of every kernel that autograd launches, also of those for gradients and for
             their sums, and of what is done for each parameter in an update; else of one for an operator of the graph in
             each pass, as it was fitted.
+        composes_scans: whether scans are PyTorch's operators on GPUs, too, as where the packages with their kernels are
+            not installed; elsewhere they are in any case.
         foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
             one kernel.
     """
@@ -233,6 +235,7 @@ class Software:
     foreach: bool = False
     expert_by_expert: bool = False
     counts_gradients: bool = False
+    composes_scans: bool = False
 
     @property
     def has_buckets(self) -> bool:

@@ -66,6 +66,7 @@ from costmodels import (
     state_space_time,
     weight_gradient_time,
 )
+from hardware_profiles import Device, Software
 from planner.graph.scans import CHUNK
 from planner.pricing import composed_losses
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
@@ -553,8 +554,12 @@ def _index_scores(call: KernelCall) -> tuple[Array, Array]:
 
 
 def _lacks_kernels(call: KernelCall) -> bool:
+    return lacks_kernels(call.device, call.software)
+
+
+def lacks_kernels(device: Device, software: Software) -> bool:
     """Whether nobody has kernels of scans and of indexers there: they are called on GPUs."""
-    return call.software.counts_gradients and call.device.device_type != "cuda"
+    return software.composes_scans or (software.counts_gradients and device.device_type != "cuda")
 
 
 _SCANS: Mapping[str, Callable[[KernelCall], Any]] = {

@@ -21,7 +21,7 @@ from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.composed_norms import composed_bytes
 from planner.pricing.kernel_call import KernelCall
-from planner.pricing.kernels import host_seconds, kernel_seconds
+from planner.pricing.kernels import host_seconds, kernel_seconds, lacks_kernels
 from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.unfused_attention import score_bytes
@@ -182,7 +182,9 @@ def price_operator(
     )
     over = saved if rule.op_class == "elementwise" and cluster.software.gates_in_place else ()
     fresh = sum((operand_bytes[i] for i in graded if i not in over), np.zeros(len(extents)))
-    scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh) + 2 * come
+    own = rule.kernel_scratch
+    own = rule.scratch if own is None or lacks_kernels(cluster.device, cluster.software) else own
+    scratch = _sum_work(own, extents) + _inner_scratch(rule, strategies, held, mesh) + 2 * come
     scratch = scratch + _of_gradients(rule, graded, operand_bytes, result_bytes, extents)
     if rule.casts and rule.op_class != "experts" and not cluster.device.multiplies(rule.computed[0]):
         scratch = scratch * _EMULATED

@@ -175,8 +175,9 @@ class Rule:
     are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read.
     `deferred_weight_gradients` are the weights of a linear layer: their gradients are products of their own, which can
     be had later. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in
-    `saved_results`, and `saved_extra` bytes beside them; `scratch` bytes live only while it runs, and `inner_scratch`
-    where it sends any of `inner`; `gradient_scratch` has bytes that live only while the gradient of an operand is made.
+    `saved_results`, and `saved_extra` bytes beside them; `scratch` bytes live only while it runs, or `kernel_scratch`
+    where kernels compute at once what PyTorch's operators are composed for, and `inner_scratch` where it sends any of
+    `inner`; `gradient_scratch` has bytes that live only while the gradient of an operand is made.
     Each element of a result that is `pointwise` is made of those in its place; gradients of its operands have its shape
     and dtype first, and are then summed and cast to theirs. Operands that are `handed` the gradient of the result have
     that itself. A product that `folds` the leading dims of its operands copies those where they do not lie as one. The
@@ -214,6 +215,7 @@ class Rule:
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[Work, ...] = ()
     scratch: tuple[Work, ...] = ()
+    kernel_scratch: tuple[Work, ...] | None = None
     gradient_scratch: tuple[tuple[int, Work], ...] = ()
     pointwise: bool = False
     folds: bool = False

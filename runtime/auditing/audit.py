@@ -128,7 +128,8 @@ def audit(
         raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
     few, fused = _few(plan), _updated_by_one_kernel(plan, cluster)
     whole = bind(plan, traced, batch)
-    costs, clusters = stated_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)
+    composing = _composing(cluster)
+    costs, clusters = stated_costs(whole, composing), clusters_of_ranks(composing, plan.pipeline)
     for stage in range(plan.pipeline) if ranks is None else ranks:
         rank = stage * plan.mesh.size + plan.mesh.size // 2
         with imitated_step(few, traced, batch, rank, fused=fused) as step:
@@ -146,6 +147,12 @@ def audit(
                 predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows, fused=fused),
                 stated=stage_peak(costs[stage], clusters[stage]),
             )
+
+
+def _composing(cluster: Machine) -> Machine:
+    """The machine without kernels of scans: on tensors without data these are composed of PyTorch's operators."""
+    software = parts_of(cluster)[0].software
+    return cluster.with_software(replace(software, composes_scans=True))
 
 
 def _updated_by_one_kernel(plan: Plan, cluster: Machine) -> bool:

@@ -16,7 +16,7 @@ from planner.graph.call import Call
 from planner.graph.scans import CHUNK
 from planner.sharding.rule import Rule
 from planner.sharding.rules.einsum import WIDE, Einsum
-from planner.sharding.rules.recomputed import keeping_operands
+from planner.sharding.rules.recomputed import Living, keeping_operands
 from planner.sharding.rules.spec import RuleSpec
 
 _ARGUMENT = (6, "chunk")
@@ -25,6 +25,14 @@ _LIVING = (13.0, 4.0, 8.0)
 _LIVING_EACH = (7.0, 3.0, 5.0)
 """The same with a decay for each channel, where chunks are computed one by one: the last are of one chunk's pairs, of
 each channel."""
+_OF_KERNELS = (7.0, 5.0, 1.0, 2.0)
+"""Tensors in the dtype of the operands that live together where kernels of flash-linear-attention compute gradients:
+of keys (queries and keys of length 1, w, gradients of the three, and of keys once more), of values (what is read, u,
+what is written, two gradients of that), of pairs of a chunk (the triangle), of states before each chunk (and their
+gradients)."""
+_OF_KERNELS_EACH, _WIDE_EACH = (5.0, 5.0, 2.0, 2.0), (7.0, 2.0)
+"""The same with a decay for each channel, and tensors of keys and of pairs in float32 beside them: sums of decays,
+gradients of queries, keys and decays, twice each; gradients of pairs."""
 
 
 @final
@@ -51,4 +59,17 @@ class DeltaRule(RuleSpec):
             (values * width, "b s g r e"),
             (pairs * width * chunk**2, "b g r d") if each else (pairs * width * chunk, "b s g r"),
         )
-        return keeping_operands(rule, living)
+        return keeping_operands(rule, living, _of_kernels(call, each=each, width=width, chunk=chunk))
+
+
+def _of_kernels(call: Call, *, each: bool, width: float, chunk: float) -> Living:
+    """Bytes that live where kernels compute it."""
+    element = float(call.operands[0].element_bytes)
+    keys, values, pairs, states = (count * element for count in (_OF_KERNELS_EACH if each else _OF_KERNELS))
+    wide_keys, wide_pairs = (count * width for count in (_WIDE_EACH if each else (0.0, 0.0)))
+    return (
+        (keys + wide_keys, "b s g r d"),
+        (values, "b s g r e"),
+        ((pairs + wide_pairs) * chunk, "b s g r"),
+        (states / chunk, "b s g r d e"),
+    )

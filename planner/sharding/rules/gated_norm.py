@@ -35,4 +35,4 @@ class GatedNorm(RuleSpec):
             blocked="h",
             work=((_WORK, every),),
         ).build(call)
-        return keeping_operands(rule, ((_LIVING * max(WIDE, call.operands[0].element_bytes), every),))
+        return keeping_operands(rule, ((_LIVING * max(WIDE, call.operands[0].element_bytes), every),), ())

@@ -55,6 +55,7 @@ def rule_of_replicas(call: Call, one: Rule) -> Rule:
         work=more(one.work),
         saved_extra=more(one.saved_extra),
         scratch=more(one.scratch),
+        kernel_scratch=None if one.kernel_scratch is None else more(one.kernel_scratch),
         gradient_scratch=tuple((at, more((term,))[0]) for at, term in one.gradient_scratch),
         inner=tuple(replace(sent, factors=(*sent.factors, loop)) for sent in one.inner),
         inner_scratch=more(one.inner_scratch),

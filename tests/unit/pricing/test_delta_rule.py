@@ -21,6 +21,8 @@ from hardware_profiles import Device, load_profile, load_software
 from planner.graph.delta_rule import gated_delta_rule
 from planner.pricing.kernel_call import KernelCall
 from planner.pricing.kernels import kernel_seconds
+from planner.pricing.operator_price import price_operator
+from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule
 from runtime.auditing.ledger import Ledger
 from tests.contract.rule_calls import Example
@@ -162,3 +164,16 @@ def test_an_operator_is_priced_as_what_computes_it() -> None:
     assert behind == pytest.approx(without + ahead)
     assert seconds["megatron", "cpu"] == seconds["megatron", "cuda"]
     assert seconds["pytorch", "cpu"][0] > 2 * ahead
+
+
+def test_what_lives_is_that_of_what_computes_it() -> None:
+    """Kernels keep tensors of 16 bits between them; composed, more of them live at once, in float32."""
+    wide = torch.zeros(1, 256, 4, 32, dtype=torch.bfloat16)
+    example = Example("planner.gated_delta_rule.default", (wide, wide, wide, wide[..., 0].float(), wide[..., 0]), {})
+    found, call, machine = example.rule(), example.call(), load_profile("h100-80gb").with_devices(1)
+    needed = []
+    for composes in (False, True):
+        cluster = machine.with_software(replace(machine.software, composes_scans=composes))
+        prices = price_operator(found, [()], call.operands, call.results, [True] * 5, Mesh(axes=()), cluster)
+        needed.append(float(prices.transient[0]))
+    assert needed[1] > 1.5 * needed[0]
