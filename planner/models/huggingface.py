@@ -353,10 +353,19 @@ def _experts_as_one_operator(module: Any, where: str) -> None:
 
     stack_experts(module, where)
     with_chosen_rows(module)
-    if module._can_set_experts_implementation():
+    found = _with_experts(module)
+    for part in found:
         with _theirs(_transformers(), f"{where}: its experts cannot be changed"):
-            module.set_experts_implementation(AS_ONE_OPERATOR)
+            part.set_experts_implementation(AS_ONE_OPERATOR)
+    if found:
         check_experts(module, where)
+
+
+def _with_experts(module: Any) -> list[Any]:
+    """Models of transformers in a module whose experts may be computed in other ways: itself, or, where it reads images
+    beside tokens, the one that reads tokens (Kimi K2.5)."""
+    models = (part for part in module.modules() if hasattr(part, "_can_set_experts_implementation"))
+    return [part for part in models if part._can_set_experts_implementation()]
 
 
 def trained_without_masks(module: Any) -> None:
@@ -386,13 +395,14 @@ def experts_where_they_can(module: Any) -> None:
         for part in module.children():
             experts_where_they_can(part)
         return
-    implementation = module.config._experts_implementation
+    before = [(part, part.config._experts_implementation) for part in _with_experts(module)]
     try:
         with_experts_as_operators(module)
     except ModelError:
-        if not module._can_set_experts_implementation():
+        if not before:
             raise
-        module.set_experts_implementation(implementation)
+        for part, implementation in before:
+            part.set_experts_implementation(implementation)
 
 
 def _one_line(error: Exception) -> str:

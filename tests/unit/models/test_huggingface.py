@@ -253,6 +253,24 @@ def test_a_model_without_a_longest_sequence_takes_any(tmp_path: Path) -> None:
     assert build_model(str(tmp_path), dtype="bfloat16").sequence_length == 128
 
 
+def test_experts_of_the_model_that_reads_tokens_are_operators(tmp_path: Path) -> None:
+    """Of one that reads images, too, whose own file has none."""
+    text = json.loads((CONFIGS / "deepseek-v3" / "config.json").read_text())
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    content = {
+        "architectures": ["Kimi_K25ForConditionalGeneration"],
+        "model_type": "kimi_k25",
+        "text_config": {**text, "num_hidden_layers": 2, "first_k_dense_replace": 1},
+        "vision_config": {"model_type": "kimi_k25_vision", **sizes},
+        **{"image_token_id": 90, "video_token_id": 91, "projection_hidden_size": 32},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = build_model(str(tmp_path), dtype="bfloat16", sequence_length=8)
+    calls = [op.op for op in trace(model.module, model.args, model.kwargs).operators]
+    assert calls.count("planner.experts.default") == 1
+    assert not any("grouped" in call or "histc" in call for call in calls)
+
+
 def paths(family: str) -> tuple[Path, Path]:
     return CONFIGS / family, CONFIGS / family / "config.json"
 
