@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.matrix_groups import MatrixGroup, matrix_groups
+from planner.plan.layout.narrow_updates import updated_in_chunks
 from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import Broadcast, broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
@@ -105,6 +106,7 @@ class ShardedOptimizer:
         self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
         self.moments = every_moment(training.optimizer, settings)  # what is kept of elements, after an update
         self._moment_dtype = training.update.moment_dtype
+        self._chunked = {name for name in self._trainable if updated_in_chunks(bound, name)}
         self._moments = {
             name: moments_of(optimizer_of(bound.graph, training.optimizer, name), settings) for name in self._trainable
         }
@@ -217,10 +219,11 @@ class ShardedOptimizer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-    def _read(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _read(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient as the update of a weight reads it: for one kernel one element after the other."""
-        wide = gradient.to(wide_dtype(dtype))
-        return wide.contiguous() if self._at_once else wide
+        if name not in self._chunked:
+            gradient = gradient.to(wide_dtype(self._trainable[name].piece.dtype))
+        return gradient.contiguous() if self._at_once else gradient
 
     @torch.no_grad()
     def step(self, accept: Callable[[Iterable[torch.Tensor]], bool] = lambda gradients: True) -> bool:
@@ -242,8 +245,8 @@ class ShardedOptimizer:
 
         def stayed() -> None:
             for master in self._masters:
-                gradient = gradients.pop(master.parameter.name)
-                master.weight.grad = self._read(gradient, master.weight.dtype)
+                name = master.parameter.name
+                master.weight.grad = self._read(name, gradients.pop(name))
             if self._optimizer is not None:
                 self._optimizer.step()
             for master in self._masters:
@@ -252,10 +255,7 @@ class ShardedOptimizer:
         if not self._offloaded:
             stayed()
         else:
-            wide = {
-                name: lambda name=name: self._read(gradients.pop(name), self._trainable[name].piece.dtype)
-                for name in self._visiting
-            }
+            wide = {name: lambda name=name: self._read(name, gradients.pop(name)) for name in self._visiting}
             self._offloaded.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)
         publication.end(self._masters)
         for broadcast in self._broadcasts:
@@ -359,7 +359,7 @@ def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart:
     view = not apart and wide == weight.dtype and not own
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight = on_host(weight) if hosted else weight
-    weight.grad_dtype = wide_dtype(weight.dtype)
+    weight.grad_dtype = None  # as it is reduced, or in float32
     return _Master(parameter=parameter, weight=weight, view=view, hosted=hosted)
 
 

@@ -9,10 +9,12 @@ import pytest
 from planner.errors import AuditError
 from planner.graph.trace import trace
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.prediction import update_memory
 from planner.plan.prediction.charges import Charge
 from planner.sharding.update import PLAIN, Update
 from runtime import StageAudit, audit
 from runtime.auditing import audit as auditing
+from runtime.optimizers import narrow
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, SOME, Hand, cluster_of
 from tests.distributed import dividing, plans
 from tests.long_lists import first, rarely
@@ -327,3 +329,16 @@ def test_what_becomes_of_gradients_agrees(
     for stage in audit(plan, graph, plans.BATCH, cluster_of(plan)):
         assert stage.unequal == ()
         assert abs(stage.peak / stage.predicted_peak - 1) < LOOSER, (stage.live, stage.predicted_live)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("chunk", [700, 3000])
+def test_what_is_narrow_is_widened_a_chunk_at_a_time(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, gradients and moments in bf16; of chunks that part weights, and of those that hold several."""
+    for module in (narrow, update_memory):
+        monkeypatch.setattr(module, "UPDATE_CHUNK", chunk)
+    graph = trace(plans.build("llama").bfloat16(), plans.batch())
+    plan = plans.hand_plan("zero3", "llama", plans.mesh_of(2), graph=graph)
+    plan = replace(plan, training=replace(plan.training, precision="bf16", update=UPDATES[-1]))
+    (stage,) = audit(plan, graph, plans.BATCH, cluster_of(plan))
+    assert stage.peak == pytest.approx(stage.predicted_peak, rel=LOOSER)

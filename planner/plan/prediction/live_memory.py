@@ -24,6 +24,7 @@ from costmodels import PLACES, Turn, paired_turns
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.matrix_groups import matrix_groups
+from planner.plan.layout.narrow_updates import narrow_moments, updated_in_chunks
 from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
@@ -32,7 +33,7 @@ from planner.plan.prediction.backward_memory import BackwardMemory
 from planner.plan.prediction.bucket_memory import BucketMemory, gather
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
 from planner.plan.prediction.memory_account import MemoryAccount, MemoryTurn, Piece, Storage, moved
-from planner.plan.prediction.update_memory import narrow_moments, update_temporaries
+from planner.plan.prediction.update_memory import update_temporaries
 from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
 from planner.pricing.matrix_update import Stack, stack_bytes
 from planner.pricing.parameter_price import summed
@@ -210,8 +211,9 @@ class Chunk(BackwardMemory):
         return self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
 
     def _read(self, name: str, piece: Piece) -> Piece:
-        """A gradient as the update reads it: of 16 bits in memory of its own."""
-        if summed(self.bound.graph.types[name], self.update).element_bytes >= _FP32:
+        """A gradient as the update reads it: of 16 bits in memory of its own, unless that is widened in chunks."""
+        narrow = summed(self.bound.graph.types[name], self.update).element_bytes < _FP32
+        if not narrow or updated_in_chunks(self.bound, name):
             return piece
         wide = Piece(self.account.new(float(math.prod(piece.shape) * _FP32), OTHER), piece.shape)
         self.account.release(piece.storage)

@@ -8,18 +8,14 @@ weights without a master and moments, has fp32 copies meanwhile: LAMB widens who
 
 from collections.abc import Collection, Iterable, Mapping
 
-from costmodels import MOMENT_BYTES, MOMENTS_KEPT, UPDATE_CHUNK
+from costmodels import MOMENTS_KEPT, UPDATE_CHUNK
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.narrow_updates import FP32, narrow_moments, narrow_weight, updated_in_chunks
+from planner.pricing.parameter_price import summed
 from planner.sharding.matrices import optimizer_of
 
-_FP32 = 4  # bytes
 _CHAIN = 2  # temporaries of a chain of kernels, in pieces of the parameter that is updated
-
-
-def narrow_moments(bound: BoundPlan) -> bool:
-    """Whether what the optimizer keeps is widened for an update."""
-    return MOMENT_BYTES[bound.plan.training.update.moment_dtype] < _FP32
 
 
 def update_temporaries(
@@ -32,7 +28,7 @@ def update_temporaries(
     optimizer = optimizer_of(bound.graph, bound.plan.training.optimizer, next(iter(pieces)))
     chained = [count for name, count in pieces.items() if not fused or name in in_strips]
     kinds = {name: _widened(bound, name, MOMENTS_KEPT[optimizer]) for name in pieces}
-    element = max(_FP32, *(bound.graph.types[name].element_bytes for name in pieces))
+    element = max(FP32, *(bound.graph.types[name].element_bytes for name in pieces))
     if optimizer == "lamb":
         return element * max((_CHAIN + narrow_moments(bound) * MOMENTS_KEPT[optimizer]) * n for n in pieces.values())
     if not any(kinds.values()):
@@ -50,9 +46,9 @@ def _chain(counts: Iterable[float]) -> float:
 
 
 def _widened(bound: BoundPlan, name: str, moments: int) -> int:
-    """How many fp32 copies the update of a parameter makes of what is kept of it."""
-    narrow = bound.graph.types[name].element_bytes < _FP32 and not bound.plan.training.update.master_weights
-    return narrow + moments * narrow_moments(bound)
+    """How many fp32 copies the update of a parameter makes of what is kept of it, and of its gradient."""
+    gradient = summed(bound.graph.types[name], bound.plan.training.update).element_bytes < FP32
+    return (updated_in_chunks(bound, name) and gradient) + narrow_weight(bound, name) + moments * narrow_moments(bound)
 
 
 def _largest_chunk(counts: Iterable[float]) -> float:

@@ -1,0 +1,28 @@
+"""Which parameters are updated in chunks: those of which something is kept narrower than fp32.
+
+The update is computed in fp32 (`runtime.optimizers.narrow`). AdamW and SGD widen chunk by chunk what is narrow, the
+gradient with it; LAMB and Muon need a gradient in fp32 as a whole, as they make their update in its place.
+"""
+
+from costmodels import MOMENT_BYTES
+from planner.plan.binding.bind import BoundPlan
+from planner.sharding.matrices import optimizer_of
+
+FP32 = 4  # bytes
+_BY_ELEMENT = ("adamw", "sgd")
+
+
+def narrow_moments(bound: BoundPlan) -> bool:
+    """Whether what the optimizer keeps is widened for an update."""
+    return MOMENT_BYTES[bound.plan.training.update.moment_dtype] < FP32
+
+
+def narrow_weight(bound: BoundPlan, name: str) -> bool:
+    """Whether a parameter of 16 bits has no master, and is widened for an update."""
+    return not bound.plan.training.update.master_weights and bound.graph.types[name].element_bytes < FP32
+
+
+def updated_in_chunks(bound: BoundPlan, name: str) -> bool:
+    """Whether the update of a parameter takes its gradient as it was reduced."""
+    by_element = optimizer_of(bound.graph, bound.plan.training.optimizer, name) in _BY_ELEMENT
+    return by_element and (narrow_moments(bound) or narrow_weight(bound, name))
