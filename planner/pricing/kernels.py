@@ -10,7 +10,7 @@ find the shape of a product C = A B, on extents that a strategy has divided:
 
 A convolution is the product that an implicit GEMM makes of it, whose extents its rule names as roles: rows m = n h w
 and columns n = o of the result, k = i and the kernel, batch = groups. Elements that overlapping windows share are read
-from memory once, so its bytes are those of its tensors. (Not good for depthwise convolutions, whose products are thin.)
+from memory once, so its bytes are those of its tensors. Depthwise ones have no columns (`depthwise.py`).
 
 Its gradients are products too, dA = dC B^T of shape (m, k, n) and dB of shape (n, k, m), one kernel each. A third
 operand, which joins the sum, is added by the kernel that writes C, which is free. Its gradient is summed up by one that
@@ -70,6 +70,7 @@ from hardware_profiles import Device, Software
 from planner.graph.scans import CHUNK
 from planner.pricing import composed_losses
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
+from planner.pricing.depthwise import at_most_passed
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
 from planner.pricing.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, in_fp32, is_unfused, unfused_seconds
 from planner.sharding.rules.experts import matrices_of
@@ -245,9 +246,10 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
         backward = backward + np.asarray(weights) * slower
         if dtype == "fp8" and not call.software.keeps_fp8:
             backward = backward + _cast(call, dtype, batch * (n + k) * m, scaled=True)
+    forward, backward = at_most_passed(call, by_product[0], backward)
     if call.software.sums_biases and any(addend in call.graded for addend in rule.addends):
         backward = backward + passed(call, element_bytes(call.dtype) * batch * m * n)
-    return by_product[0], backward
+    return forward, backward
 
 
 def _cast_matmul(call: KernelCall) -> tuple[Array, Array]:

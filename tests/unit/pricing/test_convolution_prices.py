@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from costmodels import matmul_time
+from costmodels import matmul_time, operator_time
 from hardware_profiles import load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -75,3 +75,16 @@ def test_samples_groups_and_channels_divide_the_work() -> None:
         assert prices.flops[1:] * 8 == pytest.approx(prices.flops[0])
     assert grouped.flops[0] * 16 == pytest.approx(plain.flops[0])
     assert plain.results[0][[1, 2, 3]] == pytest.approx(plain.results[0][0] / np.array([8, 8, 1]))
+
+
+def test_depthwise_ones_take_a_pass_over_their_tensors() -> None:
+    """And no less than one: the matrices of their channels would be tiles of 64 columns with one of them in use."""
+    prices = priced(nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False), None)
+    elements = 2 * 32 * 64 * 56 * 56
+    passed = operator_time(
+        op_class="elementwise", flops=0.0, bytes_moved=2.0 * elements, dtype="bf16", device=CLUSTER.device
+    )
+    tiles = matmul_time(*(np.array([float(n)]) for n in (32 * 56 * 56, 1, 9, 64)), "bf16", CLUSTER.device)
+    forward = float(prices.forward[0] - prices.late[0][0])
+    assert passed <= forward < 1.1 * passed < float(np.asarray(tiles)[0])
+    assert forward < float(prices.backward[0]) < 3 * forward
