@@ -112,6 +112,10 @@ SMALLER = {
     "plan explain llama70b-64.json": "plan explain two.json",
     # a minute of searches around the plan, in tests/unit/cli/test_explain.py
     "plan explain llama70b-64.json '*.mlp.up_proj'": "plan explain two.json '*.mlp.up_proj'",
+    # as long as the plan without it
+    "plan --model llama8b --devices 8 --moment-dtype bf16": (
+        "plan --model llama-tiny --devices 2 --hardware cpu --moment-dtype bf16"
+    ),
     # half a minute each; on as many devices in tests/unit/search/test_mixed.py and tests/unit/cli/test_software.py
     "plan --model llama70b --hardware h100-80gb:32,a100-80gb:32,between@12.5 -o mixed.json": (
         "plan --model llama8b --hardware h100-80gb:8,a100-80gb:8,between@12.5 -o mixed.json"
