@@ -90,7 +90,7 @@ MUTANTS = [
     *mutants(
         "prices",
         "costmodels/memory.py",
-        ("state=master + _FP32 * moments)", "state=_FP32 * moments)"),
+        ("state=master + moment * moments)", "state=moment * moments)"),
         ("(3 * gradient if variant.clipped else 0)", "0"),
     ),
     *mutants(
