@@ -187,6 +187,18 @@ def test_an_upper_bound_cuts_off_just_what_is_not_faster(name: str) -> None:
             assert solution.status == "optimal"
 
 
+def test_a_choice_that_is_known_is_where_it_begins() -> None:
+    """The best one comes back; one that does not fit is worth nothing."""
+    for problem, oracle in list(cases())[::9]:
+        slowest = [int(np.argmax(variable.memory)) for variable in problem.variables]
+        for known in (oracle.choice, slowest):
+            solution = dynamic_programming.solve(problem, known=known)
+            check_consistency(problem, solution)
+            assert solution.status == oracle.status
+            if oracle.evaluation is not None and solution.evaluation is not None:
+                assert close(solution.evaluation.time, oracle.evaluation.time)
+
+
 @pytest.mark.cases(0, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVERS)

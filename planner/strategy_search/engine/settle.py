@@ -123,7 +123,7 @@ def _certificate(
     limit of the planner is reached."""
     options: dict[str, Any] = {}
     if solver == "dynamic_programming":
-        options.update(relative_gap=GAP, cell_limit=EXACT)
+        options.update(relative_gap=GAP, cell_limit=EXACT, known=found.choice)
     if solver == "ilp":
         left = seconds_left()
         if left <= 0:

@@ -22,6 +22,7 @@ worst, and `front_limit` turns that worst case into an honest gap. Bertele and B
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,7 @@ def solve(
     problem: Problem,
     *,
     upper_bound: float | None = None,
+    known: Sequence[int] | None = None,
     relative_gap: float = 0.0,
     front_limit: int = 100_000,
     table_limit: int = 2**28,
@@ -54,6 +56,7 @@ def solve(
     Args:
         problem: what to solve.
         upper_bound: only choices faster than this are of interest; "cutoff" says that there are none.
+        known: a choice to begin with, if it fits: nothing slower is looked at.
         relative_gap: stop once the choice is proved to be within this of the best; then it is "feasible".
         front_limit: the most entries of a Pareto front. Where it cuts in, the status may be "feasible", with its gap.
         table_limit: refuse problems whose largest clique table has more cells.
@@ -82,7 +85,9 @@ def solve(
     if least.choice is None or least.peak > problem.capacity:
         return Solution(status="infeasible", bound=math.inf, least_memory=least.peak, statistics=(steps,))
     search = _Search(problem, ceiling=ceiling, relative_gap=relative_gap, front_limit=front_limit)
-    search.offer(tables.original(least.choice))
+    for begun in (tables.original(least.choice), known):
+        if begun is not None:
+            search.offer(tuple(begun))
     search.run(tables, memory_floor=least.memory_floor)
     return search.solution(floor=evaluation.time, steps=steps)
 
