@@ -215,6 +215,34 @@ class Options:
         str | None,
         word(JOB, "WORD", "Optimizer: adamw, sgd (momentum), lamb or muon.", "adamw", known=completion.optimizers),
     ] = None
+    lora: Annotated[
+        int | None,
+        number(
+            JOB,
+            "Rank of low-rank adapters (LoRA). The weights of the model are frozen, and two narrow ones beside each"
+            " linear layer of its blocks are trained.",
+            most=4096,
+        ),
+    ] = None
+    lora_alpha: Annotated[
+        str | None, word(JOB, "ALPHA", "With --lora: adapters count ALPHA / rank times (twice the rank).")
+    ] = None
+    lora_dropout: Annotated[
+        str | None, word(JOB, "SHARE", "With --lora, share of what adapters read that is dropped (0).")
+    ] = None
+    lora_layers: Annotated[
+        str | None,
+        word(
+            JOB,
+            "NAMES",
+            "With --lora, linear layers that get adapters, by the ends of their names, as in q_proj,v_proj (all of the"
+            " blocks).",
+        ),
+    ] = None
+    lora_trained: Annotated[
+        str | None,
+        word(JOB, "NAMES", "With --lora, modules that are trained in full beside the adapters, as in score (none)."),
+    ] = None
     forward_only: Annotated[
         bool,
         switch(
@@ -665,10 +693,11 @@ class Options:
     @property
     def reference(self) -> str:
         """The model to plan, with what is changed of it."""
+        from planner.models.adapters import adapter_changes
         from planner.models.overrides import changed_reference
 
         assert self.model is not None
-        return changed_reference(self.model, self.set or ())
+        return changed_reference(self.model, (*(self.set or ()), *adapter_changes(dataclasses.asdict(self))))
 
     @property
     def device_count(self) -> int:

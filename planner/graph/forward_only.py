@@ -16,6 +16,7 @@ parameter has a gradient to reduce, or states of an optimizer.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from planner.graph.gradient_starts import without_gradient_starts
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph
 from planner.graph.per_replica import called
 from planner.graph.random_ops import CHANCES
@@ -52,6 +53,7 @@ def without_updates(graph: OperatorGraph) -> OperatorGraph:
 
 def frozen(graph: OperatorGraph) -> OperatorGraph:
     """The graph with no parameter, and no row of a table elsewhere, that is trained."""
+    graph = without_gradient_starts(graph)
     return replace(
         graph,
         operators=tuple(

@@ -72,6 +72,9 @@ class TensorType:
 DETACH = "aten.detach.default"
 """The operator that stops gradients."""
 
+STARTING = "planner.gradient_start"
+"""The operator whose result requires a gradient, whatever made it (`planner.graph.gradient_starts`)."""
+
 STOPPING = frozenset(
     {DETACH}
     | {f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")}
@@ -262,7 +265,7 @@ class OperatorGraph:
             made: Iterable[str | None] = ()
             if op.op in ONE_EACH:
                 made = [made for name, made in zip(op.operands, op.results, strict=True) if name in found]
-            elif op.trains_rows or any(name in found for name in op.operands):
+            elif op.op == STARTING or op.trains_rows or any(name in found for name in op.operands):
                 made = op.results[: STATISTICS.get(op.op)]
             found.update(name for name in made if name is not None and self.types[name].has_gradient)
         return frozenset(found)

@@ -49,6 +49,7 @@ from planner.graph.expert_load import with_named_settings
 from planner.graph.filled import with_filled_joined
 from planner.graph.gated_norm import with_gated_norms
 from planner.graph.gradient_hooks import refuse_gradient_hooks
+from planner.graph.gradient_starts import with_gradient_starts
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
 from planner.graph.indexers import with_index_scores
 from planner.graph.joins import without_empty_joins
@@ -276,7 +277,7 @@ def _graph_of(
         repeats.check_compared(flat, announced)
     whole = with_mask_kinds(flat)
     graph = without_untrained(without_unread(whole, whole.producer, _dropping))
-    graph = graph if known is None else without_unread_constants(graph)
+    graph = with_gradient_starts(graph if known is None else without_unread_constants(graph))
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from planner.models.adapters import Adapters
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 
 Family = Literal["gpt", "llama", "nemotron", "deepseek"]
@@ -20,7 +21,7 @@ class Dimensions:
     Nemotron is a Llama whose MLP has two matrices, up and down.
 
     `head_size` None divides the hidden size among the heads. `experts` None is a dense model. A DeepSeek has the latent
-    attention and the routers of `like`, a model of the zoo.
+    attention and the routers of `like`, a model of the zoo. With `adapters` nothing but these is trained.
     """
 
     family: Family
@@ -36,10 +37,11 @@ class Dimensions:
     head_size: int | None = None
     experts: "ExpertDimensions | None" = None
     like: str = ""
+    adapters: Adapters | None = None
 
     @property
     def parameters(self) -> int:
-        """Weights, norms and biases; shared embeddings once."""
+        """Weights, norms and biases; shared embeddings once, adapters not."""
         h, layers = self.hidden, self.layers
         embeddings = self.vocabulary * h * (1 if self.tied else 2)
         if self.family == "gpt":
@@ -93,6 +95,10 @@ def build(dimensions: Dimensions) -> tuple[Any, tuple[Any, ...]]:
 
     with torch.device("meta"):
         module = _module(dimensions).to(getattr(torch, DTYPES[dimensions.precision]))
+        if dimensions.adapters is not None:
+            from planner.models.low_rank import add_adapters
+
+            add_adapters(module, dimensions.adapters, "the model of a row")
         tokens = torch.zeros(TRACED_BATCH, dimensions.sequence, dtype=torch.int64)
     return module, (tokens, tokens.clone())
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError
+from planner.models.adapters import without_adapters
 from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, check_experts, experts_of
 from planner.models.huggingface_config import check_activations, check_config, check_present, read_config
 from planner.models.huggingface_decoders import dense_dimensions
@@ -107,7 +108,7 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
 
 def config_content(reference: str) -> tuple[str, dict[str, Any]]:
     """The architecture of a config, and what its file says, with what is changed of it. Raises ModelError."""
-    file, changes = split_reference(reference)
+    file, changes = split_reference(without_adapters(reference))
     _, name, content = _read(file)
     if not changes:
         return name, content
@@ -141,7 +142,7 @@ def dimensions_of(reference: str, sequence_length: int | None) -> "LlamaConfig |
 def _config(reference: str) -> tuple[Path, str, str, Any]:
     """The file of a reference, the architecture that it names, the ending that says what its class is called with, and
     the config as transformers reads it."""
-    file, changes = split_reference(reference)
+    file, changes = split_reference(without_adapters(reference))
     path, name, content = _read(file)
     transformers = _transformers()
     check_activations(content, _activations(), path)

@@ -74,7 +74,7 @@ def parse_changes(texts: Sequence[str]) -> dict[str, str]:
         if not _VALUE.fullmatch(value):
             strange = next(c for c in value if not _VALUE.fullmatch(c))
             raise ModelError(f"--set '{text:.80}': {strange!a} is in no value; write letters, digits, . : / @ - ,")
-        found[key] = re.sub(r"\s*,\s*", "x", value)
+        found[key] = re.sub(r"(?<=[0-9])\s*,\s*(?=[0-9])", "x", value)
     return found
 
 
@@ -138,6 +138,11 @@ def _parsed(text: str, kind: type) -> Any:
     if kind is float:
         return float(text) if re.fullmatch(_FLOAT, text.lower()) else None
     return text if kind is str else None
+
+
+def parsed_number(text: str, kind: type[int] | type[float]) -> Any:
+    """A number of a name; None where the text is none."""
+    return _parsed(text, kind)
 
 
 def _looks_like(text: str) -> Any:

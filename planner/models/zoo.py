@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.errors import ModelError, unknown_name
 from planner.limits import interrupting
+from planner.models.adapters import adapters_of, without_adapters
 from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
 from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
@@ -58,12 +59,20 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
     `reference` is the word of a person, never of a file (`planner.plan.binding.model_of`): a name of the zoo, a path to
     a `config.json` of Hugging Face (or to a folder with one), or `package.module:factory` (on the import path or in the
     current folder); the factory returns `(module, args)` or `(module, args, kwargs)`. Of the first two some dimensions
-    may be changed: `llama8b+num_layers=40`. Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a
-    module of the user's is converted too, unless it has parameters of several floating point dtypes, which its user has
-    chosen. On "meta" nothing is allocated. Raises ModelError.
+    may be changed: `llama8b+num_layers=40`; all may have adapters: `llama8b+lora=16` (`planner.models.adapters`).
+    Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a module of the user's is converted too,
+    unless it has parameters of several floating point dtypes, which its user has chosen. On "meta" nothing is
+    allocated. Raises ModelError.
     """
+    plain, adapters = without_adapters(reference), adapters_of(reference)
     with interrupting(f"building {reference}"):
-        return _built(reference, dtype, device, sequence_length)
+        built = _built(plain, dtype, device, sequence_length)
+        if adapters is None:
+            return built
+        from planner.models.low_rank import add_adapters
+
+        add_adapters(built.module, adapters, plain)
+        return replace(built, reference=reference)
 
 
 def _built(reference: str, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
@@ -86,7 +95,7 @@ def is_of_zoo(reference: str) -> bool:
 
 def zoo_entry(reference: str) -> ZooEntry:
     """What the zoo says of a model, with what is changed of it. Raises ModelError for a name that it lacks."""
-    name, changes = split_reference(reference)
+    name, changes = split_reference(without_adapters(reference))
     if name not in ZOO:
         raise ModelError(unknown_name("model", name, ZOO) + _OTHER_MODELS)
     return (

@@ -30,6 +30,7 @@ from hardware_profiles import (
 from hardware_profiles.memory_intervals import peak_spread
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.models.adapters import refuse_unread
 from planner.plan.binding.machine import computing_in
 from planner.plan.carried import Carried
 from planner.plan.graph_cache import graph_key, keep_graph, read_graph
@@ -224,6 +225,7 @@ def traced_named(
         return kept
     built = build_model(name, dtype=dtype, sequence_length=sequence_length)
     graph, fault = trace(built), None
+    refuse_unread(graph.consumers.keys(), [n for n, one in built.module.named_parameters() if one.requires_grad])
     if not is_of_zoo(name):
         key = None if ruled is None else key
         fault = ruled and batch_fault(ruled(graph), built.batch, lambda n: trace(_with_samples(built, n)))

@@ -24,6 +24,7 @@ from planner.validation.otherwise import refuse_otherwise
 from planner.validation.recipes import virtual_stages_by_recipe
 from planner.validation.recomputation import repeated, running, spared_of
 from planner.validation.replicas import hybrid_stage, replicas_of
+from planner.validation.row_adapters import adapters_of_row
 from planner.validation.rows import Row, readings_of, unread_of
 from planner.validation.software import gathers_logits, pads_vocabulary
 from planner.validation.spared import NOTHING_SPARED, Spared
@@ -97,7 +98,7 @@ def run_of(row: Row) -> Run:
     _check_sizes(row)
     if not row.text("profile"):
         raise UnsupportedError("no hardware profile is given")
-    model = model_of(row, notes)
+    model = replace(model_of(row, notes), adapters=adapters_of_row(row, notes))
     _check_training(row, notes)
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
     notes += (*readings_of(row), *unread_of(row))

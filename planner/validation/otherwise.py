@@ -3,7 +3,6 @@
     models                  BERT, T5, ViT, Mamba and others that are no decoders of attention and MLPs; DPO
     passes                  inference, frozen weights, documents that attention keeps apart
     experts                 those of Hugging Face's modules, a loop in Python (transformers 4, modeling_qwen3_moe.py)
-    adapters                LoRA, QLoRA
     schedules               GPipe, zero bubble, DualPipe of a pipeline, which is priced as 1F1B
     optimizers              Adafactor, eight-bit Adam and others: AdamW, SGD, LAMB and Muon are priced, in fp32 and bf16
     activations             on the host, by copies that PyTorch waits for
@@ -12,7 +11,7 @@
     PCIe                    every profile of a data center has NVLink, or what its vendor has instead, in a node
     context                 a2a+p2p: heads inside, a ring outside
 
-Flags and the name of the model count, notes for adapters, schedules and optimizers that they say to be those of the
+Flags and the name of the model count, notes for schedules and optimizers that they say to be those of the
 run: else notes compare with other runs. A word that is denied
 ("no LoRA") does not count.
 """
@@ -25,13 +24,9 @@ from planner.validation.states import FLAGS, run_with
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions
 
-_IN_NOTES: tuple[tuple[str, str], ...] = (
-    (r"(?<![/\w])q?lora\b", "only adapters are trained (LoRA), which cannot be planned yet"),
-)
 _OTHER_OPTIMIZERS = r"adafactor|shampoo|sophia|lion|adagrad|galore|apollo|adam[-_]mini|prodigy"
 _NOT_PRICED = "its optimizer is none of AdamW, SGD, LAMB and Muon with states in fp32 or bf16, which are priced"
 _IN_FLAGS: tuple[tuple[str, str], ...] = (
-    (r"lora", _IN_NOTES[0][1]),
     (
         r"adafactor|\bshampoo\b|\bsophia\b|\blion\b|\b(?:8|eight)[-_ ]?bit[-_ ]?adam|adamw?[-_]?8[-_ ]?bit|\bgalore\b"
         r"|\badam[-_]mini\b|paged[-_]adam",
@@ -92,10 +87,9 @@ def refuse_otherwise(row: Row) -> None:
     flags = "; ".join(row.text(column) for column in FLAGS).lower()
     own = row.text("notes").lower()
     notes = f"{flags}; {own}"
-    for words, table in ((flags, _IN_FLAGS), (notes, _IN_NOTES)):
-        for pattern, reason in table:
-            if mentions(words, pattern):
-                raise UnsupportedError(reason)
+    for pattern, reason in _IN_FLAGS:
+        if mentions(flags, pattern):
+            raise UnsupportedError(reason)
     for pattern, reason in _UNUSUAL:
         if re.search(pattern, f"{row.text('intra_bw').lower()}; {notes}"):
             raise UnsupportedError(reason)

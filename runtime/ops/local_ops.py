@@ -19,7 +19,7 @@ from planner.graph.blocks import IDENTITY
 from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
-from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
+from planner.graph.operator_graph import STARTING, Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES
 from planner.graph.trace import resolve
 from planner.graph.updates import UPDATE
@@ -149,6 +149,7 @@ SHAPED: Mapping[str, Form] = {
 
 LOCAL_OPS: Mapping[str, Form] = {
     IDENTITY: local_shapes.identity,
+    STARTING: local_shapes.gradient_start,
     UPDATE: local_shapes.update,
     BAG: local_lookups.embedding_bag,
     **{

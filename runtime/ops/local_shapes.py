@@ -13,6 +13,11 @@ def identity(shard: Shard, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def gradient_start(shard: Shard, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, which requires a gradient from here on."""
+    return tensor.detach().requires_grad_(torch.is_grad_enabled())
+
+
 def update(shard: Shard, contents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """What buffers hold next; nothing is recorded for autograd."""
     return [content.detach() for content in contents]

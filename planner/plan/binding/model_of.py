@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError, PlanFileError, did_you_mean
+from planner.models.adapters import with_adapters_of
 from planner.models.overrides import split_reference
 from planner.plan.carried import carried_graph
 from planner.plan.plan import PRECISIONS, ModelReference, Plan
@@ -57,7 +58,7 @@ def buildable(model: ModelReference, given: str | None, why: str = "") -> str:
     from planner.models.zoo import ZOO, is_of_zoo
 
     if given is not None:
-        return given
+        return with_adapters_of(given, model.reference)
     if is_of_zoo(model.reference):
         return model.reference
     name = ascii(model.reference[:_SHOWN]) + ("..." if len(model.reference) > _SHOWN else "")

@@ -14,6 +14,7 @@ from planner.graph.fp8 import fp8_operator
 from planner.graph.indexers import INDEX_SCORES
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.norms import GATED_NORM
+from planner.graph.operator_graph import STARTING
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
 from planner.graph.scans import CAUSAL_CONVOLUTION, DELTA_RULE, SELECTIVE_SCAN, STATE_SPACE
@@ -247,6 +248,7 @@ RULES: Mapping[str, RuleSpec] = {
     ),
     # elementwise
     "planner.identity": Elementwise(op_class="view", work=0.0, broadcast=True),
+    STARTING: Elementwise(op_class="view", work=0.0),
     "planner.update": Factory(op_class="view"),  # what buffers change to: whole everywhere
     "aten.add.Tensor": Elementwise(passes=True),
     "aten.add.Scalar": Elementwise(passes=True),

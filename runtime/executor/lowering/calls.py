@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.graph.blocks import IDENTITY
-from planner.graph.operator_graph import ValueRef
+from planner.graph.operator_graph import STARTING, ValueRef
 from planner.graph.trace import resolve
 from planner.plan.binding.bind import BoundPlan
 from runtime.executor.instruction import Instruction
@@ -142,7 +142,7 @@ def _argument(text: Text, value: Any, operands: Iterator[str]) -> str:
 def _makes_one(instruction: Instruction, call: FormCall, traced: bool) -> bool:
     """Whether the call makes a tensor, by its own word; who does not say is looked at when it has run."""
     op = instruction.bound.operator.op
-    if op == IDENTITY or shaped(instruction) is not None:
+    if op in (IDENTITY, STARTING) or shaped(instruction) is not None:
         return True
     if isinstance(call.form, functools.partial) and not traced:
         return False

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import STARTING
 from planner.graph.trace import resolve
 from planner.plan.binding.bind import BoundPlan
 from runtime.executor.instruction import Instruction
@@ -85,7 +86,7 @@ def _can_be_fused(bound: BoundPlan, instruction: Instruction, *, recomputed: boo
     operator, rule = instruction.bound.operator, instruction.bound.rule
     if operator.rule is not None or rule.op_class not in FUSED or rule.inner or rule.outside is not None:
         return False
-    if special(bound, instruction, recomputed=recomputed):
+    if special(bound, instruction, recomputed=recomputed) or operator.op == STARTING:
         return False
     if operator.op == IDENTITY or shaped(instruction) is not None:
         return True

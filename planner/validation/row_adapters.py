@@ -1,0 +1,37 @@
+"""Which layers of a run have low-rank adapters (LoRA), and of which rank, by its own words or by those of its recipes.
+
+NVIDIA              rank 16 beside the products of queries, keys and values: recipes for benchmarks set
+                    `target_modules` to `linear_qkv` (NeMo, collections/llm/recipes/llama3_70b.py; Megatron Bridge,
+                    scripts/performance, llama3_70b_lora_config)
+others              rank 16 beside every linear layer of the blocks, which is noted
+"""
+
+import re
+
+from planner.models.adapters import Adapters
+from planner.validation.rows import Row
+from planner.validation.unsupported import UnsupportedError
+from planner.validation.words import mentions
+
+_LORA = r"(?<![/\w])lora\b|(?<![a-z])lora(?![a-z])"
+_QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")
+_RANK = 16
+_SAID = re.compile(r"\blora[-_ ]?(?:r|rank|dim)\s*[=: ]\s*(\d{1,4})\b")
+_NVIDIA = r"nemo|megatron[-_ ]bridge|dgxc|\bnvidia\b"
+
+
+def adapters_of_row(row: Row, notes: list[str]) -> Adapters | None:
+    """None where all weights are trained. Raises UnsupportedError for weights in fewer bits beside the adapters."""
+    columns = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail", "notes")
+    words = "; ".join(row.text(column) for column in columns).lower()
+    if re.search(r"qlora|(?<![a-z])dora\b", words):
+        raise UnsupportedError("adapters stand beside weights in four bits (QLoRA), or scale them (DoRA): not priced")
+    if not mentions(words, _LORA):
+        return None
+    said = _SAID.search(words)
+    rank = int(said[1]) if said else _RANK
+    if re.search(_NVIDIA, row.text("source").lower()):
+        notes.append(f"adapters (LoRA) of rank {rank} beside queries, keys and values, as NVIDIA's recipes have them")
+        return Adapters(rank=rank, alpha=2.0 * rank, layers=_QUERIES_KEYS_VALUES)
+    notes.append(f"adapters (LoRA) of rank {rank} beside every linear layer of the blocks: which is not said")
+    return Adapters(rank=rank, alpha=2.0 * rank)
