@@ -78,6 +78,26 @@ def naming_of_model(model: ModelReference, given: str | None) -> Naming | None:
     return naming_of(buildable(model, given, why), model.sequence_length)
 
 
+def trained_beside(source: Readable, model: ModelReference, given: str | None) -> tuple[Readable, Naming] | None:
+    """Adapters of a checkpoint, and what is trained in full beside them, with the names of peft; None for a model
+    without. Raises ModelError."""
+    from planner.models.naming.of_model import adapter_naming_of
+
+    if naming_of_model(model, given) is None:
+        return None
+    naming = adapter_naming_of(buildable(model, given), model.sequence_length)
+    if naming is None:
+        return None
+    tensors = {name: tensor for name, tensor in source.tensors.items() if name in naming.built}
+    copies = {name: (_itself(name, tensor),) for name, tensor in tensors.items()}
+    return Renamed(source=source, tensors=tensors, copies=copies), naming
+
+
+def _itself(name: str, tensor: SavedTensor) -> Copy:
+    box = Box(name=name, at=(0,) * len(tensor.shape), step=(1,) * len(tensor.shape))
+    return Copy(to=box, source=box, count=tensor.shape, dims=tuple(range(len(tensor.shape))), value=None)
+
+
 def as_theirs(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readable:
     """A checkpoint of ours under the names of transformers, the model alone. Raises CheckpointError where it lacks a
     tensor of the model or has others."""

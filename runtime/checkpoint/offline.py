@@ -173,7 +173,9 @@ def merge(
     found = {name: tensor for name, tensor in sorted(source.tensors.items()) if not name.startswith(BESIDE)}
     parts = _shards(found, shard)
     names = (
-        [SINGLE] if len(parts) == 1 else [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in _from_one(parts)]
+        [SINGLE if naming is None else naming.single]
+        if len(parts) == 1
+        else [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in _from_one(parts)]
     )
 
     def fill(folder: Path) -> Manifest:
@@ -193,8 +195,8 @@ def merge(
             }
             replace_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
         if naming is not None and naming.config is not None:
-            content = {**naming.config, "dtype": _dtype(found)}
-            replace_text(folder / CONFIG, json.dumps(content, indent=2) + "\n")
+            content = {**naming.config, **({"dtype": _dtype(found)} if naming.config_file == CONFIG else {})}
+            replace_text(folder / naming.config_file, json.dumps(content, indent=2) + "\n")
         return replace(
             manifest,
             kind="merged",

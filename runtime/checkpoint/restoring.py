@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError
+from planner.models.naming.adapters import is_of_adapter
 from planner.plan.plan import ModelReference, Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.naming import in_own_names
@@ -83,6 +84,8 @@ def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: boo
     if progress is None:
         wanted = [spread for spread in wanted if not spread.name.startswith(BESIDE)]
         found = {name: tensor for name, tensor in found.items() if not name.startswith(BESIDE)}
+        if not any(map(is_of_adapter, found)):  # of the model alone: adapters begin as they are
+            wanted = [spread for spread in wanted if not is_of_adapter(spread.name)]
     tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}
     names = {spread.name: name_in(found, spread.name, tied) for spread in wanted}
     there = frozenset[str]() if source.manifest is None else source.manifest.tables_outside()

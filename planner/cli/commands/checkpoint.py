@@ -201,7 +201,7 @@ def _block(memory: str) -> int:
 
 def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[Readable, Naming | None]":
     """A checkpoint under the names of its model, and those of transformers where these are asked for, or can be had."""
-    from runtime.checkpoint.naming import in_own_names, naming_of_model
+    from runtime.checkpoint.naming import in_own_names, naming_of_model, trained_beside
 
     if names is not None and names not in _NAMES:
         raise RequestError(f"--names {unknown_name('kind of names', names, _NAMES)}")
@@ -215,6 +215,7 @@ def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[R
         return opened, None
     try:
         naming = naming_of_model(plan.model, given)
+        adapters = None if names == "own" else trained_beside(opened, plan.model, given)
     except ModelError as error:
         if names == "own":
             return opened, None
@@ -229,6 +230,8 @@ def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[R
             f"--names huggingface: nothing is known of what transformers would call the tensors of"
             f" {plan.model.reference}; leave --names out"
         )
+    if adapters is not None:
+        return adapters
     return in_own_names(opened, plan.model, given), None if names == "own" else naming
 
 

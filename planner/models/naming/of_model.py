@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from planner.models.adapters import adapters_of, without_adapters
 from planner.models.deepseek import DeepseekConfig
 from planner.models.huggingface import config_content, decoder_of, is_config
 from planner.models.huggingface_deepseek import is_deepseek
 from planner.models.huggingface_experts import is_mixture
+from planner.models.naming.adapters import peft_naming
 from planner.models.naming.bert import bert_naming
 from planner.models.naming.deepseek import deepseek_naming
 from planner.models.naming.gpt import gpt_naming
@@ -45,6 +47,7 @@ def naming_of(reference: str, sequence_length: int | None) -> Naming | None:
     Raises ModelError where none of its classes computes the same as the model, saying what differs, or a config cannot
     be read.
     """
+    reference = without_adapters(reference)
     name, _ = split_reference(reference)
     if name in ZOO and ZOO[name].family in _NAMINGS:
         built = _built(reference, sequence_length)
@@ -53,6 +56,16 @@ def naming_of(reference: str, sequence_length: int | None) -> Naming | None:
     if name in ZOO or ":" in name or not is_config(name):
         return None
     return _of_config(reference, sequence_length)
+
+
+def adapter_naming_of(reference: str, sequence_length: int | None) -> Naming | None:
+    """What peft calls what is trained of a model with adapters; None for one without, and where `naming_of` is. Errors
+    likewise."""
+    adapters = adapters_of(reference)
+    base = None if adapters is None else naming_of(reference, sequence_length)
+    if adapters is None or base is None:
+        return None
+    return peft_naming(adapters, base, _built(reference, sequence_length))
 
 
 def _of_config(reference: str, sequence_length: int | None) -> Naming:

@@ -60,6 +60,7 @@ class Naming:
         base: how names begin that files of the model without its head leave out.
         unused: patterns of names in such files that nobody needs.
         built: all tensors of the model here.
+        single, config_file: what files are called that have all tensors, and the `config`.
     """
 
     parts: tuple[Part, ...]
@@ -69,6 +70,8 @@ class Naming:
     base: str = ""
     unused: tuple[str, ...] = ()
     built: Built = field(default_factory=dict)
+    single: str = "model.safetensors"
+    config_file: str = "config.json"
 
     @property
     def misleading(self) -> bool:
