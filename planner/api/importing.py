@@ -2,13 +2,13 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, read_text
 from planner.api.carrying import Subject, plan_of, target_named
-from planner.errors import RequestError
+from planner.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
     from planner.export.description import Description
@@ -79,10 +79,14 @@ def imported(asked: Asked, traced: "Callable[[BuiltModel], OperatorGraph]", note
 
     Raises RequestError or ExportError, with the name of the file.
     """
+    from planner.export.unmodelled import besides_adapters
+
     target, path, text, beside = _found(asked)
-    model = _model(asked, target, path, text)
+    model, notes = _with_adapters(_model(asked, target, path, text), f"{text}\n{beside}")
     facts, traced_model = _traced(asked, target, beside, model, traced)
     reading = read_settings(asked.file, target, text, facts)
+    if notes:
+        reading = replace(reading, unmodelled=besides_adapters(reading.unmodelled), notes=(*notes, *reading.notes))
     devices = reading.description.devices
     if asked.devices is not None and asked.devices != devices:
         raise RequestError(f"{asked.file}: its degrees make {devices} devices, --devices says {asked.devices}")
@@ -142,6 +146,29 @@ def _model(asked: Asked, target: "Target", path: Path, text: str) -> str:
     if found is None:
         raise RequestError(f"{path}: the file does not say which model it trains; name it with --model")
     return found
+
+
+def _with_adapters(model: str, text: str) -> tuple[str, tuple[str, ...]]:
+    """A model with the adapters that settings ask for, unless its name has some, and what is to be said of them."""
+    from planner.export.adapters_in import adapters_in
+    from planner.models.adapters import adapters_of
+    from planner.models.overrides import changed_reference
+    from planner.models.zoo import build_model
+
+    asked = adapters_in(text)
+    if asked is None or adapters_of(model) is not None:
+        return model, ()
+    named, plain = (changed_reference(model, asked.changes(layers)) for layers in (True, False))
+    beside = ", ".join(asked.layers) if asked.layers else "every linear layer of the blocks"
+    try:
+        build_model(named, dtype="bfloat16")
+        found = f"adapters (LoRA) of rank {asked.rank} beside {beside}"
+    except ModelError as error:
+        if named == plain:
+            return model, ()
+        build_model(plain, dtype="bfloat16")
+        named, found = plain, f"adapters (LoRA) of rank {asked.rank}, priced beside every linear layer: {error}"
+    return named, (found,)
 
 
 def _traced(

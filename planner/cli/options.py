@@ -224,24 +224,25 @@ class Options:
             most=4096,
         ),
     ] = None
-    lora_alpha: Annotated[
-        str | None, word(JOB, "ALPHA", "With --lora: adapters count ALPHA / rank times (twice the rank).")
-    ] = None
-    lora_dropout: Annotated[
-        str | None, word(JOB, "SHARE", "With --lora, share of what adapters read that is dropped (0).")
-    ] = None
+    lora_alpha: Annotated[str | None, word(JOB, "ALPHA", "Adapters count ALPHA / rank times (ALPHA: 2 x rank).")] = None
+    lora_dropout: Annotated[str | None, word(JOB, "SHARE", "Dropout of what adapters read (0).")] = None
     lora_layers: Annotated[
         str | None,
         word(
             JOB,
             "NAMES",
-            "With --lora, linear layers that get adapters, by the ends of their names, as in q_proj,v_proj (all of the"
-            " blocks).",
+            "Linear layers with adapters (all of the blocks). Give the ends of their names, as in q_proj,v_proj: the"
+            " target_modules of peft.",
         ),
     ] = None
     lora_trained: Annotated[
         str | None,
-        word(JOB, "NAMES", "With --lora, modules that are trained in full beside the adapters, as in score (none)."),
+        word(
+            JOB,
+            "NAMES",
+            "Modules trained in full beside adapters. Give the ends of their names, as in score: the"
+            " modules_to_save of peft.",
+        ),
     ] = None
     forward_only: Annotated[
         bool,

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 
 _OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32"})
 _FEWER_BITS = "states of the optimizer in fewer bits: priced in fp32, so memory is less than this"
+_ADAPTED = "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"
 _PAGED = "states of the optimizer move to the memory of the host where a device is full: priced as on the device"
 _MATTERS: tuple[tuple[str, str], ...] = (
     (r"fp8|mixed-precision: fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
     (r"load-in-4bit|load-in-8bit|quantization-(config|bit)|quant-(bits|method)|compression-training\..*",
      "weights in 8 bits or less: priced in full, so memory is less than this"),
-    (r"adapter|peft|peft-scheme|lora-r|lora-rank|lora-target.*",
-     "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"),
+    (r"adapter|peft|peft-scheme|lora-r|lora-rank|lora-target.*", _ADAPTED),
     (r"(zero-optimization\.)?offload-(optimizer|param)\.?(device|-device)?|.*offload-(optimizer|param)-device"
      r"|fsdp-offload-params|offload-params|enable-cpu-offload|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",
      "states in the memory of the host: priced as on the device, so memory is less than this and a step takes longer"),
@@ -66,6 +66,11 @@ def unmodelled(settings: Iterable[tuple[str, object]]) -> tuple[str, ...]:
                 found.setdefault(words, []).append(name)
                 break
     return tuple(f"{', '.join(names[:2])}: {words}" for words, names in found.items())
+
+
+def besides_adapters(lines: Iterable[str]) -> tuple[str, ...]:
+    """What is said of settings, where their adapters are in the model that is priced."""
+    return tuple(line for line in lines if not line.endswith(_ADAPTED))
 
 
 def _is_off(value: object) -> bool:

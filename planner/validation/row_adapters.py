@@ -13,7 +13,7 @@ from planner.validation.rows import Row
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions
 
-_LORA = r"(?<![/\w])lora\b|(?<![a-z])lora(?![a-z])"
+_IN_FLAGS, _IN_NOTES = r"lora", r"(?<![/\w])q?lora\b"
 _QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")
 _RANK = 16
 _SAID = re.compile(r"\blora[-_ ]?(?:r|rank|dim)\s*[=: ]\s*(\d{1,4})\b")
@@ -22,12 +22,13 @@ _NVIDIA = r"nemo|megatron[-_ ]bridge|dgxc|\bnvidia\b"
 
 def adapters_of_row(row: Row, notes: list[str]) -> Adapters | None:
     """None where all weights are trained. Raises UnsupportedError for weights in fewer bits beside the adapters."""
-    columns = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail", "notes")
-    words = "; ".join(row.text(column) for column in columns).lower()
-    if re.search(r"qlora|(?<![a-z])dora\b", words):
-        raise UnsupportedError("adapters stand beside weights in four bits (QLoRA), or scale them (DoRA): not priced")
-    if not mentions(words, _LORA):
+    columns = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
+    flags = "; ".join(row.text(column) for column in columns).lower()
+    words = f"{flags}; {row.text('notes').lower()}"
+    if not (mentions(flags, _IN_FLAGS) or mentions(words, _IN_NOTES)):
         return None
+    if mentions(words, r"qlora|(?<![a-z])dora\b"):
+        raise UnsupportedError("adapters stand beside weights in four bits (QLoRA), or scale them (DoRA): not priced")
     said = _SAID.search(words)
     rank = int(said[1]) if said else _RANK
     if re.search(_NVIDIA, row.text("source").lower()):

@@ -16,7 +16,7 @@ from planner.graph import selective_scan as selective_scan
 from planner.graph import state_space_scan as state_space_scan
 from planner.graph.call import Call, Typed
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
-from planner.graph.operator_graph import ROWS_FROM, TorchConstant
+from planner.graph.operator_graph import ROWS_FROM, STARTING, TorchConstant
 from planner.graph.trace import resolve, tensor_type
 from planner.models import composed_attention as composed_attention
 from planner.models import experts as experts
@@ -83,7 +83,7 @@ def run(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torc
     if op in ROWS_FROM.values():
         rows = _random(kwargs["rows"], kwargs["width"])
         return (F.embedding_bag(args[0], rows) if kwargs["bag"] else F.embedding(args[0], rows),)
-    made = args[0].view_as(args[0]) if op == "planner.identity" else resolve(op)(*args, **kwargs)
+    made = args[0].view_as(args[0]) if op in ("planner.identity", STARTING) else resolve(op)(*args, **kwargs)
     return tuple(made) if isinstance(made, tuple | list) else (made,)
 
 
@@ -409,6 +409,7 @@ def _masks_and_numbers() -> Iterator[tuple[Any, ...]]:
 def _elementwise() -> Iterator[tuple[Any, ...]]:
     x, y = _random(4, 6, 8), _random(4, 6, 8)
     yield "planner.identity", x
+    yield STARTING, x
     for op in ("add.Tensor", "sub.Tensor", "mul.Tensor"):
         yield op, x, y
         yield op, x, _random(8)

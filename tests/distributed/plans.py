@@ -13,10 +13,12 @@ from costmodels import SCHEDULES
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.models.adapters import Adapters
 from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.dlrm import DLRM, DLRMConfig
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
+from planner.models.low_rank import add_adapters
 from planner.models.resnet import ResNet, ResNetConfig
 from planner.models.vit import ViT, ViTConfig
 from planner.models.wide_deep import WideDeep, WideDeepConfig
@@ -356,6 +358,17 @@ class Loss(nn.Module):
         )
 
 
+def adapted() -> nn.Module:
+    """Four layers with adapters, which do something."""
+    model = Llama(replace(LLAMA, num_layers=4))
+    add_adapters(model, Adapters(rank=4, alpha=6.0), "llama")
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.normal_(std=0.2)
+    return model.double()
+
+
 def frozen_experts() -> nn.Module:
     """Experts that are not trained; gradients go through them to what is."""
     model = Llama(MIXTURE)
@@ -400,6 +413,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "ungated-wide": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32, gated=False)),
     "ungated64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32, gated=False)).double(),
     "mixture-frozen": frozen_experts,
+    "adapted64": adapted,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "deepseek": lambda: Deepseek(DEEPSEEK),

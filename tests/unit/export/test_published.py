@@ -14,6 +14,7 @@ from planner.export.guessing import guessed_engine
 from planner.export.model_names import zoo_name
 from planner.export.models_of import model_of
 from planner.export.target import Facts, Job, Reading
+from planner.export.adapters_in import AskedAdapters, adapters_in
 from planner.export.targets import TARGETS
 from planner.graph.fp8 import Fp8
 from planner.models.zoo import zoo_entry
@@ -538,3 +539,29 @@ def test_an_option_is_changed_where_it_stands() -> None:
     twice = text.replace("    --bf16", "    --micro-batch-size 1 --bf16")
     with refused(ExportError, "--micro-batch-size", 2):
         edited(target, twice, job, replace(before, micro_batch=2, micro_batches=4))
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("finetuning_type: lora\nlora_rank: 8\nlora_target: all\n", AskedAdapters(rank="8")),
+        (
+            "adapter: lora\nlora_r: 32\nlora_alpha: 16\nlora_target_modules:\n  - q_proj\n  - v_proj\nlora_dropout: 0.05",
+            AskedAdapters(rank="32", alpha="16", dropout="0.05", layers=("q_proj", "v_proj")),
+        ),
+        (
+            "train.py --use_peft --lora_r 16 --lora_target_modules q_proj v_proj --bf16",
+            AskedAdapters(rank="16", layers=("q_proj", "v_proj")),
+        ),
+        (
+            "--lora-r 4 \\\n --lora-target-modules linear_qkv linear_proj \\\n --bf16",
+            AskedAdapters(rank="4", layers=("q_proj", "k_proj", "v_proj", "o_proj")),
+        ),
+        ('{"use_lora": true, "target_modules": ["q_proj"]}', AskedAdapters(rank="8", layers=("q_proj",))),
+        ("--q-lora-rank 1536 --kv-lora-rank 512", None),
+        ("lora_r: 0\nuse_peft: false", None),
+        ("finetuning_type: full\nlora_rank: 8", None),
+    ],
+)
+def test_adapters_of_settings(text: str, asked: AskedAdapters | None) -> None:
+    assert adapters_in(text) == asked

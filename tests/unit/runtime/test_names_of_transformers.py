@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from planner.cli.main import app
 from planner.errors import CheckpointError, ModelError
-from planner.models.naming.of_model import naming_of
+from planner.models.naming.of_model import adapter_naming_of, naming_of
 from planner.models.naming.parts import Naming
 from planner.models.overrides import changed_reference as changed
 from planner.models.zoo import BuiltModel, build_model
@@ -298,3 +298,27 @@ def test_names_that_cannot_be_had_are_refused(reference: str, names: str, words:
     assert result.exit_code == 2
     assert words in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_are_merged_as_peft_has_them(tmp_path: Path) -> None:
+    """Under the names of its files, with what it must know of them; without the weights that are frozen."""
+    reference = f"{LLAMA}+lora=2+lora_alpha=6+lora_layers=q_proj,down_proj+lora_trained=lm_head"
+    module = build_model(reference, dtype="float32", device="cpu").module
+    naming = adapter_naming_of(reference, 16)
+    assert naming is not None
+    source = Memory(contents={name: one for name, one in module.state_dict().items() if name in naming.built})
+    merge(source, manifest_of(source), tmp_path / "adapters", naming=naming)
+    saved = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    places = [f"{n}.{layer}" for n in range(2) for layer in ("self_attn.q_proj", "mlp.down_proj")]
+    layers = {f"base_model.model.model.layers.{place}.lora_{which}.weight" for place in places for which in "AB"}
+    assert set(saved) == layers | {"base_model.model.lm_head.weight"}
+    there = saved["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"]
+    assert torch.equal(there, module.model.layers[1].mlp.down_proj.lora_A.weight)
+    config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["modules_to_save"]) == (2, 6.0, ["lm_head"])
+    assert config["target_modules"] == ["down_proj", "q_proj"]
+
+
+def test_adapters_beside_weights_that_are_kept_together_have_no_names_in_peft() -> None:
+    with refused(ModelError, "in another order"):
+        adapter_naming_of(f"gpt-tiny{SMALL}+lora=2", 16)

@@ -16,7 +16,6 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"notes": "LoRA fine-tuning"}, "LoRA"),
         ({"model": "Llama 8B QLoRA"}, "LoRA"),
         ({"other_flags": "optimizer=Adafactor"}, "AdamW"),
         ({"other_flags": "8-bit Adam (bitsandbytes)"}, "AdamW"),
@@ -48,7 +47,7 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
         ({"notes": "time of the first step, including compilation"}, "more than a step"),
         ({"other_flags": "no 1F1B, GPipe"}, "gpipe"),
         ({"other_flags": "PipeDream-2BW"}, "pipedream"),
-        ({"other_flags": "lora,packing=false"}, "LoRA"),
+        ({"other_flags": "LoRA by DoRA"}, "DoRA"),
         ({"other_flags": "packing no recomputation"}, "documents"),
         ({"model": "CLIP ViT-L"}, "no decoder"),
     ],

@@ -477,7 +477,7 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
         ({"n_kv_heads": "5", "n_params_B": ""}, ("n_kv_heads=5", "n_heads=16")),
         ({"seq_len": ""}, ("seq_len", "empty")),
         ({"profile": ""}, ("profile",)),
-        ({"model": "Llama LoRA"}, ("LoRA",)),
+        ({"model": "Llama QLoRA"}, ("QLoRA",)),
     ],
 )
 def test_what_cannot_be_planned_has_a_reason(
