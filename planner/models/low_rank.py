@@ -19,6 +19,9 @@ from torch import nn
 from planner.errors import ModelError
 from planner.models.adapters import Adapters
 
+_TURNED = "transformers.pytorch_utils.Conv1D"
+"""The linear layer of GPT-2 in transformers, whose weight has its inputs first."""
+
 
 class LowRank:
     """What is put before the class of a linear layer."""
@@ -65,7 +68,7 @@ def _chosen(module: nn.Module, adapters: Adapters, reference: str) -> Iterator[t
         return
     blocks = [name for name, part in every if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1]
     inside = re.compile("|".join(rf"{re.escape(name)}\." for name in blocks) or r"\b\B")
-    found = [(n, layer) for n, layer in every if inside.match(n) and type(layer) in _plain_classes()]
+    found = [(n, layer) for n, layer in every if inside.match(n) and _is_plain(layer)]
     if not found:
         raise ModelError(
             f"--lora: {reference} has no linear layers in lists of blocks; say which layers get adapters, as in"
@@ -109,19 +112,18 @@ def _with_adapters(kind: type) -> type:
 
 
 def _widths(layer: Any) -> tuple[int, int] | None:
-    """Elements that a linear layer reads and makes; None for other modules. GPT-2 of transformers stores its weights
-    the other way round (`Conv1D`)."""
+    """Elements that a linear layer reads and makes; None for other modules."""
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
-    if type(layer).__name__ == "Conv1D" and getattr(layer, "weight", None) is not None and layer.weight.dim() == 2:
+    if _called(layer) == _TURNED:
         return layer.weight.shape[0], layer.weight.shape[1]
     return None
 
 
-def _plain_classes() -> tuple[type, ...]:
-    """Classes of linear layers that compute as they are called: a subclass may read its weight elsewhere."""
-    try:
-        from transformers.pytorch_utils import Conv1D
-    except ImportError:
-        return (nn.Linear,)
-    return nn.Linear, Conv1D
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether it is a linear layer that computes as it is called: a subclass may read its weight elsewhere."""
+    return type(layer) is nn.Linear or _called(layer) == _TURNED
+
+
+def _called(layer: nn.Module) -> str:
+    return f"{type(layer).__module__}.{type(layer).__name__}"

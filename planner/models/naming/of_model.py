@@ -47,7 +47,11 @@ def naming_of(reference: str, sequence_length: int | None) -> Naming | None:
     Raises ModelError where none of its classes computes the same as the model, saying what differs, or a config cannot
     be read.
     """
-    reference = without_adapters(reference)
+    return _without_adapters(without_adapters(reference), sequence_length)
+
+
+def _without_adapters(reference: str, sequence_length: int | None) -> Naming | None:
+    """The same of a name that asks for none."""
     name, _ = split_reference(reference)
     if name in ZOO and ZOO[name].family in _NAMINGS:
         built = _built(reference, sequence_length)
@@ -62,7 +66,7 @@ def adapter_naming_of(reference: str, sequence_length: int | None) -> Naming | N
     """What peft calls what is trained of a model with adapters; None for one without, and where `naming_of` is. Errors
     likewise."""
     adapters = adapters_of(reference)
-    base = None if adapters is None else naming_of(reference, sequence_length)
+    base = None if adapters is None else _without_adapters(without_adapters(reference), sequence_length)
     if adapters is None or base is None:
         return None
     return peft_naming(adapters, base, _built(reference, sequence_length))

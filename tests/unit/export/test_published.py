@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.export.adapters_in import AskedAdapters, adapters_in
 from planner.export.architecture import architecture_of
 from planner.export.description import ExportError
 from planner.export.editing import edited
@@ -14,7 +15,6 @@ from planner.export.guessing import guessed_engine
 from planner.export.model_names import zoo_name
 from planner.export.models_of import model_of
 from planner.export.target import Facts, Job, Reading
-from planner.export.adapters_in import AskedAdapters, adapters_in
 from planner.export.targets import TARGETS
 from planner.graph.fp8 import Fp8
 from planner.models.zoo import zoo_entry
@@ -546,7 +546,8 @@ def test_an_option_is_changed_where_it_stands() -> None:
     [
         ("finetuning_type: lora\nlora_rank: 8\nlora_target: all\n", AskedAdapters(rank="8")),
         (
-            "adapter: lora\nlora_r: 32\nlora_alpha: 16\nlora_target_modules:\n  - q_proj\n  - v_proj\nlora_dropout: 0.05",
+            "adapter: lora\nlora_r: 32\nlora_alpha: 16\n"
+            "lora_target_modules:\n  - q_proj\n  - v_proj\nlora_dropout: 0.05",
             AskedAdapters(rank="32", alpha="16", dropout="0.05", layers=("q_proj", "v_proj")),
         ),
         (
