@@ -21,6 +21,10 @@ _TOLD = 4  # losses that a refusal names
 _NEGLIGIBLE = 5e-4  # of a step, or of its memory
 
 
+_LEAVE_THE_MODEL = ("deepspeed", "accelerate")
+"""Engines whose settings say nothing of the model: it is what the user's code makes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
     """Hosts of one of several kinds of devices, counted from 0 as engines count nodes."""
@@ -108,6 +112,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
             f"the plan is forward only, and the settings of {target.name} are those of training; run it with plan run,"
             " or export a plan that trains"
         )
+    refuse_adapters(target.name, target.name, plan.model)
     bound = bind(plan, graph, batch)
     subject = Subject(model=plan.model, graph=with_rules(graph, plan.rules), batch=batch, cluster=machine)
     steps: tuple[Step, ...] = ()
@@ -174,16 +179,29 @@ def operators_of(
 
 def check_told(engine: str | None, model: "ModelReference") -> None:
     """Raise RequestError, before a search, for an engine that is told all dimensions of a model where they are not
-    known."""
+    known, and for one that is told of no adapters."""
     from planner.engines.spaces import SPACES
     from planner.export.targets import TARGETS
 
+    if engine is not None:
+        refuse_adapters(engine, SPACES[engine].title, model)
     if engine is None or not (TARGETS[engine].needs_architecture or TARGETS[engine].writes_model):
         return
     if TARGETS[engine].architecture_of(model.reference, model.sequence_length) is None:
         raise RequestError(
             f"--for {engine}: {SPACES[engine].title} is told all dimensions of a model, and those of {model.reference}"
             " are none that it is told here; take --for megatron, deepspeed or accelerate, which leave the model to you"
+        )
+
+
+def refuse_adapters(engine: str, title: str, model: "ModelReference") -> None:
+    """Raise RequestError for a model with adapters, unless the engine leaves the model to its user."""
+    from planner.models.adapters import adapters_of
+
+    if engine not in _LEAVE_THE_MODEL and adapters_of(model.reference) is not None:
+        raise RequestError(
+            f"{title} is told of no adapters here, and would train all weights of {model.reference}; take"
+            f" {' or '.join(_LEAVE_THE_MODEL)}, which train the model of your code (as peft makes it)"
         )
 
 

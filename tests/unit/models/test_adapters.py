@@ -1,10 +1,13 @@
 """Low-rank adapters: names that ask for them, modules that have them, and graphs of these."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from planner.errors import ModelError
+from planner.api.exporting import refuse_adapters
+from planner.errors import ModelError, RequestError
 from planner.graph.forward_only import frozen
 from planner.graph.operator_graph import STARTING
 from planner.graph.trace import trace
@@ -12,6 +15,7 @@ from planner.models.adapters import Adapters, adapters_of, refuse_unread, with_a
 from planner.models.low_rank import add_adapters
 from planner.models.zoo import build_model
 from planner.plan.binding.bind import prepare
+from planner.plan.plan import ModelReference
 from tests.refusals import refused
 
 ALL = "llama-tiny+lora=4+lora_alpha=6+lora_dropout=0.5+lora_layers=q_proj,down_proj+lora_trained=lm_head+num_layers=5"
@@ -133,3 +137,12 @@ def test_an_adapter_that_the_model_passes_by_is_refused() -> None:
     refuse_unread({"other.weight"}, trained)  # nobody reads the layer either
     with refused(ModelError, "blocks.0.out", "--lora-layers"):
         refuse_unread({"blocks.0.out.weight"}, trained)
+
+
+def test_engines_that_would_train_all_weights_are_refused() -> None:
+    adapted = ModelReference(reference="llama-tiny+lora=4", sequence_length=128, parameters=1, fingerprint="")
+    for engine in ("megatron", "nemo", "torchtitan", "torch"):
+        with refused(RequestError, engine, "llama-tiny+lora=4", "deepspeed"):
+            refuse_adapters(engine, engine, adapted)
+        refuse_adapters(engine, engine, replace(adapted, reference="llama-tiny"))
+    refuse_adapters("accelerate", "Accelerate", adapted)
