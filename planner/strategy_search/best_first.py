@@ -612,6 +612,18 @@ class BestFirst:
         left = {c: bound for bound, c, _ in (*self.cut_off, *self.interleaved)}
         return {**ahead, **left, **self.bounds}
 
+    def _of_degrees(self) -> list[tuple[float, Configuration]]:
+        """Of each pipeline degree the configuration of which least is proved, by prices of memory, and what that is
+        without the bubble of 1F1B; the least first. It has one stage on each rank, and as many micro-batches as an
+        order in a V needs to fill its ranks (2p)."""
+        best: dict[int, tuple[float, tuple[object, ...], Configuration]] = {}
+        for c, bound in {**{c: bound for bound, c, _ in self.cut_off}, **self.bounds}.items():
+            if 1 < c.pipeline <= c.micro_batches // 2 and c.virtual_stages == 1 and bound < math.inf:
+                one = (bound, _order(c), c)
+                best[c.pipeline] = min(best.get(c.pipeline, one), one, key=lambda known: known[:2])
+        filled = [(b * c.micro_batches / (c.micro_batches + c.pipeline - 1), c) for b, _, c in best.values()]
+        return sorted(filled, key=lambda one: one[0])
+
     def _plans(self, bound: float, stopped: bool) -> tuple[Ranked, ...]:
         """The best contenders as plans; of a search that was stopped the incumbent, which is one, where nothing better
         was found, or where there is no time to make plans of others."""
@@ -621,6 +633,7 @@ class BestFirst:
         try:
             finalists = self.finalists or self._finalists(())
             finalists.maker.bound, finalists.found = bound, self.contenders.found
+            finalists.of_degrees = self._of_degrees()
             plans = finalists.plans()
             if not stopped and self.request.algorithm != "recursive_programming":
                 with contextlib.suppress(LimitError):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import TypeAlias
 
 from costmodels import SCHEDULES, schedule_orders
 from hardware_profiles import Seconds
@@ -46,6 +47,13 @@ _TURNED = 2
 """Results whose stages are tried in a V, at most."""
 
 
+_DEGREES = 3
+"""Pipeline degrees that are tried in a V beside those of the results, at most."""
+
+Laying: TypeAlias = tuple[Configuration, str]
+"""A configuration with its stages in a V, and its way to gather weights."""
+
+
 class OverfullError(Exception):
     """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
     holds more than 1F1B keeps for too little, and of states that are shared out by whole parameters the mean. No plan
@@ -66,6 +74,8 @@ class Finalists:
     found: Sequence[Contender]
     known: Ranked | None = None
     settles: bool = False
+    of_degrees: Sequence[tuple[Seconds, Configuration]] = ()
+    """Of each pipeline degree the configuration that would take least without a bubble, with what it would take."""
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
@@ -78,7 +88,7 @@ class Finalists:
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._settled: dict[int, Ranked] = {}  # of contenders, by identity
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
-        self._laid: dict[tuple[Configuration, str], Ranked | None] = {}  # in a V, by ways to gather weights
+        self._known_in_a_v: dict[Laying, Ranked | None] = {}
 
     def plans(self, *, settle: bool = True, rival: Seconds = math.inf) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced. Unless it is
@@ -350,39 +360,61 @@ class Finalists:
         # with several stages on each rank, or one, the same is divided anew
         distinct = {_in_order(one[2], IN_A_V[0]): one for one in reversed(hopeful)}
         for (least, _, found), schedule in product(sorted(distinct.values())[:_TURNED], IN_A_V):
-            if least < best.seconds * (1 - WORTH) and not reached() and not self._laid_alike(found, schedule):
-                with contextlib.suppress(LimitError):
-                    self._laid_in_a_v(found, schedule, best.seconds)
-            known = (laid for laid in self._laid.values() if laid is not None)  # of earlier contenders, too
-            laid = min(known, key=lambda ranked: ranked.seconds, default=best)
-            best = laid if laid.seconds < best.seconds * (1 - WORTH) else best
+            best = self._laid(least, _in_order(found, schedule), best)
+        for least, key in self._of_other_degrees(best):
+            best = self._laid(least, key, best)
         return best
 
-    def _laid_alike(self, found: Contender, schedule: str) -> bool:
+    def _of_other_degrees(self, best: Ranked) -> list[tuple[Seconds, Laying]]:
+        """Pipelines of degrees that nothing was tried of, in an order whose passes run together, which exchange experts
+        under each other: what is exposed in sums may be covered there, so that no sum says which degree is best."""
+        if not self.overlapping.has_experts:
+            return []
+        tried = {configuration.pipeline for configuration, _ in self._known_in_a_v}
+        others = [(least - best.waited, c) for least, c in self.of_degrees[:_DEGREES] if c.pipeline not in tried]
+        deep = self.engine.template.blocks.count // 2
+        gathers = best.plan.training.update.gathers if best.found is None else best.found.outcome.gathers
+        together = [schedule for schedule in IN_A_V if SCHEDULES[schedule].paired]
+        return [
+            (least, (replace(c, schedule=schedule), gathers))
+            for least, c in others
+            if 1 < c.pipeline <= deep
+            for schedule in together
+        ]
+
+    def _laid(self, least: Seconds, key: Laying, best: Ranked) -> Ranked:
+        """The best, or a faster result in a V, of this one or of earlier contenders; it is tried where `least` says
+        that it may be faster."""
+        if least < best.seconds * (1 - WORTH) and not reached() and not self._laid_alike(key[0]):
+            with contextlib.suppress(LimitError):
+                self._laid_in_a_v(key, best)
+        known = (laid for laid in self._known_in_a_v.values() if laid is not None)
+        laid = min(known, key=lambda ranked: ranked.seconds, default=best)
+        return laid if laid.seconds < best.seconds * (1 - WORTH) else best
+
+    def _laid_alike(self, configuration: Configuration) -> bool:
         """Whether a schedule has the same turns as one before it, as with few micro-batches, and none that run
         together."""
-        p, m = found.configuration.pipeline, found.configuration.micro_batches
+        p, m, schedule = configuration.pipeline, configuration.micro_batches, configuration.schedule
         if self.overlapping.has_experts and SCHEDULES[schedule].paired:
             return False
         turns = schedule_orders(schedule, p, m, virtual=2)
         return any(schedule_orders(one, p, m, virtual=2) == turns for one in IN_A_V[: IN_A_V.index(schedule)])
 
-    def _laid_in_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
-        """What a contender has, with its stages in a V; None where that takes `cutoff` or does not fit."""
-        key = _in_order(found, schedule)
-        if key not in self._laid:
-            self._laid[key] = self._divided_for_a_v(found, schedule, cutoff)
-        return self._laid[key]
+    def _laid_in_a_v(self, key: Laying, best: Ranked) -> None:
+        """Note a configuration with its stages in a V; None where that is no faster than the best, or does not fit."""
+        if key not in self._known_in_a_v:
+            self._known_in_a_v[key] = self._divided_for_a_v(*key, best)
 
-    def _divided_for_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
-        own, (configuration, gathers) = self._in_order_of_a_v, _in_order(found, schedule)
-        p, m = configuration.pipeline, configuration.micro_batches
-        longer = cutoff * (m + p - 1) / m  # sums have the bubble of 1F1B
+    def _divided_for_a_v(self, configuration: Configuration, gathers: str, best: Ranked) -> Ranked | None:
+        own, p, m, cutoff = self._in_order_of_a_v, configuration.pipeline, configuration.micro_batches, best.seconds
+        passes_run_together = SCHEDULES[configuration.schedule].paired and self.overlapping.has_experts
+        covered = best.waited if passes_run_together else 0.0
+        longer = (cutoff + covered) * (m + p - 1) / m  # sums have the bubble of 1F1B, and all exchanges exposed
         outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)
         if not outcome.ranks:
             return None
         divided = own.engine.contender(configuration, outcome)
-        passes_run_together = SCHEDULES[schedule].paired and self.overlapping.has_experts
         if divided.busy >= cutoff * (1 - WORTH) and not passes_run_together:
             return None
         ranked = own.overlapping.overlapped(own._best_of(divided, cutoff))
@@ -396,7 +428,7 @@ class Finalists:
         return self._asking(Engine(request=request, template=self.engine.template, limits=self.engine.limits))
 
 
-def _in_order(found: Contender, schedule: str) -> tuple[Configuration, str]:
+def _in_order(found: Contender, schedule: str) -> Laying:
     """What a contender is divided anew by, in an order of stages in a V: its configuration in that, and its way to
     gather weights."""
     return replace(found.configuration, virtual_stages=1, schedule=schedule), found.outcome.gathers
