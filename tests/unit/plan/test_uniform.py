@@ -23,7 +23,6 @@ def test_no_blocks_stay_none() -> None:
     ("model", "all_blocks", "alike"),
     [
         ("chain-from-input", 5, 4),  # the inputs need no gradient, so neither does what the first block reads
-        ("residual-frozen-rows", 5, 4),
         ("skips", 3, 0),  # the end reads all blocks
     ],
 )

@@ -317,7 +317,7 @@ def test_what_follows_the_blocks_is_in_flight_once() -> None:
         assert Evaluation(case.chain, setting).run().bound <= seconds_of(case, state, ranks) * ALL
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("residual-frozen-rows", 2), ("residual-constant", 2), ("residual-8", 4)])
+@pytest.mark.parametrize(("model", "ranks"), [("chain-from-input", 2), ("residual-constant", 2), ("residual-8", 4)])
 def test_virtual_stages_are_filled_as_they_are_at_their_fullest(model: str, ranks: int) -> None:
     """What stands before and behind the blocks, and what chunks receive, is not held equally often at every moment at
     which all chunks together hold most."""

@@ -135,8 +135,8 @@ def test_orders_in_a_v_with_the_same_turns_are_tried_once(
 ) -> None:
     asked = list[str]()
 
-    def divided(_: Finalists, found: Contender, schedule: str, cutoff: float) -> None:
-        asked.append(schedule)
+    def divided(_: Finalists, configuration: Configuration, gathers: str, best: Ranked) -> None:
+        asked.append(configuration.schedule)
 
     monkeypatch.setattr(Finalists, "_divided_for_a_v", divided)
     cluster, pinned = cluster_of("h100-80gb", 4), Pinned(pipeline=4, mesh=(1,), micro_batches=micro_batches)
@@ -267,8 +267,9 @@ def test_finalists_that_cannot_win_are_neither_settled_nor_sought_in_a_v(monkeyp
     assert not settled
     finalists._best_of(found, math.inf)
     assert settled
-    finalists._divided_for_a_v(found, IN_A_V[0], found.objective * 2)
-    assert cutoffs[-1] == found.objective * 2
+    best = finalists._best_of(found, math.inf)
+    finalists._divided_for_a_v(replace(found.configuration, schedule=IN_A_V[0]), found.outcome.gathers, best)
+    assert cutoffs[-1] == best.seconds
 
 
 @pytest.mark.parametrize(
@@ -472,3 +473,20 @@ def test_slices_are_priced_as_far_as_a_shorter_bubble_may_win(monkeypatch: pytes
     monkeypatch.setattr(scheduling, "WORTH", 1 - (seconds[1] + seconds[2]) / 2 / found.plan.prediction.step_seconds)
     scheduling.with_turns(found, Pinned(), cluster, [math.inf] * 4)
     assert [plan.slices for plan in priced] == [2, 4]  # of which the latter says that more are of no use
+
+
+def test_other_degrees_are_tried_in_a_v_where_experts_exchange_under_other_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What sums count as exposed may be covered there, so that no sum says which degree is best."""
+    asked = set[tuple[str, int]]()
+
+    def divided(_: Finalists, configuration: Configuration, gathers: str, best: Ranked) -> None:
+        asked.add((configuration.schedule, configuration.pipeline))
+
+    monkeypatch.setattr(Finalists, "_divided_for_a_v", divided)
+    monkeypatch.setattr(Ranked, "waited", property(lambda ranked: ranked.seconds))
+    for model in ("mixture-after-two-dense", "llama-4"):
+        asked.clear()
+        search(request_of(model, cluster_of("h100-80gb", 2), 8, update=PLAIN))
+        assert (("dualpipe_v", 2) in asked) == (model == "mixture-after-two-dense"), model
