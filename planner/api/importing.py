@@ -79,13 +79,15 @@ def imported(asked: Asked, traced: "Callable[[BuiltModel], OperatorGraph]", note
 
     Raises RequestError or ExportError, with the name of the file.
     """
+    from planner.export.adapters_in import trains_all
     from planner.export.unmodelled import besides_adapters
 
     target, path, text, beside = _found(asked)
-    model, notes = _with_adapters(_model(asked, target, path, text), f"{text}\n{beside}")
+    words = f"{text}\n{beside}"
+    model, notes = _with_adapters(_model(asked, target, path, text), words)
     facts, traced_model = _traced(asked, target, beside, model, traced)
     reading = read_settings(asked.file, target, text, facts)
-    if notes:
+    if notes or trains_all(words):
         reading = replace(reading, unmodelled=besides_adapters(reading.unmodelled), notes=(*notes, *reading.notes))
     devices = reading.description.devices
     if asked.devices is not None and asked.devices != devices:
@@ -158,17 +160,16 @@ def _with_adapters(model: str, text: str) -> tuple[str, tuple[str, ...]]:
     asked = adapters_in(text)
     if asked is None or adapters_of(model) is not None:
         return model, ()
-    named, plain = (changed_reference(model, asked.changes(layers)) for layers in (True, False))
+    wider = ("DoRA: priced as LoRA, so a step takes longer than this",) if asked.wider else ()
+    named, plain = (changed_reference(model, asked.changes(names)) for names in (True, False))
     beside = ", ".join(asked.layers) if asked.layers else "every linear layer of the blocks"
+    full = f", {', '.join(asked.trained)} trained in full" if asked.trained else ""
     try:
         build_model(named, dtype="bfloat16")
-        found = f"adapters (LoRA) of rank {asked.rank} beside {beside}"
+        return named, (*wider, f"adapters (LoRA) of rank {asked.rank} beside {beside}{full}")
     except ModelError as error:
-        if named == plain:
-            return model, ()
         build_model(plain, dtype="bfloat16")
-        named, found = plain, f"adapters (LoRA) of rank {asked.rank}, priced beside every linear layer: {error}"
-    return named, (found,)
+        return plain, (*wider, f"adapters (LoRA) of rank {asked.rank}, priced beside every linear layer: {error}")
 
 
 def _traced(

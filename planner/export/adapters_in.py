@@ -12,16 +12,23 @@ Keys are looked for in the text, so YAML, JSON, Python and command lines are one
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _KEY = r"(?im)(?<![\w-])(?:--)?[\"']?(?:model\.|peft\.)*{}[\"']?[ \t]*(?:[:=]|[ \t])[ \t]*"
 _VALUE = r"[\"']?(?P<value>[^\s\"',}}#\\\]]+)"
-_ASKED = _KEY.format(r"(?:finetuning_type|train_type|tuner_type|adapter|peft_scheme|peft)") + r"[\"']?(?:q?lora)\b"
-_SWITCHED = _KEY.format(r"use[-_](?:peft|lora)") + r"[\"']?(?:true|yes|1)\b"
+_COMMENT = re.compile(r"(?m)(?:^|(?<=[ \t]))#.*$")
+_KINDS = r"(?:finetuning_type|train_type|tuner_type|adapter|peft_scheme|peft)"
+_SWITCHES = r"use[-_](?:peft|lora)"
+_ASKED = _KEY.format(_KINDS) + r"[\"']?q?(?:lora|dora)\b"
+_SWITCHED = _KEY.format(_SWITCHES) + r"[\"']?(?:true|yes|1)\b"
 _BARE = r"(?im)(?<![\w-])--use[-_](?:peft|lora)[ \t]*(?:\\?$|(?=--))"
+_OTHERWISE = _KEY.format(_KINDS) + r"[\"']?(?:$|(?:full|freeze|none|null|false|~)\b)"
+_OFF = _KEY.format(_SWITCHES) + r"[\"']?(?:false|no|0)\b"
+_WIDER = (_KEY.format(r"use[-_]dora") + r"[\"']?(?:true|yes|1)\b", _KEY.format(_KINDS) + r"[\"']?dora\b")
 _RANK, _ALPHA = r"(?:lora[-_](?:r|rank|dim)|adapter_dim)", r"lora[-_]alpha"
 _DROPOUT, _LAYERS = r"lora[-_]dropout", r"(?:lora[-_]targets?(?:[-_]modules)?|target[-_]modules)"
+_TRAINED = r"(?:additional_target|(?:lora[-_])?modules[-_]to[-_]save)"
 _MOST_LAYERS = 64
 _EVERY = frozenset({"all", "all-linear", "all_linear", "*"})
 _USUAL_RANK = "8"
@@ -42,33 +49,46 @@ _MEGATRON: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedAdapters:
-    """Rank, alpha and dropout as they are written, and the layers by the ends of their names; "" and none where
-    nothing is said."""
+    """Rank, alpha and dropout as they are written, the layers and what is trained in full by the ends of their names;
+    "" and none where nothing is said. `wider`: with the length of each row of a weight beside them (DoRA)."""
 
     rank: str
     alpha: str = ""
     dropout: str = ""
     layers: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
+    wider: bool = False
 
-    def changes(self, layers: bool = True) -> list[str]:
-        """What asks for them in the name of a model; without the `layers` beside every linear layer of its blocks."""
+    def changes(self, names: bool = True) -> list[str]:
+        """What asks for them in the name of a model; without `names` beside every linear layer of its blocks alone."""
         said = {"lora": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
-        said["lora_layers"] = ",".join(self.layers) if layers else ""
+        if names:
+            said |= {"lora_layers": ",".join(self.layers), "lora_trained": ",".join(self.trained)}
         return [f"{key}={value}" for key, value in said.items() if value]
 
 
-def adapters_in(text: str) -> AskedAdapters | None:
-    """The adapters of settings; None where all weights are trained."""
+def adapters_in(settings: str) -> AskedAdapters | None:
+    """The adapters of settings; None where all weights are trained. A rank alone asks for them, unless a switch says
+    otherwise."""
+    text = _COMMENT.sub("", settings)
     ranked = re.search(_KEY.format(r"lora[-_]r(?:ank)?") + r"[\"']?[1-9]\d{0,3}\b", text)
-    kind = re.search(_KEY.format(r"(?:finetuning_type|train_type|tuner_type)") + r"[\"']?full\b", text)
-    if kind or not (ranked or any(re.search(pattern, text) for pattern in (_ASKED, _SWITCHED, _BARE))):
+    asked = any(re.search(pattern, text) for pattern in (_ASKED, _SWITCHED, _BARE))
+    if not asked and (ranked is None or trains_all(settings)):
         return None
     return AskedAdapters(
         rank=_number(text, _RANK, r"[1-9]\d{0,3}") or _USUAL_RANK,
-        alpha=_number(text, _ALPHA, r"\d{1,6}(?:\.\d+)?"),
+        alpha=_number(text, _ALPHA, r"0*[1-9]\d{0,5}(?:\.\d+)?"),
         dropout=_number(text, _DROPOUT, r"0(?:\.\d+)?"),
-        layers=_layers(text),
+        layers=_listed(text, _LAYERS),
+        trained=_listed(text, _TRAINED),
+        wider=any(re.search(pattern, text) for pattern in _WIDER),
     )
+
+
+def trains_all(settings: str) -> bool:
+    """Whether a switch says that all weights are trained, whatever else is said of adapters."""
+    text = _COMMENT.sub("", settings)
+    return any(re.search(pattern, text) for pattern in (_OTHERWISE, _OFF))
 
 
 def _number(text: str, key: str, form: str) -> str:
@@ -76,24 +96,25 @@ def _number(text: str, key: str, form: str) -> str:
     return found["value"] if found and re.fullmatch(form, found["value"]) else ""
 
 
-def _layers(text: str) -> tuple[str, ...]:
-    found = re.search(_KEY.format(_LAYERS), text)
+def _listed(text: str, key: str) -> tuple[str, ...]:
+    found = re.search(_KEY.format(key), text)
     if found is None:
         return ()
-    names = list(_names(text[found.end() :]))[:_MOST_LAYERS]
+    names = _names(text[found.end() :])[:_MOST_LAYERS]
     if not names or _EVERY & {name.lower() for name in names}:
         return ()
     return tuple(dict.fromkeys(part for name in names for part in _MEGATRON.get(name, (name,))))
 
 
-def _names(rest: str) -> Sequence[str] | Iterator[str]:
-    """Names behind a key: in brackets, with commas or blanks between them, or a line each behind a dash."""
+def _names(rest: str) -> list[str]:
+    """Names behind a key: in brackets, with commas, bars or blanks between them, or a line each behind a dash."""
     inside = re.match(r"\s*\[([^\]]*)\]", rest)
     if inside:
         return re.findall(r"[\w.-]+", inside[1])
-    listed = re.match(r"[ \t]*((?:\n[ \t]*-[ \t]+[\"']?[\w.-]+[\"']?[ \t]*)+)", rest)
-    if listed:
-        return re.findall(r"-[ \t]+[\"']?([\w.-]+)", listed[1])
-    line = re.match(r"[\"']?((?:[\w.*-]+(?:[ \t]*,[ \t]*|[ \t]+)?)+)", rest)
-    words = re.split(r"[,\s]+", line[1]) if line else []
-    return [word for word in words if word and not word.startswith("-")] if words else []
+    below = re.match(r"[ \t]*((?:\s*\n[ \t]*-[ \t]+[\"']?[\w.-]+[\"']?[ \t]*)+)", rest)
+    if below:
+        return re.findall(r"-[ \t]+[\"']?([\w.-]+)", below[1])
+    line = re.match(r"[\"']?([^\"'\n\\}]*)", rest)
+    words = re.split(r"[,|\s]+", line[1].strip()) if line else []
+    until = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return [word for word in words[:until] if re.fullmatch(r"[\w.*-]+", word)]

@@ -19,6 +19,9 @@ from torch import nn
 from planner.errors import ModelError
 from planner.models.adapters import Adapters
 
+_ROUTER = re.compile(r"(?:^|\.)(?:router|wg|(?:\w*_)?gate)(?:\.|$)")
+"""What chooses experts, by its name, and is not adapted unless it is asked for; `gate_proj` is none."""
+
 _TURNED = "transformers.pytorch_utils.Conv1D"
 """The linear layer of GPT-2 in transformers, whose weight has its inputs first."""
 
@@ -42,8 +45,11 @@ class LowRank:
 def add_adapters(module: nn.Module, adapters: Adapters, reference: str) -> None:
     """Freeze the weights of a module, and add adapters that are trained. Raises ModelError where there is nothing to
     add them to, and for names that no module has."""
+    _refuse_adapted(module, reference)
     layers = dict(_chosen(module, adapters, reference))
     trained = [part for name, part in module.named_modules() if _named(name, adapters.trained)]
+    if both := [name for name, part in layers.items() if any(part is one for one in trained)]:
+        raise ModelError(f"{both[0]} of {reference} is in --lora-layers and --lora-trained; leave it out of one")
     _refuse_unknown(module, adapters.trained, "--lora-trained", reference)
     module.requires_grad_(False)
     for layer in layers.values():
@@ -67,8 +73,8 @@ def _chosen(module: nn.Module, adapters: Adapters, reference: str) -> Iterator[t
                 yield name, layer
         return
     blocks = [name for name, part in every if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1]
-    inside = re.compile("|".join(rf"{re.escape(name)}\." for name in blocks) or r"\b\B")
-    found = [(n, layer) for n, layer in every if inside.match(n) and _is_plain(layer)]
+    inside = re.compile("|".join(rf"{re.escape(name)}\." if name else r"." for name in blocks) or r"\b\B")
+    found = [(n, layer) for n, layer in every if inside.match(n) and _is_called(layer) and not _ROUTER.search(n)]
     if not found:
         raise ModelError(
             f"--lora: {reference} has no linear layers in lists of blocks; say which layers get adapters, as in"
@@ -120,9 +126,16 @@ def _widths(layer: Any) -> tuple[int, int] | None:
     return None
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether it is a linear layer that computes as it is called: a subclass may read its weight elsewhere."""
-    return type(layer) is nn.Linear or _called(layer) == _TURNED
+def _is_called(layer: nn.Module) -> bool:
+    """Whether it is a linear layer that computes as it is called; who owns it may read its weight alone, as
+    `nn.MultiheadAttention` does."""
+    return _widths(layer) is not None and not isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear)
+
+
+def _refuse_adapted(module: nn.Module, reference: str) -> None:
+    found = next((name for name, _ in module.named_modules() if name.rpartition(".")[2] in ("lora_A", "lora_B")), None)
+    if found is not None:
+        raise ModelError(f"--lora: {reference} has adapters already ({found}); plan it as it is, without --lora")
 
 
 def _called(layer: nn.Module) -> str:

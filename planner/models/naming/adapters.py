@@ -8,6 +8,7 @@ those of the model that the run began with.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.errors import ModelError
@@ -41,7 +42,7 @@ def peft_naming(adapters: Adapters, base: Naming, built: Built) -> Naming:
             "lora_alpha": adapters.alpha,
             "lora_dropout": adapters.dropout,
             "target_modules": _targets({_layer_of(name, base) for name in layers}, layers, built, base),
-            "modules_to_save": list(adapters.trained) or None,
+            "modules_to_save": _modules(trained, base) or None,
             "bias": "none",
             "inference_mode": True,
         },
@@ -82,6 +83,12 @@ def _name_there(name: str, base: Naming) -> str:
             " has no name there"
         )
     return parts[0].theirs
+
+
+def _modules(trained: Mapping[str, object], base: Naming) -> list[str]:
+    """Whole names of the modules that are trained in full: peft takes every module that a name of its list ends."""
+    beside = (name for name in trained if not is_of_adapter(name))
+    return sorted({_name_there(name, base).rpartition(".")[0] for name in beside})
 
 
 def _targets(theirs: set[str], layers: set[str], built: Built, base: Naming) -> list[str]:

@@ -559,6 +559,24 @@ def test_an_option_is_changed_where_it_stands() -> None:
             AskedAdapters(rank="4", layers=("q_proj", "k_proj", "v_proj", "o_proj")),
         ),
         ('{"use_lora": true, "target_modules": ["q_proj"]}', AskedAdapters(rank="8", layers=("q_proj",))),
+        (
+            "--use_peft --lora_r 16 --lora_target_modules q_proj v_proj --learning_rate 2e-4 --epochs 1",
+            AskedAdapters(rank="16", layers=("q_proj", "v_proj")),
+        ),
+        (
+            "# lora_rank: 64 would be more\n# finetuning_type: full\nfinetuning_type: lora\nlora_rank: 256",
+            AskedAdapters(rank="256"),
+        ),
+        (
+            "finetuning_type: lora\nlora_target: q_proj|v_proj\nadditional_target: lm_head\nuse_dora: true",
+            AskedAdapters(rank="8", layers=("q_proj", "v_proj"), trained=("lm_head",), wider=True),
+        ),
+        (
+            "adapter: lora\nlora_target_modules:\n  # of attention\n  - q_proj",
+            AskedAdapters(rank="8", layers=("q_proj",)),
+        ),
+        ("adapter:\nlora_r: 32\n", None),
+        ("use_lora: false\nlora_rank: 16", None),
         ("--q-lora-rank 1536 --kv-lora-rank 512", None),
         ("lora_r: 0\nuse_peft: false", None),
         ("finetuning_type: full\nlora_rank: 8", None),

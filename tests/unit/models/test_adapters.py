@@ -54,6 +54,8 @@ def test_a_name_says_all_of_its_adapters() -> None:
         ("llama-tiny+lora=0", ("--lora 0", "4,096")),
         ("llama-tiny+lora=x", ("--lora x",)),
         ("llama-tiny+lora_alpha=2", ("--lora-alpha", "--lora RANK")),
+        ("llama-tiny+lora=2+lora_alpha=0", ("--lora-alpha 0", "above 0")),
+        ("llama-tiny+lora=2+lora_layers=q_proj+lora_trained=q_proj", ("--lora-layers", "--lora-trained")),
         ("llama-tiny+lora=2+lora_dropout=2", ("--lora-dropout 2", 0.99)),
         ("llama-tiny+lora=2+lora_layers=,", ("--lora-layers", "q_proj,v_proj")),
         ("llama-tiny+lora=2+lora_layers=c_attn", ("--lora-layers c_attn", "q_proj")),
@@ -146,3 +148,23 @@ def test_engines_that_would_train_all_weights_are_refused() -> None:
             refuse_adapters(engine, engine, adapted)
         refuse_adapters(engine, engine, replace(adapted, reference="llama-tiny"))
     refuse_adapters("accelerate", "Accelerate", adapted)
+
+
+class Called(nn.Linear):
+    """A linear layer of somebody's own."""
+
+
+def test_linear_layers_of_other_classes_have_adapters_and_routers_have_none() -> None:
+    layers = {
+        "up": Called(8, 8),
+        "gate": nn.Linear(8, 4),
+        "down": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    }
+    model = nn.ModuleList([nn.ModuleDict(layers), nn.MultiheadAttention(8, 2)])
+    add_adapters(model, Adapters(rank=2, alpha=4.0), "mine:factory")
+    assert {name.removesuffix(".lora_A") for name, _ in model.named_modules() if name.endswith(".lora_A")} == {
+        "0.up",
+        "0.down",
+    }
+    with refused(ModelError, "0.up.lora_A", "without --lora"):
+        add_adapters(model, Adapters(rank=2, alpha=4.0), "mine:factory")
