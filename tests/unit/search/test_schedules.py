@@ -216,11 +216,10 @@ def test_one_and_several_stages_on_each_rank_are_laid_in_the_same_v_once(monkeyp
     found, searches = list[tuple[object, ...]](), list[Finalists]()  # which keep their identities
     divided = Finalists._divided_for_a_v
 
-    def noted(self: Finalists, contender: Contender, schedule: str, cutoff: float) -> Ranked | None:
-        c = contender.configuration
+    def noted(self: Finalists, c: Configuration, gathers: str, best: Ranked) -> Ranked | None:
         searches.append(self)
-        found.append((id(self), c.family, c.micro_batches, contender.outcome.gathers, schedule))
-        return divided(self, contender, schedule, cutoff)
+        found.append((id(self), c.family, c.micro_batches, gathers, c.schedule))
+        return divided(self, c, gathers, best)
 
     monkeypatch.setattr(Finalists, "_divided_for_a_v", noted)
     options: dict[str, Any] = {"devices": 4, "global_batch": 4, "precision": "bf16", "simplicity": 0.0}
