@@ -694,11 +694,12 @@ class Options:
     @property
     def reference(self) -> str:
         """The model to plan, with what is changed of it."""
-        from planner.models.adapters import adapter_changes
+        from planner.models.adapters import KEYS
         from planner.models.overrides import changed_reference
 
         assert self.model is not None
-        return changed_reference(self.model, (*(self.set or ()), *adapter_changes(dataclasses.asdict(self))))
+        adapters = [f"{key}={value}" for key in KEYS if (value := getattr(self, key)) is not None]
+        return changed_reference(self.model, (*(self.set or ()), *adapters))
 
     @property
     def device_count(self) -> int:

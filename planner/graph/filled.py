@@ -11,7 +11,7 @@ the whole passes memory once for each piece, and zeros before.
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
-from planner.graph.unread import without_unread
+from planner.graph.unread import replaced
 
 _CAT, _COPY, _PUT = "aten.cat.default", "aten.copy.default", "aten.slice_scatter.default"
 _NAMES = ("self", "src", "dim", "start", "end", "step")
@@ -21,10 +21,7 @@ def with_filled_joined(graph: OperatorGraph) -> OperatorGraph:
     """`graph` with a join for each tensor whose pieces fill it; what only the old operators read is gone."""
     reader = _Reader(graph)
     found = {op.name: made for op in graph.operators if op.op == _PUT and (made := reader.joined(op)) is not None}
-    if not found:
-        return graph
-    old = {name for op in graph.operators if op.name in found for name in op.operands}
-    return without_unread(replace(graph, operators=tuple(found.get(op.name, op) for op in graph.operators)), old)
+    return replaced(graph, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

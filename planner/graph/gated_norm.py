@@ -19,7 +19,7 @@ from planner.graph import state_kernels
 from planner.graph.norms import GATED_NORM, RMS_NORM, Reader
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
 from planner.graph.recomputed import Kernel, recomputed
-from planner.graph.unread import without_unread
+from planner.graph.unread import replaced
 
 _MULTIPLY = "aten.mul.Tensor"
 _SILU, _SIGMOID = "aten.silu.default", "aten.sigmoid.default"
@@ -45,10 +45,7 @@ def with_gated_norms(graph: OperatorGraph) -> OperatorGraph:
     """`graph` with one operator for each norm that is multiplied with a gate, where nothing else reads the two."""
     reader = Reader(graph)
     found = dict(gated for op in graph.operators if op.op == _MULTIPLY and (gated := _gated(reader, op)) is not None)
-    if not found:
-        return graph
-    old = {name for op in graph.operators if op.name in found for name in op.operands}
-    return without_unread(replace(graph, operators=tuple(found.get(op.name, op) for op in graph.operators)), old)
+    return replaced(graph, found)
 
 
 def _gated(reader: Reader, product: Operator) -> tuple[str, Operator] | None:

@@ -70,5 +70,4 @@ def _started(graph: OperatorGraph, starting: list[str], at: int) -> OperatorGrap
         graph,
         operators=(*graph.operators[:at], *starts, *(op.reading(names) for op in graph.operators[at:])),
         types={**graph.types, **{made: graph.types[name] for name, made in names.items()}},
-        updates=graph.updates,
     )

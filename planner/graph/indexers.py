@@ -13,7 +13,7 @@ heads and 32,768 tokens 275 GB of a sample.
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import Operator, OperatorGraph, ValueRef
-from planner.graph.unread import without_unread
+from planner.graph.unread import replaced
 
 INDEX_SCORES = "planner.index_scores.default"
 BLOCK = 2**26
@@ -29,10 +29,7 @@ def with_index_scores(graph: OperatorGraph) -> OperatorGraph:
     """`graph` with one operator for the scores of each indexer; what only the old ones read is gone."""
     reader = _Reader(graph)
     found = {op.name: made for op in graph.operators if (made := reader.scores(op)) is not None}
-    if not found:
-        return graph
-    old = {name for op in graph.operators if op.name in found for name in op.operands}
-    return without_unread(replace(graph, operators=tuple(found.get(op.name, op) for op in graph.operators)), old)
+    return replaced(graph, found)
 
 
 @dataclass(frozen=True, slots=True)

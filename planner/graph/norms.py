@@ -13,7 +13,7 @@ some of these round twice. So only what is computed in fp32 or wider is taken.
 from dataclasses import dataclass, replace
 
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TorchConstant, ValueRef
-from planner.graph.unread import without_unread
+from planner.graph.unread import replaced
 
 RMS_NORM, LAYER_NORM = "aten.rms_norm.default", "aten.layer_norm.default"
 GATED_NORM = "planner.gated_rms_norm.default"
@@ -28,10 +28,7 @@ def with_norms(graph: OperatorGraph) -> OperatorGraph:
     """`graph` with one operator for each norm that is spelled out; what only the old ones read is gone."""
     reader = Reader(graph)
     found = dict(norm for op in graph.operators if op.op == _MULTIPLY and (norm := reader.norm(op)) is not None)
-    if not found:
-        return graph
-    old = {name for op in graph.operators if op.name in found for name in op.operands}
-    return without_unread(replace(graph, operators=tuple(found.get(op.name, op) for op in graph.operators)), old)
+    return replaced(graph, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,15 @@ def without_unread(
     return replace(changed, types={name: tensor for name, tensor in graph.types.items() if name in made})
 
 
+def replaced(graph: OperatorGraph, found: Mapping[str, Operator]) -> OperatorGraph:
+    """`graph` with the operators that are `found` in the place of those of their names; what only the old ones read is
+    gone."""
+    if not found:
+        return graph
+    old = {name for op in graph.operators if op.name in found for name in op.operands}
+    return without_unread(replace(graph, operators=tuple(found.get(op.name, op) for op in graph.operators)), old)
+
+
 def without_unread_constants(graph: OperatorGraph, before: OperatorGraph | None = None) -> OperatorGraph:
     """`graph` without the constants of the model's code that nobody reads, or that nobody reads any more, as it was
     done `before`."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from planner.errors import ModelError
 from planner.models.overrides import parsed_number, split_reference
 
-RANK, ALPHA, DROPOUT, LAYERS, TRAINED = _KEYS = (
+RANK, ALPHA, DROPOUT, LAYERS, TRAINED = KEYS = (
     "lora",
     "lora_alpha",
     "lora_dropout",
@@ -43,7 +43,7 @@ class Adapters:
 def without_adapters(reference: str) -> str:
     """The name of the model that adapters are added to."""
     name, changes = split_reference(reference)
-    return "+".join([name, *(f"{key}={value}" for key, value in changes.items() if key not in _KEYS)])
+    return "+".join([name, *(f"{key}={value}" for key, value in changes.items() if key not in KEYS)])
 
 
 def with_adapters_of(reference: str, other: str) -> str:
@@ -51,12 +51,12 @@ def with_adapters_of(reference: str, other: str) -> str:
     if without_adapters(reference) != reference:
         return reference
     changes = split_reference(other)[1]
-    return "+".join([reference, *(f"{key}={value}" for key, value in changes.items() if key in _KEYS)])
+    return "+".join([reference, *(f"{key}={value}" for key, value in changes.items() if key in KEYS)])
 
 
 def adapters_of(reference: str) -> Adapters | None:
     """The adapters that a name asks for. Raises ModelError for numbers out of range, and for a rank that is missing."""
-    changes = {key: value for key, value in split_reference(reference)[1].items() if key in _KEYS}
+    changes = {key: value for key, value in split_reference(reference)[1].items() if key in KEYS}
     if not changes:
         return None
     if RANK not in changes:
@@ -71,11 +71,6 @@ def adapters_of(reference: str) -> Adapters | None:
         layers=_names(changes, LAYERS),
         trained=_names(changes, TRAINED),
     )
-
-
-def adapter_changes(values: Mapping[str, object]) -> list[str]:
-    """KEY=VALUE of what options say of adapters, of those that are given (not None)."""
-    return [f"{key}={values[key]}" for key in _KEYS if values.get(key) is not None]
 
 
 def refuse_unread(read: Collection[str], trained: Collection[str]) -> None:

@@ -10,6 +10,7 @@ import re
 
 from planner.models.adapters import Adapters
 from planner.validation.rows import Row
+from planner.validation.states import FLAGS
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions
 
@@ -22,8 +23,7 @@ _NVIDIA = r"nemo|megatron[-_ ]bridge|dgxc|\bnvidia\b"
 
 def adapters_of_row(row: Row, notes: list[str]) -> Adapters | None:
     """None where all weights are trained. Raises UnsupportedError for weights in fewer bits beside the adapters."""
-    columns = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
-    flags = "; ".join(row.text(column) for column in columns).lower()
+    flags = "; ".join(row.text(column) for column in FLAGS).lower()
     words = f"{flags}; {row.text('notes').lower()}"
     if not (mentions(flags, _IN_FLAGS) or mentions(words, _IN_NOTES)):
         return None

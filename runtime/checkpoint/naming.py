@@ -78,14 +78,14 @@ def naming_of_model(model: ModelReference, given: str | None) -> Naming | None:
     return naming_of(buildable(model, given, why), model.sequence_length)
 
 
-def trained_beside(source: Readable, model: ModelReference, given: str | None) -> tuple[Readable, Naming] | None:
+def trained_beside(
+    source: Readable, model: ModelReference, given: str | None, base: Naming
+) -> tuple[Readable, Naming] | None:
     """Adapters of a checkpoint, and what is trained in full beside them, with the names of peft; None for a model
-    without. Raises ModelError."""
+    without. `base` is the naming of the model. Raises ModelError."""
     from planner.models.naming.of_model import adapter_naming_of
 
-    if naming_of_model(model, given) is None:
-        return None
-    naming = adapter_naming_of(buildable(model, given), model.sequence_length)
+    naming = adapter_naming_of(buildable(model, given), model.sequence_length, base)
     if naming is None:
         return None
     tensors = {name: tensor for name, tensor in source.tensors.items() if name in naming.built}

@@ -54,12 +54,16 @@ Update: TypeAlias = Callable[
 """Of a group's settings, weights, gradients, moments of each kind, and numbers of updates; in place."""
 
 
-class NarrowAdamW(torch.optim.AdamW):
-    """AdamW whose moments are kept as the word `moments` says."""
+class _Narrow(torch.optim.Optimizer):
+    """Put before the class of an optimizer: its moments are kept as the word `moments` says."""
 
     def __init__(self, weights: Any, *, moments: str, **settings: Any) -> None:
         super().__init__(weights, **settings)
         self._kept = moments
+
+
+class NarrowAdamW(_Narrow, torch.optim.AdamW):
+    """AdamW."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given
@@ -68,12 +72,8 @@ class NarrowAdamW(torch.optim.AdamW):
         _step(self, ("exp_avg", "exp_avg_sq"), self._kept, _adamw, counted=True)
 
 
-class NarrowSGD(torch.optim.SGD):
-    """SGD whose momentum is kept as the word `moments` says."""
-
-    def __init__(self, weights: Any, *, moments: str, **settings: Any) -> None:
-        super().__init__(weights, **settings)
-        self._kept = moments
+class NarrowSGD(_Narrow, torch.optim.SGD):
+    """SGD."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever given

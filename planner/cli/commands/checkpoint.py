@@ -215,7 +215,9 @@ def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[R
         return opened, None
     try:
         naming = naming_of_model(plan.model, given)
-        adapters = None if names == "own" else trained_beside(opened, plan.model, given)
+        adapters = None
+        if naming is not None and names != "own":
+            adapters = trained_beside(opened, plan.model, given, naming)
     except ModelError as error:
         if names == "own":
             return opened, None

@@ -47,11 +47,7 @@ def naming_of(reference: str, sequence_length: int | None) -> Naming | None:
     Raises ModelError where none of its classes computes the same as the model, saying what differs, or a config cannot
     be read.
     """
-    return _without_adapters(without_adapters(reference), sequence_length)
-
-
-def _without_adapters(reference: str, sequence_length: int | None) -> Naming | None:
-    """The same of a name that asks for none."""
+    reference = without_adapters(reference)
     name, _ = split_reference(reference)
     if name in ZOO and ZOO[name].family in _NAMINGS:
         built = _built(reference, sequence_length)
@@ -62,14 +58,11 @@ def _without_adapters(reference: str, sequence_length: int | None) -> Naming | N
     return _of_config(reference, sequence_length)
 
 
-def adapter_naming_of(reference: str, sequence_length: int | None) -> Naming | None:
-    """What peft calls what is trained of a model with adapters; None for one without, and where `naming_of` is. Errors
-    likewise."""
+def adapter_naming_of(reference: str, sequence_length: int | None, base: Naming) -> Naming | None:
+    """What peft calls what is trained of a model with adapters, whose own tensors are in `base` (`naming_of`); None for
+    one without. Errors likewise."""
     adapters = adapters_of(reference)
-    base = None if adapters is None else _without_adapters(without_adapters(reference), sequence_length)
-    if adapters is None or base is None:
-        return None
-    return peft_naming(adapters, base, _built(reference, sequence_length))
+    return None if adapters is None else peft_naming(adapters, base, _built(reference, sequence_length))
 
 
 def _of_config(reference: str, sequence_length: int | None) -> Naming:

@@ -304,7 +304,9 @@ def test_adapters_are_merged_as_peft_has_them(tmp_path: Path) -> None:
     """Under the names of its files, with what it must know of them; without the weights that are frozen."""
     reference = f"{LLAMA}+lora=2+lora_alpha=6+lora_layers=q_proj,down_proj+lora_trained=lm_head"
     module = build_model(reference, dtype="float32", device="cpu").module
-    naming = adapter_naming_of(reference, 16)
+    base = naming_of(reference, 16)
+    assert base is not None
+    naming = adapter_naming_of(reference, 16, base)
     assert naming is not None
     source = Memory(contents={name: one for name, one in module.state_dict().items() if name in naming.built})
     merge(source, manifest_of(source), tmp_path / "adapters", naming=naming)
@@ -320,5 +322,8 @@ def test_adapters_are_merged_as_peft_has_them(tmp_path: Path) -> None:
 
 
 def test_adapters_beside_weights_that_are_kept_together_have_no_names_in_peft() -> None:
+    reference = f"gpt-tiny{SMALL}+lora=2"
+    base = naming_of(reference, 16)
+    assert base is not None
     with refused(ModelError, "in another order"):
-        adapter_naming_of(f"gpt-tiny{SMALL}+lora=2", 16)
+        adapter_naming_of(reference, 16, base)
