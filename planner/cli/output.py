@@ -141,6 +141,7 @@ def _search(answer: Answer) -> dict[str, Any]:
         "status": result.status,
         "gap": result.gap,
         "bound_seconds": result.bound_seconds,
+        "gap_in_line": result.gap_in_line,
         "assumed": list(result.assumed),
         "covered": result.covered,
         "configurations": statistics.configurations,

@@ -103,7 +103,15 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         console.print(f"Stopped by {by}; this is the best so far.", soft_wrap=True)
     covered = all(result.covered for result in answer.found.results)
     console.print(
-        proof_text(answer.status, answer.gap, _where(answer), answer.result.assumed, covered=covered), soft_wrap=True
+        proof_text(
+            answer.status,
+            answer.gap,
+            _where(answer),
+            answer.result.assumed,
+            covered=covered,
+            in_line=answer.result.gap_in_line if len(searches) == 1 else None,
+        ),
+        soft_wrap=True,
     )
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)

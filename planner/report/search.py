@@ -32,17 +32,35 @@ _NONE = 1e-9
 """A gap of rounding alone."""
 
 
-def proof_text(status: str, gap: float, where: str, assumed: Sequence[str] = (), *, covered: bool = True) -> str:
+def proof_text(
+    status: str,
+    gap: float,
+    where: str,
+    assumed: Sequence[str] = (),
+    *,
+    covered: bool = True,
+    in_line: float | None = None,
+) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most; and how
     they are compared, where their objectives have `assumed` what a step may do better. A plan of three or four axes, or
-    with a ring, is not `covered`: it was found around those about which something was proved."""
+    with a ring, is not `covered`: it was found around those about which something was proved. `in_line`: for a plan
+    with its stages in a V, how much faster one could be whose stages lie one after the other, of which more is known
+    than of others in a V."""
     where = where if covered else f"{where}, on one or two axes and without a ring,"
     compared = "".join(f", {_ASSUMED[one]}" for one in assumed)
     if status == "optimal":
         return f"Proved optimal: no plan {where} is faster{compared}"
+    if in_line is not None and in_line < gap:
+        in_order = _none_faster(f"{where} with its stages one after the other", in_line)
+        others = _none_faster("with its stages in a V", gap, "none")
+        return f"{in_order}{compared};\n{others}, counted by how long its slowest rank is busy"
+    return f"{_none_faster(where, gap)}{compared}"
+
+
+def _none_faster(where: str, gap: float, none: str = "No plan") -> str:
     if gap <= _NONE:  # of that space; the plan itself need not be
-        return f"No plan {where} is faster{compared}"
-    return f"No plan {where} is more than {_rounded_up(gap)} faster{compared}"
+        return f"{none} {where} is faster"
+    return f"{none} {where} is more than {_rounded_up(gap)} faster"
 
 
 def placements_text(compared: int) -> str:

@@ -25,6 +25,7 @@ from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders, without_weight_gradients
 from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
+from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.family import Family, least_share
 from planner.strategy_search.engine.finalists import Finalists, OverfullError
@@ -588,6 +589,7 @@ class BestFirst:
             plans=plans,
             priced=self.priced,
             bound_seconds=self._bound_of(plans[0], bound),
+            in_line_seconds=0.0 if self.request.pinned.in_a_v else bound,
             covered=self._covers(plans[0].configuration),
             contexts=self.contexts.outcomes(),
             limits=self.limits,
@@ -668,19 +670,19 @@ class BestFirst:
 
     @cached_property
     def _in_a_v(self) -> float:
-        """No plan with its stages in a V takes less: its passes follow each other on each rank, unless experts exchange
-        under those of another micro-batch, the slowest rank is busy for so long, and every micro-batch passes all
-        stages. The work alone, where passes may run together, or where that would have to be asked of many families."""
+        """No plan with its stages in a V takes less: the slowest rank is busy for so long, as its passes follow each
+        other, and every micro-batch passes all stages. Where passes of two micro-batches run together they may cover
+        what experts exchange, and nothing else. The work alone, where that would have to be asked of many families."""
         least, families = self.engine.least_work, [one for one in self.families if one[0].pipeline > 1]
+        if not 0 < len(families) <= _IN_A_V or self.request.alternatives or seconds_left() < math.inf:
+            return least
         graph = self.engine.template.graph
         experts = any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
-        paired = experts and self.request.pinned.expert_overlap is not False
-        if paired or not 0 < len(families) <= _IN_A_V or self.request.alternatives or seconds_left() < math.inf:
-            return least
-        found = math.inf
+        paired = experts and may_exchange_under_work(self.request.pinned, self.request.cluster)
+        engine, found = self.engine.in_pairs if paired else self.engine, math.inf
         for members in families:
             plain = tuple(c for c in members if c.virtual_stages == 1)
-            family = family_of(self.engine, plain) if plain else None
+            family = family_of(engine, plain) if plain else None
             if family is None:
                 return least
             found = min(found, *(max(family.busy_in_a_v(c), self.engine.seconds_of_one(c)) for c in plain))

@@ -78,7 +78,14 @@ def plan_content(shown: Shown) -> Content:
         "decisions": list(decisions(bound, found)),
         "axes": list(plan.mesh.names),
         "operators": _operators(bound, found),
-        "proof": proof_text(result.status, result.gap, "in the space", result.assumed, covered=result.covered),
+        "proof": proof_text(
+            result.status,
+            result.gap,
+            "in the space",
+            result.assumed,
+            covered=result.covered,
+            in_line=result.gap_in_line,
+        ),
         "simpler": None
         if simpler is None
         else simpler_text(result.slower, len(simpler.decisions), len(simpler.fastest_decisions)).partition(";")[0],

@@ -41,6 +41,7 @@ from planner.strategy_search.engine.outcome import (
 from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
+from planner.strategy_search.engine.scheduling import IN_A_V
 from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
 from planner.strategy_search.request.constraints import decided_of
 from planner.strategy_search.request.gathering import ways_to_gather
@@ -112,7 +113,8 @@ class Engine:
     """Evaluates configurations; keeps what they share. Use it in `search`. Engines of requests that differ in their
     memory and global batch alone may share what is `built`. `waits`: for gradients that are reduced once a step, as if
     no backward pass covered them. `capped`: a bucket is no larger than what all gradients of the model fill half.
-    `apart`: launches count by pass and kind of block where these differ (`planner.strategy_search.tables.launches`)."""
+    `apart`: launches count by pass and kind of block where these differ (`planner.strategy_search.tables.launches`).
+    `paired`: passes of two micro-batches run together, and all exchanges of experts under them."""
 
     request: SearchRequest
     template: Template
@@ -121,6 +123,7 @@ class Engine:
     waits: bool = False
     capped: bool = True
     apart: bool = False
+    paired: bool = False
 
     def __post_init__(self) -> None:
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
@@ -156,6 +159,14 @@ class Engine:
     def launched_apart(self) -> "Engine":
         """The same in which launches count by pass and kind of block."""
         return replace(self, apart=True)
+
+    @cached_property
+    def in_pairs(self) -> "Engine":
+        """The same for stages in a V whose passes run together: nothing travels under its products, and exchanges of
+        experts take no time. Plans take no less."""
+        request = replace(self.request, pinned=replace(self.request.pinned, schedule=IN_A_V[0]))
+        built = Built(scaled=self.built.scaled, paths=self.built.paths)
+        return Engine(request=request, template=self.template, limits=self.limits, built=built, paired=True)
 
     def _capacity(self, group: Cluster) -> float:
         """Bytes that the tensors of a plan may fill on a device."""
@@ -547,6 +558,7 @@ class Engine:
                 ahead=True,
                 overlapped=self.overlapped,
                 exchanged=may_exchange_under_work(request.pinned, request.cluster),
+                paired=self.paired,
                 fp8=request.fp8,
                 alike=len(self.groups) > 1,
                 paths=self.built.paths.setdefault(mesh.routing, {}),

@@ -48,7 +48,7 @@ from planner.strategy_search.tables.candidates import CandidateLists, Candidates
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
 from planner.strategy_search.tables.launches import Shares, kernels_shares
-from planner.strategy_search.tables.under_experts import beside_experts, saved_by_exchange
+from planner.strategy_search.tables.under_experts import beside_experts, saved_by_exchange, whole_exchange
 from planner.strategy_search.tables.under_products import Later, UnderProducts, takes_result
 
 Array = NDArray[np.float64]
@@ -201,7 +201,8 @@ class TableBuilder:
     another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
     kernels and messages, or as its launches: counted is a weighted mean of both. `paths` between layouts are shared by
     builders of meshes on which they are the same. With `overlapped` collectives beside
-    linear layers travel under their products, with `exchanged` the rows of experts under other work. Layers whose
+    linear layers travel under their products, with `exchanged` the rows of experts under other work of their block, and
+    where passes are `paired` all of them under another micro-batch's. Layers whose
     scales are delayed have the histories that `fp8` says. `alike` keeps every candidate of layers that may be in fp8 or
     not, as tables of other groups of devices are to have the same. Messages count as parts of a bucket that all
     `gradients` of a model, so many bytes, fill half.
@@ -218,6 +219,7 @@ class TableBuilder:
     ahead: bool = False
     overlapped: bool = False
     exchanged: bool = False
+    paired: bool = False
     fp8: Fp8 = NO_FP8
     alike: bool = False
     gradients: Bytes = math.inf
@@ -472,8 +474,11 @@ class TableBuilder:
         table, op = operators[index], template.graph.operators[index]
         if rule_of(template.graph, op).op_class != OP_CLASS or not table.prices.inner_forward.any():
             return table
-        beside = [operators[at].prices for at in beside_experts(template, index)]
-        saved = saved_by_exchange(template, index, table.candidates, table.prices, beside, self.mesh, self.cluster)
+        if self.paired:
+            saved = whole_exchange(template, index, table.candidates, self.mesh, self.cluster)
+        else:
+            beside = [operators[at].prices for at in beside_experts(template, index)]
+            saved = saved_by_exchange(template, index, table.candidates, table.prices, beside, self.mesh, self.cluster)
         prices = replace(
             table.prices,
             inner_forward=table.prices.inner_forward - saved.forward,

@@ -16,7 +16,7 @@ The kernels beside the experts count as if they were cut over devices as far as 
 they take longer, as devices compute the same twice, may save more than is known here: no bound is proved of such.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,26 +61,49 @@ def saved_by_exchange(
     matrices = matrices_of(rule_of(graph, op))
     graded = [name in graph.differentiable and place not in matrices for place, name in enumerate(op.operands)]
 
-    def priced(rule: Rule, strategies: Sequence[Strategy]) -> tuple[Array, Array, Array]:
+    def priced(rule: Rule, strategies: Sequence[Strategy]) -> list[Array]:
         """Seconds backward but for the gradients of the matrices, and of gradients that are sent there and back,
         (strategies,) each."""
         alone = price_operator(rule, strategies, *types, graded, mesh, cluster).backward
         ways = [ways_of(rule, strategy, mesh, cluster) for strategy in strategies]
-        return alone, np.array([one.sent for one in ways]), np.array([one.weighted for one in ways])
+        return [alone, np.array([one.sent for one in ways]), np.array([one.weighted for one in ways])]
 
-    some, strategies, rule = candidates.narrow, candidates.strategies, rule_of(graph, op)
-    if some is None:
-        alone, first, second = priced(rule, strategies)
-    else:  # the others compute without fp8
-        both = [priced(rule_of(graph, without_fp8(op)), strategies[some:])]
-        both = [priced(rule, strategies[:some]), *both] if some else both
-        alone, first, second = (np.concatenate(parts) for parts in zip(*both, strict=True))
+    alone, first, second = _of_each(template, index, candidates, priced)
     forward = sum(float(one.forward.min()) for one in beside)
     backward = sum(float(one.backward.min()) for one in beside)
     covered = np.minimum(backward + prices.backward - alone, np.minimum(first, backward) + second)
     return Exchanged(
         forward=np.minimum(first + second, forward), backward=np.minimum(first + second, covered)
     )  # as much is sent forward
+
+
+def whole_exchange(template: Template, index: int, candidates: Candidates, mesh: Mesh, cluster: Cluster) -> Exchanged:
+    """What the experts of an operator exchange at all under each candidate: passes of another micro-batch may cover
+    it."""
+
+    def priced(rule: Rule, strategies: Sequence[Strategy]) -> list[Array]:
+        ways = [ways_of(rule, strategy, mesh, cluster) for strategy in strategies]
+        return [np.array([one.there + one.rows for one in ways]), np.array([one.sent + one.weighted for one in ways])]
+
+    forward, backward = _of_each(template, index, candidates, priced)
+    return Exchanged(forward=forward, backward=backward)
+
+
+def _of_each(
+    template: Template,
+    index: int,
+    candidates: Candidates,
+    priced: Callable[[Rule, Sequence[Strategy]], list[Array]],
+) -> list[Array]:
+    """What is `priced` of every candidate, of which some may compute without fp8."""
+    graph = template.graph
+    op = graph.operators[index]
+    some, strategies, rule = candidates.narrow, candidates.strategies, rule_of(graph, op)
+    if some is None:
+        return priced(rule, strategies)
+    both = [priced(rule_of(graph, without_fp8(op)), strategies[some:])]
+    both = [priced(rule, strategies[:some]), *both] if some else both
+    return [np.concatenate(parts) for parts in zip(*both, strict=True)]
 
 
 def beside_experts(template: Template, index: int) -> tuple[int, ...]:

@@ -96,6 +96,18 @@ def test_no_plan_in_a_v_is_faster_than_its_ranks_are_busy(schedule: str) -> None
     assert found.bound_seconds > 0.8 * found.plan.prediction.step_seconds
 
 
+@pytest.mark.parametrize("expert", [2, pytest.param(4, marks=pytest.mark.thorough)])
+def test_passes_that_run_together_cover_what_experts_exchange_and_nothing_else(expert: int) -> None:
+    """A step takes no less than its ranks compute, which is most of it with many micro-batches."""
+    own = Pinned(pipeline=2, expert=expert, schedule="dualpipe_v", micro_batches=16, expert_overlap=True)
+    cluster = with_quick_host(cluster_of("h100-80gb", 2 * expert))
+    found = search(request_of("mixture-after-two-dense", cluster, 64, pinned=own))
+    seconds = found.plan.prediction.step_seconds
+    assert found.plan.training.expert_overlap
+    assert 0.6 * seconds < found.bound_seconds <= seconds
+    assert found.gap_in_line is None  # nothing was asked of others
+
+
 def test_one_rank_of_a_v_has_both_ends_of_the_model() -> None:
     """Which take longer than a block, and all have whole blocks: the average rank says less (85% of the step)."""
     cluster, pinned = cluster_of("h100-80gb", 4), Pinned(pipeline=4, mesh=(1,), schedule="zb_v", micro_batches=8)
