@@ -525,7 +525,8 @@ def traced_model(model: "BuiltModel") -> OperatorGraph:
     from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
 
-    return trace(without_data(model.module, on_host=model.on_host), model.args, model.kwargs)
+    bare = without_data(model.module, on_host=model.on_host)
+    return trace(bare, model.args, model.kwargs, compared=model.compared)
 
 
 def _heard(progress: Progress) -> None:

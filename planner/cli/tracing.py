@@ -16,7 +16,8 @@ def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
     from planner.graph.trace import trace
 
     with _no_logging():
-        return trace(without_data(model.module, on_host=model.on_host), model.args, model.kwargs, full=full)
+        bare = without_data(model.module, on_host=model.on_host)
+        return trace(bare, model.args, model.kwargs, full=full, compared=model.compared)
 
 
 @contextlib.contextmanager

@@ -58,13 +58,14 @@ class Run:
 
 @contextlib.contextmanager
 def announce(
-    module: nn.Module, known: KnownValues | None = None, besides: str | None = None
+    module: nn.Module, known: KnownValues | None = None, besides: str | None = None, compared: bool = False
 ) -> Iterator[tuple[Run, ...]]:
     """While active, of the blocks of each run in `module` only those compute that are called in a new way, be it with
-    other `known` values; yields the runs (none: nothing repeats). The run of the block `besides` is none."""
+    other `known` values; yields the runs (none: nothing repeats). The run of the block `besides` is none. Blocks that
+    were `compared` before are not again."""
     blocks = dict(module.named_modules())
     alike = [paths for paths in alike_runs(module) if besides not in paths]
-    runs = tuple(run for paths in alike if len((run := _run(paths, blocks)).paths) > 1)
+    runs = tuple(run for paths in alike if len((run := _run(paths, blocks, compared)).paths) > 1)
     with contextlib.ExitStack() as stack:
         if runs:
             stack.enter_context(_library())
@@ -76,9 +77,10 @@ def announce(
         yield runs
 
 
-def _run(paths: tuple[str, ...], blocks: Mapping[str, nn.Module]) -> Run:
-    """The run of alike blocks. Of those that know their numbers the second and the last are compared with the first."""
-    if not knows_its_number(blocks[paths[0]]):
+def _run(paths: tuple[str, ...], blocks: Mapping[str, nn.Module], compared: bool) -> Run:
+    """The run of alike blocks. Of those that know their numbers the second and the last are compared with the first,
+    unless they were."""
+    if compared or not knows_its_number(blocks[paths[0]]):
         return Run(paths=paths)
     return Run(paths=(paths[0], *paths[2:-1]), compared=(paths[1], paths[-1]))
 

@@ -147,19 +147,25 @@ warnings.filterwarnings("ignore", _OF_TORCH, FutureWarning)  # what it says of i
 
 
 def trace(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, full: bool = False
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    full: bool = False,
+    compared: bool = False,
 ) -> OperatorGraph:
     """The operator graph of `module(*args, **kwargs)`, whose result is the loss: a scalar, alone, first of a tuple,
     `.loss`, or "loss" in a dict.
 
-    Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself. Raises
+    Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself;
+    `compared` takes for alike what is alike but for its number, where another trace has compared that. Raises
     ModelError where the module cannot be traced or does not return a scalar loss, LimitError where that takes more
     time or memory than the planner may.
     """
     with interrupting(f"tracing {type(module).__name__}"):
         check_names(module)
         refuse_gradient_hooks(module)
-        return _traced(module, args, kwargs, full)
+        return _traced(module, args, kwargs, full, compared=compared)
 
 
 def asks_for_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
@@ -179,10 +185,12 @@ def _traced(
     kwargs: Mapping[str, Any] | None,
     full: bool,
     answers: Sequence[bool] = (False, True),
+    compared: bool = False,
 ) -> OperatorGraph:
     example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
     samples, error = samples_of((example_args, example_kwargs)), ModelError()
-    for graph_of in (_graph_of,) if full else (_alike_once, _graph_of):
+    once = functools.partial(_alike_once, compared=compared)
+    for graph_of in (_graph_of,) if full else (once, _graph_of):
         for asks in answers:  # with values of what the code makes itself, where it asks for some
             known = KnownValues(samples) if asks else None
             try:
@@ -195,13 +203,13 @@ def _traced(
 
 
 def _alike_once(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownValues | None
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownValues | None, compared: bool
 ) -> OperatorGraph:
     """The graph, of blocks that were traced once where they are alike. A list whose blocks turn out not to be alike is
     traced in full beside the others. Raises NotAlikeError where there is a second such list, or no other."""
     besides: str | None = None
     while True:
-        with repeats.announce(module, known, besides) as announced:
+        with repeats.announce(module, known, besides, compared) as announced:
             if not announced:
                 raise NotAlikeError("no blocks are alike")
             try:

@@ -154,7 +154,7 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
             f"{path}: the architecture {name} is not one that is built here ({known}); "
             "write a factory instead: --model package.module:factory"
         )
-    config = _changed(_loaded(transformers, path), changes, path)
+    config = _changed(_loaded(transformers, path, name, content), changes, path)
     _check_made(config, transformers, name, path)
     return path, name, ending, config
 
@@ -253,9 +253,20 @@ def _theirs(transformers: Any, what: str) -> Iterator[None]:
         transformers.logging.set_verbosity(verbosity)
 
 
-def _loaded(transformers: Any, path: Path) -> Any:
+def _loaded(transformers: Any, path: Path, name: str, content: Mapping[str, Any]) -> Any:
+    """The config as transformers reads it, by its model_type. One of a model with code of its own whose class bears the
+    name of transformers' is read as of that class: Kimi K2 is DeepSeek-V3 under another model_type. That code never
+    runs."""
     with _theirs(transformers, f"{path}: transformers cannot read it"):
+        if content.get("model_type") not in transformers.CONFIG_MAPPING and _brings(content.get("auto_map"), name):
+            return getattr(transformers, name).config_class(**{k: v for k, v in content.items() if k != "model_type"})
         return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+
+
+def _brings(code: Any, name: str) -> bool:
+    """Whether a config says that a file beside it has a class of this name."""
+    classes = code.values() if isinstance(code, Mapping) else ()
+    return any(isinstance(said, str) and said.rpartition(".")[2] == name for said in classes)
 
 
 def _text_of(config: Any, path: Path) -> Any:

@@ -32,7 +32,8 @@ class BuiltModel:
 
     `sequence_length` is None where the model has no such thing. `bounds` has for each example tensor the number that
     its integers stay below, None where it is not known or the tensor has no integers. `on_host` where all but its
-    weights is on the host although no data was asked for, as its factory reads numbers.
+    weights is on the host although no data was asked for, as its factory reads numbers. `compared` where another trace
+    has compared blocks that are alike but for their numbers (`planner.graph.repeats`).
     """
 
     reference: str
@@ -43,6 +44,7 @@ class BuiltModel:
     sequence_length: int | None
     bounds: tuple[int | None, ...]
     on_host: bool = False
+    compared: bool = False
 
     @property
     def published(self) -> bool:

@@ -226,9 +226,9 @@ def traced_named(
     built = build_model(name, dtype=dtype, sequence_length=sequence_length)
     graph, fault = trace(built), None
     refuse_unread(graph.consumers.keys(), [n for n, one in built.module.named_parameters() if one.requires_grad])
-    if not is_of_zoo(name):
+    if not (is_of_zoo(name) or _is_ours(built.module)):
         key = None if ruled is None else key
-        fault = ruled and batch_fault(ruled(graph), built.batch, lambda n: trace(_with_samples(built, n)))
+        fault = ruled and _batch_fault(built, ruled(graph), trace)
     traced = Carried(graph=graph, batch=built.batch, sequence_length=built.sequence_length, only_batch=fault)
     if cache is not None and key is not None and (why := keep_graph(cache, key, traced)):
         _LOG.info("the graph of %s is not kept: %s", name, why)
@@ -300,8 +300,20 @@ def _samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     return int(tensors[0].shape[0])
 
 
-def _with_samples(model: "BuiltModel", samples: int) -> "BuiltModel":
+def _is_ours(module: Any) -> bool:
+    """Whether a module is a model of the zoo, as those are that some configurations are built as."""
+    return type(module).__module__.startswith("planner.models.")
+
+
+def _batch_fault(model: "BuiltModel", graph: OperatorGraph, trace: Trace) -> str | None:
+    """See `batch_fault`. Alike blocks were compared where `graph` was traced. Only if the second trace shows a fault are
+    they compared in another: blocks that are not alike would be one."""
+    fault = batch_fault(graph, model.batch, lambda n: trace(_with_samples(model, n, compared=True)))
+    return fault and batch_fault(graph, model.batch, lambda n: trace(_with_samples(model, n, compared=False)))
+
+
+def _with_samples(model: "BuiltModel", samples: int, *, compared: bool) -> "BuiltModel":
     from planner.graph.examples import with_samples
 
     args, kwargs = with_samples((model.args, dict(model.kwargs)), model.batch, samples)
-    return replace(model, args=args, kwargs=kwargs, batch=samples)
+    return replace(model, args=args, kwargs=kwargs, batch=samples, compared=compared)
