@@ -25,6 +25,7 @@ from planner.graph.alike import (
     of_block,
     tensor_description,
 )
+from planner.graph.hidden_parameters import AskedForError, HiddenParameters
 from planner.graph.known_values import KnownValues
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, substitute
 
@@ -47,10 +48,12 @@ class Template:
 class Run:
     """Alike blocks of one module list, and those of them that were traced: one for every way to call them, as where the
     first is given another dtype than all others. Those at `compared`, of the same list, are traced by themselves, and
-    must turn out to be the same."""
+    must turn out to be the same. Parameters of all but the first two are `hidden` from an export: the
+    second is often called otherwise."""
 
     paths: tuple[str, ...]
     compared: tuple[str, ...] = ()
+    hidden: HiddenParameters = field(default_factory=lambda: HiddenParameters({}))
     block: object = None
     templates: list[Template] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
@@ -58,11 +61,15 @@ class Run:
 
 @contextlib.contextmanager
 def announce(
-    module: nn.Module, known: KnownValues | None = None, besides: str | None = None, compared: bool = False
+    module: nn.Module,
+    known: KnownValues | None = None,
+    besides: str | None = None,
+    compared: bool = False,
+    hide: bool = True,
 ) -> Iterator[tuple[Run, ...]]:
     """While active, of the blocks of each run in `module` only those compute that are called in a new way, be it with
     other `known` values; yields the runs (none: nothing repeats). The run of the block `besides` is none. Blocks that
-    were `compared` before are not again."""
+    were `compared` before are not again. Parameters can be hidden where `hide`."""
     blocks = dict(module.named_modules())
     alike = [paths for paths in alike_runs(module) if besides not in paths]
     runs = tuple(run for paths in alike if len((run := _run(paths, blocks, compared)).paths) > 1)
@@ -70,6 +77,8 @@ def announce(
         if runs:
             stack.enter_context(_library())
         for run in runs:
+            if hide:
+                run.hidden = HiddenParameters({path: blocks[path] for path in run.paths[2:]})
             for path in run.paths:
                 block = blocks[path]
                 block.forward = _stand_in(run, path, block, known)
@@ -83,6 +92,24 @@ def _run(paths: tuple[str, ...], blocks: Mapping[str, nn.Module], compared: bool
     if compared or not knows_its_number(blocks[paths[0]]):
         return Run(paths=paths)
     return Run(paths=(paths[0], *paths[2:-1]), compared=(paths[1], paths[-1]))
+
+
+@contextlib.contextmanager
+def hidden(runs: Sequence[Run]) -> Iterator[None]:
+    """While active, blocks that need not compute have no parameters."""
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(run.hidden.hidden())
+        yield
+
+
+@contextlib.contextmanager
+def model_runs(runs: Sequence[Run]) -> Iterator[None]:
+    """While active, it is the model that runs, and gets an AskedForError where it asks for hidden parameters."""
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(run.hidden.model_runs())
+        yield
 
 
 @contextlib.contextmanager
@@ -114,7 +141,8 @@ def _stand_in(run: Run, path: str, block: nn.Module, known: KnownValues | None) 
         if path in run.called:
             raise NotAlikeError(f"{path} is called twice")
         run.called.add(path)
-        now = description(block)
+        with run.hidden.shown(path):
+            now = description(block)
         if run.templates and now != run.block:
             raise NotAlikeError(f"{path} differs from {run.templates[0].path}")
         run.block = now
@@ -123,6 +151,8 @@ def _stand_in(run: Run, path: str, block: nn.Module, known: KnownValues | None) 
         for template in run.templates:
             if spec == template.input_spec and inputs == template.inputs:
                 return _repeat(template, path, leaves)
+        if path in run.hidden:
+            raise AskedForError(path)
         template = _template(path, forward, leaves, spec, inputs)
         if description(block) != run.block:
             raise NotAlikeError(f"{path} changes its attributes")

@@ -51,6 +51,7 @@ from planner.graph.gated_norm import with_gated_norms
 from planner.graph.gradient_hooks import refuse_gradient_hooks
 from planner.graph.gradient_starts import with_gradient_starts
 from planner.graph.gradients_off import GradientsOff, without_needless_detaches
+from planner.graph.hidden_parameters import AskedForError
 from planner.graph.indexers import with_index_scores
 from planner.graph.joins import without_empty_joins
 from planner.graph.kept_samples import DRAWN, with_kept_samples
@@ -208,12 +209,15 @@ def _alike_once(
     """The graph, of blocks that were traced once where they are alike. A list whose blocks turn out not to be alike is
     traced in full beside the others. Raises NotAlikeError where there is a second such list, or no other."""
     besides: str | None = None
+    hide = True
     while True:
-        with repeats.announce(module, known, besides, compared) as announced:
+        with repeats.announce(module, known, besides, compared, hide) as announced:
             if not announced:
                 raise NotAlikeError("no blocks are alike")
             try:
                 return _graph_of(module, args, kwargs, known, announced)
+            except AskedForError:
+                hide = False
             except NotAlikeError as error:
                 if error.block is None or besides is not None:
                     raise
@@ -244,7 +248,7 @@ def _graph_of(
     announced: Sequence[repeats.Run] = (),
 ) -> OperatorGraph:
     regions = GradientsOff()
-    wrapped = _Loss(module, regions)
+    wrapped = _Loss(module, regions, announced)
     try:
         with (
             torch.no_grad(),
@@ -261,6 +265,7 @@ def _graph_of(
             regions,
             known or contextlib.nullcontext(),
             contextlib.redirect_stderr(io.StringIO()),  # torch writes the graph there where it raises
+            repeats.hidden(announced),
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         without_asserted_numbers(exported.graph)
@@ -339,13 +344,13 @@ def _is_made(node: fx.Node) -> bool:
 class _Loss(nn.Module):
     """Calls the model and picks the loss out of what it returns."""
 
-    def __init__(self, model: nn.Module, regions: GradientsOff) -> None:
+    def __init__(self, model: nn.Module, regions: GradientsOff, announced: Sequence[repeats.Run]) -> None:
         super().__init__()
-        self.model, self.regions = model, regions
+        self.model, self.regions, self.announced = model, regions, announced
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         held = dict(self.model.named_buffers())
-        with self.regions.training():
+        with self.regions.training(), repeats.model_runs(self.announced):
             result = self.model(*args, **kwargs)
         for name, buffer in self.model.named_buffers():
             if held.get(name) is not buffer:
@@ -384,7 +389,8 @@ class _Reader:
         inputs: list[str] = []
         buffers: list[str] = []
         parameters = _parameters(self.module, self.types)
-        own = {*dict(self.module.named_buffers()), *(p.name for p in parameters)}
+        places = {name: place for place, (name, _) in enumerate(self.module.named_buffers())}
+        own = {*places, *(p.name for p in parameters)}
         canonical = {alias: p.name for p in parameters for alias in (p.name, *p.aliases)}
         weights = dict(signature.inputs_to_parameters)
         lifted = signature.inputs_to_lifted_tensor_constants
@@ -418,7 +424,7 @@ class _Reader:
             types=self.types,
             inputs=tuple(inputs),
             parameters=parameters,
-            buffers=tuple(buffers),
+            buffers=tuple(sorted(buffers, key=lambda name: places.get(name, len(places)))),
             operators=tuple(self.operators),
             loss=loss.name,
             constants=constants,

@@ -306,8 +306,8 @@ def _is_ours(module: Any) -> bool:
 
 
 def _batch_fault(model: "BuiltModel", graph: OperatorGraph, trace: Trace) -> str | None:
-    """See `batch_fault`. Alike blocks were compared where `graph` was traced. Only if the second trace shows a fault are
-    they compared in another: blocks that are not alike would be one."""
+    """See `batch_fault`. Alike blocks were compared where `graph` was traced. Only where the second trace shows a fault
+    does another compare them again: blocks that are not alike would be one."""
     fault = batch_fault(graph, model.batch, lambda n: trace(_with_samples(model, n, compared=True)))
     return fault and batch_fault(graph, model.batch, lambda n: trace(_with_samples(model, n, compared=False)))
 

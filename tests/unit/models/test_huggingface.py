@@ -477,6 +477,17 @@ def test_the_loss_that_evens_out_loads_is_added_where_the_config_asks_for_it() -
     assert losses == [True, False, True, False]
 
 
+def test_a_config_with_a_copy_of_a_class_of_transformers_is_read_as_of_that_class(tmp_path: Path) -> None:
+    """Kimi K2 brings the code of DeepSeek-V3, under a model_type of its own."""
+    code = {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}
+    copied = changed(tmp_path, "deepseek-v3", model_type="kimi_k2", auto_map=code)
+    names = [
+        [name for name, _ in build_model(each, dtype="float32", sequence_length=8).module.named_parameters()]
+        for each in (copied, str(CONFIGS / "deepseek-v3"))
+    ]
+    assert names[0] == names[1]
+
+
 def test_what_stretches_positions_is_taken_from_the_config(tmp_path: Path) -> None:
     stretched = built("deepseek-v3").module.model.layers[0].self_attn.scale
     assert stretched == pytest.approx((0.1 * math.log(4) + 1) ** 2 / math.sqrt(12))
