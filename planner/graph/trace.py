@@ -73,6 +73,7 @@ from planner.graph.operator_graph import (
 from planner.graph.ordered_sets import ordered_sets
 from planner.graph.own_functions import NAMESPACE, own_functions_as_operators
 from planner.graph.pieces import with_pieces_together
+from planner.graph.plain_questions import PlainQuestions
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, with_recurrent_layers
 from planner.graph.refusals import (
@@ -264,6 +265,7 @@ def _graph_of(
             without_value_checks(),
             regions,
             known or contextlib.nullcontext(),
+            PlainQuestions(),
             contextlib.redirect_stderr(io.StringIO()),  # torch writes the graph there where it raises
             repeats.hidden(announced),
         ):
