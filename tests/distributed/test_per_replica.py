@@ -44,7 +44,7 @@ def test_four_processes_compute_what_replicas_do(
 @pytest.mark.parametrize(
     ("pattern", "pinned", "full_batch"),
     [
-        ("*", {"data": 2, "micro_batches": 2}, False),
+        ("*", {"data": 2, "micro_batches": 2, "recompute": "none"}, False),
         ("*bn*", {"data": 2, "micro_batches": 1}, True),
         ("centre", {"data": 2, "micro_batches": 2}, None),
     ],

@@ -25,7 +25,7 @@ from tests.unit.validation.runs import row, write
 pytestmark = pytest.mark.usefixtures("searched_once")
 
 PATH = Path(__file__).parents[3] / "docs" / "json-schema.json"
-TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
+TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8", "--pipeline", "1")
 TO_MEGATRON = ("--to", "megatron", "--approximate")
 
 

@@ -86,11 +86,12 @@ def test_virtual_stages(plan: Any, here: Path) -> None:
 
 @pytest.mark.slow
 def test_strategies_by_name(plan: Any, here: Path) -> None:
-    plan.json(*TINY, "--mesh", "4", "--shard", "*q_proj/linear=o", "--shard", "*mlp.down*=-", "-o", "plan.json")
+    once = ("--micro-batches", "1", "--recompute", "none")
+    plan.json(*TINY, "--mesh", "4", *once, "--shard", "*q_proj/linear=o", "--shard", "*mlp.down*=-", "-o", "plan.json")
     found = strategies(here / "plan.json")
     assert found[Q_PROJ] == ("o",)
     assert found["model.layers.0.mlp.down_proj/linear"] == (None,)
-    plan.json(*TINY, "--mesh", "2x2", "--shard", "*q_proj/linear=((2,1,1),(2,1))", "-o", "cuts.json")
+    plan.json(*TINY, "--mesh", "2x2", *once, "--shard", "*q_proj/linear=((2,1,1),(2,1))", "-o", "cuts.json")
     assert sorted(strategies(here / "cuts.json")[Q_PROJ]) == ["b", "o"]  # type: ignore[type-var]
 
 
@@ -258,10 +259,11 @@ def test_contradictions_are_one_line(plan: Any, arguments: tuple[str, ...], word
 
 
 def test_a_plan_for_another_model_gives_no_strategies(plan: Any, here: Path) -> None:
-    plan.json(*TINY, "--mode", "data_parallel", "-o", "llama.json")
+    once = ("--micro-batches", "1", "--recompute", "none")
+    plan.json(*TINY, "--mode", "data_parallel", *once, "-o", "llama.json")
     message = plan.refused("--model", "gpt-tiny", "--hardware", "cpu", "--devices", "4", "--shard-from", "llama.json")
     assert "--shard-from llama.json: it is a plan for another model" in message
     message = plan.refused(*TINY, "--shard-from", "llama.json:*nothing*")
     assert "it lists no operator that matches" in message
-    plan.json(*TINY[:4], "--mode", "stand_alone", "-o", "one.json")
+    plan.json(*TINY[:4], "--mode", "stand_alone", *once, "-o", "one.json")
     assert "its mesh is one device" in plan.refused(*TINY, "--shard-from", "one.json")

@@ -16,11 +16,12 @@ from tests.refusals import refused
 pytestmark = pytest.mark.usefixtures("searched_once")
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4", "--mesh", "4")
+ONCE = ("--micro-batches", "1", "--recompute", "none")
 
 
 def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
     options = ("--gradients", "sum", "--clip-norm", "0.5", "--buckets", "auto", "--broadcast", "--optimizer", "lamb")
-    content = plan.json(*TINY, *options, "--gradient-dtype", "fp32", "--gathers", "block", "-o", "plan.json")
+    content = plan.json(*TINY, *ONCE, *options, "--gradient-dtype", "fp32", "--gathers", "block", "-o", "plan.json")
     found = load_plan(here / "plan.json").training
     size = found.update.buckets
     assert isinstance(size, int), "auto has become a size"
@@ -40,8 +41,8 @@ def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
 def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
     """Whoever has most has hardly more than a third, though the table of tokens is a whole parameter."""
     three = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "3", "--global-batch", "12", "--data", "3")
-    whole = plan.json(*three, "--zero", "0", "-o", "whole.json")
-    found = plan.json(*three, "--zero", "1", "--zero-by", "parameters", "-o", "plan.json")
+    whole = plan.json(*three, *ONCE, "--zero", "0", "-o", "whole.json")
+    found = plan.json(*three, *ONCE, "--zero", "1", "--zero-by", "parameters", "-o", "plan.json")
     assert found["update"]["zero_by"] == "parameters"
     assert load_plan(here / "plan.json").training.update.owned
     states = [one["memory_bytes"]["optimizer state"] for one in (found, whole)]
@@ -72,7 +73,7 @@ def test_who_owns_states_may_be_left_to_the_search(plan: Any) -> None:
 
 def test_states_on_parameter_servers(plan: Any, here: Path) -> None:
     usual = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
-    found = plan.json(*usual, "--mode", "parameter_server", "-o", "plan.json")
+    found = plan.json(*usual, *ONCE, "--mode", "parameter_server", "-o", "plan.json")
     assert found["update"]["zero_by"] == "servers"
     assert found["memory_bytes"]["optimizer state"] == 0.0
     assert dict(load_plan(here / "plan.json").prediction.offloaded)["host"] > 0.0
@@ -85,7 +86,7 @@ def test_states_on_parameter_servers(plan: Any, here: Path) -> None:
 
 
 def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
-    plan.json(*TINY[:-2], "--data", "4", "--zero", "3", "--gathers", "auto", "-o", "plan.json")
+    plan.json(*TINY[:-2], *ONCE, "--data", "4", "--zero", "3", "--gathers", "auto", "-o", "plan.json")
     assert load_plan(here / "plan.json").training.update.gathers in ("each", "block", "ahead")
     content = json.loads((here / "plan.json").read_text())
     content["training"]["gathers"] = "auto"
@@ -110,7 +111,7 @@ def test_nothing_is_said_where_nothing_was_asked(plan: Any, here: Path) -> None:
 
 
 def test_local_parameters(plan: Any, here: Path) -> None:
-    plan.json(*TINY, "--local-parameters", "*norm*", "-o", "plan.json")
+    plan.json(*TINY, *ONCE, "--local-parameters", "*norm*", "-o", "plan.json")
     stored = {n: s for group in load_plan(here / "plan.json").groups for n, s in group.parameters}
     assert {str(s.gradient[0]) for n, s in stored.items() if "norm" in n} == {"P"}
     assert "no parameter of the model matches 'router'" in plan.refused(*TINY, "--local-parameters", "router")

@@ -154,7 +154,7 @@ def test_nothing_is_said_without_a_terminal(capsys: pytest.CaptureFixture[str]) 
 def file(plan: Any) -> str:
     """A plan file."""
     with searched_once():
-        plan.json(*TINY, "-o", "plan.json")
+        plan.json(*TINY, "--pipeline", "1", "--micro-batches", "1", "--recompute", "none", "-o", "plan.json")
     return "plan.json"
 
 

@@ -43,7 +43,8 @@ ABSENT = os.strerror(errno.ENOENT)
 def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
     """A folder with a good plan, with what can become of one, and with Python of a user's."""
     folder = tmp_path_factory.mktemp("files")
-    made = CliRunner().invoke(app, [*TINY.split(), "-q", "-o", str(folder / GOOD)])
+    words = f"{TINY} --mesh 2 --micro-batches 1 -q -o".split()
+    made = CliRunner().invoke(app, [*words, str(folder / GOOD)])
     assert made.exit_code == 0, made.stderr
     text = (folder / GOOD).read_text()
     edited = {
@@ -240,7 +241,7 @@ def test_with_json_every_refusal_is_an_object(line: str) -> None:
 
 @pytest.mark.slow
 def test_too_little_memory_is_another_exit_code() -> None:
-    result = called(f"{TINY} --memory-limit 1MiB")
+    result = called(f"{TINY} --mesh 2 --micro-batches 1 --memory-limit 1MiB")
     assert (result.exit_code, result.stdout) == (3, "")
     says(result.stderr, "2 x cpu")
 

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def built(family: str, **options: Any) -> BuiltModel:
     return build_model(str(CONFIGS / family), dtype="bfloat16", **{**length, **options})
 
 
+@cache
 def traced(family: str) -> OperatorGraph:
     model = built(family)
     return trace(model.module, model.args, model.kwargs)
@@ -68,7 +70,6 @@ def test_every_family_is_traced_and_can_be_planned(family: str) -> None:
     assert all(larger.types[name].shape[0] == 6 for name in larger.inputs)
 
 
-@pytest.mark.cases(1)
 def test_an_indexer_chooses_keys_that_attention_reads() -> None:
     """DeepSeek-V3.2: with 4 of 8 keys for each query, attention has a mask, in which they are written."""
     graph = traced("deepseek-v32")
@@ -78,13 +79,18 @@ def test_an_indexer_chooses_keys_that_attention_reads() -> None:
     assert sum(op.op == "aten.topk.default" and op.arguments[1] == 4 for op in graph.operators) == 2
 
 
-@pytest.mark.cases(1)
+@pytest.fixture(scope="module")
+def in_chunks(tmp_path_factory: pytest.TempPathFactory) -> OperatorGraph:
+    """Llama 4, with chunks of half a sequence."""
+    config = changed(tmp_path_factory.mktemp("llama4"), "llama4", attention_chunk_size=4)
+    model = build_model(config, dtype="bfloat16", sequence_length=8)
+    return trace(model.module, model.args, model.kwargs)
+
+
 @pytest.mark.slow
-def test_llama4_sees_its_own_chunk_alone(tmp_path: Path) -> None:
+def test_llama4_sees_its_own_chunk_alone(in_chunks: OperatorGraph) -> None:
     """But in layers without rotary positions, which see all."""
-    model = build_model(changed(tmp_path, "llama4", attention_chunk_size=4), dtype="bfloat16", sequence_length=8)
-    graph = trace(model.module, model.args, model.kwargs)
-    calls = [op for op in graph.operators if op.op in (ATTENTION, MASKED_ATTENTION)]
+    calls = [op for op in in_chunks.operators if op.op in (ATTENTION, MASKED_ATTENTION)]
     assert [dict(op.keywords).get("chunk") for op in calls] == [4, None, 4, None]
 
 
@@ -147,7 +153,7 @@ def test_layers_of_switch_are_alike() -> None:
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("chosen", [2, 1])
-def test_llama4_sends_tokens_to_the_experts_that_they_choose(chosen: int) -> None:
+def test_llama4_sends_tokens_to_the_experts_that_they_choose(chosen: int, in_chunks: OperatorGraph) -> None:
     """What that of transformers computes, of every expert with every token."""
     import transformers
 
@@ -168,7 +174,7 @@ def test_llama4_sends_tokens_to_the_experts_that_they_choose(chosen: int) -> Non
         loss.backward()
         found.append([loss.detach(), *(one.grad for one in module.parameters())])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
-    graph = traced("llama4")
+    graph = in_chunks
     rules = [rule_of(graph, op) for op in graph.operators if op.op == EXPERTS]
     assert [rule.format() for rule in rules] == ["b 1 h, b 1 1, b 1 1, e f h, e f h, e h f -> b 1 h"] * 4
     shared = [op for op in graph.operators if "shared_expert" in op.name and "linear" in op.op]
@@ -199,7 +205,6 @@ def test_gpt_oss_computes_what_that_of_transformers_computes() -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.cases(1)
 def test_capped_attention_is_one_operator_that_computes_what_transformers_computes() -> None:
     """Gemma 2, whose every second layer has a window. Without an operator for it scores were kept as tensors."""
     calls = [dict(op.keywords) for op in traced("gemma2").operators if op.op == MASKED_ATTENTION]
@@ -541,11 +546,18 @@ def test_a_fault_of_ours_is_not_taken_for_one_of_transformers(monkeypatch: pytes
         build_model(str(CONFIGS / "llama"), dtype="float32")
 
 
-@pytest.mark.parametrize("fp8", [Fp8(recipe="tensorwise", experts=True), Fp8(recipe="tensorwise", dispatch=True)])
-def test_experts_whose_matrices_are_parts_of_a_weight_are_not_in_fp8(fp8: Fp8, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> OperatorGraph:
     """Gate and up of gpt-oss lie in turn in one weight."""
-    content = json.loads((CONFIGS / "gpt-oss" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**content, "hidden_size": 64, "intermediate_size": 64}))
-    model = build_model(str(tmp_path), dtype="bfloat16", sequence_length=8)
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "layer_types": kinds}
+    model = build_model(
+        changed(tmp_path_factory.mktemp("gpt-oss"), "gpt-oss", **sizes), dtype="bfloat16", sequence_length=8
+    )
+    return trace(model.module, model.args, model.kwargs)
+
+
+@pytest.mark.parametrize("fp8", [Fp8(recipe="tensorwise", experts=True), Fp8(recipe="tensorwise", dispatch=True)])
+def test_experts_whose_matrices_are_parts_of_a_weight_are_not_in_fp8(fp8: Fp8, in_turn: OperatorGraph) -> None:
     with refused(RequestError, "model.layers.0.mlp.experts/experts", "made of weights"):
-        with_fp8(trace(model.module, model.args, model.kwargs), (), fp8)
+        with_fp8(in_turn, (), fp8)

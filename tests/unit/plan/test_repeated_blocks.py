@@ -146,7 +146,7 @@ def test_so_it_is_where_weight_gradients_are_deferred(
 
 def test_deferred_gradients_of_a_value_that_blocks_share_are_visited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the encoder makes, which is kept once for all blocks of the decoder."""
-    pinned = Pinned(pipeline=2, mesh=(1,), micro_batches=4, schedule="zb_h1")
+    pinned = Pinned(pipeline=2, mesh=(1,), micro_batches=4, schedule="zb_h1", recompute="none")
     bound = planner.search("t5-tiny", "h100", devices=2, global_batch=8, pinned=pinned).bound
     assert block_keys(bound, liveness(bound.graph)) == {}
     all_visited(bound, monkeypatch)
@@ -155,7 +155,8 @@ def test_deferred_gradients_of_a_value_that_blocks_share_are_visited(monkeypatch
 @pytest.mark.slow
 def test_blocks_with_buffers_of_their_own_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A router that evens loads out reads how full its experts were from buffers; no two blocks share one."""
-    bound = planner.search("deepseek-tiny+num_layers=7", "h100", devices=2, pinned=Pinned(pipeline=1)).bound
+    pinned = Pinned(pipeline=1, mesh=(2,), micro_batches=1, recompute="none")
+    bound = planner.search("deepseek-tiny+num_layers=7", "h100", devices=2, pinned=pinned).bound
     like = repeated_blocks(block_keys(bound, liveness(bound.graph)))
     assert like, "the blocks with experts, but for the first and the last"
     all_visited(bound, monkeypatch)

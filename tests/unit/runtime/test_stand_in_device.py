@@ -37,7 +37,7 @@ if world > 1:
 
 def model():
     torch.manual_seed(0)
-    return build_model("llama-tiny", dtype="float32", device="cpu", sequence_length=16)
+    return build_model("llama-tiny+num_layers=2", dtype="float32", device="cpu", sequence_length=16)
 
 
 example = model()
@@ -51,7 +51,7 @@ def steps(device, lowered):
     step.prepare(*built.args, **built.kwargs)
     shapes = Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors()
     batches = [
-        synthetic_batch(shapes, batch=built.batch, samples=4, bounds=built.bounds, seed=0, step=at) for at in range(3)
+        synthetic_batch(shapes, batch=built.batch, samples=4, bounds=built.bounds, seed=0, step=at) for at in range(2)
     ]
     losses = [float(step(*batch)) for batch in batches]
     weights = step.full_parameters()
@@ -146,7 +146,7 @@ def test_a_plan_trains_and_evaluates_on_it_as_on_the_host(
     """Both executors: tensors are on the device all the time, losses and weights those of the host. One of them traces
     the model on its way to the device, the others know its graph."""
     asked = {"devices": processes, "global_batch": 4, "precision": "fp32", "seq_len": 16}
-    plan = search("llama-tiny", "cpu", **asked, pinned={"micro_batches": 2, **pinned}).plan
+    plan = search("llama-tiny+num_layers=2", "cpu", **asked, pinned={"micro_batches": 2, **pinned}).plan
     save_plan(plan, tmp_path / "plan.json")
     words = [sys.executable, "-c", REGISTERED + PLAN, str(tmp_path / "plan.json")]
     started = [

@@ -118,7 +118,8 @@ def test_a_search_goes_through_and_everything_is_offered_of_it(server: Server) -
     found = asked(server, "GET", "/api/choices")
     assert "llama-tiny" in found["models"]
     assert "h100-80gb" in [one["name"] for one in found["hardware"]]
-    started = asked(server, "POST", "/api/searches", {**TINY, "pinned": {"pipeline": 1}})
+    pinned = {"pipeline": 1, "micro_batches": 1}
+    started = asked(server, "POST", "/api/searches", {**TINY, "pinned": pinned})
     state = followed(server, started["job"])
     plan, base = state["plan"], f"/api/searches/{started['job']}"
     assert plan["final"]
@@ -140,13 +141,12 @@ def test_a_search_goes_through_and_everything_is_offered_of_it(server: Server) -
     assert [one["chosen"] for one in priced["choices"]].count(True) == 1
     other = next(one for one in priced["choices"] if not one["chosen"] and one["fits"])
 
-    again = asked(
-        server, "POST", "/api/searches", {**TINY, "pinned": {"pipeline": 1}, "shard": {free["name"]: other["strategy"]}}
-    )
-    pinned = followed(server, again["job"], until_done=False)["plan"]
-    assert next(one for one in pinned["operators"] if one["name"] == free["name"])["factors"] == other["strategy"]
+    shard = {free["name"]: other["strategy"]}
+    again = asked(server, "POST", "/api/searches", {**TINY, "pinned": pinned, "shard": shard})
+    sharded = followed(server, again["job"], until_done=False)["plan"]
+    assert next(one for one in sharded["operators"] if one["name"] == free["name"])["factors"] == other["strategy"]
 
-    third = asked(server, "POST", "/api/searches", {**TINY, "pinned": {"tensor": 2}})
+    third = asked(server, "POST", "/api/searches", {**TINY, "pinned": {**pinned, "tensor": 2}})
     held = followed(server, third["job"], until_done=False)["plan"]
     assert next(one["value"] for one in held["pins"] if one["name"] == "tensor") == 2
     asked(server, "POST", f"/api/searches/{third['job']}/stop", {})
