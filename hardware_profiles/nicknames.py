@@ -22,9 +22,19 @@ _NICKNAMES: Mapping[str, str] = {
     "gb200": "gb200-186gb",
     "gb300": "gb300-288gb",
     "gh200": "gh200-96gb",
+    "h20": "h20-96gb",
+    "h203e": "h20-141gb",
     "h100": "h100-80gb",
     "h200": "h200-141gb",
     "h800": "h800-80gb",
+    "l40s": "l40s-48gb",
+    "mi300x": "mi300x-192gb",
+    "rtx4090": "rtx-4090-24gb",
+    "4090": "rtx-4090-24gb",
+    "rtx5090": "rtx-5090-32gb",
+    "5090": "rtx-5090-32gb",
+    "rtxpro6000": "rtx-pro-6000-96gb",
+    "pro6000": "rtx-pro-6000-96gb",
     "v100": "v100-32gb",
 }
 """Of several sizes of a device the one that most have: A100 80 GB, H100 80 GB."""
@@ -46,7 +56,7 @@ def _full(part: str) -> str:
     if found is None or found["name"] in profile_names():
         return part
     spoken = re.sub(r"[\s_-]", "", found["name"].lower())
-    for maker in ("nvidia", "huawei"):
+    for maker in ("nvidia", "huawei", "amd", "instinct", "geforce"):
         spoken = spoken.removeprefix(maker)
     whole = {re.sub("-", "", name): name for name in profile_names()}
     name = _NICKNAMES.get(spoken) or whole.get(spoken)

@@ -34,7 +34,8 @@ DATA = Path(__file__).parent / "data"
 FITTED = DATA / "fitted_levels.toml"
 US, GB = 1e-6, 1e9
 
-# Bandwidth per device and direction, and devices, of the NVLink domain (datasheets); whether its switches reduce.
+# Bandwidth per device and direction, and devices, of the NVLink domain or of PCIe (datasheets); whether its switches
+# reduce.
 DOMAINS = {
     "a100-80gb": (300 * GB, 8, False),
     "h100-80gb": (450 * GB, 8, True),
@@ -43,6 +44,7 @@ DOMAINS = {
     "b300-288gb": (900 * GB, 8, True),
     "gb200-186gb": (900 * GB, 72, True),
     "gb300-288gb": (900 * GB, 72, True),
+    "rtx-pro-6000-96gb": (63 * GB, 8, False),  # PCIe 5.0: two devices on one switch have more of it than four or eight
 }
 # Machine of a cluster, bandwidth of its port, and how far off the other half may be. The sweep on four B200 nodes has
 # 17 rows with two switches of algorithm, which half of them do not show.
@@ -51,6 +53,8 @@ CLUSTERS = {
     "h100-2-nodes-efa": ("h100-80gb", 50 * GB, 0.10),
     "b200-4-nodes-efa": ("b200-180gb", 50 * GB, 0.13),
 }
+ON_PCIE = {"rtx-pro-6000-96gb": 0.04}
+"""How much further off the one level is that stands for a tree of switches."""
 SEEDS = range(5)
 START = {  # of every fit, for every machine: setup, latency, efficiency, own
     "low_latency": (7, 1, 0.03, 0, "rings"),
@@ -158,12 +162,12 @@ def test_half_of_the_rows_predict_the_other_half(machine: str) -> None:
     for seed in SEEDS:
         known, unknown = halves(in_a_node(machine), seed)
         fit = fit_levels(start(machine), known)
-        assert mean_error(fit, unknown) <= 0.10
+        assert mean_error(fit, unknown) <= 0.10 + ON_PCIE.get(machine, 0.0)
         for kind in sorted({row.kind for row in unknown}):
             by_kind.setdefault(kind, []).append(mean_error(fit, [row for row in unknown if row.kind == kind]))
     assert len(by_kind) == 4
     for kind, errors in by_kind.items():
-        assert np.mean(errors) <= 0.10, kind
+        assert np.mean(errors) <= 0.10 + ON_PCIE.get(machine, 0.0), kind
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -189,10 +193,10 @@ def test_four_nodes_of_b200_fill_their_ports() -> None:
 @pytest.mark.parametrize("machine", DOMAINS)
 def test_the_fitted_numbers_are_within_7_percent(machine: str) -> None:
     """Of the rows that they were fitted to: guards the file, and says how much of the data the model can express."""
-    assert mean_error(fitted(machine), in_a_node(machine)) <= 0.07
+    assert mean_error(fitted(machine), in_a_node(machine)) <= 0.07 + ON_PCIE.get(machine, 0.0)
 
 
-@pytest.mark.parametrize("machine", ["a100-80gb", "h100-80gb"])
+@pytest.mark.parametrize("machine", ["a100-80gb", "h100-80gb", "rtx-pro-6000-96gb"])
 def test_profiles_have_the_fitted_numbers(machine: str) -> None:
     found, expected = load_profile(machine).levels[0], fitted(machine).levels[0]
     assert replace(found, name="node") == expected

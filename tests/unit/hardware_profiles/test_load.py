@@ -50,6 +50,9 @@ def test_every_profile_is_complete(name: str) -> None:
         ("a100-80gb", 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
         ("h100-80gb", 989.4e12, 67e12, 3.35e12, 450e9, 50e9),
         ("h800-80gb", 989.4e12, 67e12, 3.35e12, 200e9, 50e9),
+        ("h20-96gb", 148e12, 44e12, 4e12, 450e9, 50e9),
+        ("l40s-48gb", 362.05e12, 91.6e12, 864e9, 31.5e9, 6.25e9),
+        ("mi300x-192gb", 1307.4e12, 163.4e12, 5.3e12, 448e9, 50e9),
         ("b200-180gb", 2250e12, 75e12, 8e12, 900e9, 50e9),
         ("ascend-910b-64gb", 353.9e12, 88.5e12, 1.6e12, 196e9, 25e9),
         ("h100-96gb", 989.4e12, 67e12, 2.4e12, 450e9, 50e9),
@@ -81,9 +84,11 @@ def test_a_profile_says_what_collectives_occupy_that_overlap(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_collectives_of_gpus_occupy_a_tenth_to_a_fifth_of_the_device(name: str) -> None:
-    """NCCL's kernels run on what computes, and nearly all of gloo; HCCL's default engine does not."""
+    """NCCL's kernels run on what computes, and nearly all of gloo; HCCL's default engine does not. They are as many on
+    an H20, which has few units for its NVLink."""
     device = load_profile(name).device
     least, most = {"cuda": (0.1, 0.2), "cpu": (0.7, 0.9), "npu": (0.0, 0.0)}[device.device_type]
+    most = 0.26 if name.startswith("h20-") else most
     assert least <= 1 - device.overlapped <= most
 
 
