@@ -65,6 +65,8 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 _DERIVED = ("layer_types",)
 """Keys that a config derives from others where they are left out."""
 
+_LAYERS = "num_hidden_layers"
+
 _LENGTHS = ("max_position_embeddings", "n_positions")
 """Where a config says how long a sequence may be."""
 
@@ -281,9 +283,19 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
         return config
     content = config.to_dict()
     derived = {key: None for key in _DERIVED if key in content}
-    content |= {**derived, **changed_content(changes, content, str(path))}
+    changed = changed_content(changes, content, str(path))
+    content |= {**_by_layer(content, changed.get(_LAYERS)), **derived, **changed}
     with _theirs(_transformers(), f"{path}: transformers cannot change it so"):
         return type(config)(**content)
+
+
+def _by_layer(content: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
+    """What a config says of each of its layers, of another number of them: of the first ones, or derived anew."""
+    before = content.get(_LAYERS)
+    if layers is None or not before:
+        return {}
+    lists = {key: value for key, value in content.items() if isinstance(value, list) and len(value) == before}
+    return {key: value[:layers] if layers <= before else None for key, value in lists.items()}
 
 
 def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:

@@ -66,7 +66,7 @@ def test_what_cannot_be_changed_is_named(reference: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "layers"), [("llama", "num_hidden_layers"), ("qwen2", "num_hidden_layers"), ("gpt2", "n_layer")]
+    ("family", "layers"), [("llama", "num_hidden_layers"), ("llama4", "num_hidden_layers"), ("gpt2", "n_layer")]
 )
 def test_a_changed_config_is_built(family: str, layers: str) -> None:
     reference = f"{CONFIGS / family}+{layers}=3"
