@@ -141,7 +141,7 @@ def _search(answer: Answer) -> dict[str, Any]:
         "status": result.status,
         "gap": result.gap,
         "bound_seconds": result.bound_seconds,
-        "gap_in_line": result.gap_in_line,
+        "usual_gap": None if result.apart is None else result.apart[1],
         "assumed": list(result.assumed),
         "covered": result.covered,
         "configurations": statistics.configurations,

@@ -109,7 +109,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
             _where(answer),
             answer.result.assumed,
             covered=covered,
-            in_line=answer.result.gap_in_line if len(searches) == 1 else None,
+            apart=answer.result.apart if len(searches) == 1 else None,
         ),
         soft_wrap=True,
     )

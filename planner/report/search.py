@@ -22,6 +22,12 @@ _ASSUMED = {
 }
 """What an objective assumes (`planner.strategy_search.engine.scheduling.assumed`), in words."""
 
+_APART = {
+    "v": ("with its stages one after the other", "with its stages in a V", "how long its slowest rank is busy"),
+    "slices": ("that takes sequences whole", "that takes them in slices", "its work alone"),
+}
+"""What plans are of which more is known, those of which less is, and what is known of these."""
+
 _SAME = 5e-4
 """Steps that differ by less, relatively, are said to take as long."""
 
@@ -39,21 +45,20 @@ def proof_text(
     assumed: Sequence[str] = (),
     *,
     covered: bool = True,
-    in_line: float | None = None,
+    apart: tuple[str, float] | None = None,
 ) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most; and how
     they are compared, where their objectives have `assumed` what a step may do better. A plan of three or four axes, or
-    with a ring, is not `covered`: it was found around those about which something was proved. `in_line`: for a plan
-    with its stages in a V, how much faster one could be whose stages lie one after the other, of which more is known
-    than of others in a V."""
+    with a ring, is not `covered`: it was found around those about which something was proved. A plan with its stages in
+    a V, or that takes sequences in slices, is told `apart` (`SearchResult.apart`): of others more is known."""
     where = where if covered else f"{where}, on one or two axes and without a ring,"
     compared = "".join(f", {_ASSUMED[one]}" for one in assumed)
     if status == "optimal":
         return f"Proved optimal: no plan {where} is faster{compared}"
-    if in_line is not None and in_line < gap:
-        in_order = _none_faster(f"{where} with its stages one after the other", in_line)
-        others = _none_faster("with its stages in a V", gap, "none")
-        return f"{in_order}{compared};\n{others}, counted by how long its slowest rank is busy"
+    if apart is not None and apart[1] < gap:
+        others, like, counted = _APART[apart[0]]
+        first = _none_faster(f"{where} {others}", apart[1])
+        return f"{first}{compared};\n{_none_faster(like, gap, 'none')}, counted by {counted}"
     return f"{_none_faster(where, gap)}{compared}"
 
 

@@ -589,7 +589,7 @@ class BestFirst:
             plans=plans,
             priced=self.priced,
             bound_seconds=self._bound_of(plans[0], bound),
-            in_line_seconds=0.0 if self.request.pinned.in_a_v else bound,
+            usual_seconds=0.0 if self.request.pinned.in_a_v or (self.request.pinned.slices or 1) > 1 else bound,
             covered=self._covers(plans[0].configuration),
             contexts=self.contexts.outcomes(),
             limits=self.limits,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.roles import roles
@@ -77,30 +78,34 @@ class Simpler:
     fastest_decisions: tuple[str, ...]
 
 
+Apart: TypeAlias = tuple[Literal["v", "slices"], float]
+"""Plans of which less is known than of others, and how much faster than one of them one of the others could be."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The fastest plans, fastest first, of different configurations, and what is proved about them.
 
     No plan in the space of the request, in which alike blocks beside a pipeline's run alike, has an objective below
-    `bound_seconds`, and none with its stages one after the other has one below `in_line_seconds`; a step may take less
-    than its objective (see `planner.strategy_search.engine.contenders`). Where axes are free, that is the space of
-    meshes of one and two axes, whose virtual stages on a rank run alike where blocks are of several kinds; `covered` is
-    False where the best plan has more axes, so that nothing is proved about its like. `placements` is how many ways to
-    place tables on the host were compared, 0 where there was no choice: what is proved is about the one that was taken.
-    `contexts` compares ways to split the sequence, where there was a choice. `neighbours` are numbers of samples or
-    devices nearby that do better (see `planner.strategy_search.neighbours`). `limits`: the most bytes that a plan may
-    be predicted to need on a device of each group. `close` are configurations whose objectives were close to the least,
-    that first; `priced` are plans of these, until the plans of the result name them (`Plan.candidates`). Where a
-    simpler plan was preferred to the fastest one it stands before it, and `simpler` says so. `on_devices_alone` is the
-    best plan that offloads nothing, where one that does was taken though that one fits (see
-    `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration. `assumed` is what
-    objectives assume that a step may do better: what is proved compares plans so.
+    `bound_seconds`, and none with its stages one after the other and sequences taken whole has one below
+    `usual_seconds`; a step may take less than its objective (see `planner.strategy_search.engine.contenders`). Where
+    axes are free, that is the space of meshes of one and two axes, whose virtual stages on a rank run alike where
+    blocks are of several kinds; `covered` is False where the best plan has more axes, so that nothing is proved about
+    its like. `placements` is how many ways to place tables on the host were compared, 0 where there was no choice: what
+    is proved is about the one that was taken. `contexts` compares ways to split the sequence, where there was a choice.
+    `neighbours` are numbers of samples or devices nearby that do better (see `planner.strategy_search.neighbours`).
+    `limits`: the most bytes that a plan may be predicted to need on a device of each group. `close` are configurations
+    whose objectives were close to the least, that first; `priced` are plans of these, until the plans of the result
+    name them (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and
+    `simpler` says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though
+    that one fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration.
+    `assumed` is what objectives assume that a step may do better: what is proved compares plans so.
     """
 
     plans: tuple[Ranked, ...]
     bound_seconds: float
     statistics: Statistics
-    in_line_seconds: float = 0.0
+    usual_seconds: float = 0.0
     covered: bool = True
     placements: int = 0
     contexts: tuple[ContextOutcome, ...] = ()
@@ -121,9 +126,7 @@ class SearchResult:
         from planner.report.notebook import plans_html
         from planner.report.search import proof_text
 
-        said = proof_text(
-            self.status, self.gap, "in the space", self.assumed, covered=self.covered, in_line=self.gap_in_line
-        )
+        said = proof_text(self.status, self.gap, "in the space", self.assumed, covered=self.covered, apart=self.apart)
         return plans_html([one.plan for one in self.plans], self.to_rows(), said)
 
     def to_rows(self) -> list[dict[str, object]]:
@@ -159,13 +162,14 @@ class SearchResult:
         return gap_of(self.plan, self.bound_seconds)
 
     @property
-    def gap_in_line(self) -> float | None:
-        """Where the stages of the first plan are in a V: how much less than its step, relatively, the objective of a
-        plan could be at most whose stages lie one after the other, of which more is known. Else None, and where
-        nothing is known of these."""
-        if not self.plan.schedule_kind.v_shaped or not self.in_line_seconds:
+    def apart(self) -> Apart | None:
+        """Where the first plan is one of those of which less is known than of others, which, and how much less than its
+        step, relatively, the objective of one of the others could be at most: those whose stages lie one after the
+        other, or that take sequences whole."""
+        in_a_v = self.plan.schedule_kind.v_shaped
+        if self.usual_seconds <= self.bound_seconds or not (in_a_v or self.plan.slices > 1):
             return None
-        return gap_of(self.plan, self.in_line_seconds)
+        return "v" if in_a_v else "slices", gap_of(self.plan, self.usual_seconds)
 
     def cut_short(self) -> "SearchResult":
         """The same of a search that was stopped before its end."""

@@ -84,7 +84,7 @@ def plan_content(shown: Shown) -> Content:
             "in the space",
             result.assumed,
             covered=result.covered,
-            in_line=result.gap_in_line,
+            apart=result.apart,
         ),
         "simpler": None
         if simpler is None

@@ -103,7 +103,7 @@ class Search(Strict):
     status: Literal["optimal", "feasible"]
     gap: float
     bound_seconds: float
-    gap_in_line: float | None
+    usual_gap: float | None
     assumed: list[Literal["1f1b", "forward", "in order", "offload"]]
     covered: bool
     configurations: int

@@ -160,12 +160,15 @@ def test_a_proof_says_about_which_plans_it_is_where_the_best_is_none_of_them() -
 
 
 def test_a_proof_says_apart_what_is_known_of_stages_in_a_v() -> None:
-    first, second = proof_text("feasible", 0.4, "in the space", ["in order"], in_line=0.0).splitlines()
+    first, second = proof_text("feasible", 0.4, "in the space", ["in order"], apart=("v", 0.0)).splitlines()
     assert first == (
         "No plan in the space with its stages one after the other is faster, micro-batches counted one after the other;"
     )
     assert second.startswith("none with its stages in a V is more than 40.0% faster, ")
-    assert "in a V" not in proof_text("feasible", 0.4, "in the space", in_line=0.4)
+    sliced = proof_text("feasible", 0.4, "in the space", apart=("slices", 0.01)).splitlines()
+    assert sliced[0] == "No plan in the space that takes sequences whole is more than 1.0% faster;"
+    assert sliced[1].startswith("none that takes them in slices is more than 40.0% faster, ")
+    assert "in a V" not in proof_text("feasible", 0.4, "in the space", apart=("v", 0.4))
 
 
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:

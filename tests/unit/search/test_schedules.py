@@ -105,7 +105,7 @@ def test_passes_that_run_together_cover_what_experts_exchange_and_nothing_else(e
     seconds = found.plan.prediction.step_seconds
     assert found.plan.training.expert_overlap
     assert 0.6 * seconds < found.bound_seconds <= seconds
-    assert found.gap_in_line is None  # nothing was asked of others
+    assert found.apart is None  # nothing was asked of others
 
 
 def test_one_rank_of_a_v_has_both_ends_of_the_model() -> None:
