@@ -30,7 +30,7 @@ def test_slower_networks_cost_more(plan: Any) -> None:
 
 @pytest.mark.slow
 def test_a_plan_knows_its_machine(plan: Any, here: Path) -> None:
-    made = plan.json(*TINY, "--cluster", LEVELS, "--pipeline", "1", "--micro-batches", "1", "-o", "plan.json")
+    made = plan.json(*TINY, "--cluster", LEVELS, "--micro-batches", "1", "--recompute", "none", "-o", "plan.json")
     assert (made["hardware"], made["cluster"]) == ("h100-80gb", WRITTEN)
     cluster = load_plan(here / "plan.json").cluster
     assert (cluster.composition, cluster.digest) == (WRITTEN, compose("h100-80gb", LEVELS).digest())

@@ -14,7 +14,7 @@ TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4", "--data"
 @pytest.mark.parametrize("width", [40, 80])
 def test_reports_keep_to_the_width(plan: Any, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    plan(*TINY, "-q", "-o", "plan.json")
+    plan(*TINY, "--micro-batches", "1", "-q", "-o", "plan.json")
     for command in (("show", "plan.json"), ("models",), ("profiles",), ("profiles", "cpu"), ("stacks", "nemo")):
         outcome = plan(*command)
         assert outcome.code == 0
@@ -26,7 +26,7 @@ def test_reports_keep_to_the_width(plan: Any, monkeypatch: pytest.MonkeyPatch, w
 
 @pytest.mark.thorough
 def test_a_table_without_room_is_told_line_by_line(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan(*TINY, "-q", "-o", "plan.json")
+    plan(*TINY, "--micro-batches", "1", "-q", "-o", "plan.json")
     monkeypatch.setenv("COLUMNS", "40")
     assert "self_attn.q_proj\n  axis0: batch\n  axis1: out\n" in plan("show", "plan.json", "--layouts").out
     monkeypatch.setenv("COLUMNS", "120")

@@ -42,7 +42,7 @@ def test_a_plan_file_under_another_stack(plan: Any, here: Path) -> None:
 def test_a_stack_that_nobody_knows_is_refused(plan: Any, here: Path, stack: str) -> None:
     words = f"no training stack '{stack}'"
     assert words in plan.refused(*TINY, "--software", stack)
-    plan.json(*TINY, "-o", "plan.json")
+    plan.json(*TINY, "--micro-batches", "1", "--recompute", "none", "-o", "plan.json")
     assert words in plan.refused("estimate", "plan.json", "--software", stack)
     content = json.loads((here / "plan.json").read_text())
     content["cluster"]["software"] = stack

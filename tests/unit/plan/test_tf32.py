@@ -29,7 +29,12 @@ def test_operands_of_fp32_alone_are_multiplied_in_it() -> None:
 
 @pytest.mark.slow
 def test_a_plan_is_as_large_as_in_fp32_and_faster_and_its_file_says_it_once() -> None:
-    job = {"devices": 2, "hardware": "h100-80gb", "global_batch": 512, "pinned": {"data": 2}}
+    job = {
+        "devices": 2,
+        "hardware": "h100-80gb",
+        "global_batch": 512,
+        "pinned": {"data": 2, "micro_batches": 4, "recompute": "none"},
+    }
     found = {word: planner.search("llama-tiny", precision=word, **job).plan for word in ("fp32", "tf32")}
     fp32, tf32 = found["fp32"].prediction, found["tf32"].prediction
     assert tf32.step_seconds < fp32.step_seconds

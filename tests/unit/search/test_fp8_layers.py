@@ -61,6 +61,9 @@ class Uneven(nn.Module):
         return x_BI.sum()
 
 
+ONCE = Pinned(pipeline=1, micro_batches=1, recompute="none")
+
+
 @cache
 def uneven() -> OperatorGraph:
     with torch.device("meta"):
@@ -158,6 +161,7 @@ def test_where_fp8_pays_nowhere_the_plan_has_none() -> None:
 
 def test_layers_that_are_meant_are_in_fp8_whatever_it_takes() -> None:
     asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=TENSORWISE, update=PLAIN)
+    asked = replace(asked, pinned=ONCE)
     found = best_plans(with_fp8_layers(replace(asked, fp8_layers=("*.up_proj.weight",)))).plan.training.fp8
     assert found.left_out
     assert not any("up_proj" in pattern for pattern in found.left_out)
@@ -276,7 +280,9 @@ def test_an_engine_gathers_weights_in_fp8_where_that_pays_and_it_can() -> None:
 def test_interleaved_micro_batches_gather_no_weights_in_fp8() -> None:
     """Operators take turns there, and what the search may do is as without; asked for, it is refused."""
     fp8 = Fp8(recipe="delayed")
-    asked = opened(request_of("llama-4", cluster_of("h100-80gb", 2), 4, fp8=fp8, pinned=Pinned(interleave=2)))
+    asked = opened(
+        request_of("llama-4", cluster_of("h100-80gb", 2), 4, fp8=fp8, pinned=Pinned(pipeline=1, interleave=2))
+    )
     assert not best_plans(asked).plan.training.fp8.gathered
     with refused(RequestError, "fp8_gathered", "2 micro-batches take turns", "set interleave to 1"):
         best_plans(replace(asked, fp8=replace(fp8, gathered=True)))
@@ -337,7 +343,7 @@ EXCHANGED = Pinned(pipeline=1, context=1, tensor=1, expert=4)
 @pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "pinned"), [(1, Pinned()), (2, Pinned()), (4, EXCHANGED)], ids=["alone", "pair", "exchanged"]
+    ("devices", "pinned"), [(1, ONCE), (2, Pinned()), (4, EXCHANGED)], ids=["alone", "pair", "exchanged"]
 )
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
 def test_experts_are_in_fp8_where_that_pays(devices: int, pinned: Pinned, recipe: str) -> None:
@@ -367,7 +373,7 @@ def test_experts_are_in_fp8_where_that_pays(devices: int, pinned: Pinned, recipe
 @pytest.mark.parametrize("left_out", [("*.experts.*",), ("*.mlp.*",)])
 def test_experts_that_are_left_out_by_name_are_not_in_fp8(left_out: tuple[str, ...]) -> None:
     fp8 = Fp8(recipe="tensorwise", left_out=left_out, experts=True)
-    asked = request_of("few-experts", cluster_of("h100-80gb", 1), 4, precision="bf16", fp8=fp8)
+    asked = request_of("few-experts", cluster_of("h100-80gb", 1), 4, precision="bf16", fp8=fp8, pinned=ONCE)
     for layers in ((), ALL_LAYERS):
         plan = best_plans(with_fp8_layers(replace(asked, fp8_layers=layers))).plan
         graph = bind(plan, traced("few-experts"), BATCH).graph
@@ -378,7 +384,7 @@ def test_experts_that_are_left_out_by_name_are_not_in_fp8(left_out: tuple[str, .
 
 def test_experts_that_are_meant_are_in_fp8_whatever_it_takes() -> None:
     fp8 = Fp8(recipe="tensorwise", experts=True)
-    asked = request_of("few-experts", cluster_of("h100-80gb", 1), 4, precision="bf16", fp8=fp8)
+    asked = request_of("few-experts", cluster_of("h100-80gb", 1), 4, precision="bf16", fp8=fp8, pinned=ONCE)
     free, meant = (
         best_plans(with_fp8_layers(replace(asked, fp8_layers=layers))).plan for layers in ((), ("*.experts.*",))
     )

@@ -11,7 +11,7 @@ JOB = {"devices": 4, "global_batch": 97, "seq_len": 32, "time_limit": 60}
 
 @pytest.mark.slow
 def test_a_batch_is_padded_from_python() -> None:
-    degrees = {"data": 4, "tensor": 1, "pipeline": 1, "micro_batches": 1, "zero": 0}
+    degrees = {"data": 4, "tensor": 1, "pipeline": 1, "micro_batches": 1, "zero": 0, "recompute": "none"}
     job = {**JOB, "update": {"gathers": "each"}}
     plan = planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 4}, **job).plan
     assert (plan.training.global_batch, plan.training.padded_batch) == (97, 100)
