@@ -40,7 +40,7 @@ CASES = (
 )
 
 
-@pytest.mark.cases(1, 6)
+@pytest.mark.cases(1, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", CASES, ids=str)
 def test_overlaps_send_and_compute_as_predicted(make: Overlapped) -> None:

@@ -128,7 +128,7 @@ def expected_rule(op: str) -> Rule:
     return build_written(example.call(), WrittenRule(text=text, blocked=whole, mean=mean))
 
 
-@pytest.mark.cases(5, 17)
+@pytest.mark.cases(5, 12)
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ALL)
 def test_what_is_found_recombines(op: str) -> None:

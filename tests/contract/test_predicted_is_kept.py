@@ -99,7 +99,7 @@ def check_activations(model: str, plan: Plan, least: float) -> None:
         assert least * limit <= found <= limit, f"stage {stage}: keeps {found} bytes, predicted are {limit}"
 
 
-@pytest.mark.cases(1, 8)
+@pytest.mark.cases(1, 6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "kind", "sizes", "settings"), HAND, ids=str)
 def test_activations_of_plans_by_hand(
@@ -108,7 +108,7 @@ def test_activations_of_plans_by_hand(
     check_activations(model, plans.hand_plan(kind, model, plans.mesh_of(*sizes), **settings), LEAST)
 
 
-@pytest.mark.cases(2, 9)
+@pytest.mark.cases(2, 6)
 @pytest.mark.parametrize("seed", first(2, [*range(4), *rarely(range(4, 8))]))
 @pytest.mark.parametrize("model", ["llama", "gpt", "dropping"])
 def test_activations_of_random_plans(model: str, seed: int) -> None:
@@ -178,7 +178,7 @@ def test_kept_bytes_are_those_of_the_results() -> None:
     assert found["selective"] - found["full"] == 4 * (result + extra)
 
 
-@pytest.mark.cases(1, 18)
+@pytest.mark.cases(1, 12)
 @pytest.mark.parametrize("optimizer", first(1, ["adamw", "sgd", "lamb", "muon"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", first(3, ["zero1", "zero3", 3, "zero2", "megatron", 4]))

@@ -165,7 +165,7 @@ MORE = [
 ]
 
 
-@pytest.mark.cases(5, 34)
+@pytest.mark.cases(5, 24)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [*PLANS, *MORE], ids=str)
 def test_what_is_priced_is_emitted(make: Hand | Searched) -> None:

@@ -56,7 +56,7 @@ def held(answers: list[Any], kind: int | str) -> None:
             assert found["result"] >= 2
 
 
-@pytest.mark.cases(1, 5)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize(("model", "kind", "sizes", "chunks", "settings"), CASES, ids=str)
 def test_four(
     pool, model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, ...], settings: dict

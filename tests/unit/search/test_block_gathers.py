@@ -116,7 +116,7 @@ def test_no_sum_of_a_plan_whose_weights_come_ahead_is_less_than_the_bound(pipeli
     check_bound(cluster_of("h100-80gb", 4), slower, pinned, Update(buckets="none", gathers="ahead"))
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(5, 4)
 @pytest.mark.parametrize("slower", [1, 1e3])
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 1), (1, 4), (2, 4)])
 @pytest.mark.parametrize("model", ["entered", "entered-by-one"])
@@ -128,7 +128,7 @@ def test_no_plan_takes_less_than_a_bound_that_has_what_stands_before_the_blocks(
     check_bound(cluster_of("h100-80gb", 4), slower, pinned, Update(buckets="none", gathers="ahead"), model)
 
 
-@pytest.mark.cases(2, 6)
+@pytest.mark.cases(2, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize("slower", [3, 30, 300])
 @pytest.mark.parametrize("micro_batches", [1, 2])

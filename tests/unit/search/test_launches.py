@@ -131,7 +131,7 @@ def test_what_proves_more_of_a_configuration_decides(pipeline: int, micro_batche
     assert found.bound == (apart if found.apart else together)
 
 
-@pytest.mark.cases(0, 6)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("slower", [0.5, 0.35, 0.7])
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 1), (1, 4), (2, 1), (2, 4), (1, None)])
 @pytest.mark.parametrize("model", ["llama-4", "kinds-in-turn", "mixture-after-dense"])

@@ -263,7 +263,7 @@ SAVES = (
 """Stacks that keep values otherwise than as they are (`planner.pricing.kept_shares`)."""
 
 
-@pytest.mark.cases(2, 10)
+@pytest.mark.cases(2, 6)
 @pytest.mark.parametrize(("stack", "keeps"), SAVES, ids=str)
 @pytest.mark.parametrize("model", ["llama-4", "post-norm", "kinds-one-after", "mixture", "gpt-4-tied"])
 def test_what_stacks_keep_otherwise_is_priced_alike(model: str, stack: str, keeps: dict[str, Any]) -> None:
@@ -307,7 +307,7 @@ UPDATES = (
 )
 
 
-@pytest.mark.cases(1, 7)
+@pytest.mark.cases(1, 4)
 @pytest.mark.parametrize("optimizer", ["lamb", "muon"])
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
