@@ -70,7 +70,7 @@ def planned(model: Path, **options: object) -> str:
     return dump_plan(plan_for(request_of(given, Console(quiet=True)), lambda _: None, lambda: False).plan)
 
 
-@pytest.mark.cases(1, 2)
+@pytest.mark.cases(0, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), CASES, ids=str)
 def test_a_config_learns_as_the_model_that_is_not_sharded(name: str, way: str, pair, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import chain, combinations
 
 import pytest
@@ -149,7 +150,9 @@ def pretended(seconds: Callable[[int], float]) -> Callable[[SearchRequest], Sear
     return solve
 
 
-TABLES = request_of(range(3, 30))
+@cache
+def tables() -> SearchRequest:
+    return request_of(range(3, 30))
 
 
 @given(best=st.integers(0, 27), needed=st.integers(0, 27), slopes=st.tuples(st.integers(1, 9), st.integers(1, 9)))
@@ -160,7 +163,7 @@ def test_the_valley_is_found_wherever_it_is(best: int, needed: int, slopes: tupl
     def seconds(count: int) -> float:
         return math.inf if count < needed else 100.0 + abs(count - best) * slopes[count > best]
 
-    result = with_placing(TABLES, pretended(seconds), lambda result: result.bound_seconds)
+    result = with_placing(tables(), pretended(seconds), lambda result: result.bound_seconds)
     assert result.bound_seconds == min(map(seconds, range(28)))
     assert result.placements <= 2 + 2 * math.ceil(math.log2(28))
 
@@ -168,8 +171,8 @@ def test_the_valley_is_found_wherever_it_is(best: int, needed: int, slopes: tupl
 def test_a_search_that_is_stopped_takes_the_best_so_far() -> None:
     asked = []
     result = with_placing(
-        TABLES, pretended(float), lambda result: asked.append(1) or result.bound_seconds, lambda: bool(asked)
+        tables(), pretended(float), lambda result: asked.append(1) or result.bound_seconds, lambda: bool(asked)
     )
     assert (result.bound_seconds, len(asked)) == (0.0, 1)
     with pytest.raises(InfeasibleError, match="it does not fit"):
-        with_placing(TABLES, pretended(lambda _: math.inf), lambda result: result.bound_seconds)
+        with_placing(tables(), pretended(lambda _: math.inf), lambda result: result.bound_seconds)
