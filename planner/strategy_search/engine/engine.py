@@ -99,6 +99,11 @@ class Built:
     experts: dict[object, dict[int, ExpertTimes]] = field(default_factory=dict)
     paths: dict[object, Paths] = field(default_factory=dict)
 
+    @property
+    def anew(self) -> "Built":
+        """Nothing but what holds whatever may overlap."""
+        return Built(scaled=self.scaled, paths=self.paths)
+
     def keep(self, key: object, tables: Tables) -> None:
         """Keep tables, and those asked for last beside them."""
         self.tables[key] = tables
@@ -147,8 +152,7 @@ class Engine:
     def without_overlap(self) -> "Engine":
         """The same in which tensor parallelism waits for its collectives."""
         request = replace(self.request, pinned=replace(self.request.pinned, tensor_overlap=1))
-        built = Built(scaled=self.built.scaled, paths=self.built.paths)
-        return replace(self, request=request, built=built)
+        return replace(self, request=request, built=self.built.anew)
 
     @cached_property
     def waiting(self) -> "Engine":
@@ -161,12 +165,15 @@ class Engine:
         return replace(self, apart=True)
 
     @cached_property
-    def in_pairs(self) -> "Engine":
-        """The same for stages in a V whose passes run together: nothing travels under its products, and exchanges of
-        experts take no time. Plans take no less."""
+    def in_a_v(self) -> "Engine":
+        """The same where stages in a V are asked for: nothing travels under its products, which changes layouts."""
         request = replace(self.request, pinned=replace(self.request.pinned, schedule=IN_A_V[0]))
-        built = Built(scaled=self.built.scaled, paths=self.built.paths)
-        return Engine(request=request, template=self.template, limits=self.limits, built=built, paired=True)
+        return Engine(request=request, template=self.template, limits=self.limits, built=self.built.anew)
+
+    @cached_property
+    def in_pairs(self) -> "Engine":
+        """`in_a_v` where passes run together: exchanges of experts take no time. Plans take no less."""
+        return replace(self.in_a_v, built=self.built.anew, paired=True)
 
     def _capacity(self, group: Cluster) -> float:
         """Bytes that the tensors of a plan may fill on a device."""

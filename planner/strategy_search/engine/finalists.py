@@ -424,8 +424,7 @@ class Finalists:
     def _in_order_of_a_v(self) -> "Finalists":
         """What makes plans where such an order is asked for: nothing travels under its products, so that layouts are
         others."""
-        request = replace(self.request, pinned=replace(self.request.pinned, schedule=IN_A_V[0]))
-        return self._asking(Engine(request=request, template=self.engine.template, limits=self.engine.limits))
+        return self._asking(self.engine.in_a_v)
 
 
 def _in_order(found: Contender, schedule: str) -> Laying:
