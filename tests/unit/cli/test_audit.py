@@ -14,7 +14,9 @@ from tests.distributed.language import CONFIGS
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("audit") / "tiny.json"
-    made = CliRunner().invoke(app, ["--model", "llama-tiny", "--devices", "8", "--hardware", "cpu", "-o", str(path)])
+    degrees = ["--data", "2", "--tensor", "2", "--pipeline", "2", "--micro-batches", "4", "--recompute", "none"]
+    options = ["--model", "llama-tiny", "--devices", "8", "--hardware", "cpu", *degrees]
+    made = CliRunner().invoke(app, [*options, "-o", str(path)])
     assert made.exit_code == 0, made.output
     return path
 
