@@ -24,6 +24,7 @@ _NICKNAMES: Mapping[str, str] = {
     "gh200": "gh200-96gb",
     "h20": "h20-96gb",
     "h203e": "h20-141gb",
+    "h203e141gb": "h20-141gb",
     "h100": "h100-80gb",
     "h200": "h200-141gb",
     "h800": "h800-80gb",
@@ -33,11 +34,16 @@ _NICKNAMES: Mapping[str, str] = {
     "4090": "rtx-4090-24gb",
     "rtx5090": "rtx-5090-32gb",
     "5090": "rtx-5090-32gb",
+    "rtx6000pro": "rtx-pro-6000-96gb",
     "rtxpro6000": "rtx-pro-6000-96gb",
     "pro6000": "rtx-pro-6000-96gb",
     "v100": "v100-32gb",
 }
 """Of several sizes of a device the one that most have: A100 80 GB, H100 80 GB."""
+
+_MAKERS = ("nvidia", "huawei", "amd", "instinct", "geforce")
+_EDITIONS = ("blackwell", "serveredition")
+"""What a full name has that tells no device from another."""
 
 _NAME = re.compile(r"(?P<name>[^\[\],:]+)(?P<rest>(?:\[[^\[\]]*\])?(?::[0-9]+)?)")
 _GROUPS = re.compile(r",(?![^\[]*\])")
@@ -56,8 +62,10 @@ def _full(part: str) -> str:
     if found is None or found["name"] in profile_names():
         return part
     spoken = re.sub(r"[\s_-]", "", found["name"].lower())
-    for maker in ("nvidia", "huawei", "amd", "instinct", "geforce"):
+    for maker in _MAKERS:
         spoken = spoken.removeprefix(maker)
+    for edition in _EDITIONS:
+        spoken = spoken.replace(edition, "")
     whole = {re.sub("-", "", name): name for name in profile_names()}
     name = _NICKNAMES.get(spoken) or whole.get(spoken)
     return part if name is None else f"{name}{found['rest']}"

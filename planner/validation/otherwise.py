@@ -65,15 +65,15 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
 )
 _UNUSUAL = (
     (
-        r"(?:no|without) nvlink|nvlink (?:off|disabled)",
-        "its devices are not joined by NVLink, and those of profiles are",
-    ),
-    (
         r"includ\w+ (?:compilation|warm-?up|checkpoint\w*|evaluation)|of the first (?:step|iteration)",
         "what was measured is more than a step",
     ),
 )
 """Patterns with their denials in them, of notes too."""
+
+_NO_NVLINK = r"(?:no|without) nvlink|nvlink (?:off|disabled)"
+_BY_PCIE = ("l40s", "rtx-")
+"""Beginnings of the profiles whose devices are joined by PCIe."""
 
 _SCHEDULES = (
     r"\bgpipe\b|zero[-_ ]?bubble|\bzb[-_]?(?:h1|h2|v|1p)\b|\bdual[-_ ]?pipe|\bafab\b|\bpipedream|\bchimera\b|\bhanayo\b"
@@ -90,9 +90,13 @@ def refuse_otherwise(row: Row) -> None:
     for pattern, reason in _IN_FLAGS:
         if mentions(flags, pattern):
             raise UnsupportedError(reason)
+    told = f"{row.text('intra_bw').lower()}; {notes}"
     for pattern, reason in _UNUSUAL:
-        if re.search(pattern, f"{row.text('intra_bw').lower()}; {notes}"):
+        if re.search(pattern, told):
             raise UnsupportedError(reason)
+    by_pcie = row.text("profile").lower().startswith(_BY_PCIE)
+    if not by_pcie and re.search(_NO_NVLINK, told):
+        raise UnsupportedError("its devices are not joined by NVLink, and those of its profile are")
     by_itself = not mentions(f"{row.text('source').lower()}; {flags}", r"megatron")
     if row.text("arch").lower() == "moe" and by_itself and mentions(flags, HUGGING_FACE):
         raise UnsupportedError("modules of Hugging Face run experts one by one from Python, which is not priced")
@@ -101,7 +105,7 @@ def refuse_otherwise(row: Row) -> None:
     for words, pattern in ((flags, _SCHEDULES), (own, _SCHEDULE_OF_THE_RUN)):
         if (row.integer("pp") or 1) > 1 and (named := re.search(pattern, words)) and mentions(words, pattern):
             raise UnsupportedError(f"its pipeline has another schedule ({named[0]}) than 1F1B, which is priced")
-    for column in ("device", "intra_bw"):
+    for column in () if by_pcie else ("device", "intra_bw"):
         text = row.text(column).lower()
         if ("pcie" in text and "nvlink" not in text) or re.search(r"h[12]00[- ]nvl", text):
             profile = row.text("profile")

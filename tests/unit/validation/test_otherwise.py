@@ -61,6 +61,7 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str
     "changes",
     [
         {"notes": "full fine-tuning, no LoRA"},
+        {"profile": "l40s-48gb", "device": "L40S PCIe", "notes": "no NVLink"},
         {"notes": "phase=sft/lora"},  # a script for both; the flag says which
         {"other_flags": "dp_replicate=1; dp_shard=2"},
         {"other_flags": "untie-embeddings-and-output-weights"},
