@@ -138,6 +138,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         per_node=per_node_of(machine),
         overlapped=_overlapped(last.plan.cluster.software),
         gave_up=why.partition(";")[0],
+        resource=_resource_of(machine),
     )
     return Export(
         target=target,
@@ -267,6 +268,17 @@ def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[
     request = asked_like(replace(subject, cluster=cluster), bound.plan.training, space=space)
     found = plan_for(request, lambda _: None, lambda: False).bound
     return found, describe(found)
+
+
+def _resource_of(machine: "Machine") -> str:
+    """What device plugins of Kubernetes call a device of a machine."""
+    from hardware_profiles import parts_of
+    from planner.export.launching import ASCEND
+
+    device = parts_of(machine)[0].device
+    if device.device_type == "npu":
+        return ASCEND
+    return "amd.com/gpu" if device.name.startswith("AMD") else "nvidia.com/gpu"
 
 
 def per_node_of(machine: "Machine") -> int:

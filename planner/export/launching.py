@@ -21,6 +21,7 @@ from planner.export.target import Job, Target
 
 _NAME = 40  # characters of a name of Kubernetes, to which it appends its own; 63 are the most
 _FOLDER = "/plan"
+ASCEND = "huawei.com/Ascend910"
 _ASCEND = frozenset({"mindspeed", "mindformers"})
 _START = 'NODE_RANK="${rank}" exec bash {folder}/launch.sh "$@"'
 
@@ -81,7 +82,7 @@ def _readme(target: Target, job: Job, files: Mapping[str, str]) -> str:
         f"- Kubernetes: `kubectl create configmap {name} --from-file=.`, then `kubectl create -f pytorchjob.yaml`"
         " (training operator) or `-f jobset.yaml` (JobSet).",
         "- Fill in: in the YAML `image` and the name under which the cluster counts its devices"
-        f" (`{_resource(target)}`), in the job for Slurm account and partition;",
+        f" (`{_resource(target, job)}`), in the job for Slurm account and partition;",
         *(f"  {f'`{variable}`, ' if variable else ''}{what};" for variable, what in asked),
         *(f"  switched off, as in the plan: {what};" for what in switched_off(job)),
         "  what is given to `launch.sh` goes to the program, behind its own settings.",
@@ -89,13 +90,14 @@ def _readme(target: Target, job: Job, files: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _resource(target: Target) -> str:
+def _resource(target: Target, job: Job) -> str:
     """What device plugins of Kubernetes call a device."""
-    return "huawei.com/Ascend910" if target.name in _ASCEND else "nvidia.com/gpu"
+    return ASCEND if target.name in _ASCEND else job.resource
 
 
 def _slurm(target: Target, job: Job) -> str:
-    devices = f"--gres=npu:{job.processes}" if target.name in _ASCEND else f"--gpus-per-node={job.processes}"
+    on_ascend = _resource(target, job) == ASCEND
+    devices = f"--gres=npu:{job.processes}" if on_ascend else f"--gpus-per-node={job.processes}"
     start = _START.format(rank="SLURM_NODEID", folder='"$0"')
     return f"""#!/usr/bin/env bash
 # {one_line(job.model)}: sbatch slurm.sbatch, in this folder, which every node sees.
@@ -128,7 +130,7 @@ def _pod(target: Target, job: Job, rank: str, environment: Mapping[str, str]) ->
         "image": "FILL_IN",
         "command": ["bash", "-c", start],
         "env": variables,
-        "resources": {"limits": {_resource(target): job.processes}},
+        "resources": {"limits": {_resource(target, job): job.processes}},
         "volumeMounts": [{"name": "plan", "mountPath": _FOLDER}, {"name": "shared", "mountPath": "/dev/shm"}],
     }
     if not variables:

@@ -40,7 +40,7 @@ class Job:
     `architecture` is None for a model that is known by its graph alone. `overlapped` is what travels under work where
     the plan was priced, which is switched on where an engine has a switch for it: "tensor", "gathers", "reductions", as
     in `hardware_profiles.Hidden`. `gave_up` is what the engine cannot be told of a plan at all, in whose place another
-    one is written; else empty.
+    one is written; else empty. `resource` is what device plugins of Kubernetes call a device of the plan.
     """
 
     model: str
@@ -49,6 +49,7 @@ class Job:
     per_node: int
     overlapped: tuple[str, ...] = ()
     gave_up: str = ""
+    resource: str = "nvidia.com/gpu"
 
     @property
     def nodes(self) -> int:

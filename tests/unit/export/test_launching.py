@@ -55,6 +55,25 @@ def started(command: list[str], environment: dict[str, str], at: Path) -> list[s
     return done.stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("engine", "resource", "asked"),
+    [
+        ("torchtitan", "amd.com/gpu", "--gpus-per-node=8"),
+        ("torchtitan", "huawei.com/Ascend910", "--gres=npu:8"),
+        ("mindspeed", "huawei.com/Ascend910", "--gres=npu:8"),
+    ],
+)
+def test_devices_are_asked_for_by_the_name_of_their_maker(engine: str, resource: str, asked: str) -> None:
+    plain = Description(layers=(80,), data=16, zero=2, full=(80,), selective=(0,), sequence_length=8192)
+    losses = TARGETS[engine].nearest(plain)
+    job = job_of(losses[-1].description if losses else plain, "llama70b")
+    files = folder_files(TARGETS[engine], replace(job, resource=resource if engine == "torchtitan" else job.resource))
+    assert f"#SBATCH {asked}\n" in files["slurm.sbatch"]
+    for name in ("jobset.yaml", "pytorchjob.yaml"):
+        assert f"{resource}: 8" in files[name]
+        assert "nvidia" not in files[name]
+
+
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("engine", TARGETS)
 def test_slurm_starts_every_node_with_its_rank_and_the_first_address(engine: str, tmp_path: Path) -> None:
