@@ -40,7 +40,7 @@ OVER_THE_BAR = {
     ("gb200-186gb", "bf16"): 0.085,
     ("l40s-48gb", "bf16"): 0.10,
     ("l40s-48gb", "fp8"): 0.125,
-    ("h20-141gb", "fp8"): 0.12,
+    ("h20-141gb", "fp8"): 0.125,
     ("rtx-pro-6000-96gb", "fp8"): 0.085,
 }
 """What is at the bar, on either side of it depending on the rows drawn, or above it. Over all of the tables of B300 and
