@@ -217,7 +217,7 @@ def test_the_document_is_what_the_command_writes() -> None:
     [
         (("plan", "exp"), {"explain", "export"}),
         (("plan", "--model", "llama-t"), {"llama-tiny"}),
-        (("plan", "estimate", "--hardware", "h2"), {"h200-141gb"}),
+        (("plan", "estimate", "--hardware", "h20"), {"h20-141gb", "h20-96gb", "h200-141gb"}),
         (("plan", "--schedule", "zb"), {"zb_h1", "zb_v"}),
         (("plan", "--mode", "stand"), {"stand_alone"}),
     ],
