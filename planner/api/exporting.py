@@ -273,12 +273,12 @@ def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[
 def _resource_of(machine: "Machine") -> str:
     """What device plugins of Kubernetes call a device of a machine."""
     from hardware_profiles import parts_of
-    from planner.export.launching import ASCEND
+    from planner.export.target import AMD, ASCEND, NVIDIA
 
     device = parts_of(machine)[0].device
     if device.device_type == "npu":
         return ASCEND
-    return "amd.com/gpu" if device.name.startswith("AMD") else "nvidia.com/gpu"
+    return AMD if device.name.startswith("AMD") else NVIDIA
 
 
 def per_node_of(machine: "Machine") -> int:

@@ -17,11 +17,10 @@ from typing import Any
 
 from planner.export.files.quoting import in_markdown, one_line
 from planner.export.files.yaml_files import block_yaml
-from planner.export.target import Job, Target
+from planner.export.target import ASCEND, Job, Target
 
 _NAME = 40  # characters of a name of Kubernetes, to which it appends its own; 63 are the most
 _FOLDER = "/plan"
-ASCEND = "huawei.com/Ascend910"
 _ASCEND = frozenset({"mindspeed", "mindformers"})
 _START = 'NODE_RANK="${rank}" exec bash {folder}/launch.sh "$@"'
 

@@ -21,6 +21,9 @@ from planner.sharding.layout import Layout
 
 PYTORCH = _PYTORCH.name
 
+NVIDIA, AMD, ASCEND = "nvidia.com/gpu", "amd.com/gpu", "huawei.com/Ascend910"
+"""What device plugins of Kubernetes call a device."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
@@ -49,7 +52,7 @@ class Job:
     per_node: int
     overlapped: tuple[str, ...] = ()
     gave_up: str = ""
-    resource: str = "nvidia.com/gpu"
+    resource: str = NVIDIA
 
     @property
     def nodes(self) -> int:

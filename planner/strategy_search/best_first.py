@@ -19,7 +19,6 @@ from types import MappingProxyType
 from hardware_profiles import Hidden
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import check, finishing, reading, seconds_after, seconds_left, sooner
-from planner.sharding.rules import rule_of
 from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders, without_weight_gradients
@@ -676,9 +675,7 @@ class BestFirst:
         least, families = self.engine.least_work, [one for one in self.families if one[0].pipeline > 1]
         if not 0 < len(families) <= _IN_A_V or self.request.alternatives or seconds_left() < math.inf:
             return least
-        graph = self.engine.template.graph
-        experts = any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
-        paired = experts and may_exchange_under_work(self.request.pinned, self.request.cluster)
+        paired = self.engine.has_experts and may_exchange_under_work(self.request.pinned, self.request.cluster)
         engine, found = self.engine.in_pairs if paired else self.engine, math.inf
         for members in families:
             plain = tuple(c for c in members if c.virtual_stages == 1)

@@ -16,6 +16,7 @@ from planner.pricing import Paths
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
+from planner.sharding.rules import rule_of
 from planner.sharding.update import AHEAD, EACH, NO_BUCKETS, Update
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
@@ -46,7 +47,7 @@ from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
 from planner.strategy_search.request.constraints import decided_of
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.request.space import EXPERTS, Configuration
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 from planner.strategy_search.tables.launches import least_counted
@@ -174,6 +175,12 @@ class Engine:
     def in_pairs(self) -> "Engine":
         """`in_a_v` where passes run together: exchanges of experts take no time. Plans take no less."""
         return replace(self.in_a_v, built=self.built.anew, paired=True)
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether any operator has experts, whose exchange may run under other work."""
+        graph = self.template.graph
+        return any(rule_of(graph, operator).op_class == EXPERTS for operator in graph.operators)
 
     def _capacity(self, group: Cluster) -> float:
         """Bytes that the tensors of a plan may fill on a device."""

@@ -368,7 +368,7 @@ class Finalists:
     def _of_other_degrees(self, best: Ranked) -> list[tuple[Seconds, Laying]]:
         """Pipelines of degrees that nothing was tried of, in an order whose passes run together, which exchange experts
         under each other: what is exposed in sums may be covered there, so that no sum says which degree is best."""
-        if not self.overlapping.has_experts:
+        if not self.engine.has_experts:
             return []
         tried = {configuration.pipeline for configuration, _ in self._known_in_a_v}
         others = [(least - best.waited, c) for least, c in self.of_degrees[:_DEGREES] if c.pipeline not in tried]
@@ -396,7 +396,7 @@ class Finalists:
         """Whether a schedule has the same turns as one before it, as with few micro-batches, and none that run
         together."""
         p, m, schedule = configuration.pipeline, configuration.micro_batches, configuration.schedule
-        if self.overlapping.has_experts and SCHEDULES[schedule].paired:
+        if self.engine.has_experts and SCHEDULES[schedule].paired:
             return False
         turns = schedule_orders(schedule, p, m, virtual=2)
         return any(schedule_orders(one, p, m, virtual=2) == turns for one in IN_A_V[: IN_A_V.index(schedule)])
@@ -408,7 +408,7 @@ class Finalists:
 
     def _divided_for_a_v(self, configuration: Configuration, gathers: str, best: Ranked) -> Ranked | None:
         own, p, m, cutoff = self._in_order_of_a_v, configuration.pipeline, configuration.micro_batches, best.seconds
-        passes_run_together = SCHEDULES[configuration.schedule].paired and self.overlapping.has_experts
+        passes_run_together = SCHEDULES[configuration.schedule].paired and self.engine.has_experts
         covered = best.waited if passes_run_together else 0.0
         longer = (cutoff + covered) * (m + p - 1) / m  # sums have the bubble of 1F1B, and all exchanges exposed
         outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)

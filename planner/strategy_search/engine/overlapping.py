@@ -3,13 +3,11 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from hardware_profiles import Bytes, Seconds
 from planner.errors import LimitError
 from planner.plan.binding.bind import BoundPlan
-from planner.sharding.rules import rule_of
 from planner.strategy_search.engine.exchange_overlap import with_expert_overlap
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.product_overlap import (
@@ -50,7 +48,9 @@ class Overlapping:
 
     def expected(self, ranked: Ranked) -> Ranked:
         """A result with all the overlaps of its tensor parallelism that save time, whether they fit or not."""
-        return self.overlapped(ranked) if self.has_experts else replace(ranked, bound=self.everything(ranked).bound)
+        return (
+            self.overlapped(ranked) if self.engine.has_experts else replace(ranked, bound=self.everything(ranked).bound)
+        )
 
     def overlapped(self, ranked: Ranked) -> Ranked:
         """A result whose tensor parallelism communicates under its products, and whose experts under other work, where
@@ -61,23 +61,17 @@ class Overlapping:
 
     def missing(self, ranked: Ranked) -> Bytes:
         """What a result lacks to have more overlaps."""
-        if not self.has_experts:
+        if not self.engine.has_experts:
             return self.everything(ranked).missing
         self.overlapped(ranked)
         return self._overlapped[id(ranked)].missing
 
     def saves(self, ranked: Ranked) -> Seconds:
         """What those would save that no sum of the search knows of."""
-        if not self.has_experts:
+        if not self.engine.has_experts:
             return 0.0
         self.overlapped(ranked)
         return self._overlapped[id(ranked)].saves
-
-    @cached_property
-    def has_experts(self) -> bool:
-        """Whether any operator has experts, whose exchange may run under other work."""
-        graph = self.engine.template.graph
-        return any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
 
     def everything(self, ranked: Ranked) -> Everything:
         """A result with all overlaps of its tensor parallelism that save time, and what it lacks for them."""

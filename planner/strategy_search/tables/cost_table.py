@@ -200,12 +200,11 @@ class TableBuilder:
     weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
     another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
     kernels and messages, or as its launches: counted is a weighted mean of both. `paths` between layouts are shared by
-    builders of meshes on which they are the same. With `overlapped` collectives beside
-    linear layers travel under their products, with `exchanged` the rows of experts under other work of their block, and
-    where passes are `paired` all of them under another micro-batch's. Layers whose
-    scales are delayed have the histories that `fp8` says. `alike` keeps every candidate of layers that may be in fp8 or
-    not, as tables of other groups of devices are to have the same. Messages count as parts of a bucket that all
-    `gradients` of a model, so many bytes, fill half.
+    builders of meshes on which they are the same. With `overlapped` collectives beside linear layers travel under their
+    products, with `exchanged` the rows of experts under other work of their block, and where passes are `paired` all of
+    them under another micro-batch's. Layers whose scales are delayed have the histories that `fp8` says. `alike` keeps
+    every candidate of layers that may be in fp8 or not, as tables of other groups of devices are to have the same.
+    Messages count as parts of a bucket that all `gradients` of a model, so many bytes, fill half.
     """
 
     mesh: Mesh
