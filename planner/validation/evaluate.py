@@ -164,12 +164,9 @@ def evaluate_rows(
                     f"one of {processes} processes was killed, for want of memory perhaps; give --processes 1"
                 ) from error
             except BaseException:  # else the rows that processes have already would be evaluated to their end
-                started = set(active_children()) - before
-                for process in started:
+                for process in set(active_children()) - before:
                     process.terminate()
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in started:
-                    process.join()
+                pool.shutdown(cancel_futures=True)  # the pool waits for them: of two that wait, one may return early
                 raise
     return tuple(found[row.line] for row in rows)
 
