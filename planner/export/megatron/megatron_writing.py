@@ -44,7 +44,18 @@ def write(job: Job) -> Mapping[str, str]:
 
 def _model(job: Job) -> list[Option]:
     a = job.architecture
-    return [] if a is None else model_options(a, job.description)
+    return [] if a is None else [*model_options(a, job.description), *_odd_words(a, job.description.tensor)]
+
+
+def _odd_words(a: Architecture, tensor: int) -> list[Option]:
+    """The vocabulary that is not padded. The tokenizer that has none adds a word up to core 0.17, and none from 0.18 on
+    (core/tokenizers/text/libraries/null_tokenizer.py); padding hides that, so only here would a word be missing."""
+    return [option("padded-vocab-size", a.vocabulary)] if _padding(a, tensor) * tensor == 1 else []
+
+
+def _padding(a: Architecture, tensor: int) -> int:
+    """What a vocabulary is padded to a multiple of on each device, as little as tensor parallelism asks for."""
+    return math.gcd(a.vocabulary // tensor, _PADDING) if a.vocabulary % tensor == 0 else _PADDING
 
 
 def model_options(a: Architecture, d: Description) -> list[Option]:
@@ -110,11 +121,10 @@ def _routing(routing: Routing) -> list[Option]:
 
 def _words(a: Architecture, tensor: int) -> list[Option]:
     """The vocabulary, padded as little as tensor parallelism asks for. The tokenizer that has none adds one word."""
-    padding = math.gcd(a.vocabulary // tensor, _PADDING) if a.vocabulary % tensor == 0 else _PADDING
     return [
         option("tokenizer-type", "NullTokenizer"),
         option("vocab-size", a.vocabulary - 1),
-        option("make-vocab-size-divisible-by", padding),
+        option("make-vocab-size-divisible-by", _padding(a, tensor)),
     ]
 
 
