@@ -60,7 +60,8 @@ def nearest_of(
     narrow = () if description.precision == "fp32" else ("parameter",)
     dtypes = (default_gradient_dtype(description), *narrow)
     moments = _moment_dtypes(giving.description) if aware else ("fp32",)
-    common.give_up_updates(giving, buckets=True, gradient_dtypes=dtypes, moment_dtypes=moments)
+    buckets = not giving.description.in_a_v  # DualPipeV of MindSpeed refuses --overlap-grad-reduce
+    common.give_up_updates(giving, buckets=buckets, gradient_dtypes=dtypes, moment_dtypes=moments)
     return tuple(giving.losses)
 
 
@@ -90,6 +91,10 @@ def _give_up_recomputation(giving: Giving) -> None:
 
 
 def _says_modules(d: Description) -> bool:
+    """Whether modules of every block are recomputed that it knows. Beside delayed scales of fp8 it refuses norms
+    (megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__, core 0.16 to 0.20)."""
+    if d.fp8.delayed and "normalisation" in d.kept.but:
+        return False
     return d.selective == d.layers and bool(d.kept.but) and set(d.kept.but) <= MODULES.keys()
 
 

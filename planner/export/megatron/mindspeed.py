@@ -2,7 +2,8 @@
 
     ring, heads, both    --context-parallel-algo megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo with
                          --ulysses-degree-in-cp
-    dualpipe_v           --schedules-method dualpipev, two equal stages on each rank, without a context
+    dualpipe_v           --schedules-method dualpipev, two equal stages on each rank, without a context and without
+                         overlapped reductions of gradients
     uneven stages        --decoder-first-pipeline-num-layers and -last-: those between them are equal
     recomputation        as Megatron-LM; --recompute-activation-function, the elementwise operators of the MLP
     ZeRO                 no more than the distributed optimizer
@@ -96,7 +97,8 @@ def write(job: Job) -> Mapping[str, str]:
         )
     model = [] if job.architecture is None else model_options(job.architecture, d)
     shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
-    rest = [*_kernels(job), *training_options(d), *overlap_options(job), *run_options(job)]
+    overlaps = [] if d.in_a_v else overlap_options(job)  # which DualPipeV refuses
+    rest = [*_kernels(job), *training_options(d), *overlaps, *run_options(job)]
     script = torchrun_script(
         job,
         title,

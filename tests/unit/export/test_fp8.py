@@ -10,6 +10,7 @@ from planner.export.description import Description
 from planner.export.targets import TARGETS
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import NO_FP8, Fp8
+from planner.plan.layout.kept import Kept
 from planner.strategy_search.within import within
 from tests.unit.export.descriptions import facts_of, job_of
 from tests.unit.plan.plans import plan_named
@@ -107,6 +108,15 @@ def test_engines_on_transformer_engine_have_its_recipes(name: str, fp8: Fp8) -> 
     reading = target.read(text, facts_of(description, "llama8b"))
     assert (reading.description.fp8, reading.unmodelled) == (fp8, ())
     assert not [word for word in reading.unread if "fp8" in word]
+
+
+@pytest.mark.parametrize("name", ["megatron", "nemo", "megatron-bridge"])
+@pytest.mark.parametrize(("recipe", "given_up"), [("delayed", 1), ("tensorwise", 0)])
+def test_norms_are_not_computed_again_beside_delayed_scales(name: str, recipe: str, given_up: int) -> None:
+    """Megatron-LM refuses that at its start."""
+    norms = replace(PLAIN, fp8=Fp8(recipe=recipe), zero=1, selective=(4,), kept=Kept(but=("normalisation",)))
+    losses = TARGETS[name].nearest(norms)
+    assert [loss.what for loss in losses].count("selective recomputation") == given_up
 
 
 @pytest.mark.parametrize("name", ["megatron", "nemo", "megatron-bridge"])

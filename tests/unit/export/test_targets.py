@@ -317,6 +317,28 @@ def test_mindspeed_has_fused_operators_and_none_of_cuda() -> None:
     assert any("mindspeed.megatron_adaptor" in what for _, what in target.fill_in(job_of(one, "llama8b")))
 
 
+def test_dualpipev_of_mindspeed_overlaps_no_reductions() -> None:
+    """It refuses --overlap-grad-reduce."""
+    none = (0,) * 4
+    d = Description(
+        layers=(8,) * 4, virtual_stages=2, schedule="dualpipe_v", data=4, zero=1, full=none, selective=none,
+        micro_batches=8, sequence_length=4096, update=replace(PLAIN.update, buckets=2**25),
+    )  # fmt: skip
+    target = TARGETS["mindspeed"]
+    (loss,) = target.nearest(d)
+    assert (loss.what, loss.description.schedule) == ("buckets of gradients", "dualpipe_v")
+    job = replace(job_of(loss.description, "llama8b"), overlapped=("gathers", "reductions"))
+    assert not re.search("--overlap|--ddp-bucket", target.write(job)["launch.sh"])
+
+
+@pytest.mark.parametrize(("tensor", "said"), [(1, ("50257",)), (2, ())])
+def test_an_odd_vocabulary_is_whole_in_every_version_of_megatron(tensor: int, said: tuple[str, ...]) -> None:
+    """Its tokenizer without data adds a word up to core 0.17 and none later; padding hides that where there is any."""
+    d = Description(layers=(12,), data=2, tensor=tensor, full=(0,), selective=(0,), sequence_length=1024)
+    options = options_in(TARGETS["megatron"].write(job_of(d, "gpt2"))["launch.sh"])
+    assert (options.words("padded-vocab-size"), options.word("vocab-size")) == (said, "50256")
+
+
 @pytest.mark.parametrize(("zero", "pipeline", "there"), [(1, 1, True), (2, 1, True), (1, 2, False), (0, 1, False)])
 def test_deepspeed_overlaps_what_is_priced_as_overlapped(zero: int, pipeline: int, there: bool) -> None:
     """Stages below 3 do not by themselves; a pipeline cannot."""
