@@ -25,6 +25,8 @@ _REGISTRY = {
     "deepseek-v2-lite": ("deepseek_v3", "deepseek_v3_16b"),
 }  # fmt: skip
 """Modules and functions of the registry that make our models."""
+_CONVERTED = {"llama405b": "405B"}
+"""Flavors of models whose configuration in the registry trains in fp8 and compiles, in both versions: a plan does not."""
 _RENAMED = {"output": "lm_head"}  # modules of stages
 _PARTS = "module_fqns_per_model_part"
 _GONE = (
@@ -74,11 +76,23 @@ def _configuration(job: Job, parallelism: Mapping[str, object], training: Mappin
         imports = "import importlib\nimport os\n"
         base = 'getattr(importlib.import_module(os.environ["MODEL"] + ".config_registry"), os.environ["FLAVOR"])()'
     mode = "SelectiveAC.Config()" if any(d.selective) else "FullAC.Config()" if any(d.full) else "None"
-    lines = _assigned({**_training(training), **_parallelism(parallelism)}, 4)
+    converted = _CONVERTED.get(job.model)
+    lines = (
+        [f'    config.model_spec = model_registry("{converted}")  # the configuration has it in fp8']
+        if converted
+        else []
+    )
+    lines += ["    config.compile = CompileConfig()"] if converted else []
+    lines += _assigned({**_training(training), **_parallelism(parallelism)}, 4)
     lines += ['    if hasattr(config.training, "seq_len"):  # 0.3.0', *_assigned(_in_samples(d, job, training), 8)]
     lines += ["    else:", *_assigned(_in_tokens(d, job), 8)]
     policies = "" if mode == "None" else f"from torchtitan.distributed.activation_checkpoint import {mode[:-9]}\n"
-    split = sorted([f"{imports}\n", policies]) if module else [f"{imports}\n", policies]
+    plain = [
+        f"from torchtitan.models.{module} import model_registry\n",
+        "from torchtitan.config import CompileConfig\n",
+    ]
+    needed = [f"{imports}\n", policies, *(plain if converted else ())]
+    split = sorted(needed) if module else needed
     return f'''"""{in_docstring(job.model)} with torchtitan after 0.2.2: a plan over a configuration of its registry.
 
 `bash {LAUNCH}` starts it. Data, steps and learning rate are those of the configuration.

@@ -68,6 +68,8 @@ def fill_in(job: Job) -> Asked:
     data = ("", "your data set (`training.dataset`), steps and learning rate")
     wrong = no_place(job.description)
     later = f"`{LAUNCH}` in the place of `launch.sh` where torchtitan is later than 0.2.2 and reads no TOML"
+    if job.description.context > 1:
+        later += "; it gathers the keys of a context there (FlexAttention), where 0.2.2 sends them round a ring"
     if wrong or job.architecture is None:
         later = f"torchtitan 0.2.2, as later ones have no setting for {wrong or 'a model that is known by its graph'}"
     version = ("", later)

@@ -67,6 +67,22 @@ def test_what_later_versions_have_no_setting_for_stays_with_the_toml(changes: di
     assert "torchtitan 0.2.2, as later ones have no setting for" in TORCHTITAN.fill_in(job)[-1][1]
 
 
+def test_a_configuration_of_the_registry_that_trains_in_fp8_is_taken_back_to_bf16() -> None:
+    d = replace(ONE, layers=(126,), data=64, tensor=8, sequence_parallel=True, full=(126,))
+    text = written("llama405b", d)[FILE]
+    assert 'config.model_spec = model_registry("405B")' in text
+    assert text.index("CompileConfig()") > text.index("model_registry(")
+    assert read_back(text, "llama405b", d) == d
+    assert "model_spec" not in written("llama8b", ONE)[FILE]
+
+
+@pytest.mark.parametrize(("ring", "said"), [(1, False), (2, True)])
+def test_contexts_are_gathered_in_later_versions(ring: int, said: bool) -> None:
+    d = replace(ONE, data=8 // ring, ring=ring, zigzag=ring > 1)
+    job = Job(model="llama8b", description=d, architecture=architecture_of("llama8b", 8192), per_node=8, overlapped=())
+    assert ("gathers the keys of a context" in TORCHTITAN.fill_in(job)[-1][1]) is said
+
+
 @pytest.mark.parametrize("section", ["float8", "quantize.linear.float8"])
 def test_fp8_is_read_from_the_section_of_its_converter(section: str) -> None:
     other = {"float8": "quantize.linear.float8"}.get(section, "float8")
