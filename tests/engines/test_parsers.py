@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,8 @@ from hypothesis import strategies as st
 from planner.export.description import Description
 from planner.export.files.arguments import options_in
 from planner.export.targets import TARGETS
+from planner.graph.fp8 import Fp8
+from planner.plan.layout.kept import Kept
 from tests.engines.exported import PROBLEMS, told, written
 from tests.engines.stubs import without_kernels
 from tests.unit.export.descriptions import MODELS, descriptions
@@ -220,7 +223,20 @@ def megatron_parses(megatron: Any, script: str, devices: int, monkeypatch: pytes
     for name, value in re.findall(r"^export (\w+)=(\S+)$", script, re.MULTILINE):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *arguments_in(script)])
-    return megatron.validate_args(megatron.parse_args())
+    found = megatron.validate_args(megatron.parse_args())
+    _megatron_configures(megatron, found, monkeypatch)
+    return found
+
+
+def _megatron_configures(megatron: Any, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of its model, which has checks of its own, as if Transformer Engine were there."""
+    configuration = importlib.import_module("megatron.core.transformer.transformer_config")
+    monkeypatch.setattr(configuration, "is_te_min_version", lambda *_: True)
+    rotary = importlib.import_module("megatron.core.models.common.embeddings.rope_utils")
+    monkeypatch.setattr(rotary, "fused_apply_rotary_pos_emb", print)
+    name = "core_transformer_config_from_args"  # of arguments.py up to core 0.16
+    made = getattr(megatron, name, None) or getattr(importlib.import_module("megatron.training.argument_utils"), name)
+    made(found)
 
 
 @cases("megatron")
@@ -237,6 +253,28 @@ def test_megatron_takes_its_arguments(
     assert found.num_layers == sum(d.layers)
     assert found.use_distributed_optimizer == (d.zero > 0)
     assert found.expert_model_parallel_size == (d.expert or 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(data=st.data())
+def test_megatron_takes_whatever_is_written(model: str, data: st.DataObject, megatron: Any) -> None:
+    recipe = data.draw(st.sampled_from((None, "tensorwise", "delayed", "mxfp8")))
+    wanted = data.draw(descriptions(model))
+    if recipe and wanted.precision == "bf16":
+        wanted = replace(wanted, fp8=Fp8(recipe=recipe, experts=wanted.expert is not None))
+    if any(wanted.selective):
+        part = data.draw(st.sampled_from(("attention", "normalisation", "mlp")))
+        wanted = replace(wanted, kept=Kept(but=(part,)))
+    d = told("megatron", wanted)
+    if d is None:
+        return
+    script = TARGETS["megatron"].write(_job(model, d))["launch.sh"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert megatron_parses(megatron, script, d.devices, monkeypatch).data_parallel_size == d.data
 
 
 @pytest.mark.slow
