@@ -26,7 +26,7 @@ _REGISTRY = {
 }  # fmt: skip
 """Modules and functions of the registry that make our models."""
 _CONVERTED = {"llama405b": "405B"}
-"""Flavors of models whose configuration in the registry trains in fp8 and compiles, in both versions: a plan does not."""
+"""Flavors of models whose configuration in the registry trains in fp8 and compiles, which no plan asks for."""
 _RENAMED = {"output": "lm_head"}  # modules of stages
 _PARTS = "module_fqns_per_model_part"
 _GONE = (
