@@ -1,5 +1,6 @@
 """What DeepSpeed by itself can be told; see `planner.export.pytorch.deepspeed`. Tensor, context and
-pipeline parallelism do not go together there.
+pipeline parallelism do not go together there. Experts are spread by AutoEP: whole, over tensor parallel devices first,
+with ZeRO 3 not beside a context, and not beside a pipeline.
 
 Left out of the space, though the exporter writes it: ZeRO 0.
 """
@@ -20,12 +21,24 @@ DEEPSPEED = EngineSpace(
     software="deepspeed-zero3",
     settings=(
         Settings(
-            zero=(1, 2, 3), recomputed=("none", "all"), context=("heads",), sequence_parallel=False, vocabulary=False,
+            zero=(1, 2), recomputed=("none", "all"), context=("heads",), sequence_parallel=False, vocabulary=False,
+            whole_experts=(False,), fixed=_alone("context"),
+        ),
+        Settings(
+            zero=(3,), recomputed=("none", "all"), context=("heads",), sequence_parallel=False, vocabulary=False,
             whole_experts=(), fixed=_alone("context"),
         ),
         Settings(
-            zero=(1, 2), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False, whole_experts=(),
-            fixed=_alone("tensor"),
+            zero=(3,), recomputed=("none", "all"), context=("heads",), sequence_parallel=False, vocabulary=False,
+            whole_experts=(False,), fixed=_alone("context"), beside_experts=(("context", 1),),
+        ),
+        Settings(
+            zero=(1, 2), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False,
+            whole_experts=(), fixed=_alone("tensor"),
+        ),
+        Settings(
+            zero=(1, 2), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False,
+            whole_experts=(True,), fixed=_alone("tensor"),
         ),
         Settings(
             zero=(1,), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False, whole_experts=(),

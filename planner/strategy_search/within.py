@@ -57,11 +57,8 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
     _check(space, request)
     experts, devices = _expert_degrees(request), request.cluster.devices
     kinds, asked, turns = _kinds(request), _of_model(space, request), _has_causal_ring(request)
-    found = [
-        one
-        for settings in space.settings
-        for one in _alternatives(settings, asked, experts, devices, kinds, turns=turns)
-    ]
+    every = (_alternatives(settings, asked, experts, devices, kinds, turns=turns) for settings in space.settings)
+    found = list(dict.fromkeys(itertools.chain.from_iterable(every)))  # rows are the same but for experts, at times
     if request.update.moment_dtype != PLAIN.moment_dtype:
         found = [one for one in found if one.zero in space.narrow_moments]
     if not found:

@@ -63,7 +63,7 @@ PROBLEMS: Known = {
             micro_batches=32, expert=8, whole_experts=True, full=(32,),
         ),
     ),
-    "mixtral on 64, shared out": ("mixtral-8x7b", _plain((32,), 32768, data=64, zero=3, micro_batch=4, expert=1)),
+    "mixtral on 64, shared out": ("mixtral-8x7b", _plain((32,), 32768, data=64, zero=3, micro_batch=4, expert=8)),
 }  # fmt: skip
 """As they are found for engines, in kind: models, degrees, stages, recomputation."""
 

@@ -107,6 +107,11 @@ def test_deepspeed_takes_its_file(case: str, tmp_path: Path, monkeypatch: pytest
     assert found.bfloat16_config.enabled
     assert found.tensor_parallel_config.autotp_size == (d.tensor if d.tensor > 1 else 0)
     assert found.pipeline["stages"] == (d.pipeline if d.pipeline > 1 else "auto")
+    experts = found.expert_parallel_config
+    assert (experts.autoep_size if experts.enabled else 1) == (d.expert or 1)
+    checks = importlib.import_module("deepspeed.module_inject.auto_ep_config")
+    sizes = {"world_size": d.devices, "pp_size": d.pipeline, "tp_size": d.tensor, "sp_size": d.context}
+    checks.validate_autoep_config(experts, **sizes, zero_stage=d.zero)
 
 
 def torchtitan_reads(folder: Path) -> Any:

@@ -7,12 +7,15 @@
     recomputation         all layers or none: pipeline.activation_checkpoint_interval; without a pipeline the model's
                           own, of which activation_checkpointing.number_checkpoints says how many there are
     micro-batches         train_micro_batch_size_per_gpu, gradient_accumulation_steps, train_batch_size
+    experts               expert_parallel.autoep_size (AutoEP, for models of transformers): whole ones, over tensor
+                          parallel devices first; not beside a pipeline, nor with ZeRO 3 beside a context, nor with
+                          tensor parallelism beside offload
     offload               zero_optimization.offload_optimizer and, with ZeRO 3, offload_param: cpu; nvme with ZeRO 3
     gradients             data_types.grad_accum_dtype for sums, communication_data_type for what is reduced
 
-Expert parallelism is set in code (`MoE(ep_size=...)`) and has no key. Tensor, context and pipeline parallelism do not
-go together. Source: deepspeed 0.19.8, deepspeed/runtime/{config,constants}.py, runtime/zero/config.py,
-runtime/tensor_parallel/config.py, runtime/pipe/{engine,module}.py.
+Experts of models written with `deepspeed.moe.layer.MoE` are set in code. Tensor, context and pipeline parallelism do
+not go together. Source: deepspeed 0.19.8, deepspeed/runtime/{config,constants,engine}.py, runtime/zero/config.py,
+runtime/tensor_parallel/config.py, runtime/pipe/{engine,module}.py, module_inject/auto_ep_{config,folding}.py.
 """
 
 import json
@@ -37,7 +40,9 @@ _PRICED = ("zero_optimization.offload_optimizer", "zero_optimization.offload_par
 _PURE = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
 _NVME = "/local_nvme"
 _WEIGHTS = 3  # the stage of ZeRO that cuts weights
-_SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types")
+_SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types", "expert_parallel")
+_AUTO_EP = "Mixtral, Qwen3 with experts, DeepSeek-V2 and V3"
+"""Models of transformers whose experts AutoEP knows, among those that can be planned."""
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:
@@ -59,6 +64,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     _give_up_splits(giving)
     _give_up_zero(giving)
     _give_up_offload(giving)
+    _give_up_experts(giving)
     common.give_up_selective(giving, "whole blocks")
     common.give_up_partial_recomputation(giving)
     d = giving.description
@@ -99,8 +105,21 @@ def _give_up_splits(giving: Giving) -> None:
         giving.up("norms", "along the sequence", "whole", sequence_parallel=False)
     if d.tensor > 1 and d.vocabulary_parallel:
         giving.up("embedding over tensor parallel devices", "vocabulary", "not cut by it", vocabulary_parallel=False)
-    if d.expert is not None and (d.expert > 1 or d.whole_experts):
-        giving.up("expert parallelism, which is set in code", d.expert, 1, expert=1, whole_experts=False)
+
+
+def _give_up_experts(giving: Giving) -> None:
+    d = giving.description
+    if d.expert is not None and (d.expert > 1 or d.whole_experts) and not _spreads_experts(d):
+        giving.up("expert parallelism", d.expert, 1, expert=1, whole_experts=False)
+
+
+def _spreads_experts(d: Description) -> bool:
+    """Whether AutoEP takes these experts beside the rest."""
+    if d.expert is None or d.expert == 1 or d.pipeline > 1:
+        return False
+    if d.tensor > 1:
+        return d.whole_experts and d.zero < _WEIGHTS and d.states_at == d.weights_at == "device"
+    return d.zero < _WEIGHTS or d.context == 1
 
 
 def _give_up_zero(giving: Giving) -> None:
@@ -151,6 +170,8 @@ def _content(d: Description, overlapped: bool) -> dict[str, Any]:
         found["tensor_parallel"] = {"autotp_size": d.tensor}
     if d.context > 1:
         found |= {"sequence_parallel_size": d.context, "data_parallel_size": d.data}
+    if (d.expert or 1) > 1:
+        found["expert_parallel"] = {"enabled": True, "autoep_size": d.expert}
     if d.pipeline > 1:
         interval = 1 if any(d.full) else 0
         found["pipeline"] = {"stages": d.pipeline, "activation_checkpoint_interval": interval}
@@ -203,6 +224,8 @@ def fill_in(job: Job) -> Asked:
         asked.append(
             f"it gives every process one of {d.context} parts of each sequence, and attends with `DistributedAttention`"
         )
+    if (d.expert or 1) > 1:
+        asked.append(f"its model is one of transformers whose experts AutoEP knows: {_AUTO_EP}")
     if d.states_at != "device":
         asked.append("it leaves the optimizer to DeepSpeed, which updates offloaded states on the host's processors")
     if _OFFLOADED.get("disk") in (_OFFLOADED.get(d.states_at), _OFFLOADED.get(d.weights_at)):
@@ -258,13 +281,15 @@ def _read(settings: Settings, facts: Facts) -> Description:
     interval = settings.integer("pipeline.activation_checkpoint_interval", 0)
     recomputed = interval > 0 or settings.integer("activation_checkpointing.number_checkpoints", 0) > 0
     precision = next((word for word in ("bf16", "fp16") if _enabled(settings, word)), "fp32")
+    expert = _read_experts(settings)
     none = (0,) * pipeline
     return Description(
         layers=layers,
         data=data,
         tensor=tensor,
         heads=context,
-        expert=1 if facts.has_experts else None,
+        expert=expert if facts.has_experts or expert > 1 else None,
+        whole_experts=expert > 1 and tensor > 1,
         zero=_stage(settings),
         vocabulary_parallel=tensor == 1,
         micro_batch=micro_batch,
@@ -277,6 +302,17 @@ def _read(settings: Settings, facts: Facts) -> Description:
         weights_at=_read_home(settings, "param"),
         sequence_length=facts.own_length,
     )
+
+
+def _read_experts(settings: Settings) -> int:
+    """Parts into which AutoEP cuts experts, which it leaves whole."""
+    where = "expert_parallel"
+    if not settings.truth(f"{where}.enabled"):
+        return 1
+    cut = settings.degree(f"{where}.expert_tensor_parallel_size")
+    if cut > 1:
+        raise ExportError(f"{where}.expert_tensor_parallel_size: {cut}; DeepSpeed leaves experts whole, write 1")
+    return settings.degree(f"{where}.autoep_size")
 
 
 def _enabled(settings: Settings, word: str) -> bool:

@@ -339,6 +339,33 @@ def test_an_odd_vocabulary_is_whole_in_every_version_of_megatron(tensor: int, sa
     assert (options.words("padded-vocab-size"), options.word("vocab-size")) == (said, "50256")
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zero": 2, "heads": 2, "data": 8}, True),
+        ({"zero": 3, "data": 16}, True),
+        ({"zero": 3, "heads": 2, "data": 8}, False),
+        ({"zero": 1, "tensor": 2, "data": 8, "whole_experts": True}, True),
+        ({"zero": 1, "tensor": 2, "data": 8}, False),
+        ({"zero": 1, "tensor": 2, "data": 8, "whole_experts": True, "states_at": "host"}, False),
+    ],
+)
+def test_deepspeed_spreads_experts_where_autoep_does(changes: dict[str, Any], said: bool) -> None:
+    base = Description(layers=(32,), full=(0,), selective=(0,), sequence_length=32768, expert=8)
+    d = replace(base, vocabulary_parallel=changes.get("tensor", 1) == 1, **changes)
+    target = TARGETS["deepspeed"]
+    losses = [loss for loss in target.nearest(d) if loss.what == "expert parallelism"]
+    assert bool(losses) is not said
+    if said:
+        text = target.write(job_of(d, "mixtral-8x7b"))["ds_config.json"]
+        assert json.loads(text)["expert_parallel"] == {"enabled": True, "autoep_size": 8}
+        facts = facts_of(d, "mixtral-8x7b")
+        assert target.read(text, facts).description.expert == 8
+        cut = text.replace('"autoep_size": 8', '"autoep_size": 8, "expert_tensor_parallel_size": 2')
+        with pytest.raises(ExportError, match="DeepSpeed leaves experts whole"):
+            target.read(cut, facts)
+
+
 @pytest.mark.parametrize(("zero", "pipeline", "there"), [(1, 1, True), (2, 1, True), (1, 2, False), (0, 1, False)])
 def test_deepspeed_overlaps_what_is_priced_as_overlapped(zero: int, pipeline: int, there: bool) -> None:
     """Stages below 3 do not by themselves; a pipeline cannot."""
