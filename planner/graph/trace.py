@@ -34,6 +34,7 @@ from planner.graph import causal_convolution as causal_convolution  # these make
 from planner.graph import delta_rule as delta_rule
 from planner.graph import index_scores as index_scores
 from planner.graph import repeats
+from planner.graph import rotary as rotary
 from planner.graph import selective_scan as selective_scan
 from planner.graph import stacked as stacked  # makes the operator known to torch
 from planner.graph import state_space_scan as state_space_scan
@@ -89,6 +90,7 @@ from planner.graph.refusals import (
     written_lines,
 )
 from planner.graph.returned import checked_loss
+from planner.graph.rotations import with_rotary
 from planner.graph.scans import scans_as_operators
 from planner.graph.unread import without_unread, without_unread_constants
 from planner.graph.untrained import without_untrained
@@ -290,7 +292,7 @@ def _graph_of(
     if announced:  # what a block was given had gradients, as far as one could see
         flat = without_needless_detaches(repeats.expand(flat, announced))
         repeats.check_compared(flat, announced)
-    whole = with_mask_kinds(flat)
+    whole = with_rotary(with_mask_kinds(flat))  # once it is known which tables have gradients
     graph = without_untrained(without_unread(whole, whole.producer, _dropping))
     graph = with_gradient_starts(graph if known is None else without_unread_constants(graph))
     if graph.loss not in graph.differentiable:

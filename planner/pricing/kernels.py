@@ -164,6 +164,8 @@ def _launched(call: KernelCall) -> int:
         return KERNELS
     if composed_losses.is_composed_loss(call):
         return composed_losses.KERNELS
+    if call.rule.composed:
+        return sum(one.operators[0] for one in call.rule.composed)
     return UNFUSED_KERNELS if is_unfused(call) else 1
 
 
@@ -184,6 +186,8 @@ def _launched_besides(call: KernelCall) -> int:
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
     if is_composed(call):
         return composed_seconds(call)
+    if call.rule.composed:
+        return _one_by_one(call)
     passes = call.software.passes if call.rule.op_class in _PASSED else 1.0
 
     def seconds(work: Array, moved: Array, kernels: int) -> Array:
@@ -206,6 +210,25 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
         return forward, backward
     work = call.flops * call.rule.backward_work(call.graded)
     return forward, seconds(work, call.moved_backward, max(1, call.worked))
+
+
+def _one_by_one(call: KernelCall) -> tuple[Array, Array]:
+    """An operator that is run as several of PyTorch's, each of which passes over memory."""
+    forward, backward = np.zeros(len(call.extents)), np.zeros(len(call.extents))
+    for one in call.rule.composed:
+        ahead, back = (
+            operator_time(
+                op_class=one.op_class,
+                flops=np.zeros(len(call.extents)),
+                bytes_moved=call.software.passes * sum(term.coefficient * call.extent(term.factors) for term in terms),
+                dtype=call.dtype,
+                device=call.device,
+                kernels=kernels,
+            )
+            for terms, kernels in zip((one.moved, one.moved_backward), one.operators, strict=True)
+        )
+        forward, backward = forward + ahead, backward + back
+    return forward, backward if call.graded else np.zeros(len(call.extents))
 
 
 def _matmul(call: KernelCall) -> tuple[Array, Array]:

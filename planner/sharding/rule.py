@@ -152,6 +152,17 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """Those of the operators of PyTorch which one of the graph is run as that are of one cost class: how many they are,
+    in the forward and in the backward pass, and the bytes that they read and write."""
+
+    op_class: str
+    operators: tuple[int, int]
+    moved: tuple[Work, ...]
+    moved_backward: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
     """What an operator gets from a table that is not on the devices: of its `rows`, one for each point of the factors
     `ids`, `row_bytes` each, from a `place` ("host" or "servers"); `trained` says that gradients go back."""
@@ -239,6 +250,7 @@ class Rule:
     narrow: tuple[int, ...] = ()
     outside: Outside | None = None
     one: "Rule | None" = None
+    composed: tuple[Composed, ...] = ()
 
     @cached_property
     def index(self) -> Mapping[str, int]:

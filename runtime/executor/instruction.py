@@ -135,7 +135,8 @@ def called(
         with gather_again(gathered) if batch.saved is None else gather_again(gathered, batch.saved.note):
             return call(operands)
     if batch.kept is not None and instruction.kept:
-        return batch.kept.run(instruction.bound.operator.name, call, operands)
+        bound = instruction.bound
+        return batch.kept.run(bound.operator.name, call, operands, composed=bool(bound.rule.composed))
     return call(operands)
 
 

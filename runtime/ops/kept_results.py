@@ -5,14 +5,16 @@
 
 A call is watched below autograd, where it is one kernel or a few. Kept is what the kernel returns that made the
 results, all of it (attention returns its log-sum-exp too); views of operands and what is only made on the way are made
-again. A call of many kernels that says so (`whole_call`) is kept and left out as a whole, with what it sends. That is
-less than torch's selective checkpointing would keep, which decides before a kernel has run and so would
-keep the views as well, and with them the operands. Where a kernel writes into the results of another, nothing is kept
-and all is done again: slower, never wrong.
+again. A call of many kernels that says so (`whole_call`) is kept and left out as a whole, with what it sends. Of one
+that is `composed` no backward pass reads what is made on the way: memory of that shape stands for it the second time,
+whatever is in it. That is less than torch's selective checkpointing would keep, which decides before a kernel has run
+and so would keep the views as well, and with them the operands. Where a kernel writes into the results of another,
+nothing is kept and all is done again: slower, never wrong.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +36,23 @@ def whole_call(compute: Callable[[], Tensors]) -> Tensors:
 _Kernel = tuple[Any, int]  # an operator and which call of it within the watched one, 0 first
 
 
+@dataclass(frozen=True, slots=True)
+class _Blank:
+    """A tensor of which nothing but its form is known."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def like(cls, tensor: torch.Tensor) -> "_Blank":
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    def made(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
 class KeptResults:
     """What the kept operators of one block computed in its forward pass, until its backward pass has taken it."""
 
@@ -41,7 +60,12 @@ class KeptResults:
         self._made: dict[str, dict[_Kernel, Any]] = {}
 
     def run(
-        self, name: str, call: Callable[[Sequence[torch.Tensor]], Sequence[Any]], operands: Sequence[torch.Tensor]
+        self,
+        name: str,
+        call: Callable[[Sequence[torch.Tensor]], Sequence[Any]],
+        operands: Sequence[torch.Tensor],
+        *,
+        composed: bool = False,
     ) -> Sequence[Any]:
         """The results of an operator: computed the first time, the same once more the second time."""
         made = self._made.pop(name, None)
@@ -50,7 +74,7 @@ class KeptResults:
                 return call(operands)
         with _Watch() as watch:
             results = call(operands)
-        self._made[name] = watch.made(results)
+        self._made[name] = watch.made(results, composed=composed)
         return results
 
 
@@ -86,13 +110,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kernels[kernel] = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
         return results
 
-    def made(self, results: Any) -> dict[_Kernel, Any]:
-        """What the kernels returned whose memory the results of the call are."""
+    def made(self, results: Any, *, composed: bool) -> dict[_Kernel, Any]:
+        """What the kernels returned whose memory the results of the call are; of what is `composed`, the form of what
+        the others returned."""
         memory = {memory_of(tensor) for tensor in _tensors(results)} - self._written
-        return {
+        kept = {
             kernel: returned
             for kernel, returned in self._kernels.items()
             if any(memory_of(tensor) in memory for tensor in _tensors(returned))
+        }
+        if not composed or not kept:
+            return kept
+        return {
+            kernel: kept.get(kernel, pytree.tree_map_only(torch.Tensor, _Blank.like, returned))
+            for kernel, returned in self._kernels.items()
         }
 
 
@@ -114,7 +145,7 @@ class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernel = (function, self._counts[function])
         self._counts[function] += 1
         if kernel in self._made:
-            return self._made.pop(kernel)
+            return pytree.tree_map_only(_Blank, _Blank.made, self._made.pop(kernel))
         return function(*args, **(kwargs or {}))
 
 

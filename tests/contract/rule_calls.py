@@ -12,11 +12,13 @@ from planner.graph import causal_convolution as causal_convolution  # these make
 from planner.graph import delta_rule as delta_rule
 from planner.graph import gated_norm as gated_norm
 from planner.graph import index_scores as index_scores
+from planner.graph import rotary as rotary
 from planner.graph import selective_scan as selective_scan
 from planner.graph import state_space_scan as state_space_scan
 from planner.graph.call import Call, Typed
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, STARTING, TorchConstant
+from planner.graph.rotations import ROTARY
 from planner.graph.trace import resolve, tensor_type
 from planner.models import composed_attention as composed_attention
 from planner.models import experts as experts
@@ -302,6 +304,11 @@ def _state_spaces() -> Iterator[tuple[Any, ...]]:
     norm = "planner.gated_rms_norm.default"
     yield norm, "silu", _random(4, 6, 8), _random(4, 6, 8), _random(8), 1e-3, True
     yield norm, "sigmoid", _random(4, 8), _random(4, 8), None, 1e-3, False
+    heads, tables = _random(4, 2, 6, 8), (_random(6, 8), _random(6, 8))
+    yield ROTARY, "halves", heads, *tables, False, False, 0, 8, False, None
+    yield ROTARY, "neighbours", heads, _random(4, 1, 6, 4), _random(4, 1, 6, 4), True, True, 0, 8, True, None
+    yield ROTARY, "neighbours to halves", heads, *tables, True, False, 0, 8, False, None
+    yield ROTARY, "a part", heads, _random(4, 6, 4), _random(4, 6, 4), True, False, 3, 4, True, 1
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:

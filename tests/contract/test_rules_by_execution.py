@@ -473,6 +473,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         "planner.expected.default",  # what each sample is to be
         "planner.ctc_loss.default",  # steps, classes and targets
         "planner.gated_rms_norm.default",  # what is averaged over
+        "planner.rotary.default",  # heads, whose elements are turned in pairs
         "planner.gated_delta_rule.default",  # its steps, and what of keys is summed over
         *("planner.state_space_scan.default", "planner.selective_scan.default"),  # steps, and elements of a state
         "planner.causal_convolution.default",  # steps and taps

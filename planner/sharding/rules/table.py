@@ -17,6 +17,7 @@ from planner.graph.norms import GATED_NORM
 from planner.graph.operator_graph import STARTING
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
+from planner.graph.rotations import ROTARY
 from planner.graph.scans import CAUSAL_CONVOLUTION, DELTA_RULE, SELECTIVE_SCAN, STATE_SPACE
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.composed_attention import ComposedAttention
@@ -32,6 +33,7 @@ from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
 from planner.sharding.rules.losses import Ctc, PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect, ScatterValue
 from planner.sharding.rules.recurrent import Recurrent
+from planner.sharding.rules.rotary import Rotary
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.rules.state_space import SelectiveScan, StateSpaceScan
@@ -157,6 +159,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2))), statistics=2),
     "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,))), statistics=1),
     GATED_NORM: GatedNorm(),
+    ROTARY: Rotary(),
     "planner.experts.default": Experts(),
     "planner.expert_loads.default": Einsum(
         pattern="b s k -> b e", op_class="copy", blocked="k e", work=((1.0, "b s k"),)

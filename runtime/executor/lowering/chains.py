@@ -27,6 +27,7 @@ from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import STARTING
 from planner.graph.trace import resolve
 from planner.plan.binding.bind import BoundPlan
+from planner.sharding.rule import Rule
 from runtime.executor.instruction import Instruction
 from runtime.executor.lowering.calls import shaped, special, traced_form
 
@@ -106,8 +107,15 @@ def _kept(aside: dict[int, Instruction]) -> Iterable[tuple[int, ...]]:
         parts = [part for part in parts if not part[0] & read]
         names = set(_made(instruction)).union(*(part[0] for part in joined))
         parts.append((names, [*(at for part in joined for at in part[1]), place]))
-    worth = [places for _, places in parts if sum(aside[at].bound.rule.op_class in WORKING for at in places) >= FEWEST]
+    worth = [places for _, places in parts if sum(_works(aside[at].bound.rule) for at in places) >= FEWEST]
     return [tuple(sorted(at for places in worth for at in places))] if worth else []
+
+
+def _works(rule: Rule) -> int:
+    """How many operators of PyTorch that work on elements one is run as."""
+    if rule.composed:
+        return sum(one.operators[0] for one in rule.composed)
+    return int(rule.op_class in WORKING)
 
 
 def _ordered(count: int, chains: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, ...]]:

@@ -44,7 +44,7 @@ def ops(graph: OperatorGraph) -> list[str]:
 
 ATTENTION = [
     *["linear.default", "unflatten.int", "transpose.int"] * 3,
-    *["chunk.default", "mul.Tensor", "neg.default", "cat.default", "mul.Tensor", "add.Tensor"] * 2,
+    *["planner.rotary.default"] * 2,
     *["scaled_dot_product_attention.default", "transpose.int", "flatten.using_ints", "linear.default"],
 ]
 LLAMA_BLOCK = [

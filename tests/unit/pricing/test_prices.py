@@ -19,6 +19,7 @@ from hardware_profiles import AttentionKernels
 from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.graph.rotations import ROTARY
 from planner.plan.binding.bind import prepare
 from planner.pricing import OperatorPrices, Pricers, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replays
@@ -178,6 +179,42 @@ def test_a_vocabulary_parallel_loss_pays_for_its_own_sums() -> None:
     assert not prices.inner_backward.any()
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_rotary_positions_are_priced_as_what_they_are_spelled_out_in(once: bool) -> None:
+    """Of PyTorch, where each of these passes over memory by itself; with heads that have a part that passes."""
+    whole, heads, half = (4, 8, 1024, 192), (4, 8, 1024, 128), (4, 8, 1024, 64)
+    table = (1024, 64 if once else 128)
+    if once:
+        made = [("mul.Tensor", (half, table), half)] * 4
+        made += [(name, (half, half), half) for name in ("sub.Tensor", "add.Tensor")]
+    else:
+        made = [("mul.Tensor", (heads, table), heads)] * 2
+        made += [("neg.default", (half,), half), ("add.Tensor", (heads, heads), heads)]
+    made += [("cat.default", (half, half), heads), ("cat.default", (half, heads), whole)]
+    parts = []
+    for name, shapes, result in made:
+        operands, results = ([TensorType(shape=one, dtype="bfloat16") for one in each] for each in (shapes, (result,)))
+        arguments = (tuple(operands), -1) if name == "cat.default" else tuple(operands)
+        rule = RULES[f"aten.{name}"].build(
+            Call(op=f"aten.{name}", arguments=arguments, keywords=(), results=tuple(results))
+        )
+        graded = [shape != table for shape in shapes]
+        parts.append(price_operator(rule, [(None, None)], operands, results, graded, MESH, HOSTED))
+    types = [TensorType(shape=shape, dtype="bfloat16") for shape in (whole, table, table)]
+    call = Call(op=ROTARY, arguments=(*types, False, False, 64, 128, once, None), keywords=(), results=(types[0],))
+    found = price_operator(
+        RULES[ROTARY].build(call), [(None, None)], types, types[:1], [True, False, False], MESH, HOSTED
+    )
+
+    def seconds(prices: OperatorPrices) -> list[float]:
+        """Of kernels and of their launches: forward, then of kernels backward."""
+        kernels = prices.forward - prices.late[0], prices.backward - prices.late[1]
+        return [float(one[0]) for one in (*kernels, prices.host[0])]
+
+    assert seconds(found) == pytest.approx([sum(each) for each in zip(*map(seconds, parts), strict=True)], rel=1e-9)
+    assert not found.saved_extra.any()
+
+
 def test_views_are_free() -> None:
     prices = priced("model.layers.0.self_attn/unflatten", (None, None), (None, "d2"))
     assert not prices.forward.any()
@@ -288,7 +325,7 @@ def test_what_autograd_keeps_of_a_llama() -> None:
     assert alive.saved[at[f"{block}.self_attn/scaled_dot_product_attention"]] == {0, 1, 2}
     assert alive.saved[at[f"{block}.mlp/mul"]] == {0, 1}
     assert alive.saved[at[f"{block}/add"]] == frozenset()
-    assert alive.saved[at[f"{block}.self_attn/mul"]] == frozenset()  # the rotary table is no activation
+    assert alive.saved[at[f"{block}.self_attn/rotary"]] == frozenset()  # a rotary table is no activation
     assert f"{block}.self_attn/scaled_dot_product_attention" in alive.kept  # its own backward needs its result
     assert f"{block}.input_layernorm/rms_norm/shared" in alive.kept  # once for q, k and v
     assert f"{block}.mlp.up_proj/linear" not in alive.kept  # its one reader keeps it

@@ -69,7 +69,7 @@ def test_the_chains_of_a_block() -> None:
     rotary, residual, gated = ([name.removeprefix("model.layers.0") for name in chain] for chain in block)
     assert rotary[0] == ".self_attn/unflatten"  # views of queries and keys, and not those of values
     assert not any("unflatten_3" in name or "transpose_3" in name for name in rotary)
-    assert [name for name in rotary if "add" in name] == [".self_attn/add", ".self_attn/add_2"]
+    assert rotary[-2:] == [".self_attn/rotary", ".self_attn/rotary_2"]
     norm = ".post_attention_layernorm/rms_norm"
     assert residual == ["/add", "/add/shared", norm, f"{norm}/shared"]
     assert gated == [".mlp/silu", ".mlp/mul"]  # a product stands between them, and does not read the first

@@ -17,7 +17,14 @@ from tests.long_lists import first
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 MM = torch.ops.aten.mm.default
 SILU = torch.ops.aten.silu.default
-KERNELS = {"scaled_dot_product_attention": FLASH, "down_proj/linear": MM, "q_proj/linear": MM, "silu": SILU}
+NEG = torch.ops.aten.neg.default
+KERNELS = {
+    "scaled_dot_product_attention": FLASH,
+    "down_proj/linear": MM,
+    "q_proj/linear": MM,
+    "silu": SILU,
+    "rotary": NEG,
+}
 
 
 class Counted(TorchDispatchMode):
@@ -47,7 +54,7 @@ def counted(recomputation: str, kept: tuple[str, ...]) -> tuple[Counter[Any], di
     [
         ("scaled_dot_product_attention",),
         ("q_proj/linear",),
-        ("q_proj/linear", "silu", "scaled_dot_product_attention"),
+        ("q_proj/linear", "silu", "scaled_dot_product_attention", "rotary"),
     ],
     ids=str,
 )

@@ -32,7 +32,7 @@ def tensor_factor(name: str, rule: Rule) -> str | None:
     place, _, call = name.partition("/")
     if name.endswith("rms_norm/shared"):
         return "copies"  # gathered for the column parallel layers, their gradients scattered
-    if "embedding" in name or "/add" in name.replace("self_attn/add", ""):
+    if "embedding" in name or "/add" in name:
         return "v" if "v" in rule.index else "d1"
     if call == "linear":
         return "i" if place.endswith(("o_proj", "down_proj")) else "o"
