@@ -25,8 +25,9 @@ _ASSUMED = {
 _APART = {
     "v": ("with its stages one after the other", "with its stages in a V", "how long its slowest rank is busy"),
     "slices": ("that takes sequences whole", "that takes them in slices", "its work alone"),
+    "unequal": ("with equal virtual stages", "with unequal ones", ""),
 }
-"""What plans are of which more is known, those of which less is, and what is known of these."""
+"""What plans are of which more is known, those of which less is, and what is known of these, if not the same."""
 
 _SAME = 5e-4
 """Steps that differ by less, relatively, are said to take as long."""
@@ -49,8 +50,8 @@ def proof_text(
 ) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most; and how
     they are compared, where their objectives have `assumed` what a step may do better. A plan of three or four axes, or
-    with a ring, is not `covered`: it was found around those about which something was proved. A plan with its stages in
-    a V, or that takes sequences in slices, is told `apart` (`SearchResult.apart`): of others more is known."""
+    with a ring, is not `covered`: it was found around those about which something was proved. Plans of which less is
+    known than of others are told `apart` (`SearchResult.apart`)."""
     where = where if covered else f"{where}, on one or two axes and without a ring,"
     compared = "".join(f", {_ASSUMED[one]}" for one in assumed)
     if status == "optimal":
@@ -58,7 +59,8 @@ def proof_text(
     if apart is not None and apart[1] < gap:
         others, like, counted = _APART[apart[0]]
         first = _none_faster(f"{where} {others}", apart[1])
-        return f"{first}{compared};\n{_none_faster(like, gap, 'none')}, counted by {counted}"
+        by = f", counted by {counted}" if counted else ""
+        return f"{first}{compared};\n{_none_faster(like, gap, 'none')}{by}"
     return f"{_none_faster(where, gap)}{compared}"
 
 

@@ -61,6 +61,14 @@ _LOOKED_AT = 4
 """Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""
 
 
+_UNEVEN_TRIED = 3
+"""Configurations whose virtual stages hold unequal blocks that are evaluated one after the other, the most promising
+first, and take longer than what is known, until no more are."""
+
+_UNEVEN = 1e-3
+"""Share of a sum that virtual stages must save to hold unequal numbers of blocks where equal ones are possible."""
+
+
 class BestFirst:
     """The search of one request: what is in the queue, what was found, what is proved."""
 
@@ -102,6 +110,8 @@ class BestFirst:
         self.roomy = set[tuple[object, int]]()  # of those, where memory does not matter
         self.interleaved = list[tuple[float, Configuration, Family | None]]()  # with more, to be evaluated later
         self.cut_off = list[tuple[float, Configuration, Family | None]]()  # of no interest when it was evaluated
+        self.several = dict[Configuration, float]()  # seconds found with several stages on each rank
+        self.unequal = math.inf  # proved of those that hold unequal ones, of which nobody decided the number
         self.contexts = ContextNotes(free=request.pinned.free)
         self.full = False
         self.disagreement: NothingAgreesError | None = None
@@ -244,13 +254,26 @@ class BestFirst:
             and c.micro_batches in self.plain.get(c.family, ())
         )
 
+    def _is_apart(self, configuration: Configuration) -> bool:
+        """Whether virtual stages hold unequal blocks, of which nobody decided the number: they are tried where their
+        family is looked at, and less is proved of them."""
+        return configuration.uneven and self._waits_for_plain(configuration)
+
+    def _note(self, configuration: Configuration, bound: float) -> None:
+        """Note what is proved of a configuration."""
+        if self._is_apart(configuration):
+            self.unequal = min(self.unequal, bound)
+        else:
+            self.proved = min(self.proved, bound)
+
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
         each rank, as far as a shorter bubble may help, and those that nothing proves to be slower than the best;
         whether it was stopped before its end (see `least_share`). Those that are bounded by what the best plan is
-        compared with do not contend: other orders of turns than theirs are of whole stages."""
-        self.interleaved.sort(key=lambda one: (one[0], _order(one[1])), reverse=True)
-        step, asked = math.inf, set[tuple[Configuration, bool]]()
+        compared with do not contend: other orders of turns than theirs are of whole stages. Stages of unequal blocks
+        come behind those of equal ones, which they have to beat."""
+        self.interleaved.sort(key=lambda one: (one[1].uneven, one[0], _order(one[1])), reverse=True)
+        step, asked, missed = math.inf, set[tuple[Configuration, bool]](), 0
         if self.interleaved:
             self._make_first()
         if self.first is not None:
@@ -266,7 +289,8 @@ class BestFirst:
             alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
             share, cutoff = least_share(c), min(self.cutoff, step)
             bound = max(bound, proved * share)
-            if bound < cutoff and family is not None:
+            given_up = c.uneven and missed == _UNEVEN_TRIED
+            if bound < cutoff and family is not None and not given_up:
                 hint, plain = self._hint_for(family), self.plain[c.family][c.micro_batches]
                 for free in (True, False):  # what it proves is proved of all numbers of stages
                     if bound < cutoff and math.isinf(alone):
@@ -275,10 +299,11 @@ class BestFirst:
                             family.priced_seconds(plain, hint, cutoff / share, free=free)
                         bound = max(bound, family.seconds_with_one_stage(c, cutoff))
                 bound = max(bound, family.priced_seconds(c, hint, cutoff))
-            if bound < min(self.best, cutoff) or (bound < cutoff and alone * share < cutoff):
+            if not given_up and (bound < min(self.best, cutoff) or (bound < cutoff and alone * share < cutoff)):
                 self._evaluate(c, family, bound, cutoff)
+                missed = missed + 1 if c.uneven and self.several.get(c, math.inf) >= cutoff else 0
             else:
-                self.proved = min(self.proved, bound)
+                self._note(c, bound)
                 self.cut_off.append((bound, c, family))
             self.interleaved.pop()
         return False
@@ -442,7 +467,8 @@ class BestFirst:
             return
         self._tell("refining")
         best = found[0]
-        whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, best.configuration.virtual_stages)
+        c = best.configuration
+        whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, c.virtual_stages, uneven=c.uneven)
         refined = self.engine.refined(best.configuration, whole, best.objective, best.outcome.gathers)
         if refined is not None:
             adopted = self.engine.adopt(best.configuration, refined)
@@ -467,7 +493,7 @@ class BestFirst:
             families = [members for members in families if self.regions.fits(members[0])] or families
         self.families = families
         for members in families:
-            bound = min(map(self._bound_before, members))
+            bound = min(map(self._bound_before, [c for c in members if not self._is_apart(c)] or members))
             heapq.heappush(self.queue, (bound, _order(members[0]), None, members, NO_HINT))
 
     def _bound_before(self, configuration: Configuration) -> float:
@@ -532,11 +558,16 @@ class BestFirst:
             self.alone[configuration.family, configuration.micro_batches] = (found, bound)
             if outcome.ranks and not outcome.price:
                 self.roomy.add((configuration.family, configuration.micro_batches))
+        else:
+            self.several[configuration] = found
         known = max(bound, outcome.bound)
         self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))
-        self.proved = min(self.proved, bound)
+        self._note(configuration, bound)
         takes = outcome.ranks and self.takes(configuration)
+        if configuration.uneven:
+            equal = self.several.get(replace(configuration, uneven=False), math.inf)
+            takes = takes and found < equal * (1 - _UNEVEN)
         if takes and outcome.seconds < self.cutoff:
             self.contenders.add(self._contender(configuration, outcome))
         elif takes:  # it contends where the best plans take longer than their sums
@@ -562,6 +593,11 @@ class BestFirst:
         ahead = self.queue[0][0] if self.queue else math.inf
         return min(self.proved, ahead, self.best, *(bound for bound, *_ in self.interleaved))
 
+    def _bound_of_unequal(self) -> float:
+        """What is proved of configurations whose virtual stages hold unequal blocks, in the end."""
+        closed = [c for _, _, family, members, _ in self.queue if family is None for c in members if self._is_apart(c)]
+        return min(self.unequal, *map(self._bound_before, closed)) if closed else self.unequal
+
     def _result(self, stopped: bool) -> SearchResult:
         if self.best == math.inf:
             if self.disagreement is not None and not self.evaluated:
@@ -571,7 +607,8 @@ class BestFirst:
                 self._look_at_the_leanest()
             raise nothing_fits(self.request, self.least, self.fullest, self.short, stopped)
         self._tell("scheduling the best")
-        bound = min(self._bound(), self.most_proved)
+        equal = min(self._bound(), self.most_proved)
+        bound = min(equal, self._bound_of_unequal())
         for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
             self.contexts.note(members[0], bound=ahead)
             more = f" and {len(members) - 1} with other micro-batches" if len(members) > 1 else ""
@@ -589,6 +626,7 @@ class BestFirst:
             priced=self.priced,
             bound_seconds=self._bound_of(plans[0], bound),
             usual_seconds=0.0 if self.request.pinned.in_a_v or (self.request.pinned.slices or 1) > 1 else bound,
+            equal_seconds=equal,
             covered=self._covers(plans[0].configuration),
             contexts=self.contexts.outcomes(),
             limits=self.limits,

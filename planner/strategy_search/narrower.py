@@ -45,7 +45,7 @@ def with_narrower(
         return result
     every = result.bounds
     for what, asked, among in _narrower(request, result):
-        if result.gap < WIDE:
+        if result.equal_gap < WIDE:
             break
         if result.statistics.stopped or cancelled() or reached():
             return result.cut_short()

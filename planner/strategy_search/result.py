@@ -78,7 +78,7 @@ class Simpler:
     fastest_decisions: tuple[str, ...]
 
 
-Apart: TypeAlias = tuple[Literal["v", "slices"], float]
+Apart: TypeAlias = tuple[Literal["v", "slices", "unequal"], float]
 """Plans of which less is known than of others, and how much faster than one of them one of the others could be."""
 
 
@@ -88,7 +88,8 @@ class SearchResult:
 
     No plan in the space of the request, in which alike blocks beside a pipeline's run alike, has an objective below
     `bound_seconds`, and none with its stages one after the other and sequences taken whole has one below
-    `usual_seconds`; a step may take less than its objective (see `planner.strategy_search.engine.contenders`). Where
+    `usual_seconds`, nor, if all virtual stages hold equal blocks, below `equal_seconds`; a step may take less than its
+    objective (see `planner.strategy_search.engine.contenders`). Where
     axes are free, that is the space of meshes of one and two axes, whose virtual stages on a rank run alike where
     blocks are of several kinds; `covered` is False where the best plan has more axes, so that nothing is proved about
     its like. `placements` is how many ways to place tables on the host were compared, 0 where there was no choice: what
@@ -106,6 +107,7 @@ class SearchResult:
     bound_seconds: float
     statistics: Statistics
     usual_seconds: float = 0.0
+    equal_seconds: float = 0.0
     covered: bool = True
     placements: int = 0
     contexts: tuple[ContextOutcome, ...] = ()
@@ -163,13 +165,21 @@ class SearchResult:
 
     @property
     def apart(self) -> Apart | None:
-        """Where the first plan is one of those of which less is known than of others, which, and how much less than its
-        step, relatively, the objective of one of the others could be at most: those whose stages lie one after the
-        other, or that take sequences whole."""
+        """Of which plans less is known than of others, and how much less than the step of the first plan, relatively,
+        the objective of one of the others could be at most. Where it is one of them, those in a V, or with sequences in
+        slices; the others have their stages one after the other, or take sequences whole. Else those whose virtual
+        stages hold unequal blocks."""
         in_a_v = self.plan.schedule_kind.v_shaped
-        if self.usual_seconds <= self.bound_seconds or not (in_a_v or self.plan.slices > 1):
+        usual = in_a_v or self.plan.slices > 1
+        known = self.usual_seconds if usual else self.equal_seconds
+        if known <= self.bound_seconds:
             return None
-        return "v" if in_a_v else "slices", gap_of(self.plan, self.usual_seconds)
+        return "v" if in_a_v else "slices" if usual else "unequal", gap_of(self.plan, known)
+
+    @property
+    def equal_gap(self) -> float:
+        """`gap`, if virtual stages that hold unequal blocks are left out where less is known of them."""
+        return self.gap if self.apart is None or self.apart[0] != "unequal" else self.apart[1]
 
     def cut_short(self) -> "SearchResult":
         """The same of a search that was stopped before its end."""

@@ -199,13 +199,13 @@ def test_virtual_stages_are_dealt_in_turn() -> None:
     assert free.plans[0].seconds <= result.plans[0].seconds * (1 + 1e-9)
 
 
-def test_virtual_stages_hold_equal_blocks() -> None:
+def test_virtual_stages_of_equal_blocks_are_refused_where_an_end_holds_one() -> None:
     """The first block of this chain is cut together with what comes before it, so there is none to deal."""
     request = request_of("chain", cluster_of("cpu", 2), 8, pinned=Pinned(pipeline=2, virtual_stages=2))
     with refused(RequestError, "virtual_stages = 2", 1):
-        search(request)
-    either = search(replace(request, pinned=Pinned(pipeline=2, virtual_stages=0)))
-    assert either.plan.virtual_stages == 1
+        search(replace(request, pinned=Pinned(pipeline=2, virtual_stages=2, even=True)))
+    plan = search(request).plan  # unequal ones
+    assert (plan.virtual_stages, sum(stage.blocks for stage in plan.stages)) == (2, 4)
 
 
 @pytest.mark.parametrize(

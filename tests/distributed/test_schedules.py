@@ -86,14 +86,14 @@ DEEP = [
         mesh=(),
         settings={
             "schedule": "interleaved_1f1b",
-            "stages": (1,) * 8,
+            "stages": sizes,
             "virtual_stages": 2,
             "micro_batches": 8,
             "global_batch": 8,
             **again,
         },
     )
-    for again in ({}, FULL)
+    for again, sizes in (({}, (1, 1, 2, 1, 1, 1, 1, 0)), (FULL, (0, 1, 1, 1, 1, 2, 1, 1)))
 ]
 PAIRS = some(
     (Hand(model=model, kind="zero1", mesh=(), settings={**schedule(name, 2), **again}), needed)

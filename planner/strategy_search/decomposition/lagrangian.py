@@ -385,7 +385,7 @@ class Multipliers:
             total = self.whole(units)
             lines = self.lines(setting, possible, units, among, some)
             busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
-            if setting.ranks == 1 or setting.chunks > 1:
+            if setting.shares_equally:
                 possible &= np.min([line.room for line in lines], axis=0) >= total / setting.ranks * (1 - _ROUNDING)
             else:
                 possible &= np.min([line.room for line in lines], axis=0) >= 0

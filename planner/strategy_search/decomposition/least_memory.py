@@ -71,7 +71,7 @@ class _Proof:
         self.chain, self.setting = chain, setting
         self.multipliers = Multipliers(chain, setting.weight, columns=False)
         self.blocks = chain.block_ranges.blocks
-        equal = setting.chunks > 1 or setting.ranks == 1
+        equal = setting.shares_equally
         self.share = math.ceil(self.blocks / setting.ranks)  # some rank holds as many
         averages = (self.share,) if equal else dict.fromkeys((self.share, min(self.blocks, 2 * self.share)))
         self.counted: list[tuple[tuple[float, float, float], float]] = []  # parts of interiors, up to so many blocks
@@ -102,7 +102,7 @@ class _Proof:
             if known is None:
                 return np.zeros(self.chain.shape, dtype=bool)
             room = np.clip(rooms[known][rank == 0, rank == setting.ranks - 1], -NEVER, NEVER / setting.ranks / 2)
-            if setting.ranks == 1 or setting.chunks > 1:
+            if setting.shares_equally:
                 total = np.where(room < self.blocks / setting.ranks, -NEVER, total + room)
             else:
                 total = total + room

@@ -30,7 +30,9 @@ class Setting:
     of their blocks, or all that they have, whether passes let weights come for each other
     (`planner.plan.schedule.relays`), where these come ahead, whether the virtual stages of a rank run alike, and, where
     they do not, for which micro-batches in flight of a block prices are `asked` for: from none to as many as a chunk
-    ever holds."""
+    ever holds. `uneven`: the chunks of a rank, and those of others, hold unequal numbers of blocks; a rank is filled as
+    one range of them, each in flight as often as in the average chunk, and cut behind the search
+    (`planner.strategy_search.engine.uneven_stages`)."""
 
     ranks: int
     chunks: int
@@ -42,7 +44,18 @@ class Setting:
     counts: Counts = "any"
     relays: bool = True
     alike: bool = True
+    uneven: bool = False
     asked: tuple[float, ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """Chunks of a rank that hold equally many blocks, which are filled at once."""
+        return 1 if self.uneven else self.chunks
+
+    @property
+    def shares_equally(self) -> bool:
+        """Whether all ranks hold equally many blocks, as their virtual stages do, or there is but one."""
+        return self.ranks == 1 or self.copies > 1
 
     @property
     def weight(self) -> float:
@@ -60,13 +73,13 @@ class Setting:
         """Inner blocks of a rank about which most is to be proved: all that it may hold, or some more than it holds on
         average."""
         share = math.ceil(chain.block_ranges.blocks / self.ranks)
-        if self.ranks == 1 or self.chunks > 1:
+        if self.ranks == 1:
             return share
         return int(min(chain.block_ranges.blocks, share + share // 4 + 1, max(1, self.holds(chain))))
 
     def holds(self, chain: Chain) -> float:
         """Inner blocks for which a rank has memory at most, by what stays of them; no limit where nothing says so."""
-        if self.ranks == 1 or self.chunks > 1 or not chain.least_fixed or self.capacity == math.inf:
+        if self.ranks == 1 or not chain.least_fixed or self.capacity == math.inf:
             return math.inf
         return max(0, math.floor(self.capacity / chain.least_fixed * (1 + _ROUNDING)))
 
@@ -102,12 +115,12 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     flights = _flights(configuration.schedule, p, v, m)
     pattern = None if configuration.decided is None else configuration.decided.pattern
-    alike = v == 1 or pattern is not None
+    alike = v == 1 or pattern is not None or configuration.uneven
     return Setting(
         ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity,
         fullest=_fullest(configuration.schedule, p, v, m), even=configuration.even,
         counts="any" if pattern is None else pattern.counts, relays=SCHEDULES[configuration.schedule].flushes,
-        alike=alike, asked=() if alike else tuple(part * min(2 * p, m) for part in _ASKED),
+        alike=alike, uneven=configuration.uneven, asked=() if alike else tuple(part * min(2 * p, m) for part in _ASKED),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.engine.uneven_stages import uneven_stages
 from planner.strategy_search.request.template import Key
 from planner.strategy_search.tables.cost_table import CostTables
 
@@ -32,16 +33,16 @@ class Assembly:
     chunks: tuple[int, ...]
 
 
-def assembly(chain: Chain, ranks: Sequence[RankFilling], virtual_stages: int) -> Assembly:
-    """Put what the ranks run into the order of the model."""
+def assembly(chain: Chain, ranks: Sequence[RankFilling], virtual_stages: int, *, uneven: bool = False) -> Assembly:
+    """Put what the ranks run into the order of the model, in virtual stages that hold equally many blocks, or are
+    `uneven`."""
     head, tail = ranks[0].head, ranks[-1].tail
     assert head is not None
     blocks: list[Column] = [head] * chain.blocks_in_head
-    chunks = []
-    for stages in zip(*(rank.of_chunks(virtual_stages) for rank in ranks), strict=True):
-        for inner in stages:
-            blocks += inner
-            chunks.append(len(inner))
+    rounds = zip(*(rank.of_chunks(virtual_stages) for rank in ranks), strict=True)
+    stages = uneven_stages(chain, ranks, virtual_stages) if uneven else [inner for one in rounds for inner in one]
+    blocks += [column for inner in stages for column in inner]
+    chunks = [len(inner) for inner in stages]
     chunks[0] += chain.blocks_in_head
     chunks[-1] += chain.blocks_in_tail
     if tail is not None:

@@ -116,7 +116,7 @@ class BlockTimes:
         """Least step time of configurations that differ in their micro-batches and virtual stages only."""
         found = math.inf
         for c in members:
-            slowest, mean = self._on_ranks(c.pipeline, c.virtual_stages > 1)
+            slowest, mean = self._on_ranks(c.pipeline, c.virtual_stages > 1 and not c.uneven)
             possible = np.isfinite(mean)
             if not possible.any():
                 continue

@@ -195,7 +195,7 @@ class Composition:
         )
         if found is None or found.busy >= busy * (1 - _QUICKER):
             return None
-        return replace(found, inner=found.inner * self.setting.chunks)
+        return replace(found, inner=found.inner * self.setting.copies)
 
     def master(
         self,
@@ -221,8 +221,8 @@ class Composition:
         """Inner blocks of every chunk, where all hold equally many."""
         setting, chain = self.setting, self.chain
         whole = not chain.blocks_in_head and not chain.blocks_in_tail
-        if setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0):
-            return self.blocks // (setting.ranks * setting.chunks)
+        if setting.copies > 1 or (setting.even and whole and self.blocks % setting.ranks == 0):
+            return self.blocks // (setting.ranks * setting.copies)
         return self.blocks if setting.ranks == 1 else None
 
     def _divided(
@@ -238,7 +238,7 @@ class Composition:
         best: tuple[list[Filled], Division] | None = None
         worse = 0
         for count in range(self._recomputed(ranks, division, equal), most + 1):
-            tried, found = self._divided_with(described, equal, count)
+            tried, found = self._divided_with(described, equal, count * self.setting.chunks // self.setting.copies)
             if found is not None and (best is None or found.seconds < best[1].seconds):
                 best, worse = (tried, found), 0
             elif best is not None:
@@ -305,7 +305,7 @@ class Composition:
             for kind in range(len(self.block_ranges.counts))
         ]
         held = self.block_ranges.numbers[:, self.block_ranges.lengths == longest]
-        return float((np.array(busy) @ held).min()) * self.setting.chunks >= division.seconds
+        return float((np.array(busy) @ held).min()) * self.setting.copies >= division.seconds
 
     def filling(
         self,
@@ -323,7 +323,7 @@ class Composition:
             for at, kind in enumerate(self.block_ranges.kinds[start : start + count])
         )
         peak, beside = float(filled.peak[block_range]), float(filled.beside[block_range])
-        return RankFilling(head=head, inner=inner * self.setting.chunks, tail=tail, peak=peak, beside=beside)
+        return RankFilling(head=head, inner=inner * self.setting.copies, tail=tail, peak=peak, beside=beside)
 
     def _counted(self, priced: Sequence[Priced]) -> list[Priced]:
         """The prices whose columns count."""
@@ -364,8 +364,8 @@ class Composition:
             received.append(_more(begun, -nbytes, [one[0] for one in moments] if first else [0.0]) + nbytes * flights)
             begun -= nbytes
         return Rank(
-            chunks=setting.chunks,
-            in_flight=flights,
+            chunks=setting.copies,
+            in_flight=setting.flights(rank) * setting.copies,
             ends=tuple(ends),
             received=received[0],
             passing=received[1],
@@ -388,10 +388,13 @@ class Composition:
         )
 
     def fewest(self) -> list[int]:
-        """Every rank holds a block."""
+        """Every rank holds a block, in each of its stages where these are cut behind the search."""
         setting, chain = self.setting, self.chain
         if setting.ranks == 1:
             return [0]
+        if setting.uneven:  # the first stage and the last may hold none
+            inside = [setting.chunks] * (setting.ranks - 2)
+            return [setting.chunks - 1, *inside, setting.chunks - 1]
         fewest = [1] * setting.ranks
         fewest[0] -= chain.blocks_in_head
         fewest[-1] -= chain.blocks_in_tail

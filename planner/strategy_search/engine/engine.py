@@ -29,7 +29,7 @@ from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
-from planner.strategy_search.engine.family import Family, Recent, Ways, scaling_of
+from planner.strategy_search.engine.family import Family, Recent, Scaling, Ways, scaling_of
 from planner.strategy_search.engine.outcome import (
     Outcome,
     Stored,
@@ -299,11 +299,12 @@ class Engine:
             engine._keep(adopted, (tables,))
         return adopted
 
-    def family(self, configuration: Configuration) -> Family:
-        """A bound on all configurations of a family with as many micro-batches as this one, or a multiple."""
+    def family(self, configuration: Configuration, *, scales: bool = True) -> Family:
+        """A bound on all configurations of a family with as many micro-batches as this one, or, where it `scales`, a
+        multiple."""
         tables = self.tables(configuration)
         part = self.request.padded_batch // configuration.micro_batches
-        scaling = scaling_of(tables[0], self.scaled_to(2 * part))
+        scaling = scaling_of(tables[0], self.scaled_to(2 * part)) if scales else Scaling()
         waiting = tuple(way for way in self.gathers if way != AHEAD)
         apart: list[tuple[str, Ways]] = [(way, (way,)) for way in self.gathers if way == AHEAD or len(waiting) == 1]
         apart += [(LEAST_WAITING, waiting)] if len(waiting) > 1 else []
@@ -423,7 +424,7 @@ class Engine:
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
         if setting.chunks > 1 and not covering:  # what other numbers of virtual stages have asked is known
-            key = self._running(configuration, gathers)
+            key = (*self._running(configuration, gathers), stored)
             multipliers = self._known(configuration).multipliers.setdefault(key, [])
         decided = configuration.decided
         evaluation = Evaluation(

@@ -348,7 +348,7 @@ class Evaluation:
 
 def check_virtual_stages(chain: Chain, setting: Setting) -> None:
     """Raise NothingAgreesError where virtual stages cannot hold equal blocks."""
-    if setting.chunks > 1 and (chain.blocks_in_head or chain.blocks_in_tail):
+    if setting.copies > 1 and (chain.blocks_in_head or chain.blocks_in_tail):
         place = "first block reads" if chain.blocks_in_head else "last block hands on"
         raise NothingAgreesError(
             f"virtual_stages = {setting.chunks}: all virtual stages hold equal blocks, but the {place} something"

@@ -39,7 +39,7 @@ def family_of(engine: Engine, members: tuple[Configuration, ...]) -> Family | No
     if any(c.micro_batches % largest.micro_batches for c in members):
         return None
     try:
-        return engine.family(largest)
+        return engine.family(largest, scales=any(c.micro_batches > largest.micro_batches for c in members))
     except NothingAgreesError:
         return None
 

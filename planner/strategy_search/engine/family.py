@@ -71,7 +71,7 @@ class Family:
         self.hint = NO_HINT  # what mattered to a member
         self.launched = launched
         self._parts = [(ways, _Bounds(own, micro_batches, scaling, recent)) for ways, own in pieces]
-        self._proved: dict[tuple[int, int], dict[Ways, float]] = {}  # by micro-batches and virtual stages
+        self._proved: dict[tuple[int, int, bool], dict[Ways, float]] = {}  # by micro-batches and virtual stages
 
     def step_seconds(
         self, members: Sequence[Configuration], floors: Sequence[float] = (), cutoff: float = math.inf
@@ -136,12 +136,12 @@ class Family:
 
     def _known(self, configuration: Configuration) -> dict[Ways, float]:
         """What is proved of a member by ways to gather; of virtual stages what follows from those without."""
-        m, v = configuration.micro_batches, configuration.virtual_stages
-        if (m, v) not in self._proved:
+        m, key = configuration.micro_batches, (configuration.micro_batches, *configuration.stages)
+        if key not in self._proved:
             share = least_share(configuration)
-            alone = self._proved.get((m, 1), {})
-            self._proved[m, v] = {ways: share * seconds for ways, seconds in alone.items()}
-        return self._proved[m, v]
+            alone = self._proved.get((m, 1, False), {})
+            self._proved[key] = {ways: share * seconds for ways, seconds in alone.items()}
+        return self._proved[key]
 
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""
@@ -302,11 +302,12 @@ class Scaling:
 
     `hindered` are operators for which a larger batch may forbid a strategy: one that splits an inner factor of a
     compound dim after the outer one, which grows with the batch, has been split completely. For all others `pieces` has
-    extents that grow with the batch, and into how many pieces each candidate cuts them.
+    extents that grow with the batch, and into how many pieces each candidate cuts them. Of a batch that is always the
+    same there is nothing to say.
     """
 
-    hindered: frozenset[int]
-    pieces: tuple[tuple[int, int, NDArray[np.int64]], ...]  # operator, extent, pieces of each candidate
+    hindered: frozenset[int] = frozenset()
+    pieces: tuple[tuple[int, int, NDArray[np.int64]], ...] = ()  # operator, extent, pieces of each candidate
 
     def allowed(self, parts: int) -> dict[int, NDArray[np.bool_]]:
         """Candidates that are still legal for a batch of a `parts`-th."""

@@ -89,7 +89,7 @@ def master_of(
         distinct = tuple({c.amounts: c for c in columns}.values())
         return _Group(count=count, flights=flights, columns=distinct, shares=shares)
 
-    together = setting.together(rank) if setting.unlike(chain) else [(setting.chunks, flights)]
+    together = setting.together(rank) if setting.unlike(chain) else [(setting.copies, flights)]
     groups = [
         group(count * chunks, own, (c for one in priced for c in one.columns(one.inner[kind], state, chain)))
         for kind, count in enumerate(counts)
@@ -130,7 +130,7 @@ def master_of(
         seconds=solution.value,
         shares=[
             [
-                (column, blocks / setting.chunks)
+                (column, blocks / setting.copies)
                 for own in taken[first : first + len(together)]
                 for column, blocks in own
                 if blocks > _NONE

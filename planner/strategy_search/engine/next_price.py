@@ -76,7 +76,7 @@ class NextPrice:
         probes = dict.fromkeys((slowest, *(setting.ranks * part // _PROBES for part in range(_PROBES)), -1))
         for rank in sorted((probe % setting.ranks for probe in probes), key=lambda probe: -busy[probe]):
             start = sum(division.blocks[:rank])
-            wider = self.block_ranges.wider(start, division.blocks[rank]) if setting.chunks == 1 else None
+            wider = self.block_ranges.wider(start, division.blocks[rank]) if setting.copies == 1 else None
             idle = busy[rank] < _IDLE * busy[slowest] and wider is not None
             if idle and wider is not None and math.isinf(ranks[rank].busy[wider]):
                 asked = self.new(Asked(kinds[rank], math.inf, setting.flights(rank)))
@@ -99,7 +99,7 @@ class NextPrice:
     def _leaner(self, state: State, ranks: Sequence[Filled]) -> Asked | None:
         """Where nothing fits: the least memory, of the ranks that lack most."""
         setting, kinds = self.setting, self.kinds
-        shares = self.composition.shared(self.block_ranges.blocks // (setting.ranks * setting.chunks))
+        shares = self.composition.shared(self.block_ranges.blocks // (setting.ranks * setting.copies))
         wanted = [float(filled.least[share]) for filled, share in zip(ranks, shares, strict=True)]
         order = sorted(range(setting.ranks), key=lambda r: self.composition.capacity(r) - wanted[r])
         firsts = [next(rank for rank in order if kinds[rank] == kind) for kind in dict.fromkeys(kinds)]

@@ -178,7 +178,12 @@ class PlanMaker:
         request, configuration = self.request, found.configuration
         chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
         blocks, in_a_v = self.engine.template.blocks, SCHEDULES[configuration.schedule].v_shaped
-        whole = assembly(chain, spread_out(ranks) if in_a_v else ranks, configuration.virtual_stages)
+        whole = assembly(
+            chain,
+            spread_out(ranks) if in_a_v else ranks,
+            configuration.virtual_stages,
+            uneven=configuration.uneven,
+        )
         stages, virtual = stages_of(whole), configuration.virtual_stages
         if in_a_v:
             stages, virtual = v_stages(whole, chain, configuration.pipeline, configuration.micro_batches), 2

@@ -40,7 +40,7 @@ def propagated(
     outcome = Evaluation(chain, setting).run()
     if not outcome.ranks:
         return None
-    return fixed_of(assembly(chain, outcome.ranks, setting.chunks))
+    return fixed_of(assembly(chain, outcome.ranks, setting.chunks, uneven=setting.uneven))
 
 
 def fixed_of(found: Assembly) -> Fixed:

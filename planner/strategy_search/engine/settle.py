@@ -199,8 +199,9 @@ def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
 def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> list[tuple[Part, Column]]:
     """What a rank runs, equal blocks together, in the order of the model. Chunks that run unlike each other hold most
     at one moment, for which they count."""
-    chunks, rows = filling.of_chunks(setting.chunks), setting.fullest[rank]
-    flights, most = setting.in_flight[rank], [max(numbers) for numbers in zip(*rows, strict=True)]
+    chunks, rows = filling.of_chunks(setting.copies), setting.fullest[rank]
+    most = [max(numbers) for numbers in zip(*rows, strict=True)]
+    flights = (setting.flights(rank),) if setting.uneven else setting.in_flight[rank]
     if len(set(chunks)) > 1:
         flights = max(rows, key=lambda row: _kept(filling, chunks, row))
         most = list(flights)

@@ -20,10 +20,12 @@ from planner.strategy_search.request.model_checks import expert_counts, model_fa
 from planner.strategy_search.request.orders import groups_fault, in_orders
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import (
+    EMPTY,
     Configuration,
     Pinned,
     configurations,
     decided_apart,
+    may_be_uneven,
     shares_configurations,
 )
 from planner.strategy_search.request.template import Template
@@ -301,15 +303,21 @@ def _virtual(request: SearchRequest, template: Template) -> Fault | None:
     ranks = f"on pipeline = {pipeline} ranks" if pipeline is not None else "on any number of ranks"
     option, value = ("schedule", pinned.schedule) if interleaved else ("virtual_stages", virtual)
     least = (pipeline or 2) * (2 if interleaved else virtual or 2)
-    if least > blocks or (pipeline is not None and not interleaved and blocks % least):
+    equal = not any(map(may_be_uneven, request.alternatives or (pinned,)))
+    if least > blocks + (0 if equal else EMPTY) or (
+        equal and pipeline is not None and not interleaved and blocks % least
+    ):
         does = "are too many for" if least > blocks else "do not divide"
         reason = f"{least} stages {does} {blocks} blocks"
-    elif pipeline is not None and not interleaved and kinds != kinds[: blocks // least] * least:
-        reason = f"virtual stages hold equal blocks, and {least} stages of {blocks} blocks hold different kinds of them"
-    else:
+    elif equal and pipeline is not None and not interleaved and kinds != kinds[: blocks // least] * least:
         reason = (
-            f"all stages divide the blocks, of which there are {blocks}, and micro-batches of the global batch"
-            f" {request.global_batch} come in rounds of as many as there are ranks"
+            f"virtual stages hold equal blocks here, and {least} stages of {blocks} blocks hold different kinds of them"
+        )
+    else:
+        divide = f"all stages divide the blocks, of which there are {blocks}, and " if equal else ""
+        reason = (
+            f"{divide}micro-batches of the global batch {request.global_batch} come in rounds of as many as there are"
+            " ranks"
         )
     numbers = ("virtual_stages", "pipeline", "micro_batches", "global_batch")
     return Fault(option=option, value=f"{value} {ranks}", reason=f": {reason}", numbers=numbers)

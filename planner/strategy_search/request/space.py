@@ -84,6 +84,8 @@ class Configuration:
         roles: what each axis is for; empty where every operator may use every axis as it likes.
         micro_batches: parts of the global batch, one after the other.
         schedule: in which order the ranks take them (`planner.plan.plan.SCHEDULES`).
+        uneven: whether virtual stages hold unequal numbers of blocks, which they do not divide, or other kinds of
+            them.
         even: whether the ranks hold equally many blocks, where they divide.
         zigzag: whether rings cut the sequence in zigzag order.
         order: numbers of the groups of devices of the request, in the order of the pipeline; empty where there is one.
@@ -97,6 +99,7 @@ class Configuration:
     roles: tuple[Role, ...] = ()
     micro_batches: int
     schedule: str = "1f1b"
+    uneven: bool = False
     even: bool = False
     zigzag: bool = False
     order: tuple[int, ...] = ()
@@ -112,6 +115,11 @@ class Configuration:
         """Devices of a ring, and devices over which its attention is split by heads."""
         degrees = dict(zip(self.roles, self.mesh, strict=False))
         return degrees.get("ring", 1), degrees.get("context", 1)
+
+    @property
+    def stages(self) -> tuple[int, bool]:
+        """How many stages are on each rank, and whether they hold unequal blocks."""
+        return self.virtual_stages, self.uneven
 
     @property
     def family(self) -> tuple[object, ...]:
@@ -154,7 +162,7 @@ class Configuration:
             )
             kept = pattern.kept or NOTHING_KEPT
             own += (pattern.vocabulary, pattern.counts, kept.calls, kept.but)
-        return self.pipeline, self.virtual_stages, self.micro_batches, self.mesh, self.roles, self.order, own
+        return self.pipeline, *self.stages, self.micro_batches, self.mesh, self.roles, self.order, own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +344,8 @@ def configurations(
     which has samples beside the `padding` at its end, and as many for each of the `replicas`. What is decided has been
     checked (`planner.strategy_search.request.checks`).
 
-    Virtual stages hold equal blocks each, and need as many turns as ranks, or a multiple.
+    Virtual stages need as many turns as ranks, or a multiple. They hold equal blocks each; unequal ones where equal
+    ones are not possible, or leave the ranks at the ends busier than others.
     """
     zigzag = template.causal_ring and pinned.zigzag is not False
     rules = (rule_of(template.graph, op) for op in template.graph.operators)
@@ -364,10 +373,11 @@ def configurations(
                     continue
                 if pinned.schedule == "pipedream_2bw" and micro_batches < pipeline:
                     continue
-                for virtual in _virtual_stages(template, pipeline, micro_batches, pinned):
+                for virtual, uneven in _virtual_stages(template, pipeline, micro_batches, pinned):
                     yield Configuration(
                         pipeline=pipeline,
                         virtual_stages=virtual,
+                        uneven=uneven,
                         mesh=mesh,
                         roles=roles,
                         micro_batches=micro_batches,
@@ -422,22 +432,50 @@ def _cuts(template: Template, pipeline: int) -> bool:
     return pipeline == 1 or (template.pipelines and pipeline <= template.blocks.count)
 
 
-def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinned: Pinned) -> tuple[int, ...]:
+_FEW = 8
+"""Equal stages on each rank that leave a small bubble: unequal ones are not tried beside as many or fewer, but as many
+where ranks are not equally busy with them."""
+
+_UNEQUAL = (2, 4)
+"""Unequal stages on each rank that are tried where so few equal ones are not possible."""
+
+
+EMPTY = 2
+"""Stages that may hold no block: the first and the last."""
+
+
+def may_be_uneven(pinned: Pinned) -> bool:
+    """Whether virtual stages may hold unequal numbers of blocks."""
+    return not pinned.even and (pinned.pattern is None or not pinned.pattern.divided)
+
+
+def _virtual_stages(
+    template: Template, pipeline: int, micro_batches: int, pinned: Pinned
+) -> tuple[tuple[int, bool], ...]:
+    """Stages on each rank, and whether they hold unequal blocks."""
+    plain = ((1, False),)
     if pipeline == 1 and (pinned.schedule not in (None, "1f1b", FORWARD) or pinned.slices not in (None, 0, 1)):
         return ()
     if pinned.in_a_v:  # searched with one stage a rank, and cut in two behind it
-        return (1,) if 2 * pipeline <= template.blocks.count else ()
+        return plain if 2 * pipeline <= template.blocks.count else ()
     interleaved = pinned.schedule == INTERLEAVED
     sliced = pinned.slices is not None or (pinned.interleave or 1) > 1
     wanted = int(sliced and not interleaved) if pinned.virtual_stages is None else pinned.virtual_stages
     if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
-        return (1,) if wanted in (0, 1) else ()
-    blocks, possible = template.blocks.count, [1]
-    if pinned.pattern is not None and not pinned.pattern.interleaved:
-        return (1,) if wanted in (0, 1) else ()
-    if blocks % pipeline == 0 and micro_batches % (pipeline * (pinned.interleave or 1)) == 0:
-        possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
-    return tuple(v for v in possible if wanted in (0, v) and not (interleaved and v == 1))
+        return plain if wanted in (0, 1) else ()
+    blocks, pattern, equal, uneven = template.blocks.count, pinned.pattern, list[int](), list[int]()
+    if pattern is not None and not pattern.interleaved:
+        return plain if wanted in (0, 1) else ()
+    if micro_batches % (pipeline * (pinned.interleave or 1)) == 0:
+        if blocks % pipeline == 0:
+            equal += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
+        if may_be_uneven(pinned):
+            few = [v for v in equal if v <= _FEW]
+            tried = few if template.heavy_ends else ()
+            uneven += (wanted,) if wanted else tried if few else _UNEQUAL
+    most = blocks + (EMPTY if wanted else 0)
+    possible = (*plain, *((v, False) for v in equal), *((v, True) for v in uneven if pipeline * v <= most))
+    return tuple((v, cut) for v, cut in possible if wanted in (0, v) and not (interleaved and v == 1))
 
 
 def _equal(kinds: tuple[int, ...], stages: int) -> bool:

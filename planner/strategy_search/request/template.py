@@ -15,6 +15,7 @@ first: operators that make a lane in another kind are its `twins` and choose as 
 is its own template.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -126,6 +127,17 @@ class Template:
     def _repeated(self) -> tuple[int, ...]:
         """How many blocks of each kind there are."""
         return tuple(self.blocks.kinds.count(kind) for kind in range(len(self.held)))
+
+    @cached_property
+    def heavy_ends(self) -> bool:
+        """Whether what stands before the blocks, or behind them, is as much work as two blocks: a rank that holds it,
+        and as many blocks as others, is less busy with a block less, and so is then the busiest."""
+        work = [
+            sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
+            for rule in (rule_of(self.graph, op) for op in self.graph.operators)
+        ]
+        block = min((math.fsum(work[at] for at in held) for held in self.held), default=math.inf)
+        return max(math.fsum(work[: self.start]), math.fsum(work[self.stop :])) >= 2 * block
 
     @cached_property
     def leaving(self) -> Mapping[int, tuple[ValueEdge, ...]]:

@@ -88,19 +88,19 @@ REFUSALS = [
         model="perceptron",
     ),
     Refusal(
-        asked={"pipeline": 2, "virtual_stages": 3},
-        words="virtual_stages = 3 on pipeline = 2 ranks: 6 stages are too many for 4 blocks",
-        near={"virtual_stages": (2,)},
+        asked={"pipeline": 2, "virtual_stages": 4},
+        words="virtual_stages = 4 on pipeline = 2 ranks: 8 stages are too many for 4 blocks",
+        near={"virtual_stages": (3,)},
     ),
     Refusal(
-        asked={"pipeline": 2, "virtual_stages": 2},
+        asked={"pipeline": 2, "virtual_stages": 2, "even": True},
         words="virtual_stages = 2 on pipeline = 2 ranks: 4 stages do not divide 6 blocks",
         near={"virtual_stages": (1, 3)},
         model="llama-6-tied",
     ),
     Refusal(
-        asked={"pipeline": 2, "virtual_stages": 4},
-        words="virtual_stages = 4 on pipeline = 2 ranks: virtual stages hold equal blocks, and 8 stages of 8"
+        asked={"pipeline": 2, "virtual_stages": 4, "even": True},
+        words="virtual_stages = 4 on pipeline = 2 ranks: virtual stages hold equal blocks here, and 8 stages of 8"
         " blocks hold",
         near={"virtual_stages": (2,)},
         model="kinds-in-turn",
@@ -108,7 +108,7 @@ REFUSALS = [
     Refusal(
         asked={"virtual_stages": 5},
         words="virtual_stages = 5 on any number of ranks: 10 stages are too many for 4 blocks",
-        near={"virtual_stages": (2,)},
+        near={"virtual_stages": (3,)},
     ),
     Refusal(
         asked={"schedule": "interleaved_1f1b", "pipeline": 4},
