@@ -68,14 +68,21 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         groups = _groups(plan)
         a_stage = f"{blocks} blocks a stage" if not groups else "stages sized to their devices"
         rows += [("pipeline", f"{plan.schedule}, {a_stage}{virtual}{slices}"), *groups]
-    long = len(roles.recomputation) > _LONG
     if plan.schedule_kind.trains:
-        rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+        rows.append(("recomputation", _recomputation(plan, roles)))
     if tables := table_words(plan.training.update):
         rows.append(("tables", tables))
     if roles.offload != "none":
         rows.append(("offload", roles.offload))
     return tuple(rows)
+
+
+def _recomputation(plan: Plan, roles: Roles) -> str:
+    """What recomputed blocks keep, or in how many ways blocks are run where that is too long to say."""
+    if len(roles.recomputation) <= _LONG:
+        return roles.recomputation
+    ways = roles.recomputation.count(" keep")
+    return f"{recomputation_words(plan)}, in {ways} ways" if ways > 1 else recomputation_words(plan)
 
 
 def _optimizer_sharding(roles: Roles) -> str:
