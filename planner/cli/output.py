@@ -142,6 +142,7 @@ def _search(answer: Answer) -> dict[str, Any]:
         "gap": result.gap,
         "bound_seconds": result.bound_seconds,
         "usual_gap": None if result.apart is None else result.apart[1],
+        "less_known": None if result.apart is None else result.apart[0],
         "assumed": list(result.assumed),
         "covered": result.covered,
         "configurations": statistics.configurations,

@@ -25,7 +25,9 @@ _ASSUMED = {
 _APART = {
     "v": ("with its stages one after the other", "with its stages in a V", "how long its slowest rank is busy"),
     "slices": ("that takes sequences whole", "that takes them in slices", "its work alone"),
-    "unequal": ("with equal virtual stages", "with unequal ones", ""),
+    "unequal": ("with equal virtual stages", "with unequal ones", "what the average one of a rank holds"),
+    "unequal, v": ("with equal stages one after the other", "with unequal ones, or in a V,", ""),
+    "unequal, slices": ("with equal stages and sequences taken whole", "with unequal ones, or in slices,", ""),
 }
 """What plans are of which more is known, those of which less is, and what is known of these, if not the same."""
 

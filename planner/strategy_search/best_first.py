@@ -11,7 +11,7 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -121,6 +121,7 @@ class BestFirst:
         # those with one stage on each rank by family and micro-batches
         self.plain: dict[object, dict[int, Configuration]] = {}
         self.families: list[tuple[Configuration, ...]] = []
+        self.usual: dict[int, tuple[Configuration, ...]] = {}  # members of families, by identity
         self.finalists: Finalists | None = None  # of contenders that were made plans before the end
         self.first: Ranked | None = None  # the plan of the best contender, once the others have longer sums
         self.made_first = False  # or there was none
@@ -228,7 +229,7 @@ class BestFirst:
                     self.proved = min(self.proved, bound)
                     self.cut_off += [(bound, one, family) for one in members]
                 elif family is None and len(members) > 1:
-                    better = None if self.regions is None else self.regions.better(members, bound)
+                    better = None if self.regions is None else self.regions.better(self._usual(members), bound)
                     if better is None:
                         self._open_family(members, bound)
                     else:
@@ -493,7 +494,7 @@ class BestFirst:
             families = [members for members in families if self.regions.fits(members[0])] or families
         self.families = families
         for members in families:
-            bound = min(map(self._bound_before, [c for c in members if not self._is_apart(c)] or members))
+            bound = min(map(self._bound_before, self._usual(members)))
             heapq.heappush(self.queue, (bound, _order(members[0]), None, members, NO_HINT))
 
     def _bound_before(self, configuration: Configuration) -> float:
@@ -504,10 +505,17 @@ class BestFirst:
             return by_work
         return max(by_work, self.known_bounds.get(replace(c, roles=(), zigzag=False), 0.0))
 
+    def _usual(self, members: tuple[Configuration, ...]) -> tuple[Configuration, ...]:
+        """The members of a family by which it is looked at, and which it is bounded by until then."""
+        if id(members) not in self.usual:
+            self.usual[id(members)] = tuple(c for c in members if not self._is_apart(c)) or members
+        return self.usual[id(members)]
+
     def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
-        """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
+        """Put the members of a family into the queue, each with the bound that the largest micro-batch proves; `floor`
+        is one of its usual members."""
         family = family_of(self.engine, members) if self.request.prune else None
-        floors = [max(floor, self._bound_before(configuration)) for configuration in members]
+        floors = [max(0.0 if self._is_apart(c) else floor, self._bound_before(c)) for c in members]
         proved = floors if family is None else family.step_seconds(members, floors, self.cutoff)
         for configuration, bound in zip(members, proved, strict=True):
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
@@ -593,10 +601,22 @@ class BestFirst:
         ahead = self.queue[0][0] if self.queue else math.inf
         return min(self.proved, ahead, self.best, *(bound for bound, *_ in self.interleaved))
 
-    def _bound_of_unequal(self) -> float:
-        """What is proved of configurations whose virtual stages hold unequal blocks, in the end."""
-        closed = [c for _, _, family, members, _ in self.queue if family is None for c in members if self._is_apart(c)]
-        return min(self.unequal, *map(self._bound_before, closed)) if closed else self.unequal
+    def _left(self) -> Iterator[tuple[float, Configuration]]:
+        """What is proved of configurations that are waiting."""
+        for bound, _, family, members, _ in self.queue:
+            for c in members:  # of a family that was not looked at it is proved of its usual members
+                yield self._bound_before(c) if family is None and self._is_apart(c) else bound, c
+        yield from ((bound, c) for bound, c, _ in self.interleaved)
+
+    def _bounds(self) -> tuple[float, float]:
+        """What is proved in the end: of all configurations, and of those whose virtual stages hold equal blocks."""
+        if self.request.pinned.in_a_v:
+            return (min(self._bound(), self.most_proved),) * 2
+        left = [(bound, self._is_apart(c)) for bound, c in self._left()]
+        equal = min((bound for bound, apart in left if not apart), default=math.inf)
+        unequal = min((bound for bound, apart in left if apart), default=math.inf)
+        equal = min(self.proved, equal, self.most_proved)
+        return min(equal, self.unequal, unequal, self.best), equal
 
     def _result(self, stopped: bool) -> SearchResult:
         if self.best == math.inf:
@@ -607,8 +627,7 @@ class BestFirst:
                 self._look_at_the_leanest()
             raise nothing_fits(self.request, self.least, self.fullest, self.short, stopped)
         self._tell("scheduling the best")
-        equal = min(self._bound(), self.most_proved)
-        bound = min(equal, self._bound_of_unequal())
+        bound, _ = self._bounds()
         for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
             self.contexts.note(members[0], bound=ahead)
             more = f" and {len(members) - 1} with other micro-batches" if len(members) > 1 else ""
@@ -621,6 +640,9 @@ class BestFirst:
                 why if not stopped else "the search was stopped",
             )
         plans = self._plans(bound, stopped)
+        proved, equal = self._bounds()  # as others were looked at behind the search
+        if proved > bound:
+            bound, plans = proved, self._proved(plans, proved)
         return SearchResult(
             plans=plans,
             priced=self.priced,
@@ -647,9 +669,8 @@ class BestFirst:
         """What is proved of every configuration; nothing where there was less memory than was asked for."""
         if self.most_proved < math.inf:
             return {}
-        ahead = {c: bound for bound, _, _, members, _ in self.queue for c in members}
-        left = {c: bound for bound, c, _ in (*self.cut_off, *self.interleaved)}
-        return {**ahead, **left, **self.bounds}
+        left = {c: bound for bound, c in self._left()}
+        return {**left, **{c: bound for bound, c, _ in self.cut_off}, **self.bounds}
 
     def _of_degrees(self) -> list[tuple[float, Configuration]]:
         """Of each pipeline degree the configuration of which least is proved, by prices of memory, and what that is

@@ -78,7 +78,7 @@ class Simpler:
     fastest_decisions: tuple[str, ...]
 
 
-Apart: TypeAlias = tuple[Literal["v", "slices", "unequal"], float]
+Apart: TypeAlias = tuple[Literal["v", "slices", "unequal", "unequal, v", "unequal, slices"], float]
 """Plans of which less is known than of others, and how much faster than one of them one of the others could be."""
 
 
@@ -88,8 +88,9 @@ class SearchResult:
 
     No plan in the space of the request, in which alike blocks beside a pipeline's run alike, has an objective below
     `bound_seconds`, and none with its stages one after the other and sequences taken whole has one below
-    `usual_seconds`, nor, if all virtual stages hold equal blocks, below `equal_seconds`; a step may take less than its
-    objective (see `planner.strategy_search.engine.contenders`). Where
+    `usual_seconds`, nor, if all virtual stages hold equal blocks, below `equal_seconds`. Unequal ones count with as
+    many micro-batches in flight as the average one of their rank has. A step may take less than its objective (see
+    `planner.strategy_search.engine.contenders`). Where
     axes are free, that is the space of meshes of one and two axes, whose virtual stages on a rank run alike where
     blocks are of several kinds; `covered` is False where the best plan has more axes, so that nothing is proved about
     its like. `placements` is how many ways to place tables on the host were compared, 0 where there was no choice: what
@@ -166,15 +167,17 @@ class SearchResult:
     @property
     def apart(self) -> Apart | None:
         """Of which plans less is known than of others, and how much less than the step of the first plan, relatively,
-        the objective of one of the others could be at most. Where it is one of them, those in a V, or with sequences in
-        slices; the others have their stages one after the other, or take sequences whole. Else those whose virtual
-        stages hold unequal blocks."""
-        in_a_v = self.plan.schedule_kind.v_shaped
-        usual = in_a_v or self.plan.slices > 1
-        known = self.usual_seconds if usual else self.equal_seconds
-        if known <= self.bound_seconds:
+        the objective of one of the others could be at most: those in a V, or with sequences in slices, where it is one
+        of them, and those whose virtual stages hold unequal blocks, where less is known of these."""
+        if not self.bound_seconds < self.equal_seconds or not self.usual_seconds:
             return None
-        return "v" if in_a_v else "slices" if usual else "unequal", gap_of(self.plan, known)
+        gap = gap_of(self.plan, self.equal_seconds)
+        unequal = gap < gap_of(self.plan, self.usual_seconds)
+        if self.plan.schedule_kind.v_shaped:
+            return "unequal, v" if unequal else "v", gap
+        if self.plan.slices > 1:
+            return "unequal, slices" if unequal else "slices", gap
+        return "unequal", gap
 
     @property
     def equal_gap(self) -> float:

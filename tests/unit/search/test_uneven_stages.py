@@ -1,6 +1,7 @@
 """Virtual stages of unequal blocks: cut behind the search, with what it has found for every rank."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,21 @@ def test_unequal_stages_are_found_where_they_are_asked_for(model: str) -> None:
     assert all(stage.blocks for stage in plan.stages[1:-1])
     (best, *_) = result.plans
     assert result.bound_seconds <= best.bounded * (1 + 1e-9)
+
+
+@pytest.mark.thorough
+def test_what_is_proved_of_equal_stages_is_not_proved_of_unequal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families are looked at by what is proved of their other members."""
+    monkeypatch.setitem(cases.LARGE, "llama8b-18-layers", cases.large("llama8b", 18))  # type: ignore[arg-type]
+    request = request_of("llama8b-18-layers", cluster_of("h200-141gb", 4), 4, precision="bf16", top=2)
+    asked = {"pipeline": 4, "micro_batches": 4}
+    bounds = search(replace(request, pinned=Pinned(**asked))).bounds
+    unequal = {c: bound for c, bound in bounds.items() if c.uneven}
+    assert {c.virtual_stages for c in unequal} == {2, 4}
+    for c, bound in unequal.items():
+        (ranked, *_) = search(replace(request, pinned=Pinned(virtual_stages=c.virtual_stages, **asked))).plans
+        assert ranked.found is not None
+        assert bound <= ranked.found.objective * (1 + 1e-9)
 
 
 @pytest.mark.thorough
