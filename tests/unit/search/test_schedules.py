@@ -208,8 +208,8 @@ def test_stages_lie_in_a_v_where_a_pipeline_is_idle_and_nobody_decided() -> None
     """As fast as where such an order is asked for, and without a proof that is about others."""
 
     def found(**pinned: Any) -> Any:
-        given = {"pipeline": 4, "micro_batches": 8, **pinned}
-        return planner.search("gpt2-xl", devices=8, hardware="v100-32gb", global_batch=32, pinned=given)
+        given = {"pipeline": 4, "micro_batches": 6, **pinned}  # of which 1F1B can interleave no rounds of four
+        return planner.search("gpt2-xl", devices=8, hardware="v100-32gb", global_batch=24, pinned=given)
 
     free, asked, straight = found(), found(schedule="zb_v"), found(virtual_stages=1)
     seconds = free.plan.prediction.step_seconds

@@ -53,7 +53,7 @@ def cases(model: str, draw: random.Random) -> Iterator[Case]:
     for profile, devices in CLUSTERS:
         space = list(configurations(template_of(model), devices, GLOBAL_BATCH, Pinned(virtual_stages=0)))
         pipelines = [c for c in space if c.pipeline > 1 and c.virtual_stages == 1]
-        virtual = [c for c in space if c.virtual_stages > 1]
+        virtual = [c for c in space if c.virtual_stages > 1 and not c.uneven]  # these count with averages
         alone = [c for c in space if c.pipeline == 1]
         for configuration in (
             one for some in (alone, pipelines, virtual) for one in draw.sample(some, min(1, len(some)))
