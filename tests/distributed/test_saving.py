@@ -122,8 +122,8 @@ def test_a_damaged_file_is_refused_on_every_rank_and_nothing_has_changed(pool, t
     found = pool.run("tasks_saving", "refused", str(tmp_path), name)
     assert len({said for said, _ in found}) == 1
     for said, changed in found:
-        assert f"{name}: is " in said
-        assert "damaged" in said or "no JSON" in said
+        assert f"{name}: " in said  # the byte that is changed may be in a string, or between
+        assert "damaged" in said or "no JSON" in said or "not valid JSON" in said
         assert changed == []
 
 
