@@ -9,10 +9,4 @@ def whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:
     What an implementation does twice, as recomputation, is no work of the model: utilisation by this count is that of
     Chowdhery et al. 2022 (PaLM, appendix B), but for the masked half of causal attention, which is not counted.
     """
-    forward = 0.0
-    for term in rule.work:
-        product = term.coefficient
-        for factor in term.factors:
-            product *= rule.factors[factor].extent
-        forward += product
-    return forward * (1 + rule.backward_work((i for i, needed in enumerate(graded) if needed), repeated=False))
+    return rule.flops * (1 + rule.backward_work((i for i, needed in enumerate(graded) if needed), repeated=False))

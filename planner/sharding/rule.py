@@ -261,6 +261,15 @@ class Rule:
         """Points of these factors over all devices."""
         return math.prod(self.factors[factor].extent for factor in factors)
 
+    @cached_property
+    def flops(self) -> float:
+        """Floating point operations of the forward pass over all devices."""
+        return self.flops_of([factor.extent for factor in self.factors])
+
+    def flops_of(self, extents: Sequence[float]) -> float:
+        """Floating point operations of the forward pass where loops have these extents, one for each factor."""
+        return sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in self.work)
+
     @property
     def replica(self) -> int | None:
         """The loop over replicas that each compute the operator by themselves; None where there is none."""

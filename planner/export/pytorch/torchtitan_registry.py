@@ -76,29 +76,29 @@ def _configuration(job: Job, parallelism: Mapping[str, object], training: Mappin
         imports = "import importlib\nimport os\n"
         base = 'getattr(importlib.import_module(os.environ["MODEL"] + ".config_registry"), os.environ["FLAVOR"])()'
     mode = "SelectiveAC.Config()" if any(d.selective) else "FullAC.Config()" if any(d.full) else "None"
-    converted = _CONVERTED.get(job.model)
-    lines = (
-        [f'    config.model_spec = model_registry("{converted}")  # the configuration has it in fp8']
-        if converted
-        else []
-    )
-    lines += ["    config.compile = CompileConfig()"] if converted else []
+    needed, lines = [f"{imports}\n"], []
+    if converted := _CONVERTED.get(job.model):
+        needed += [
+            f"from torchtitan.models.{module} import model_registry\n",
+            "from torchtitan.config import CompileConfig\n",
+        ]
+        lines += [
+            f'    config.model_spec = model_registry("{converted}")  # the configuration has it in fp8',
+            "    config.compile = CompileConfig()",
+        ]
     lines += _assigned({**_training(training), **_parallelism(parallelism)}, 4)
     lines += ['    if hasattr(config.training, "seq_len"):  # 0.3.0', *_assigned(_in_samples(d, job, training), 8)]
     lines += ["    else:", *_assigned(_in_tokens(d, job), 8)]
-    policies = "" if mode == "None" else f"from torchtitan.distributed.activation_checkpoint import {mode[:-9]}\n"
-    plain = [
-        f"from torchtitan.models.{module} import model_registry\n",
-        "from torchtitan.config import CompileConfig\n",
-    ]
-    needed = [f"{imports}\n", policies, *(plain if converted else ())]
-    split = sorted(needed) if module else needed
+    if mode != "None":
+        needed.append(f"from torchtitan.distributed.activation_checkpoint import {mode[:-9]}\n")
+    if module:
+        needed.sort()
     return f'''"""{in_docstring(job.model)} with torchtitan after 0.2.2: a plan over a configuration of its registry.
 
 `bash {LAUNCH}` starts it. Data, steps and learning rate are those of the configuration.
 """
 
-{"".join(split)}from torchtitan.trainer import Trainer
+{"".join(needed)}from torchtitan.trainer import Trainer
 
 
 def plan_config() -> Trainer.Config:

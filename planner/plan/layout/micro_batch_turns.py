@@ -9,7 +9,6 @@ done, or at several where several such stretches follow each other. So no collec
 normalisation to be overlapped with (`costmodels.take_turns`).
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
 
@@ -75,8 +74,7 @@ def _work(bound: BoundPlan, at: int) -> Flops:
     op = bound.operators[at]
     if op.rule.op_class not in PRODUCTS:
         return 0.0
-    extents = loop_extents(op.rule, op.strategy, bound.plan.mesh)
-    return sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
+    return op.rule.flops_of(loop_extents(op.rule, op.strategy, bound.plan.mesh))
 
 
 def _in_a_row(brief: Sequence[bool]) -> int:

@@ -100,7 +100,7 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
     for operator, names in zip(bound.operators, labels, strict=True):
         if operator.rule.op_class in _CONTRACTIONS:
             counter = attention if operator.rule.op_class == "attention" else linear
-            counter[_factor_role(bound, operator, names, position)] += _work(operator)
+            counter[_factor_role(bound, operator, names, position)] += int(operator.rule.flops)
     role = linear.most_common(1)[0][0] if linear else "replicated"
     inside = attention.most_common(1)[0][0] if attention else role
     detail = {
@@ -155,16 +155,6 @@ def _factor_role(bound: BoundPlan, operator: BoundOperator, names: tuple[str, ..
         if name in bound.parameters and any(choice in factors for factors in dims):
             return "tensor"
     return "heads" if operator.rule.op_class == "attention" else "tensor"
-
-
-def _work(operator: BoundOperator) -> int:
-    work = 0.0
-    for term in operator.rule.work:
-        product = term.coefficient
-        for factor in term.factors:
-            product *= operator.rule.factors[factor].extent
-        work += product
-    return int(work)
 
 
 def _norms_cut(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: int) -> bool:

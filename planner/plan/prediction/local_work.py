@@ -74,7 +74,7 @@ def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
         share = _in_blocks(op, op.rule.window, bound, extents)
     elif bound.plan.slices > 1 and op.rule.op_class == "attention":
         share *= work_of_slices(op.rule, bound.plan.slices)
-    work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
+    work = op.rule.flops_of(extents)
     return float(round(share * work)) if op.rule.exchanged else share * work
 
 

@@ -103,7 +103,6 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     if rule.op_class == "view":
         return 0.0
     op = graph.operators[index]
-    work = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
     names = [*op.operands, *(name for name in op.results if name is not None)]
     dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
     computed = profile_dtype(rule.op_class, dtype)
@@ -116,4 +115,4 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
         computed = rule.computed[0]
     elif rule.op_class in ("matmul", "experts", "recurrent", "delta_rule", "state_space", "index_scores"):
         computed = multiplied_in(cluster.software, computed)
-    return work / best_rate(rule.op_class, computed, cluster.device)
+    return rule.flops / best_rate(rule.op_class, computed, cluster.device)

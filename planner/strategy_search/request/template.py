@@ -132,10 +132,7 @@ class Template:
     def heavy_ends(self) -> bool:
         """Whether what stands before the blocks, or behind them, is as much work as two blocks: a rank that holds it,
         and as many blocks as others, is less busy with a block less, and so is then the busiest."""
-        work = [
-            sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
-            for rule in (rule_of(self.graph, op) for op in self.graph.operators)
-        ]
+        work = [rule_of(self.graph, op).flops for op in self.graph.operators]
         block = min((math.fsum(work[at] for at in held) for held in self.held), default=math.inf)
         return max(math.fsum(work[: self.start]), math.fsum(work[self.stop :])) >= 2 * block
 
