@@ -43,6 +43,7 @@ from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.strategy_search.engine.scheduling import IN_A_V
+from planner.strategy_search.engine.uneven_stages import waiting_of_uneven
 from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
 from planner.strategy_search.request.constraints import decided_of
 from planner.strategy_search.request.gathering import ways_to_gather
@@ -431,7 +432,11 @@ class Engine:
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
             patterned=decided is not None and decided.pattern is not None, covering=covering,
         )  # fmt: skip
-        return replace(evaluation.run(), gathers=gathers, apart=self.apart, stored=stored)
+        outcome = replace(evaluation.run(), gathers=gathers, apart=self.apart, stored=stored)
+        if not configuration.uneven or not outcome.ranks:
+            return outcome
+        waiting = waiting_of_uneven(pipeline_of_kinds.chain, outcome.ranks, configuration)
+        return replace(outcome, seconds=outcome.seconds + waiting, waiting=waiting)
 
     def source_of(self, outcome: Outcome) -> "Engine":
         """This engine, or the one that counted launches otherwise, whichever an outcome is of."""

@@ -160,7 +160,7 @@ class Finalists:
         if id(found) in self._settled or before.found is None or before.settled:
             return overlapped
         objective = before.found.objective
-        least = min(overlapped.seconds, objective) - (objective - before.found.outcome.bound)
+        least = min(overlapped.seconds, objective) - before.found.outcome.open_seconds
         asked = self.request.certify or self.request.algorithm != "dynamic_programming"
         if least >= cutoff and not (asked and overlapped.seconds <= cutoff):
             return overlapped
@@ -202,7 +202,7 @@ class Finalists:
         them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for; nor
         is it settled where that would not save as much."""
         ranked = self.maker.unsettled(found)
-        if self.room.in_any_order(ranked) < cutoff + found.objective - found.outcome.bound:
+        if self.room.in_any_order(ranked) < cutoff + found.outcome.open_seconds:
             ranked = self.maker.worth_settling(ranked)
         if not self.overlapping.possible or not self.overlapping.missing(ranked):
             return self._finished(*self.sums.best(found, ranked, self._sum_for(found, cutoff)), cutoff)

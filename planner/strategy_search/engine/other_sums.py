@@ -135,7 +135,7 @@ class OtherSums:
                     contender,
                     least,
                     lambda one: one.waited,  # perhaps not any more
-                    partial(self._may_take, least + outcome.seconds - bound),
+                    partial(self._may_take, least + replace(outcome, bound=bound).open_seconds),
                 )
                 fits = self.maker.fits(other.configuration, other.plan.prediction)
                 if fits and self.overlapping.overlapped(other).seconds < self.overlapping.overlapped(ranked).seconds:

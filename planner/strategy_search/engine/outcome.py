@@ -47,6 +47,8 @@ class Outcome:
 
     Attributes:
         seconds: of the best division found; infinite where none was.
+        waiting: of these, what virtual stages of unequal blocks wait for each other
+            (`planner.strategy_search.engine.uneven_stages`), of which no sum knows.
         bound: no plan of this configuration takes less; infinite where nothing fits.
         free: what of that is proved whatever the memory, or less.
         state: candidates at the boundary.
@@ -74,11 +76,17 @@ class Outcome:
     gathers: str = "each"
     apart: bool = False
     stored: Stored = ()
+    waiting: float = 0.0
+
+    @property
+    def open_seconds(self) -> float:
+        """By how much its sum is above what is proved: what settling may save at most."""
+        return max(0.0, self.seconds - self.waiting - self.bound)
 
     @property
     def coarse(self) -> bool:
         """Whether what was found is far from what is proved, and memory does not matter."""
-        return bool(self.ranks) and not self.price and self.seconds > self.bound * (1 + COARSE)
+        return bool(self.ranks) and not self.price and self.open_seconds > self.bound * COARSE
 
 
 def best_try(outcomes: Sequence[Outcome]) -> Outcome:

@@ -87,8 +87,7 @@ class PlanMaker:
         more than little, by what is proved of its configuration. Neither buckets of other sizes nor that are tried
         where it would not take less than `cutoff` by what they may save, and by what may be saved `later`."""
         made = self._made(found)
-        settles = max(0.0, found.objective - found.outcome.bound)
-        if made.seconds - most_saved(made.bound) - settles - later(made) >= cutoff:
+        if made.seconds - most_saved(made.bound) - found.outcome.open_seconds - later(made) >= cutoff:
             return made
         bucketed = self._bucketed(found, made)
         return self.worth_settling(bucketed) if worth(bucketed) else bucketed
@@ -97,7 +96,7 @@ class PlanMaker:
         """A result, settled where that may save more than little."""
         found = ranked.found
         assert found is not None, "plans of other sources are not settled"
-        return self.settled(ranked) if found.objective - found.outcome.bound > _LITTLE * found.objective else ranked
+        return self.settled(ranked) if found.outcome.open_seconds > _LITTLE * found.objective else ranked
 
     def unsettled(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""

@@ -72,7 +72,7 @@ class Room:
         fits, or where nothing does, or where even with the memory that it lacks it would take `cutoff`, settled too."""
         limits, any_order = self.maker.limits_of(found.configuration), reorders(self.request.pinned)
         leaner, other, missing, room, tried = found, ranked, self.maker.overfull_by(ranked), 0.0, 0
-        if missing > 0 and self.in_any_order(ranked) - (found.objective - found.outcome.bound) >= cutoff:
+        if missing > 0 and self.in_any_order(ranked) - found.outcome.open_seconds >= cutoff:
             return found, ranked
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:

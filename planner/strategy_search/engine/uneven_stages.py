@@ -5,12 +5,20 @@ rank.
     virtual stages          0 1 0 1, rank r holds stages r, p + r, 2p + r, ...: of 2 and 3 blocks, 3 and 2
 
 A rank keeps the number of blocks, and of lean ones, that the search has found: with blocks of one kind it takes as long
-and holds as much as was found. Its stages hold equally many, but for one block: fewer in the first, where a pipeline
-waits to be filled, and on the last rank in the last one, which the loss follows. Lean blocks are dealt to the stages of
+and holds as much as was found. Its stages hold equally many, but for one block. Lean blocks are dealt to the stages of
 a rank one by one, and come first in each.
 
 Where blocks are of several kinds a rank holds others than the search had there: blocks are moved from one stage to
 another as long as the busiest rank gets less busy, or stages more equal.
+
+Ranks that are equally busy wait for each other all the same where their stages take unequally long, a tenth of the step
+and more. Least where the larger stages follow each other, from one rank to the next and back to the first:
+
+    larger stages last      1 1 1 1 2 2 2 2     waits for 9% (four ranks of two stages, 32 micro-batches)
+    one after the other     1 1 2 2 2 2 1 1     2.6%
+
+So a few ways to say which stages are the larger ones are simulated: of each rank the same, or of the first half of the
+ranks the next. What is left of the waiting, which no sum knows, is added to the sum.
 
 Not good for: blocks of several kinds whose memory differs a lot; the judge sees it, and the search leaves more room.
 """
@@ -18,13 +26,25 @@ Not good for: blocks of several kinds whose memory differs a lot; the judge sees
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels import ChunkSeconds, PassSeconds, RankSeconds, schedule_orders, simulate, step_time
+from hardware_profiles import Seconds
 from planner.limits import checked
+from planner.plan.plan import INTERLEAVED
 from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.request.space import Configuration
+
+Passes: TypeAlias = tuple[Seconds, Seconds]
+"""Of a micro-batch, forward and backward."""
+
+_ROUNDS = 4
+"""Micro-batches for each rank with which ways to cut ranks into stages are compared."""
 
 _MOVES = 64
 """Blocks that are moved from one stage to another, at most."""
@@ -39,12 +59,11 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> l
     names = list(dict.fromkeys(piece.kind for piece in chain.inner))
     kinds = [names[kind] for kind in chain.block_ranges.kinds]
     usual = _usual_seconds(ranks)
-    ends = [0.0] * (len(ranks) * virtual)
+    ends = [(0.0, 0.0)] * (len(ranks) * virtual)
     for at, column in ((0, ranks[0].head), (-1, ranks[-1].tail)):
-        ends[at] = 0.0 if column is None else column.amounts.part
-    sizes = _sizes([len(rank.inner) for rank in ranks], ends, math.fsum(usual[one] for one in kinds) / len(kinds))
-    if len(names) > 1:
-        sizes = _levelled(sizes, [usual[kind] for kind in kinds], ends, len(ranks))
+        ends[at] = (0.0, 0.0) if column is None else _passes(column)
+    blocks = tuple([usual[kind] for kind in kinds])
+    sizes = _best_sizes(tuple([len(rank.inner) for rank in ranks]), blocks, tuple(ends), len(names))
     borders = [0, *itertools.accumulate(sizes)]
     stages = [kinds[start:stop] for start, stop in itertools.pairwise(borders)]
     every = [column for rank in ranks for column in rank.inner]
@@ -56,14 +75,72 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> l
     return found
 
 
-def _sizes(blocks: Sequence[int], ends: Sequence[float], seconds: float) -> list[int]:
+def waiting_of_uneven(chain: Chain, ranks: Sequence[RankFilling], configuration: Configuration) -> Seconds:
+    """Seconds of a step that ranks wait for each other as their stages take unequally long, without what travels and
+    what comes once a step."""
+    stages = [list(inner) for inner in uneven_stages(chain, ranks, configuration.virtual_stages)]
+    stages[0] += [one for one in (ranks[0].head,) if one is not None]
+    stages[-1] += [one for one in (ranks[-1].tail,) if one is not None]
+    passes = [_summed([_passes(column) for column in own]) for own in stages]
+    return _waiting(passes, configuration.pipeline, configuration.micro_batches)
+
+
+@lru_cache(maxsize=64)
+def _best_sizes(
+    ranks: tuple[int, ...], blocks: tuple[Passes, ...], ends: tuple[Passes, ...], kinds: int
+) -> tuple[int, ...]:
+    """Inner blocks of every stage, of ranks with so many: of the ways to say which stages hold a block more, the one
+    with which ranks wait least for each other."""
+    p, virtual = len(ranks), len(ends) // len(ranks)
+    total, beside = [math.fsum(one) for one in blocks], [math.fsum(one) for one in ends]
+    ways = [[virtual - 1] * (p - 1) + [0]]
+    for first in range(virtual):
+        behind, half = (first + 1) % virtual, p // 2
+        ways += [[first] * p, [behind] * half + [first] * (p - half)]
+    found = dict[tuple[int, ...], Seconds]()
+    for way in ways:
+        sizes = _sizes(ranks, beside, math.fsum(total) / len(total), way)
+        if kinds > 1:
+            sizes = _levelled(sizes, total, beside, p)
+        if tuple(sizes) not in found:
+            borders = [0, *itertools.accumulate(sizes)]
+            own = [_summed(blocks[start:stop]) for start, stop in itertools.pairwise(borders)]
+            passes = [_summed(pair) for pair in zip(own, ends, strict=True)]
+            found[tuple(sizes)] = _waiting(passes, p, _ROUNDS * p)
+    return min(found, key=lambda sizes: found[sizes])
+
+
+def _passes(column: Column) -> Passes:
+    return column.amounts.part - column.amounts.backward, column.amounts.backward
+
+
+def _summed(several: Sequence[Passes]) -> Passes:
+    return math.fsum(ahead for ahead, _ in several), math.fsum(back for _, back in several)
+
+
+def _waiting(stages: Sequence[Passes], ranks: int, micro_batches: int) -> Seconds:
+    """By how much a step of such stages is longer pass by pass (`costmodels.timeline`) than it is counted, by how long
+    each rank is busy."""
+    chunks = [
+        ChunkSeconds(forward=(PassSeconds(computation=ahead),), backward=(PassSeconds(computation=back),))
+        for ahead, back in stages
+    ]
+    virtual = len(chunks) // ranks
+    turns = [RankSeconds(chunks=tuple(chunks[rank::ranks])) for rank in range(ranks)]
+    orders = schedule_orders(INTERLEAVED, ranks, micro_batches, virtual=virtual)
+    busy = [math.fsum(_summed(stages[rank::ranks])) for rank in range(ranks)]
+    counted = step_time(busy, [0.0] * ranks, micro_batches, virtual)
+    return max(0.0, simulate(turns, orders, record=False).seconds - float(counted))
+
+
+def _sizes(blocks: Sequence[int], ends: Sequence[float], seconds: float, first: Sequence[int]) -> list[int]:
     """Inner blocks of every stage, of ranks with so many that take so long each, beside what takes stages so long at
-    the `ends`: each block goes to the quickest stage of its rank, of equals to the last one, or on the last rank to the
-    first."""
-    sizes, last = [0] * len(ends), len(blocks) - 1
+    the `ends`: each block goes to the quickest stage of its rank, of equals to the `first` one of that rank, or else to
+    the one before."""
+    sizes, virtual = [0] * len(ends), len(ends) // len(blocks)
     for rank, inner in enumerate(blocks):
         places = range(rank, len(ends), len(blocks))
-        order = places if rank == last else places[::-1]
+        order = [places[(first[rank] - turn) % virtual] for turn in range(virtual)]
         for at in places:
             sizes[at] = int(0 < at < len(ends) - 1)
         for _ in range(inner - sum(sizes[at] for at in places)):
@@ -71,12 +148,13 @@ def _sizes(blocks: Sequence[int], ends: Sequence[float], seconds: float) -> list
     return sizes
 
 
-def _usual_seconds(ranks: Sequence[RankFilling]) -> dict[int, float]:
-    """Seconds per micro-batch of a block of each kind, on average over those that were found."""
-    found: dict[int, list[float]] = {}
+def _usual_seconds(ranks: Sequence[RankFilling]) -> dict[int, Passes]:
+    """Seconds of a block of each kind in either pass, on average over those that were found."""
+    found: dict[int, list[Passes]] = {}
     for column in (column for rank in ranks for column in rank.inner):
-        found.setdefault(column.kind, []).append(column.amounts.part)
-    return {kind: math.fsum(seconds) / len(seconds) for kind, seconds in found.items()}
+        found.setdefault(column.kind, []).append(_passes(column))
+    sums = {kind: (*_summed(passes), len(passes)) for kind, passes in found.items()}
+    return {kind: (ahead / count, back / count) for kind, (ahead, back, count) in sums.items()}
 
 
 def _levelled(sizes: Sequence[int], seconds: Sequence[float], ends: Sequence[float], ranks: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner.strategy_search.decomposition.pieces import Amounts, Column
-from planner.strategy_search.engine.uneven_stages import _dealt, _levelled, _sizes
+from planner.strategy_search.engine.uneven_stages import _best_sizes, _dealt, _levelled, _sizes, _waiting
 from planner.strategy_search.request.space import Pinned, configurations
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
@@ -37,7 +37,7 @@ def found(model: str, **pinned: Any) -> SearchResult:
 def test_stages_of_a_rank_are_as_equal_as_blocks_are(
     blocks: Sequence[int], ends: tuple[float, float], expected: list[int]
 ) -> None:
-    assert _sizes(blocks, [ends[0], 0.0, 0.0, ends[1]], 1.0) == expected
+    assert _sizes(blocks, [ends[0], 0.0, 0.0, ends[1]], 1.0, [1, 0]) == expected
 
 
 def test_blocks_of_several_kinds_go_where_they_make_the_busiest_rank_less_busy() -> None:
@@ -67,6 +67,30 @@ def test_ways_to_run_blocks_are_dealt_out_to_the_stages_of_a_rank() -> None:
     dealt = _dealt([lean, fast], [lean, fast, other], [[0, 1], [0, 1]])
     assert [stage[1] is other for stage in dealt] == [True, True]
     assert [dealt[0][0] is lean, dealt[1][0] is fast] == [True, True]
+
+
+def waiting(sizes: Sequence[int], ranks: int, micro_batches: int) -> float:
+    """Of the time that the busiest rank works, where every block takes one second forward and two back."""
+    busy = max(3 * micro_batches * sum(sizes[rank::ranks]) for rank in range(ranks))
+    return _waiting([(1.0 * size, 2.0 * size) for size in sizes], ranks, micro_batches) / busy
+
+
+def test_ranks_wait_for_each_other_where_their_stages_take_unequally_long() -> None:
+    """All ranks are equally busy. Where each has its larger stage last they wait with every micro-batch, for less where
+    larger stages follow each other from one rank to the next, and back to the first."""
+    assert waiting([2] * 8, 4, 32) == 0.0
+    last, around = [1, 1, 1, 1, 2, 2, 2, 2], [1, 1, 2, 2, 2, 2, 1, 1]
+    assert waiting(last, 4, 32) > 0.08
+    assert waiting(around, 4, 32) < 0.03
+    assert _best_sizes((3,) * 4, ((1.0, 2.0),) * 12, ((0.0, 0.0),) * 8, 1) == tuple(around)
+
+
+def test_of_78_blocks_on_16_ranks_the_larger_stages_follow_each_other() -> None:
+    """Fourteen ranks have five blocks in four stages, and two have four."""
+    sizes = _best_sizes((5,) * 14 + (4,) * 2, ((1.0, 2.0),) * 78, ((0.0, 0.0),) * 64, 1)
+    assert [sum(sizes[rank::16]) for rank in range(16)] == [5] * 14 + [4] * 2
+    last = [1] * 48 + [2] * 14 + [1] * 2
+    assert waiting(sizes, 16, 64) < 0.6 * waiting(last, 16, 64)
 
 
 def test_unequal_stages_are_searched_where_equal_ones_are_not_possible() -> None:
