@@ -213,6 +213,10 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
         notes.append(f"vocabulary of {padded}, as nanotron pads it")
     if hidden % heads and head is None and not like:
         raise UnsupportedError(f"head_dim is empty, and {heads} heads do not divide hidden={hidden}")
+    tensor = row.integer("tp") or 1
+    if kv_heads < tensor <= heads and tensor % kv_heads == heads % tensor == 0:
+        kv_heads = tensor
+        notes.append(f"keys and values once for each of {tensor} tensor parallel devices, as there are fewer of them")
     if heads % kv_heads:
         raise UnsupportedError(f"n_kv_heads={kv_heads} does not divide n_heads={heads}")
     kinds: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]

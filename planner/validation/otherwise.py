@@ -50,7 +50,8 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
     (r"\bfrozen\b|\bfreez(?:e|ing)\b", "some weights are frozen, and all are priced as trained"),
     (r"\b(?:dpo|ppo|grpo|rlhf|kto)\b|reward model", "a second model runs beside (DPO and others), which is not priced"),
     (
-        r"document[- ]mask|block[- ]causal|intra[- ]document|\bvarlen\b|\bpacked\b|\bpacking\b",
+        r"(?:document|(?<![a-z])doc)[-_ ]mask|block[- ]causal|intra[- ]document|\bvarlen\b"
+        r"|(?<![a-z])pack(?:ed|ing)(?![a-z])",
         "several documents share a sequence, and what attention leaves out between them is not priced",
     ),
     (

@@ -47,7 +47,9 @@ REQUIRED = (
 _FRAMEWORKS = {
     "megatron-lm": "megatron", "megatron-core": "megatron", "megatron core": "megatron", "llmfoundry": "llm-foundry",
     "megatron-deepspeed": "deepspeed", "pytorch fsdp": "fsdp", "fsdp2": "fsdp", "mindspeed-llm": "mindspeed",
-    "megatron bridge": "nemo", "megatron-bridge": "nemo", "paddlenlp": "paddle",
+    "megatron bridge": "nemo", "megatron-bridge": "nemo", "paddlenlp": "paddle", "paddlepaddle": "paddle",
+    "nanotron": "megatron", "transformer engine": "megatron", "transformerengine": "megatron",
+    "hugging face transformers": "fsdp", "hugging face": "fsdp", "huggingface": "fsdp", "transformers": "fsdp",
 }  # fmt: skip
 """Frameworks, whatever their version, and the stack that each is; torchtitan is `fsdp` or `fsdp-compiled`."""
 

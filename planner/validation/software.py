@@ -159,6 +159,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     """The stack of a row, with its attention kernels and overlaps."""
     stack = load_software(_stack(row, zero))
     flags = row.text("other_flags").lower()
+    if mentions(named := row.text("stack").lower(), HUGGING_FACE):
+        flags = f"{named}; {flags}"
     if stack.name in _TRANSFORMER_ENGINE and stores_fp8(f"{flags}; {row.text('precision_detail').lower()}"):
         stack = replace(stack, gathers_narrow=True)
     elif stack.gathers_narrow and not re.search(_NARROW_GRADIENTS, row.text("source").lower()):

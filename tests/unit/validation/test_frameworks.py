@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_profile, load_software
-from planner.validation.configuration import Run, run_of
+from planner.validation.configuration import Run, model_of, run_of
 from planner.validation.evaluate import evaluate_rows
 from planner.validation.network import stated_bandwidth
 from planner.validation.spared import Spared
@@ -62,6 +62,13 @@ def test_modules_by_their_names_in_megatron(tmp_path: Path, arch: str, detail: s
 )
 def test_blocks_whose_activations_wait_on_the_host(tmp_path: Path, changes: dict[str, str], spared: Spared) -> None:
     assert run(tmp_path, **{"recompute": "none", **changes}).spared == spared
+
+
+def test_each_tensor_parallel_device_has_keys_of_its_own_where_there_are_fewer(tmp_path: Path) -> None:
+    few = {"n_heads": "48", "hidden": "6144", "ffn_hidden": "24576", "n_kv_heads": "1", "n_params_B": "", "arch": "gqa"}
+    for tensor, keys in (("4", 4), ("1", 1)):
+        row = one(tmp_path, **few, tp=tensor)
+        assert model_of(row, []).kv_heads == keys
 
 
 @pytest.mark.parametrize(

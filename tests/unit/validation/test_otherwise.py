@@ -31,6 +31,8 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
         ({"model": "Llama 8B DPO"}, "second model"),
         ({"model": "Llama 8B SFT (packed)"}, "documents"),
         ({"other_flags": "Megatron-SWIFT; packing true"}, "documents"),
+        ({"other_flags": "use_sequence_packing=true"}, "documents"),
+        ({"other_flags": "_use_doc_masking: true"}, "documents"),
         ({**EXPERTS, "other_flags": "Hugging Face transformers; DeepSpeed ZeRO-3"}, "experts one by one"),
         ({"other_flags": "frozen embeddings"}, "frozen"),
         ({"other_flags": "inference"}, "nothing is trained"),
