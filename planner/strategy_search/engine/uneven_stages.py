@@ -44,7 +44,12 @@ Passes: TypeAlias = tuple[Seconds, Seconds]
 """Of a micro-batch, forward and backward."""
 
 _ROUNDS = 4
-"""Micro-batches for each rank with which ways to cut ranks into stages are compared."""
+"""Micro-batches for each rank with which ways to cut ranks into stages are compared; 2 for more than `_MANY`
+ranks, where a step has many turns."""
+_MANY = 16
+
+_DIGITS = 2
+"""Digits of what stages take, in blocks, by which ways are compared."""
 
 _MOVES = 64
 """Blocks that are moved from one stage to another, at most."""
@@ -62,8 +67,10 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> l
     ends = [(0.0, 0.0)] * (len(ranks) * virtual)
     for at, column in ((0, ranks[0].head), (-1, ranks[-1].tail)):
         ends[at] = (0.0, 0.0) if column is None else _passes(column)
-    blocks = tuple([usual[kind] for kind in kinds])
-    sizes = _best_sizes(tuple([len(rank.inner) for rank in ranks]), blocks, tuple(ends), len(names))
+    mean = math.fsum(math.fsum(usual[kind]) for kind in kinds) / len(kinds)
+    blocks = tuple([_to(usual[kind], mean) for kind in kinds])
+    counts = tuple([len(rank.inner) for rank in ranks])
+    sizes = _best_sizes(counts, blocks, tuple([_to(end, mean) for end in ends]), len(names))
     borders = [0, *itertools.accumulate(sizes)]
     stages = [kinds[start:stop] for start, stop in itertools.pairwise(borders)]
     every = [column for rank in ranks for column in rank.inner]
@@ -106,8 +113,14 @@ def _best_sizes(
             borders = [0, *itertools.accumulate(sizes)]
             own = [_summed(blocks[start:stop]) for start, stop in itertools.pairwise(borders)]
             passes = [_summed(pair) for pair in zip(own, ends, strict=True)]
-            found[tuple(sizes)] = _waiting(passes, p, _ROUNDS * p)
+            found[tuple(sizes)] = _waiting(passes, p, p * (_ROUNDS if p <= _MANY else 2))
     return min(found, key=lambda sizes: found[sizes])
+
+
+def _to(passes: Passes, mean: Seconds) -> Passes:
+    """Shares of what a block takes on average, so coarse that what is alike is looked at once."""
+    ahead, back = passes
+    return (round(ahead / mean, _DIGITS), round(back / mean, _DIGITS)) if mean else (0.0, 0.0)
 
 
 def _passes(column: Column) -> Passes:
