@@ -99,7 +99,8 @@ def refuse_otherwise(row: Row) -> None:
     if not by_pcie and re.search(_NO_NVLINK, told):
         raise UnsupportedError("its devices are not joined by NVLink, and those of its profile are")
     by_itself = not mentions(f"{row.text('source').lower()}; {flags}", r"megatron")
-    if row.text("arch").lower() == "moe" and by_itself and mentions(flags, HUGGING_FACE):
+    modules = f"{row.text('stack').lower()}; {flags}"
+    if row.text("arch").lower() == "moe" and by_itself and mentions(modules, HUGGING_FACE):
         raise UnsupportedError("modules of Hugging Face run experts one by one from Python, which is not priced")
     if mentions(own, run_with(_OTHER_OPTIMIZERS)):
         raise UnsupportedError(_NOT_PRICED)

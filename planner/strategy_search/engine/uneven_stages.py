@@ -44,9 +44,11 @@ Passes: TypeAlias = tuple[Seconds, Seconds]
 """Of a micro-batch, forward and backward."""
 
 _ROUNDS = 4
-"""Micro-batches for each rank with which ways to cut ranks into stages are compared; 2 for more than `_MANY`
-ranks, where a step has many turns."""
+"""Micro-batches for each rank with which ways to cut ranks into stages are compared."""
+
+_ROUNDS_OF_MANY = 2
 _MANY = 16
+"""The same for more ranks than that, whose step has many turns."""
 
 _DIGITS = 2
 """Digits of what stages take, in blocks, by which ways are compared."""
@@ -113,7 +115,7 @@ def _best_sizes(
             borders = [0, *itertools.accumulate(sizes)]
             own = [_summed(blocks[start:stop]) for start, stop in itertools.pairwise(borders)]
             passes = [_summed(pair) for pair in zip(own, ends, strict=True)]
-            found[tuple(sizes)] = _waiting(passes, p, p * (_ROUNDS if p <= _MANY else 2))
+            found[tuple(sizes)] = _waiting(passes, p, p * (_ROUNDS if p <= _MANY else _ROUNDS_OF_MANY))
     return min(found, key=lambda sizes: found[sizes])
 
 

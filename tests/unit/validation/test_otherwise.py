@@ -34,6 +34,7 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
         ({"other_flags": "use_sequence_packing=true"}, "documents"),
         ({"other_flags": "_use_doc_masking: true"}, "documents"),
         ({**EXPERTS, "other_flags": "Hugging Face transformers; DeepSpeed ZeRO-3"}, "experts one by one"),
+        ({**EXPERTS, "stack": "transformers"}, "experts one by one"),
         ({"other_flags": "frozen embeddings"}, "frozen"),
         ({"other_flags": "inference"}, "nothing is trained"),
         ({"other_flags": "zero_hpz_partition_size=8"}, r"ZeRO\+\+"),
