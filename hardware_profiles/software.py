@@ -172,6 +172,12 @@ class Software:
             not installed; elsewhere they are in any case.
         foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
             one kernel.
+        frees_gradients: whether gradients have no memory between an update and the backward pass that makes them anew
+            (torch.optim's zero_grad(set_to_none=True)), nor those of many devices buckets of their own.
+        autocasts: whether weights are gathered in fp32 and rounded where they are used, and blocks hand on values in
+            fp32 (torch.autocast around FSDP without MixedPrecision: products alone make 16 bits).
+        roots_moments: whether the optimizer makes the roots of all second moments at once, in memory of their own
+            (torch.optim's _multi_tensor_adam, its default on GPUs: `exp_avg_sq_sqrt`). Counts with `frees_gradients`.
     """
 
     name: str
@@ -236,6 +242,9 @@ class Software:
     expert_by_expert: bool = False
     counts_gradients: bool = False
     composes_scans: bool = False
+    frees_gradients: bool = False
+    roots_moments: bool = False
+    autocasts: bool = False
 
     @property
     def has_buckets(self) -> bool:

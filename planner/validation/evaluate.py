@@ -31,9 +31,9 @@ from planner.strategy_search.request.space import Pinned
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
 from planner.validation.contradictions import refuse_peak, refuse_rate
-from planner.validation.peak import KIND_WORDS, kind_of_peak, least_needed, peak_ends, peak_of
+from planner.validation.peak import KIND_WORDS, Peaks, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
-from planner.validation.software import machine_of_run
+from planner.validation.software import as_allocated, machine_of_run
 from planner.validation.spared import fewest_recomputed, spared_plan
 from planner.validation.unpriced import NAME, not_priced, words
 
@@ -193,7 +193,12 @@ def evaluate_chunk(
                 graphs.clear()
                 graphs[run.job.model] = traced(run.job.model)
             endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
-            prediction, more = _priced(row, run, endless, graphs[run.job.model], cluster.device.memory)
+            graph, software = graphs[run.job.model], cluster.software
+            live = endless.with_software(as_allocated(row, software))
+            plan, prediction, more = _priced(row, run, live, graph, cluster.device.memory)
+            same = live.software == software
+            held = None if same else predict(bind(plan, graph, TRACED_BATCH), endless)
+            peaks = Peaks.of(prediction, held)
             notes = (*notes, *more)
             dtype = cluster.software.products or run.job.model.precision
             refuse_rate(row, prediction.model_flops, cluster.device.peak(dtype) * run.job.devices)
@@ -203,7 +208,7 @@ def evaluate_chunk(
             continue
         experts = run.job.model.experts is not None
         spread = spread_of(row.text("profile"), experts, known=is_known(row.text("source")))
-        low, high = peak_ends(prediction, cluster.device, cluster.software, kind)
+        low, high = peak_ends(peaks, cluster.device, software, kind)
         beyond = not_priced(row, cluster.software.name, prediction.step_seconds)
         notes = (*notes, KIND_WORDS[kind]) if row.measured_peak_bytes is not None else notes
         results.append(
@@ -212,11 +217,11 @@ def evaluate_chunk(
                 predicted_seconds=prediction.step_seconds + beyond,
                 low_seconds=prediction.step_seconds * spread.low,
                 high_seconds=prediction.step_seconds * spread.high,
-                predicted_peak_bytes=peak_of(prediction, cluster.device, cluster.software, kind),
+                predicted_peak_bytes=peak_of(peaks, cluster.device, software, kind),
                 low_peak_bytes=low,
                 high_peak_bytes=high,
                 peak_kind=kind,
-                needed_bytes=least_needed(prediction, cluster.device, cluster.software),
+                needed_bytes=least_needed(peaks, cluster.device, software),
                 capacity_bytes=cluster.device.memory,
                 time=(*prediction.time, (NAME, beyond)) if beyond else prediction.time,
                 notes=(*notes, *words(beyond)),
@@ -264,12 +269,12 @@ def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 def _priced(
     row: Row, run: Run, cluster: Cluster, graph: OperatorGraph, memory: Bytes
-) -> tuple[Prediction, tuple[str, ...]]:
-    """The prediction of a run on devices that have so many bytes, priced on some without end, and notes on what had to
-    be inferred from them."""
+) -> tuple[Plan, Prediction, tuple[str, ...]]:
+    """The plan of a run on devices that have so many bytes, its prediction on some without end, and notes on what had
+    to be inferred from them."""
 
     def fits(one: Prediction) -> bool:
-        return least_needed(one, cluster.device, cluster.software) <= memory
+        return least_needed(Peaks.of(one), cluster.device, cluster.software) <= memory
 
     def as_run(plan: Plan) -> tuple[Plan, Prediction]:
         if not run.spared.by_block:
@@ -279,11 +284,12 @@ def _priced(
 
     plan, prediction = as_run(_searched(run, cluster, graph))
     if not run.untold or row.out_of_memory or fits(prediction):
-        return prediction, ()
+        return plan, prediction, ()
     found = fewest_recomputed(plan, graph, TRACED_BATCH, cluster, fits)
     if found is None:
-        return prediction, ("it does not fit with all blocks recomputed, either",)
-    return found[1], (f"{INFERRED}: {found[0]} blocks of every pipeline rank, the fewest with which it fits",)
+        return plan, prediction, ("it does not fit with all blocks recomputed, either",)
+    count, plan, prediction = found
+    return plan, prediction, (f"{INFERRED}: {count} blocks of every pipeline rank, the fewest with which it fits",)
 
 
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:

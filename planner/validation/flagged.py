@@ -8,6 +8,8 @@
     fused RMSNorm with fused SwiGLU                              elementwise work passes memory as often as in Megatron
     Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, and
                                                                  RMS norms are chains of operators
+    autocast                                                     FSDP gathers weights in fp32, to round them where they
+                                                                 are used
     eager                                                        operators are kernels of their own, RMS norms chains of
                                                                  them, and gradients have the dtype of weights, also
                                                                  where they are added up,
@@ -74,6 +76,13 @@ _EAGER_WORD = r"\beager\b"
 _MEGATRON = r"megatron|transformer engine|\bte\b|\bapex\b"
 """Words for kernels that are there whatever else is eager."""
 
+_AUTOCAST = r"\bautocast\b"
+_MIXED_BY_FSDP = (
+    r"\b(?:bf)?16[-_]mixed\b|\bmixed[-_ ]?precision\b"
+    r"|param_dtype\W+(?:torch\.)?(?:b?float16|bf16|fp16)"
+)
+"""Words for torch.autocast, and for what FSDP rounds by itself (MixedPrecision; Lightning's "bf16-mixed" has both)."""
+
 _GATHERED_AGAIN = "2024-07-17"
 """Date of nanotron's tp_recompute_allgather (commit 1e02a9ce), on by default: before, a column-parallel layer under
 sequence parallelism kept its gathered input for the weight gradient."""
@@ -135,6 +144,9 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
         notes.append("operators are launched from Python, as in Megatron")
         heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
         stack = replace(stack, host=max(stack.host, megatron.host), softmax_heads=heads)
+    if stack.name.startswith("fsdp") and mentions(flags, _AUTOCAST) and not mentions(flags, _MIXED_BY_FSDP):
+        notes.append("weights are gathered in fp32, and blocks hand each other values in fp32 (autocast)")
+        stack = replace(stack, autocasts=True)
     return stack
 
 

@@ -9,6 +9,7 @@ one in the middle, and may be anything from the least of the first to the most o
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from costmodels import reserved_memory
 from hardware_profiles import Bytes, Device, Software
@@ -37,23 +38,40 @@ def kind_of_peak(row: Row) -> PeakKind | None:
     return named or next((name for name, words in _WORDS.items() if mentions(notes, words)), None)
 
 
-def peak_of(prediction: Prediction, device: Device, software: Software, kind: PeakKind | None) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """Predicted bytes of a run: of the `tensors` that are there at one time, and as they are `held` by an allocator
+    whose blocks stay when tensors go, so that what comes and goes by turns has memory of its own."""
+
+    tensors: Bytes
+    held: Bytes
+
+    @classmethod
+    def of(cls, prediction: Prediction, held: Prediction | None = None) -> "Peaks":
+        """Of a run of which both are predicted, or the same."""
+        tensors = prediction.peak_bytes
+        return cls(tensors=tensors, held=tensors if held is None else max(tensors, held.peak_bytes))
+
+
+def peak_of(peaks: Peaks, device: Device, software: Software, kind: PeakKind | None) -> float:
     """The predicted peak in bytes, counted in the way of a row."""
     if kind == "used":
-        return prediction.peak_bytes
-    reserved = prediction.peak_bytes - reserved_memory(device, software)
-    return reserved / (1 + device.allocator_slack) if kind == "allocated" else reserved
+        return peaks.held
+    outside = reserved_memory(device, software)
+    if kind == "allocated":
+        return (peaks.tensors - outside) / (1 + device.allocator_slack)
+    return peaks.held - outside
 
 
-def least_needed(prediction: Prediction, device: Device, software: Software) -> Bytes:
+def least_needed(peaks: Peaks, device: Device, software: Software) -> Bytes:
     """Bytes of a device without which a run ends. Before PyTorch's allocator gives up it hands back what it holds for
     later, and asks the driver once more (c10/cuda/CUDACachingAllocator.cpp: release_cached_blocks), so that its slack
     is no need: tensors, and what the device reserves."""
-    return peak_of(prediction, device, software, "allocated") + reserved_memory(device, software)
+    return peak_of(peaks, device, software, "allocated") + reserved_memory(device, software)
 
 
-def peak_ends(prediction: Prediction, device: Device, software: Software, kind: PeakKind | None) -> tuple[float, float]:
+def peak_ends(peaks: Peaks, device: Device, software: Software, kind: PeakKind | None) -> tuple[float, float]:
     """Between which bytes the peak of a row should be measured (`Software.peak_low`, `Software.peak_high`)."""
     kinds = PEAK_KINDS if kind is None else (kind,)
-    peaks = [peak_of(prediction, device, software, each) for each in kinds]
-    return software.peak_low * min(peaks), software.peak_high * max(peaks)
+    counted = [peak_of(peaks, device, software, each) for each in kinds]
+    return software.peak_low * min(counted), software.peak_high * max(counted)

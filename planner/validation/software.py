@@ -90,6 +90,14 @@ _CHUNKED_LOSS = (
 )
 """Words for logits and their loss in parts of the tokens, the projection with them (torchtitan's ChunkedCELoss)."""
 
+_FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
+"""Words for a loss in one kernel of Triton or CUDA, under FSDP (unsloth's, FlashAttention's). Models of transformers
+hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
+4.45: `logits.float()`, `shift_logits.contiguous()`)."""
+
+_LIGER = r"\bliger\b(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
+"""Words for all kernels of Liger, not for its loss alone."""
+
 _MEGATRON_LOSS = r"\bnanotron\b"
 """Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
 tensor_parallel/functional.py)."""
@@ -297,7 +305,11 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     if stack.name == "paddle" and (row.integer("tp") or 1) > 1:
         stack = replace(stack, copies_inputs=True)
-    if mentions(words, r"\bliger"):
+    if mentions(words, _FUSED_LOSS) and stack.name in _OWN_VOCABULARY and stack.loss == "whole":
+        notes.append("the loss is one kernel, which leaves its gradient where logits were")
+        shifted = 4.0 * _logits(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
+        stack = replace(stack, loss="in place", buffers=stack.buffers + shifted)
+    if mentions(words, _LIGER):
         notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
         stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)
     if mentions(words, _CHUNKED_LOSS):
@@ -328,6 +340,35 @@ def _of_torchtitan(row: Row, stack: Software) -> Software:
     if not (date and stack.name.startswith("fsdp") and mentions(_told(row), "torchtitan")):
         return stack
     return replace(stack, foreach=date < _FUSED_ADAM[: len(date)], repeats_keys=date < _GROUPED_QUERIES[: len(date)])
+
+
+_TORCH_OPTIMIZER = ("fsdp", "fsdp-compiled", "llm-foundry")
+"""Stacks whose gradients and updates are those of torch.optim."""
+
+_ONE_KERNEL = (
+    r"\bfused[-_ ](?:torch[-_ ])?adamw?\b|adamw?[-_ ](?:torch[-_ ])?fused\b|fused\s*[=:]\s*true|fused optimi[sz]er"
+)
+"""Words for an update in one kernel, which makes nothing in memory."""
+
+
+def as_allocated(row: Row, stack: Software) -> Software:
+    """The stack as its tensors come and go: torch.optim sets gradients to None, and PyTorch's cross entropy no longer
+    has the logits in 16 bits of which it made a copy in fp32 (`logits = logits.float()` of transformers, `del pred` of
+    torchtitan). What an allocator takes of the device has both: its blocks stay, and tensors of other sizes do not fit.
+
+    DistributedDataParallel has buckets of all gradients beside (torch/csrc/distributed/c10d/reducer.cpp), so that they
+    always stand. MosaicML's optimizer goes tensor by tensor (composer/optim/decoupled_weight_decay.py).
+    """
+    data = (row.integer("n_devices") or 1) // ((row.integer("tp") or 1) * (row.integer("pp") or 1))
+    buckets = row.zero_stage() == 0 and data > 1
+    if stack.name not in _TORCH_OPTIMIZER or buckets:
+        return stack
+    one_kernel = mentions(_told(row), _ONE_KERNEL) or (mentions(_told(row), "torchtitan") and not stack.foreach)
+    buffers = stack.buffers
+    if stack.loss != "pieces" and row.precision() != "fp32" and (buffers or stack.composed_loss == "pytorch"):
+        buffers -= _FREED_LOGIT * _logits(row)
+    roots = stack.name != "llm-foundry" and not one_kernel
+    return replace(stack, frees_gradients=True, roots_moments=roots, buffers=buffers)
 
 
 def _with_its_buckets(row: Row, stack: Software) -> Software:
@@ -361,9 +402,19 @@ def _further_copies(row: Row) -> float:
     the softmax, the gradient that nll_loss_backward makes, and that which _log_softmax_backward_data makes of both.
     Where tensor parallel devices share out the words, its loss_parallel adds the exponential of the softmax to such a
     gradient, and has four at once (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)."""
+    shared = not gathers_logits(row) and (row.integer("tp") or 1) > 1
+    return (2 if shared else 1) * 4.0 * _logits(row)
+
+
+_FREED_LOGIT = 2.0
+"""Bytes of a logit in 16 bits."""
+
+
+def _logits(row: Row) -> float:
+    """Logits of a micro-batch on a device."""
     tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0) / (row.integer("cp") or 1)
     tensor = 1 if gathers_logits(row) else row.integer("tp") or 1
-    return (2 if tensor > 1 else 1) * 4.0 * tokens * (row.integer("vocab") or 0) / tensor
+    return tokens * (row.integer("vocab") or 0) / tensor
 
 
 def _flat_gradients(row: Row) -> float:

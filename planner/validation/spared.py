@@ -49,26 +49,27 @@ def spared_plan(plan: Plan, spared: Spared, graph: OperatorGraph, batch: int) ->
 
 def fewest_recomputed(
     plan: Plan, graph: OperatorGraph, batch: int, cluster: Cluster, fits: Callable[[Prediction], bool]
-) -> tuple[int, Prediction] | None:
-    """The fewest blocks of every rank to recompute for a plan that recomputes none to fit, and what it takes then; None
-    where it does not fit with all of them recomputed. Prices about log2 of the blocks of a rank plans."""
+) -> tuple[int, Plan, Prediction] | None:
+    """The fewest blocks of every rank to recompute for a plan that recomputes none to fit, that plan, and what it takes
+    then; None where it does not fit with all of them recomputed. Prices about log2 of the blocks of a rank plans."""
 
-    def with_blocks(count: int) -> Prediction:
+    def with_blocks(count: int) -> tuple[Plan, Prediction]:
         again = {block for rank in range(plan.pipeline) for block in _held(plan, rank)[:count]}
-        return predict(bind(_run_otherwise(plan, again, (), graph, batch), graph, batch), cluster)
+        otherwise = _run_otherwise(plan, again, (), graph, batch)
+        return otherwise, predict(bind(otherwise, graph, batch), cluster)
 
     few, many = 0, max(len(_held(plan, rank)) for rank in range(plan.pipeline))
     best = with_blocks(many)
-    if not fits(best):
+    if not fits(best[1]):
         return None
     while many - few > 1:
         middle = (few + many) // 2
         found = with_blocks(middle)
-        if fits(found):
+        if fits(found[1]):
             many, best = middle, found
         else:
             few = middle
-    return many, best
+    return many, *best
 
 
 def _run_otherwise(plan: Plan, again: Collection[int], away: Collection[int], graph: OperatorGraph, batch: int) -> Plan:

@@ -158,7 +158,7 @@ def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found
     from hardware_profiles import parts_of
     from planner.plan.compare.measured import RunComparison, summed
     from planner.plan.compare.training_log import read_log
-    from planner.validation.peak import peak_of
+    from planner.validation.peak import Peaks, peak_of
 
     run, prediction = read_log(log, engine, plan), summed(plan.prediction)
     kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
@@ -172,7 +172,7 @@ def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found
         high_seconds=prediction.high_seconds,
         terms=(),
         memory=(),
-        predicted_peak_bytes=peak_of(prediction, machine.device, machine.software, kind),
+        predicted_peak_bytes=peak_of(Peaks.of(prediction), machine.device, machine.software, kind),
         measured_peak_bytes=run.peak_bytes,
         peak_kind=run.peak_kind,
     )

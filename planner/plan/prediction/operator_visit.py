@@ -295,7 +295,7 @@ class OperatorVisit:
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         there, run = (stored.weight, wanted.forward), walk.run_of(self.at)
         narrow, times = place in self.operator.rule.narrow, {"forward": 1, **again}
-        moving = walk.narrow(tensor) if narrow else tensor
+        moving = walk.narrow(tensor) if narrow else walk.gathered(tensor)
         walk.gather(*sums, name, "parameters", moving, *there, times, run=run)
         gathered = bool(walk.route("parameters", moving, *there, run)[0].messages) or narrow
         if narrow:
@@ -343,12 +343,18 @@ class OperatorVisit:
         ahead = gathered_at_once(self.walk.cluster.software, self.walk.update)
         if self._gathered[place] and ahead:
             where = self.block if self.block is not None else AFTER if self.at >= self.bound.blocks.stop else BEFORE
-            self.at_once[where] = self.at_once.get(where, 0.0) + ahead * nbytes
+            self.at_once[where] = self.at_once.get(where, 0.0) + ahead * self._gathered_bytes(nbytes)
             return 0.0, 0.0
         needed = place in self.walk.alive.weights[self.at]
         again = self.again and not self.apart
         kept = nbytes if self._gathered[place] and needed and again else 0.0  # a recomputed block gathers all
         return kept, 0.0 if ahead else nbytes
+
+    def _gathered_bytes(self, nbytes: Bytes) -> Bytes:
+        """Bytes of a gathered weight of so many: one in fp32 that autocast rounds for its use is there twice, and those
+        that come ahead once."""
+        software = self.walk.cluster.software
+        return nbytes * (2 + 1 / software.ahead) if software.autocasts else nbytes
 
     def _hold_value(self, place: int, name: str, nbytes: Bytes) -> tuple[Bytes, list[Bytes]]:
         """Bytes kept of a value that it reads, and of that what leaves the device."""
@@ -407,7 +413,8 @@ class OperatorVisit:
         if key in self.seen:
             return 0.0
         self.seen.add(key)
-        nbytes = self._local_bytes(name, layout)
+        wide = 2 if self.walk.cluster.software.autocasts else 1
+        nbytes = wide * self._local_bytes(name, layout)
         if self.segment is None or name not in self.segment.offloads:
             self.cost.memory["activations"] += self.live * nbytes
             return 0.0

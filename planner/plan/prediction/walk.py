@@ -7,7 +7,7 @@ backward pass of a block begins: it counts as one more such block.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import cast
 
@@ -48,6 +48,7 @@ from planner.plan.prediction.bucket_overlap import slots_of
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.exchange_overlap import ExchangeOverlap
+from planner.plan.prediction.gradient_moments import GradientMoments
 from planner.plan.prediction.operator_visit import OperatorVisit
 from planner.plan.prediction.price_book import price_books
 from planner.plan.prediction.product_overlap import ProductOverlap
@@ -196,6 +197,7 @@ class Walk:
         )
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
+        moment = GradientMoments()
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         numbers, last = self.bound.blocks.numbers, -1
         for at in own:
@@ -208,7 +210,8 @@ class Walk:
                     written = self.book.blocks[key]
                     place = (self.stage_of[at], number)
                     counts = live[number], waiting[number]
-                    written.add(cost, at_once, self.together.charged, block, place, counts)
+                    with moment.of(cost.memory, inside=True):
+                        written.add(cost, at_once, self.together.charged, block, place, counts)
                     for flops in written.flops:
                         self.flops += flops
                 last = block
@@ -219,7 +222,8 @@ class Walk:
             if passes and self.segments.get(at) is not self.segments.get(at - 1):  # forward each runs for all of them
                 chunk.forward.borders.append(len(chunk.forward.operators))
             self.waiting, self.turns = waiting[number], False
-            self._visit(cost, at, live[number], seen, at_once)
+            with moment.of(cost.memory, inside=block >= 0):
+                self._visit(cost, at, live[number], seen, at_once)
             backs = self.exchanges.left_back(self.in_parts.get(at)) if passes else ()
             for one, taken, back in zip(passes, before, backs, strict=True):
                 one.close(taken, back, turns=self.turns, then=self.thens.get(at, "work"))
@@ -246,6 +250,7 @@ class Walk:
             if name in blocks:
                 at_once[blocks[name]] = at_once.get(blocks[name], 0.0) + nbytes
         gathers = self.in_pairs and plan.training.update.by_block  # a block of each pass
+        moment.kept, moment.at_once = cost.memory["activations"], at_once
         cost.memory["activations"] += (2 if gathers else interleave) * max(at_once.values(), default=0.0)
         for number, chunk in enumerate(cost.chunks):
             cost.end_fetches(chunk, sorted({blocks[name] for name in blocks if used[name] == number}))
@@ -270,6 +275,8 @@ class Walk:
         passing = cost.memory["activations"] + cost.memory["transient"]
         cost.memory["transient"] += max(0.0, matrices - passing)
         cost.fullest = moments[number]
+        if self.cluster.software.frees_gradients and plan.pipeline == 1 and self.bound.graph.trains:
+            moment.hold(cost, self.bound, self.cluster.software)
         return cost
 
     def _matrices(self, cost: StageCost, held: Collection[str]) -> Bytes:
@@ -396,6 +403,15 @@ class Walk:
         key = (id(tensor), "narrow")
         if key not in self.book.tensors:
             self.book.tensors[key] = in_8_bits(tensor)
+        return self.book.tensors[key]
+
+    def gathered(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as it is gathered for its use."""
+        if not self.cluster.software.autocasts:
+            return tensor
+        key = (id(tensor), "gathered")
+        if key not in self.book.tensors:
+            self.book.tensors[key] = replace(tensor, dtype="float32")
         return self.book.tensors[key]
 
     def reduced(self, tensor: TensorType) -> TensorType:

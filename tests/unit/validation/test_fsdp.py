@@ -11,6 +11,7 @@ from planner.validation.evaluate import evaluate_rows
 from planner.validation.rows import read_rows
 from tests.benchmarks.bench_sources import RUNS as PUBLISHED
 from tests.benchmarks.bench_unseen import RUNS as UNSEEN
+from tests.unit.validation.runs import row, write
 
 NEAR = {"ibmblog-34b-a100": 0.1, "ibmblog-70b-a100": 0.17, "misc-0055": 0.11, "misc-0031": 0.03}
 """How far off they may be; with half of it hidden, and chains at 0.8, they were 15, 22, 15 and 6%."""
@@ -29,6 +30,32 @@ def test_published_runs_under_fsdp(tmp_path: Path) -> None:
             writer.writerows(row for row in rows if row["id"] in NEAR)
         found.update({one.row.id: one.seconds_error for one in evaluate_rows(read_rows(path))})
     assert found == {name: pytest.approx(0.0, abs=most) for name, most in NEAR.items()}
+
+
+def test_gradients_come_and_go_and_autocast_gathers_in_fp32(tmp_path: Path) -> None:
+    """What tensors take of a device, and what the allocator has taken."""
+    one = {"tp": "1", "pp": "1", "dp": "1", "n_devices": "1", "global_batch": "1", "micro_batch": "1", "seq_len": "64"}
+    eight = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "global_batch": "8", "micro_batch": "1"}
+    told = [
+        ("allocated", "pure bf16", one),
+        ("allocated", "pure bf16; fused AdamW", one),
+        ("reserved", "pure bf16", one),
+        ("allocated", "FSDP", eight),
+        ("allocated", "FSDP; bf16 autocast", eight),
+        ("allocated", "FSDP; autocast; mixed_precision param_dtype=bf16", eight),
+    ]
+    rows = [
+        row(id=str(at), other_flags=flags, peak_mem_kind=kind, stack="fsdp", **degrees)
+        for at, (kind, flags, degrees) in enumerate(told)
+    ]
+    found = evaluate_rows(read_rows(write(tmp_path / "runs.csv", *rows)))
+    roots, fused, reserved, plain, wide, mixed = (float(each.predicted_peak_bytes or 0.0) for each in found)
+    states = 0.1024e9 * 10  # weight, gradient, two moments, and the roots of one, 2 bytes each
+    assert roots == pytest.approx(states, rel=0.02)
+    assert fused < 0.9 * states < reserved
+    assert plain == mixed < wide
+    gathering = [dict(each.time)["parameter gathering"] for each in found[3:]]
+    assert gathering[0] == gathering[2] < gathering[1]
 
 
 def test_both_stacks_hide_as_much() -> None:

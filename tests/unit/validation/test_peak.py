@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hardware_profiles import PYTORCH, load_profile
-from planner.plan.plan import Prediction
 from planner.validation.cells import PeakKind
-from planner.validation.peak import kind_of_peak, least_needed, peak_ends, peak_of
+from planner.validation.peak import Peaks, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 
 DEVICE = load_profile("a100-80gb").device
@@ -32,25 +31,14 @@ def test_words_of_a_kind(notes: str, kind: PeakKind | None) -> None:
 def test_kinds_count_less_and_less() -> None:
     tensors = 10e9
     peak = tensors * (1 + DEVICE.allocator_slack) + DEVICE.reserved
-    prediction = Prediction(
-        step_seconds=1.0,
-        objective_seconds=1.0,
-        peak_bytes=peak,
-        capacity_bytes=DEVICE.memory,
-        model_flops=1.0,
-        model_flops_utilisation=0.5,
-        samples_per_second=1.0,
-        time=(),
-        memory=(),
-        stages=(),
-    )
-    assert peak_of(prediction, DEVICE, PYTORCH, "used") == peak
-    assert peak_of(prediction, DEVICE, PYTORCH, "reserved") == peak - DEVICE.reserved
-    assert peak_of(prediction, DEVICE, PYTORCH, "allocated") == pytest.approx(tensors)
-    assert least_needed(prediction, DEVICE, PYTORCH) == pytest.approx(tensors + DEVICE.reserved)
+    peaks = Peaks(tensors=peak, held=peak)
+    assert peak_of(peaks, DEVICE, PYTORCH, "used") == peak
+    assert peak_of(peaks, DEVICE, PYTORCH, "reserved") == peak - DEVICE.reserved
+    assert peak_of(peaks, DEVICE, PYTORCH, "allocated") == pytest.approx(tensors)
+    assert least_needed(peaks, DEVICE, PYTORCH) == pytest.approx(tensors + DEVICE.reserved)
     one_group = replace(PYTORCH, communicators=0.2)
     less = 0.8 * (DEVICE.reserved - 0.5 * 2**30)  # all but the context
-    assert peak_of(prediction, DEVICE, one_group, "reserved") == pytest.approx(peak - DEVICE.reserved + less)
+    assert peak_of(peaks, DEVICE, one_group, "reserved") == pytest.approx(peak - DEVICE.reserved + less)
     software = replace(PYTORCH, peak_low=0.9, peak_high=1.1)
-    assert peak_ends(prediction, DEVICE, software, "used") == pytest.approx((0.9 * peak, 1.1 * peak))
-    assert peak_ends(prediction, DEVICE, software, None) == pytest.approx((0.9 * tensors, 1.1 * peak))
+    assert peak_ends(peaks, DEVICE, software, "used") == pytest.approx((0.9 * peak, 1.1 * peak))
+    assert peak_ends(peaks, DEVICE, software, None) == pytest.approx((0.9 * tensors, 1.1 * peak))
