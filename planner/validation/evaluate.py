@@ -43,10 +43,6 @@ CHUNK = 60
 FEW = 12
 """Rows for which it does not pay to start processes."""
 
-CLIP_NORM = 1.0
-"""The norm that gradients of language models are clipped to (Megatron-LM's --clip-grad, NeMo's gradient_clip_val,
-max_norm of torchtitan, all by default): a pass for the norm, its all-reduces, and a pass that scales."""
-
 _ENDLESS = 1e18  # bytes
 _NARROW = ("deepspeed-zero3", "internevo")
 
@@ -301,7 +297,7 @@ def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
         gradient_dtype=summed if run.states.master_weights else "parameter",
         master_weights=run.states.master_weights,
         moment_dtype=run.states.moment_dtype,
-        clip_norm=CLIP_NORM,
+        clip_norm=run.states.clip_norm,
         zero_by=shared_out_by(cluster.software, run.pinned),
     )
     request = asked.request(placing="fit", pinned=run.pinned, update=update, optimizer=run.states.optimizer)

@@ -73,7 +73,7 @@ HUGGING_FACE = (
 
 _EAGER = ("fsdp", "deepspeed-zero3")
 _EAGER_WORD = r"\beager\b"
-_MEGATRON = r"megatron|transformer engine|\bte\b|\bapex\b"
+MEGATRON_WORDS = r"megatron|transformer engine|\bte\b|\bapex\b"
 """Words for kernels that are there whatever else is eager."""
 
 _AUTOCAST = r"\bautocast\b"
@@ -119,7 +119,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
     """
     megatron = load_software("megatron")
     hugging_face = mentions(flags, HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
-    own = stack.name == megatron.name and not mentions(flags, _MEGATRON)
+    own = stack.name == megatron.name and not mentions(flags, MEGATRON_WORDS)
     eager = mentions(flags, _EAGER_WORD) and (own or stack.name in _EAGER)
     if eager and own:
         wide = narrow_gradients(flags) is False

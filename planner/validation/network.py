@@ -94,7 +94,7 @@ def _equal_parts(devices: int, domain: int) -> int:
 def stated_bandwidth(row: Row) -> float | None:
     """Bytes/s per device and direction between nodes, from texts such as "8x200Gb/s HDR IB per node", "400Gb/s per
     GPU", "4 Omni-Path links per node; 100Gb/s each" or "800Gb/s per node"; None where nothing is said for sure."""
-    text, node = row.text("inter_bw"), row.integer("devices_per_node") or 8
+    text, node = _in_gigabits(row.text("inter_bw")), row.integer("devices_per_node") or 8
     per_gpu = re.search(r"(\d+)\s*Gb/s (?:\w+ )?per GPU", text)
     if per_gpu:
         return int(per_gpu[1]) * _GIGABIT
@@ -108,6 +108,11 @@ def stated_bandwidth(row: Row) -> float | None:
         chip = row.text("profile").partition("-")[0]
         whole = bare if int(bare[1]) > _PORTS.get(chip, math.inf) else None
     return int(whole[1]) * _GIGABIT / node if whole else None
+
+
+def _in_gigabits(text: str) -> str:
+    """A text with "3.2Tbps" as "3200Gbps"."""
+    return re.sub(r"(\d+(?:\.\d+)?)\s*Tb(?=/s|ps)", lambda found: f"{round(1000 * float(found[1]))}Gb", text)
 
 
 _BOARD_WATTS = {"a100": 400, "a800": 400, "h100": 700, "h800": 700, "h200": 700, "b200": 1000}

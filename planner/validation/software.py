@@ -10,6 +10,7 @@
     MosaicML                                                     llm-foundry
     Megatron FSDP                                                megatron, whatever the ZeRO stage
     ZeRO 3, or modules of Hugging Face                           fsdp, fsdp-compiled where it is compiled
+    a loop of PyTorch's own, compiled                            fsdp-compiled
     InternEvo                                                    internevo
     Transformer Engine                                           megatron
     anything else                                                megatron-2021 before 2023 without fused attention,
@@ -40,6 +41,7 @@ from planner.fp8_recipes import MXFP8, ROWWISE
 from planner.validation.aleph_alpha import is_aleph_alpha
 from planner.validation.flagged import (
     HUGGING_FACE,
+    MEGATRON_WORDS,
     gathers_float8,
     narrow_gradients,
     stores_fp8,
@@ -95,6 +97,10 @@ _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
 4.45: `logits.float()`, `shift_logits.contiguous()`)."""
 
+_LIGER_LOSS = r"\bliger\b[^;]*\bcross[-_ ]entropy"
+_LIGER_LINEAR = r"\bliger\b[^;]*(?:\blinear\b|\bflce\b|chunk)"
+"""Words for the losses of Liger: one kernel for logits, or one with the projection, which never holds all of them."""
+
 _LIGER = r"\bliger\b(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
 """Words for all kernels of Liger, not for its loss alone."""
 
@@ -128,6 +134,12 @@ _ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
 
 _FSDP = r"\bfsdp2?\b|\bdtensor\b|parallelize_module"
 """Words for PyTorch's own parallelism in a row with tensor parallelism."""
+
+_LOOP = (
+    r"\b(?:py)?torch\b(?!\.compile)[^;,]*\b(?:ddp|data[- ]parallel)|\bddp\b|distributeddataparallel|\bplain pytorch\b"
+)
+"""Words for a training loop of PyTorch's own. Where it is compiled its chains are kernels of inductor, as under
+compiled FSDP, and none of Megatron's."""
 
 _GRAPHS = r"\bcuda[-_ ]graphs?(?:\b|_scope)"
 
@@ -220,6 +232,19 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     return replace(stack, attention=attention, products=products_of(row), gained=gained, current_scaling=scaled)
 
 
+_PATTERN = r"\bwindow[-_ ]pattern\W+([sl]+)\b"
+"""Words for layers in turn that look back at half of a sequence (S) and at all of it (L), the last one at all of it
+(nanochat/gpt.py at 348fbb3: _compute_window_sizes)."""
+
+
+def _same_work(pattern: str, layers: int, sequence: int) -> int:
+    """Keys of a window in all layers that leaves attention as much work as windows of a pattern do: one of a share x of
+    the keys leaves 2 x - x^2 (`planner.pricing.kernels`)."""
+    shares = [0.5 if pattern[at % len(pattern)] == "s" and at < layers - 1 else 1.0 for at in range(layers)]
+    work = sum(2 * share - share**2 for share in shares) / max(1, layers)
+    return round(sequence * (1 - math.sqrt(1 - work)))
+
+
 _WINDOW = r"sliding[-_ ]window(?:[-_ ]size)?|\bwindow[-_ ]size\b|\bswa\b"
 
 
@@ -227,6 +252,8 @@ def window_of(row: Row) -> int | None:
     """Keys that attention looks back at, as flags say; None where they say nothing of a window. Raises RequestError for
     one of unknown length, or of some layers alone."""
     flags = f"{row.text('model')}; {row.text('other_flags')}".lower()
+    if (pattern := re.search(_PATTERN, flags)) is not None:
+        return _same_work(pattern[1], row.integer("n_layers") or 0, row.integer("seq_len") or 0)
     if not mentions(flags, _WINDOW):
         return None
     keys = re.search(rf"(?:{_WINDOW})(?: of)?\s*[=: ]\s*(\d{{2,9}})\b", flags)
@@ -305,13 +332,15 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     if stack.name == "paddle" and (row.integer("tp") or 1) > 1:
         stack = replace(stack, copies_inputs=True)
-    if mentions(words, _FUSED_LOSS) and stack.name in _OWN_VOCABULARY and stack.loss == "whole":
+    listed = mentions(words, _LIGER_LOSS) and not mentions(words, _LIGER_LINEAR)
+    if (mentions(words, _FUSED_LOSS) or listed) and stack.name in _OWN_VOCABULARY and stack.loss == "whole":
         notes.append("the loss is one kernel, which leaves its gradient where logits were")
         shifted = 4.0 * _logits(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
         stack = replace(stack, loss="in place", buffers=stack.buffers + shifted)
     if mentions(words, _LIGER):
-        notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
-        stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)
+        loss = "" if listed else "the loss is computed a piece at a time, "
+        notes.append(f"{loss}gated activations are made again, in place (Liger)")
+        stack = replace(stack, loss=stack.loss if listed else "pieces", fused=True, gates_in_place=True)
     if mentions(words, _CHUNKED_LOSS):
         notes.append("the loss is computed a piece at a time")
         stack = replace(stack, loss="pieces")
@@ -471,7 +500,9 @@ def _stack(row: Row, zero: int) -> str:
             return "internevo"
         if zero != 3 and mentions(words, r"transformer engine|\bte\b"):
             return "megatron"
-    plain = mentions(row.text("other_flags").lower(), HUGGING_FACE) and not _of_megatron(row)
+    flags = row.text("other_flags").lower()
+    loop = row.truth("compile") and mentions(flags, _LOOP) and not mentions(flags, MEGATRON_WORDS)
+    plain = (mentions(flags, HUGGING_FACE) or loop) and not _of_megatron(row)
     if zero == 3 or plain or re.search(r"fsdp|hsdp|shard", row.text("zero_stage").lower()) or row.zero_stage() == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     return _megatron(row)

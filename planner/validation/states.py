@@ -4,6 +4,12 @@
     pure bf16, bf16-true, no master weights               weights, gradients and moments in 16 bits, as PyTorch has them
     exp-avg-dtype bf16, optimizer states in bf16          moments in 16 bits beside fp32 masters
 
+    clip_grad=0.0, max_grad_norm 0, no clipping            gradients are not clipped; else they are, by a norm of 1
+
+Trainers clip unless they are told not to. What names layers or a launcher alone, Transformer Engine or accelerate, has
+a loop of its own, in which nobody clips who does not say so (docs/examples/te_llama/utils.py of TransformerEngine;
+`Accelerator.clip_grad_norm_` has to be called).
+
 The BF16_Optimizer of DeepSpeed keeps masters and moments in fp32 whatever its name says (deepspeed/runtime/
 bf16_optimizer.py). Optimizers that are not priced `planner.validation.otherwise` refuses.
 """
@@ -18,6 +24,11 @@ from planner.validation.words import mentions
 FLAGS = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
 """Columns that say how a row was run."""
 
+CLIP_NORM = 1.0
+"""The norm that gradients of language models are clipped to (Megatron-LM's --clip-grad, NeMo's gradient_clip_val,
+max_norm of torchtitan, max_grad_norm of transformers' Trainer, all by default): a pass for the norm, its all-reduces,
+and a pass that scales."""
+
 PRICED = ("muon", "lamb", "sgd")
 """Optimizers beside AdamW."""
 _SGD = r"\boptim(?:izer)?\s*[=:]\s*sgd\b|optimizer sgd\b"
@@ -29,17 +40,26 @@ _MOMENTS = (
     r"\bbf16[- ](?:adamw?|moments)|optimi[sz]er states? in bf16|bf16 optimi[sz]er states?"
     r"|exp[-_]avg(?:[-_]sq)?[-_]dtype\W+(?:torch\.)?bf(?:loat)?16"
 )
+_CLIPPED = (
+    r"clip[-_ ]?grad\w*|max[-_]grad[-_]norm|max[-_]norm|\bclipp(?:ed|ing)\b"
+    r"|grad(?:ient)?s?[-_ ]?(?:norm[-_ ])?clip(?:ped|ping)?(?:[-_]val)?"
+)
+_BY_HAND = r"transformer[- ]?engine|\baccelerate\b"
+_TRAINED_BY = r"megatron|nemo|deepspeed|trainer|lightning|torchtitan|llm-foundry"
+"""Words for layers and launchers, and for what has a training loop of its own."""
+
 _OPTIMIZER = r"\bbf16[- ]optimi[sz]er\b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """The optimizer of a run, whether it had fp32 master weights, without which gradients have 16 bits, too, and the
-    dtype of its moments."""
+    """The optimizer of a run, whether it had fp32 master weights, without which gradients have 16 bits, too, the dtype
+    of its moments, and the norm that gradients are clipped to; None of one that does not clip."""
 
     optimizer: str = "adamw"
     master_weights: bool = True
     moment_dtype: str = "fp32"
+    clip_norm: float | None = CLIP_NORM
 
 
 USUAL = States()
@@ -65,12 +85,23 @@ def states_of(row: Row, notes: list[str]) -> States:
         optimizer=optimizer,
         master_weights=not pure,
         moment_dtype="bf16" if pure or told else USUAL.moment_dtype,
+        clip_norm=CLIP_NORM if _clips(row, flags) else None,
     )
+    if found.clip_norm is None:
+        notes.append("gradients are not clipped")
     if optimizer != USUAL.optimizer:
         notes.append(f"optimizer: {optimizer}")
     if found.moment_dtype != USUAL.moment_dtype:
         notes.append(f"moments in bf16{'' if found.master_weights else ', no master weights'}")
     return found
+
+
+def _clips(row: Row, flags: str) -> bool:
+    """Whether a run clips gradients, as words say, else as its trainer does."""
+    if re.search(_CLIPPED, flags):
+        return mentions(flags, _CLIPPED)
+    named = f"{row.text('stack').lower()}; {flags}"
+    return not mentions(named, _BY_HAND) or mentions(f"{row.text('source').lower()}; {named}", _TRAINED_BY)
 
 
 def _optimizer(flags: str, own: str) -> str:

@@ -9,6 +9,7 @@ from planner.validation.configuration import Run, model_of, run_of
 from planner.validation.evaluate import evaluate_rows
 from planner.validation.network import stated_bandwidth
 from planner.validation.spared import Spared
+from planner.validation.states import states_of
 from tests.unit.validation.test_software import machine, one
 
 EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": "", "recompute": "none"}
@@ -220,14 +221,28 @@ def test_the_share_of_blocks_that_are_run_again_by_hfu(tmp_path: Path, beyond: f
 
 
 @pytest.mark.slow
-def test_gradients_of_a_run_are_read_for_their_norm_and_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_a_run_are_read_for_their_norm_and_scaled(tmp_path: Path) -> None:
     """Three passes over fp32 gradients, 12 bytes a parameter, beside the 30 of the update."""
-    update = {}
-    for norm in (None, 1.0):
-        monkeypatch.setattr("planner.validation.evaluate.CLIP_NORM", norm)
-        (found,) = evaluate_rows([one(tmp_path)])
-        update[norm] = dict(found.time)["optimizer"]
-    assert 1.3 < update[1.0] / update[None] < 42 / 30  # launches are the same
+    none, clipped = (evaluate_rows([one(tmp_path, other_flags=flags)])[0] for flags in ("clip_grad=0.0", ""))
+    update = [dict(found.time)["optimizer"] for found in (none, clipped)]
+    assert 1.3 < update[1] / update[0] < 42 / 30  # launches are the same
+
+
+@pytest.mark.parametrize(
+    ("flags", "stack", "clips"),
+    [
+        ("", "", True),
+        ("max_grad_norm=0", "", False),
+        ("no gradient clipping", "", False),
+        ("Transformer Engine TransformerLayer", "Transformer Engine", False),
+        ("Transformer Engine; Hugging Face accelerate; clip_grad_norm 1.0", "Transformer Engine", True),
+        ("Hugging Face Trainer; accelerate", "Hugging Face", True),
+        ("Transformer Engine", "Megatron-LM", True),
+    ],
+)
+def test_trainers_clip_gradients_and_layers_do_not(tmp_path: Path, flags: str, stack: str, clips: bool) -> None:
+    row = one(tmp_path, other_flags=flags, stack=stack, date="2024-06")
+    assert (states_of(row, []).clip_norm is not None) == clips
 
 
 @pytest.mark.slow

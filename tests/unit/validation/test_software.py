@@ -224,6 +224,7 @@ def test_flags_name_what_is_overlapped(tmp_path: Path) -> None:
         ("1600 Gbps node-node interconnect (RoCE)", 25e9),
         ("800Gb/s per node (vTrain config)", 12.5e9),
         ("3200Gb/s EFA per node", 50e9),
+        ("3.2Tbps RoCE per node", 50e9),
         ("400Gb/s NIC inter-node", None),
         ("400Gbps (published)", 6.25e9),
         ("200Gbps (published)", None),
@@ -430,6 +431,9 @@ def test_products_in_fp8_by_any_word(tmp_path: Path, word: str) -> None:
         ("no swa", 0),
         ("sliding_window 0", 0),
         ("window_size=(-1, -1)", 0),
+        ("window pattern SSSL", 290),  # three layers of four leave 3/4, one all: 2 x - x^2 = 0.8125 of 512 keys
+        ("window pattern SSSS", 290),  # the last layer sees all
+        ("window pattern LL", 512),
         ("sliding_window null", 0),
     ],
 )
@@ -506,6 +510,8 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
     assert fused.software.softmax_heads == 1
     compiled, _ = machine(tmp_path, 0, other_flags="Hugging Face transformers; DDP", compile="True")
     assert compiled.software.name == "fsdp-compiled"
+    loop, _ = machine(tmp_path, 0, other_flags="PyTorch DDP; torch.compile", compile="True")
+    assert loop.software.name == "fsdp-compiled"
     megatron, _ = machine(tmp_path, 0, other_flags="Megatron-LM; weights of Hugging Face")
     assert megatron.software.name == "megatron"
 
