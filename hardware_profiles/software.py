@@ -141,6 +141,8 @@ class Software:
         sinks: how many times longer attention with learned sinks takes than the same without.
         has_sinks: whether attention has learned sinks.
         window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
+        biased: whether fused attention reads a bias for every score (ALiBi as `attn_mask`), which stands in memory, and
+            leaves out nothing of what causality masks, as the mask is part of it.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
         sorts_elements: whether rows are brought to experts and added up element by element, with an index for each.
         graphs: what of blocks with experts is in CUDA graphs.
@@ -222,6 +224,7 @@ class Software:
     sinks: float = 1.0
     has_sinks: bool = False
     window: int = 0
+    biased: bool = False
     drops_tokens: bool = False
     softmax_heads: int = 1
     graphs: Graphs = "none"

@@ -69,6 +69,7 @@ from costmodels import (
 from hardware_profiles import Device, Software
 from planner.graph.scans import CHUNK
 from planner.pricing import composed_losses
+from planner.pricing.biased_attention import bias_seconds, worked
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
 from planner.pricing.depthwise import at_most_passed
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
@@ -379,6 +380,8 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     if is_unfused(call):
         forward, backward = unfused_seconds(shape, call)
         return forward + read, backward + read_backward
+    made, reread = bias_seconds(shape, call)
+    shape, read, read_backward = worked(shape, call), read + made, read_backward + reread
     slower = call.uneven * _older(call, shape)
     if call.software.has_sinks:
         slower = slower * call.software.sinks

@@ -199,6 +199,9 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     except UnknownKeyError:
         attention = "best"
     notes.append(f"taken for {stack.name}, attention {attention}")
+    if attention != "unfused" and _has_alibi(row) and (stack.name == "paddle" or _by_torch(row, attention)):
+        stack = replace(stack, biased=True)
+        notes.append("ALiBi is a mask that attention reads, and hides nothing from its kernels")
     dropping = f"{row.text('model')}; {flags}; {row.text('notes')}".lower()
     if mentions(dropping, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         stack = replace(stack, drops_tokens=True)
@@ -230,6 +233,22 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if scaled:
         notes.append("fp8 with current scaling: the largest element of each operand is found before it is cast")
     return replace(stack, attention=attention, products=products_of(row), gained=gained, current_scaling=scaled)
+
+
+_ALIBI = r"\balibi\b"
+_WITH_ALIBI = r"\bbaichuan[- ]?2?[- ]?13b\b|\bbloom\b"
+"""Words for slopes as positions, and models that have them."""
+
+
+def _has_alibi(row: Row) -> bool:
+    """Whether positions are slopes, by what a row says or by its model."""
+    model, told = row.text("model").lower(), f"{row.text('other_flags')}; {row.text('notes')}".lower()
+    return mentions(f"{model}; {told}", _ALIBI) or mentions(model, _WITH_ALIBI)
+
+
+def _by_torch(row: Row, attention: AttentionKernels) -> bool:
+    """Whether attention is torch's scaled_dot_product_attention, which knows no slopes."""
+    return row.text("flash_attention").lower() == "sdpa" or attention == "sdpa"
 
 
 _PATTERN = r"\bwindow[-_ ]pattern\W+([sl]+)\b"

@@ -80,3 +80,16 @@ def test_keys_and_values_are_copied_for_every_query_head(key_heads: int) -> None
     more = moved(2 * 2 * TOKENS * SIZE * (HEADS + key_heads)) if key_heads < HEADS else 0.0
     assert copied.forward[0] - plain.forward[0] == pytest.approx(more)
     assert copied.backward[0] - plain.backward[0] == pytest.approx(more)
+
+
+def test_a_bias_of_scores_is_written_read_and_kept_and_hides_nothing() -> None:
+    queries = TensorType(shape=(1, HEADS, TOKENS, SIZE), dtype="bfloat16")
+    plain, biased = (
+        priced("aten.scaled_dot_product_attention.default", [queries] * 3, queries, replace(PYTORCH, biased=told))
+        for told in (False, True)
+    )
+    scores = 2 * HEADS * TOKENS**2
+    assert biased.saved_extra[0] - plain.saved_extra[0] == scores
+    forward, backward = biased.forward[0] - moved(2 * scores), biased.backward[0] - moved(scores)
+    assert 1.7 < forward / plain.forward[0] <= 2  # tiles on the diagonal are whole in either
+    assert 1.7 < backward / plain.backward[0] <= 2

@@ -441,6 +441,25 @@ def test_windows_of_attention(tmp_path: Path, flags: str, window: int) -> None:
     assert machine(tmp_path, other_flags=flags)[0].software.window == window
 
 
+@pytest.mark.parametrize(
+    ("changes", "biased"),
+    [
+        ({"other_flags": "PaddlePaddle", "notes": "ALiBi"}, True),
+        ({"other_flags": "PaddlePaddle", "model": "Baichuan2-13B"}, True),
+        ({"other_flags": "PaddlePaddle", "model": "Baichuan2-7B"}, False),
+        ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "SDPA"}, True),
+        ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "FA2"}, False),  # alibi_slopes
+        ({"other_flags": "PaddlePaddle; alibi", "flash_attention": "False"}, False),
+    ],
+)
+def test_alibi_is_a_mask_where_kernels_know_no_slopes(tmp_path: Path, changes: dict[str, str], biased: bool) -> None:
+    zero = int(changes.get("zero_stage", "1"))
+    assert (
+        machine(tmp_path, zero, **{"date": "2024-01", "flash_attention": "True", **changes})[0].software.biased
+        == biased
+    )
+
+
 @pytest.mark.parametrize("flags", ["sliding window", "sliding_window=512 alternating with global layers"])
 def test_windows_that_nobody_can_price_are_refused(tmp_path: Path, flags: str) -> None:
     with pytest.raises(RequestError, match="window"):
