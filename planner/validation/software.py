@@ -356,6 +356,9 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append("the loss is one kernel, which leaves its gradient where logits were")
         shifted = 4.0 * _logits(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
         stack = replace(stack, loss="in place", buffers=stack.buffers + shifted)
+    if mentions(words, r"\buse_cache\b") and row.recomputation() == "full":
+        notes.append("outputs hold keys and values of all layers, and logits in fp32 (use_cache)")
+        stack = replace(stack, buffers=stack.buffers + _cached(row) + 4.0 * _logits(row))
     if mentions(words, _LIGER):
         loss = "" if listed else "the loss is computed a piece at a time, "
         notes.append(f"{loss}gated activations are made again, in place (Liger)")
@@ -452,6 +455,16 @@ def _further_copies(row: Row) -> float:
     gradient, and has four at once (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)."""
     shared = not gathers_logits(row) and (row.integer("tp") or 1) > 1
     return (2 if shared else 1) * 4.0 * _logits(row)
+
+
+def _cached(row: Row) -> float:
+    """Bytes of keys and values in 16 bits of all layers, which models of transformers return with their logits unless
+    `use_cache` is off (its own gradient_checkpointing switches it off, torch's checkpoint_wrapper around layers does
+    not). Layers that are not recomputed keep the same for their backward pass."""
+    heads = row.integer("n_kv_heads") or row.integer("n_heads") or 0
+    size = row.integer("head_dim") or (row.integer("hidden") or 0) / (row.integer("n_heads") or 1)
+    tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0)
+    return 2 * 2.0 * (row.integer("n_layers") or 0) * tokens * heads * size
 
 
 _FREED_LOGIT = 2.0

@@ -556,6 +556,17 @@ def test_a_loss_in_chunks_never_holds_all_logits(tmp_path: Path, flags: str, pie
     assert (machine(tmp_path, 3, other_flags=flags)[0].software.loss == "pieces") == pieces
 
 
+def test_outputs_with_a_cache_hold_keys_values_and_logits(tmp_path: Path) -> None:
+    """Of 4 layers and 2 samples of 512 tokens."""
+    told = {"zero_stage": "3", "tp": "1", "pp": "1", "dp": "8", "n_kv_heads": "4"}
+    found = [
+        machine(tmp_path, 3, other_flags=f"FSDP{flag}", recompute=recompute, **told)[0].software.buffers
+        for flag, recompute in (("", "full"), ("; use_cache=True", "full"), ("; use_cache", "none"), ("", "none"))
+    ]
+    assert found[1] - found[0] == 1024 * (4 * 2 * 2 * 4 * 64 + 4 * 50257)
+    assert found[2] == found[3], "what is not recomputed is kept anyway"
+
+
 def test_gradients_of_megatron_are_narrow_where_their_main_copy_is(tmp_path: Path) -> None:
     for flags, width in (("main-grads-dtype bf16", 2.0), ("main_grads_dtype=fp32", 4.0), ("", 4.0)):
         software = machine(tmp_path, stack="Megatron-LM", date="2025-02", other_flags=flags)[0].software
