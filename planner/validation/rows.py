@@ -49,6 +49,7 @@ _FRAMEWORKS = {
     "megatron-deepspeed": "deepspeed", "pytorch fsdp": "fsdp", "fsdp2": "fsdp", "mindspeed-llm": "mindspeed",
     "megatron bridge": "nemo", "megatron-bridge": "nemo", "paddlenlp": "paddle", "paddlepaddle": "paddle",
     "nanotron": "megatron", "transformer engine": "megatron", "transformerengine": "megatron",
+    "pytorch ddp": "fsdp", "ddp": "fsdp", "distributeddataparallel": "fsdp",
     "hugging face transformers": "fsdp", "hugging face": "fsdp", "huggingface": "fsdp", "transformers": "fsdp",
 }  # fmt: skip
 """Frameworks, whatever their version, and the stack that each is; torchtitan is `fsdp` or `fsdp-compiled`."""

@@ -505,7 +505,7 @@ def _narrow_states(row: Row) -> dict[str, float]:
 def _stack(row: Row, zero: int) -> str:
     """The stack that a row names, else that of words in its flags and its source, else of words in its notes."""
     if (named := row.stack()) is not None:
-        if named == "fsdp" and row.truth("compile"):
+        if named in ("fsdp", "pytorch") and row.truth("compile"):  # our runtime by that name compiles nothing
             return "fsdp-compiled"
         if row.text("stack").lower().startswith("megatron-lm"):  # a framework, whose kernels go by the date
             return _megatron(row)

@@ -531,6 +531,8 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
     assert compiled.software.name == "fsdp-compiled"
     loop, _ = machine(tmp_path, 0, other_flags="PyTorch DDP; torch.compile", compile="True")
     assert loop.software.name == "fsdp-compiled"
+    for stack, compiles, name in (("PyTorch DDP", "False", "fsdp"), ("PyTorch", "True", "fsdp-compiled")):
+        assert machine(tmp_path, 0, stack=stack, compile=compiles)[0].software.name == name
     megatron, _ = machine(tmp_path, 0, other_flags="Megatron-LM; weights of Hugging Face")
     assert megatron.software.name == "megatron"
 
