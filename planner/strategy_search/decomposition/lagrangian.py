@@ -634,10 +634,18 @@ class Multipliers:
             ends=reach.ends,
             slopes=np.array([slope(blocks) for blocks in reach.inner]),
             wholes=np.array([self.whole(blocks) for blocks in reach.inner]),
-            most=self.most * units.min(axis=0) if len(units) else np.full(possible.shape, math.inf),
+            most=self.units_of_most(units) if len(units) else np.full(possible.shape, math.inf),
             room=room,
             ranks=reach.ranks,
         )
+
+    def units_of_most(self, units: Array) -> Array:
+        """Units of `most` inner blocks at least, of every state: of the smallest, as many as there are."""
+        by_size = np.argsort(units, axis=0)
+        counts = np.asarray(self.counts)[by_size]
+        before = np.cumsum(counts, axis=0) - counts
+        found: Array = (np.clip(self.most - before, 0, counts) * np.take_along_axis(units, by_size, axis=0)).sum(axis=0)
+        return found
 
     def whole_blocks(self, units: Array) -> Array:
         """Whole blocks, where every block is a unit."""

@@ -152,6 +152,13 @@ class Piece:
         return [0, *np.cumsum(counts).tolist()]
 
     @cached_property
+    def _places(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Where each table begins; and of each pair the first variable, the second, and its candidates."""
+        pairs = np.array(self.plan.pairs, dtype=np.intp).reshape(-1, 2)
+        sizes, starts = np.array(self.sizes, dtype=np.intp), np.array(self._starts[:-1], dtype=np.intp)
+        return starts, pairs[:, 0], pairs[:, 1], sizes[pairs[:, 1]]
+
+    @cached_property
     def least_transient(self) -> float:
         """Bytes that some operator needs for a moment, whatever is chosen."""
         return max((float(values.min()) for values in self.transient), default=0.0)
@@ -263,19 +270,13 @@ class Piece:
 
     def amounts(self, choice: Sequence[int], keeps: NDArray[np.bool_]) -> tuple[Amounts, frozenset[int]]:
         """What a choice costs, and the operators that keep their results."""
-        starts, count = self._starts, len(self.sizes)
-        nodes = np.array([starts[i] + k for i, k in enumerate(choice)], dtype=np.intp)
-        pairs = np.array(
-            [
-                starts[count + place] + choice[a] * self.sizes[b] + choice[b]
-                for place, (a, b) in enumerate(self.plan.pairs)
-            ],
-            dtype=np.intp,
-        )
-        cells = np.concatenate([nodes, pairs])
-        keeping_at = nodes[keeps[nodes]]
-        keeping = zip(self.keys, keeps[nodes].tolist(), strict=True)
-        kept = frozenset(key for key, keep in keeping if keep and isinstance(key, int))
+        starts, rows, columns, width = self._places
+        chosen, count = np.array(choice, dtype=np.intp), len(self.sizes)
+        nodes = starts[:count] + chosen
+        cells = np.concatenate([nodes, starts[count:] + chosen[rows] * width + chosen[columns]])
+        keeping = keeps[nodes]
+        keeping_at = nodes[keeping]
+        kept = frozenset(key for at in np.flatnonzero(keeping).tolist() if isinstance(key := self.keys[at], int))
         under = (0.0, 0.0) if self.under is None else tuple(one.sum_of(cells) for one in self.under)
         work = (0.0, 0.0) if self.covering is None else tuple(float(one[nodes].sum()) for one in self.covering)
         again = 0.0 if self.keeping_work is None else float(self.keeping_work[keeping_at].sum())

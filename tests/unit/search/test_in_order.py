@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planner.strategy_search.decomposition.in_order import InOrder, Reach
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.engine.next_price import Asked
 from planner.strategy_search.request.space import Configuration
@@ -76,6 +77,18 @@ def test_of_more_blocks_than_prices_speak_of_so_many_in_a_row_count(kinds: str) 
         reaches = [drawn(rng, len(sums), 4, ranks, 2, leanest=0) for ranks in (1, 1)]
         found = InOrder(reaches, sums).pace(40)
         assert found == pytest.approx([quickest(reaches, sums, state) for state in range(4)], rel=1e-6)
+
+
+def test_the_units_of_the_most_blocks_are_those_of_no_more_small_ones_than_there_are() -> None:
+    """As if all were of the kind with the smallest unit, three dense blocks of 78 left a rank without a bound."""
+    case = make_case("kinds-three", "cpu", Configuration(pipeline=2, mesh=(), micro_batches=4), 16)
+    rng = np.random.default_rng(5)
+    for most in range(1, sum(case.chain.block_ranges.totals) + 1):
+        multipliers = Multipliers(case.chain, 4.0, most=most)
+        assert max(multipliers.counts) > 1
+        units = rng.random((len(multipliers.counts), 7)) + 0.1
+        every = np.repeat(units, multipliers.counts, axis=0)  # (blocks, states)
+        assert multipliers.units_of_most(units) == pytest.approx(np.sort(every, axis=0)[:most].sum(axis=0))
 
 
 @pytest.mark.cases(1)
