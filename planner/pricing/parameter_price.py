@@ -166,14 +166,16 @@ def price_parameter(
     gradient = _shares(tensor, [s.gradient for s in stored], sizes) * tensor.numel
     accumulated = summed(tensor, update)
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy,
-    # and that of an offloaded weight, too
+    # and that of an offloaded weight, too. FSDP keeps its shard beside the weight that was gathered for long
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
     served = whole & update.served
     copies = zeros
     if own:
         padded = _padded(tensor, stored, sizes)
-        copies = np.where(apart | served | padded, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
+        gathered = software.copies_out & (_shares(tensor, states, sizes) < _shares(tensor, weights, sizes))
+        beside = apart | served | padded | gathered
+        copies = np.where(beside, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
     kept_in = tensor if software.sums_narrow else accumulated
     added = gradient * (tensor.element_bytes + 2 * kept_in.element_bytes)
     device = cluster.device

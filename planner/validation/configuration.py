@@ -452,7 +452,7 @@ def _expert_degrees(
     expert = _degree(row, "ep", notes)
     if tensor == 1:
         return expert, None
-    given = re.search(r"(?:\betp|expert-tensor-parallel-size)\s*[=: ]\s*(\d{1,9})", _words(row))
+    given = re.search(r"(?:\betp|expert[-_]tensor[-_]parallel[-_](?:size|degree))\s*[=: ]\s*(\d{1,9})", _words(row))
     if given:
         within = int(given[1])
     elif shards % expert or (_folds(row) and model.experts.width <= model.hidden):

@@ -239,7 +239,9 @@ def machine_of(row: Row, run: Run) -> tuple[Cluster, tuple[str, ...]]:
     )
     if not run.states.master_weights:  # the weight itself is what is stored, in 16 bits
         narrow = TRAINED[run.job.model.precision].nbytes
-        software = replace(software, stored=replace(software.stored, weight=narrow, master=0.0))
+        whole = software.name.startswith("fsdp") and run.pinned.zero == 2  # as it was gathered, beside its shard
+        weight = 1.0 if whole and software.gathers_narrow else narrow
+        software = replace(software, stored=replace(software.stored, weight=weight, master=0.0))
     return cluster.with_software(software), tuple(notes)
 
 

@@ -54,13 +54,13 @@ class Peaks:
 
 
 def peak_of(peaks: Peaks, device: Device, software: Software, kind: PeakKind | None) -> float:
-    """The predicted peak in bytes, counted in the way of a row."""
-    if kind == "used":
-        return peaks.held
+    """The predicted peak in bytes, counted in the way of a row. An allocator holds no more for later than there is
+    (`least_needed`)."""
     outside = reserved_memory(device, software)
+    tensors = (peaks.tensors - outside) / (1 + device.allocator_slack)
     if kind == "allocated":
-        return (peaks.tensors - outside) / (1 + device.allocator_slack)
-    return peaks.held - outside
+        return tensors
+    return max(tensors + outside, min(peaks.held, device.memory)) - (0.0 if kind == "used" else outside)
 
 
 def least_needed(peaks: Peaks, device: Device, software: Software) -> Bytes:

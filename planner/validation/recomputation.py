@@ -62,7 +62,7 @@ def spared_of(row: Row, layers: int, notes: list[str]) -> Spared | None:
         notes.append(f"selective recomputation of fms-fsdp: {share:.0%} of the blocks, by HFU over MFU")
         return Spared(recomputed=max(1, round(share * layers)))
     experts = row.text("arch").lower() == "moe"
-    if wanted == "selective" and (modules := _modules(detail)) and (experts or modules & PARTS.keys()):
+    if wanted == "selective" and (modules := _modules(row, detail)) and (experts or modules & PARTS.keys()):
         notes.append(f"selective recomputation: of {', '.join(sorted(modules))} in every block")
         remade = tuple(sorted(_REMADE[word] for word in modules if experts and word in _REMADE))
         again = modules - (_REMADE.keys() if experts else set())
@@ -100,11 +100,12 @@ def _share_again(row: Row) -> float | None:
     return max(0.0, 3 * (float(told[1]) / mfu - 1))
 
 
-def _modules(detail: str) -> set[str]:
+def _modules(row: Row, detail: str) -> set[str]:
     """Modules by their names in Megatron-LM, where a detail is a list of these and nothing else."""
     named = re.search(r"modules=\[([^\]]*)\]", detail)
     words = set(re.findall(r"\w+", named[1] if named else detail)) - {"selective", "modules", "recompute", "and"}
-    told = bool(named) or not words <= {"mlp", "moe"}  # which others say, too
+    megatron = re.search(r"megatron|nemo", row.text("stack").lower())
+    told = bool(named or megatron) or not words <= {"mlp", "moe"}  # which others say, too
     return words if told and words <= {*_CLASSES, *PARTS} else set()
 
 
@@ -158,7 +159,7 @@ def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str
         notes.append("selective recomputation: of everything but attention and every second product")
         return ("elementwise", "normalisation", "copy", EVERY_SECOND_PRODUCT)
     named = re.search(r"modules=\[([^\]]*)\]", detail)
-    if named or _modules(detail):
+    if named or _modules(row, detail):
         words = named[1] if named else detail
         found = {"layernorm": "normalisation", "act": "elementwise", "core_attn": "attention"}
         classes = tuple(sorted({value for key, value in found.items() if key in words}))

@@ -92,6 +92,13 @@ _CHUNKED_LOSS = (
 )
 """Words for logits and their loss in parts of the tokens, the projection with them (torchtitan's ChunkedCELoss)."""
 
+_CHUNKED_PROJECTION = "2026-04-27"
+"""Date from which on torchtitan's loss in chunks has the projection in them (786e26f8e); before it cut logits that were
+whole, and kept the logarithms of each chunk in fp32 for the backward pass (components/loss.py at e23bb707d)."""
+
+_PLAIN_GATES = r"\bno[-_]bias[-_]swiglu[-_]fusion|\bbias[-_](?:activation|swiglu)[-_]fusion\s*[=: ]\s*(?:false|0)\b"
+"""Words for gates of Megatron by operators of PyTorch, each of which keeps what it reads (transformer/mlp.py: glu)."""
+
 _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 """Words for a loss in one kernel of Triton or CUDA, under FSDP (unsloth's, FlashAttention's). Models of transformers
 hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
@@ -364,8 +371,12 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append(f"{loss}gated activations are made again, in place (Liger)")
         stack = replace(stack, loss=stack.loss if listed else "pieces", fused=True, gates_in_place=True)
     if mentions(words, _CHUNKED_LOSS):
-        notes.append("the loss is computed a piece at a time")
-        stack = replace(stack, loss="pieces")
+        whole = "torchtitan" in _told(row) and "" < row.date() < _CHUNKED_PROJECTION
+        notes.append("the loss is computed a piece at a time" + (", of logits that are whole" if whole else ""))
+        stack = replace(stack, loss="in place" if whole else "pieces")
+    if re.search(_PLAIN_GATES, words):
+        notes.append("gates are kept, as flags do without their fusion")
+        stack = replace(stack, fused=False)
     return stack
 
 

@@ -14,6 +14,7 @@ from planner.sharding.layout import PaddedShape, parse_layout
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import DEFAULT
 from tests.unit.search.cases import prepare, traced
 
 CLUSTER = load_profile("h100-80gb").with_devices(8)
@@ -87,6 +88,13 @@ def test_of_an_fp32_weight_in_pieces_the_whole_is_a_copy_of_16_bits(layout: str,
     one = StoredParameter(weight=parse_layout(layout), gradient=state, state=state)
     prices = price_parameter(tensor, True, [one], "bf16", "adamw", Pricers.of(build_mesh(cluster, (8,)), cluster))
     assert prices.weight[0] == nbytes
+    narrow = replace(cluster.software, stored=replace(cluster.software.stored, weight=2.0, master=0.0))
+    found = []
+    for software in (narrow, replace(narrow, copies_out=False)):  # without fp32 the shard is no part of the state
+        pricers = Pricers.of(build_mesh(cluster, (8,)), cluster.with_software(software))
+        update = replace(DEFAULT, master_weights=False)
+        found.append(price_parameter(tensor, True, [one], "bf16", "adamw", pricers, update=update).state[0])
+    assert found[0] - found[1] == (2 * 8 if layout == "R" else 0)
 
 
 def test_attention_that_is_done_again_keeps_nothing_of_its_own() -> None:

@@ -43,10 +43,11 @@ def test_experts_are_whole_where_recipes_have_them_so(tmp_path: Path, changes: d
         ("moe", "modules=[layernorm moe]", Spared(but=("moe",), remade=("normalisation",))),
         ("moe", "core_attn", Spared(but=("attention",))),
         ("dense", "modules=[mlp]", Spared(but=("mlp",))),
+        ("Megatron Bridge", "mlp", Spared(but=("mlp",))),
     ],
 )
 def test_modules_by_their_names_in_megatron(tmp_path: Path, arch: str, detail: str, spared: Spared) -> None:
-    model = EXPERTS if arch == "moe" else {"arch": "dense"}
+    model = EXPERTS if arch == "moe" else {"arch": "dense", "stack": "" if arch == "dense" else arch}
     found = run(tmp_path, **{**model, "recompute": "selective", "recompute_detail": detail})
     assert found.spared == spared
     assert found.pinned.recompute == ("selective" if spared.but else "none")

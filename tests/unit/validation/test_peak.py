@@ -36,6 +36,8 @@ def test_kinds_count_less_and_less() -> None:
     assert peak_of(peaks, DEVICE, PYTORCH, "reserved") == peak - DEVICE.reserved
     assert peak_of(peaks, DEVICE, PYTORCH, "allocated") == pytest.approx(tensors)
     assert least_needed(peaks, DEVICE, PYTORCH) == pytest.approx(tensors + DEVICE.reserved)
+    for memory, used in ((peak - 1.0, peak - 1.0), (1.0, tensors + DEVICE.reserved)):
+        assert peak_of(peaks, replace(DEVICE, memory=memory), PYTORCH, "used") == pytest.approx(used)
     one_group = replace(PYTORCH, communicators=0.2)
     less = 0.8 * (DEVICE.reserved - 0.5 * 2**30)  # all but the context
     assert peak_of(peaks, DEVICE, one_group, "reserved") == pytest.approx(peak - DEVICE.reserved + less)

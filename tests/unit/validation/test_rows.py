@@ -342,6 +342,8 @@ def test_experts(tmp_path: Path) -> None:
     run = run_of(one(tmp_path, **MIXTURE, ep="4", other_flags=flags))
     assert run.job.model.experts == ExpertDimensions(count=8, chosen=2, width=512, shared_width=256, dense_layers=1)
     assert (run.pinned.expert, run.pinned.whole_experts) == (4, True)
+    split = run_of(one(tmp_path, **MIXTURE, ep="2", other_flags="expert_tensor_parallel_degree=2", date="2025-12"))
+    assert (split.pinned.expert, split.pinned.whole_experts) == (2, False)
     run = run_of(one(tmp_path, **MIXTURE, ep="2"))
     assert (run.pinned.expert, run.pinned.whole_experts) == (2, False)
     assert "tensor parallelism of experts unknown: that of all else" in run.notes

@@ -504,6 +504,11 @@ def test_what_flags_deny_is_not_read(tmp_path: Path, flags: str) -> None:
     assert not software.offloaded
 
 
+def test_gates_that_are_not_fused_are_kept(tmp_path: Path) -> None:
+    for flags, fused in (("bias_activation_fusion=False", False), ("no-bias-swiglu-fusion", False), ("", True)):
+        assert machine(tmp_path, stack="NeMo", date="2025-09", other_flags=flags)[0].software.fused == fused
+
+
 @pytest.mark.parametrize("date", ["June 2021", "12/2024", "24-06"])
 def test_dates_that_would_be_taken_for_others_are_refused(tmp_path: Path, date: str) -> None:
     assert f"column date: '{date}' is not a date" in one(tmp_path, date=date).fault
@@ -556,6 +561,12 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
 )
 def test_a_loss_in_chunks_never_holds_all_logits(tmp_path: Path, flags: str, pieces: bool) -> None:
     assert (machine(tmp_path, 3, other_flags=flags)[0].software.loss == "pieces") == pieces
+
+
+def test_torchtitan_cut_whole_logits_until_the_projection_was_in_the_chunks(tmp_path: Path) -> None:
+    for date, loss in (("2025-03", "in place"), ("2026-05", "pieces"), ("", "pieces")):
+        row = {"stack": "torchtitan", "other_flags": "eight chunks of the loss", "date": date}
+        assert machine(tmp_path, 3, **row)[0].software.loss == loss
 
 
 def test_outputs_with_a_cache_hold_keys_values_and_logits(tmp_path: Path) -> None:
