@@ -190,7 +190,7 @@ def evaluate_chunk(
                 graphs[run.job.model] = traced(run.job.model)
             endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
             graph, software = graphs[run.job.model], cluster.software
-            live = endless.with_software(as_allocated(row, software))
+            live = endless.with_software(as_allocated(row, software, run.pinned.zero or 0, run.states.optimizer))
             plan, prediction, more = _priced(row, run, live, graph, cluster.device.memory)
             same = live.software == software
             held = None if same else predict(bind(plan, graph, TRACED_BATCH), endless)

@@ -26,6 +26,7 @@ from dataclasses import replace
 
 from hardware_profiles import Hidden, Software, load_software
 from planner.validation.nanotron import NANOTRON
+from planner.validation.states import PURE
 from planner.validation.words import mentions
 
 OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
@@ -78,7 +79,7 @@ MEGATRON_WORDS = r"megatron|transformer engine|\bte\b|\bapex\b"
 
 _AUTOCAST = r"\bautocast\b"
 _MIXED_BY_FSDP = (
-    r"\b(?:bf)?16[-_]mixed\b|\bmixed[-_ ]?precision\b"
+    r"\b(?:bf)?16[-_ ]mixed\b|\bmixed[-_ ]?precision\b"
     r"|param_dtype\W+(?:torch\.)?(?:b?float16|bf16|fp16)"
 )
 """Words for torch.autocast, and for what FSDP rounds by itself (MixedPrecision; Lightning's "bf16-mixed" has both)."""
@@ -108,8 +109,8 @@ def with_overlaps(stack: Software, flags: str) -> Software:
     return stack
 
 
-def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") -> Software:
-    """The stack with kernels and modules that flags name, and notes on them.
+def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", precision: str = "") -> Software:
+    """The stack with kernels and modules that flags name, or words for its `precision`, and notes on them.
 
     Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
     Modules of Hugging Face launch their operators from Python, as Megatron's do, and where no kernel computes attention
@@ -144,7 +145,9 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
         notes.append("operators are launched from Python, as in Megatron")
         heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
         stack = replace(stack, host=max(stack.host, megatron.host), softmax_heads=heads)
-    if stack.name.startswith("fsdp") and mentions(flags, _AUTOCAST) and not mentions(flags, _MIXED_BY_FSDP):
+    said = f"{flags}; {precision}"
+    narrow = mentions(said, _MIXED_BY_FSDP) or mentions(said, PURE) or precision.startswith("fp32")
+    if stack.name.startswith("fsdp") and mentions(flags, _AUTOCAST) and not narrow:
         notes.append("weights are gathered in fp32, and blocks hand each other values in fp32 (autocast)")
         stack = replace(stack, autocasts=True)
     return stack

@@ -104,11 +104,13 @@ _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
 4.45: `logits.float()`, `shift_logits.contiguous()`)."""
 
-_LIGER_LOSS = r"\bliger\b[^;]*\bcross[-_ ]entropy"
-_LIGER_LINEAR = r"\bliger\b[^;]*(?:\blinear\b|\bflce\b|chunk)"
+_LIGER_LOSS = r"(?<![a-z])liger(?![a-z])[^;]*?(?:cross[-_ ]entropy|[-_ ]ce\b)"
+_LIGER_LINEAR = r"(?<![a-z])liger(?![a-z])[^;]*(?:fused[-_ ]linear|linear[-_ ]cross|\bflce\b|chunk)"
 """Words for the losses of Liger: one kernel for logits, or one with the projection, which never holds all of them."""
 
-_LIGER = r"\bliger\b(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
+_LIGER_NO_LOSS = r"(?<![a-z])liger(?![a-z])[^;]*\b(?:no|not|without)[-_ ][^;]*cross[-_ ]entropy"
+
+_LIGER = r"(?<![a-z])liger(?![a-z])(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
 """Words for all kernels of Liger, not for its loss alone."""
 
 _MEGATRON_LOSS = r"\bnanotron\b"
@@ -193,7 +195,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     elif stack.gathers_narrow and not re.search(_NARROW_GRADIENTS, row.text("source").lower()):
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _of_its_time(row, _memory_of(row, stack, notes))
-    stack = with_kernels(with_overlaps(stack, flags), flags, notes, row.date())
+    precision = f"{row.precision()}; {row.text('precision_detail').lower()}"
+    stack = with_kernels(with_overlaps(stack, flags), flags, notes, row.date(), precision)
     if (stack.name.startswith("fsdp") or gathers_logits(row)) and stack.loss == "whole":
         stack = replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")
     stack = _of_torchtitan(row, stack)
@@ -278,7 +281,7 @@ def window_of(row: Row) -> int | None:
     """Keys that attention looks back at, as flags say; None where they say nothing of a window. Raises RequestError for
     one of unknown length, or of some layers alone."""
     flags = f"{row.text('model')}; {row.text('other_flags')}".lower()
-    if (pattern := re.search(_PATTERN, flags)) is not None:
+    if mentions(flags, _PATTERN) and (pattern := re.search(_PATTERN, flags)) is not None:
         return _same_work(pattern[1], row.integer("n_layers") or 0, row.integer("seq_len") or 0)
     if not mentions(flags, _WINDOW):
         return None
@@ -358,7 +361,8 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     if stack.name == "paddle" and (row.integer("tp") or 1) > 1:
         stack = replace(stack, copies_inputs=True)
-    listed = mentions(words, _LIGER_LOSS) and not mentions(words, _LIGER_LINEAR)
+    spared, linear = bool(re.search(_LIGER_NO_LOSS, words)), mentions(words, _LIGER_LINEAR)
+    listed = mentions(words, _LIGER_LOSS) and not linear and not spared
     if (mentions(words, _FUSED_LOSS) or listed) and stack.name in _OWN_VOCABULARY and stack.loss == "whole":
         notes.append("the loss is one kernel, which leaves its gradient where logits were")
         shifted = 4.0 * _logits(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
@@ -367,9 +371,13 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append("outputs hold keys and values of all layers, and logits in fp32 (use_cache)")
         stack = replace(stack, buffers=stack.buffers + _cached(row) + 4.0 * _logits(row))
     if mentions(words, _LIGER):
-        loss = "" if listed else "the loss is computed a piece at a time, "
+        own = listed or spared
+        loss = "" if own else "the loss is computed a piece at a time, "
         notes.append(f"{loss}gated activations are made again, in place (Liger)")
-        stack = replace(stack, loss=stack.loss if listed else "pieces", fused=True, gates_in_place=True)
+        stack = replace(stack, loss=stack.loss if own else "pieces", fused=True, gates_in_place=True)
+    elif linear:
+        notes.append("the loss is computed a piece at a time (Liger)")
+        stack = replace(stack, loss="pieces")
     if mentions(words, _CHUNKED_LOSS):
         whole = "torchtitan" in _told(row) and "" < row.date() < _CHUNKED_PROJECTION
         notes.append("the loss is computed a piece at a time" + (", of logits that are whole" if whole else ""))
@@ -413,23 +421,24 @@ _ONE_KERNEL = (
 """Words for an update in one kernel, which makes nothing in memory."""
 
 
-def as_allocated(row: Row, stack: Software) -> Software:
+def as_allocated(row: Row, stack: Software, zero: int, optimizer: str) -> Software:
     """The stack as its tensors come and go: torch.optim sets gradients to None, and PyTorch's cross entropy no longer
     has the logits in 16 bits of which it made a copy in fp32 (`logits = logits.float()` of transformers, `del pred` of
     torchtitan). What an allocator takes of the device has both: its blocks stay, and tensors of other sizes do not fit.
 
     DistributedDataParallel has buckets of all gradients beside (torch/csrc/distributed/c10d/reducer.cpp), so that they
-    always stand. MosaicML's optimizer goes tensor by tensor (composer/optim/decoupled_weight_decay.py).
+    always stand, with states that are shared out (`zero` 1), too. MosaicML's optimizer goes tensor by tensor
+    (composer/optim/decoupled_weight_decay.py), and an `optimizer` but AdamW takes no roots of all second moments.
     """
     data = (row.integer("n_devices") or 1) // ((row.integer("tp") or 1) * (row.integer("pp") or 1))
-    buckets = row.zero_stage() == 0 and data > 1
+    buckets = data > 1 and (zero == 0 or (zero == 1 and (row.integer("pp") or 1) == 1))
     if stack.name not in _TORCH_OPTIMIZER or buckets:
         return stack
     one_kernel = mentions(_told(row), _ONE_KERNEL) or (mentions(_told(row), "torchtitan") and not stack.foreach)
     buffers = stack.buffers
     if stack.loss != "pieces" and row.precision() != "fp32" and (buffers or stack.composed_loss == "pytorch"):
         buffers -= _FREED_LOGIT * _logits(row)
-    roots = stack.name != "llm-foundry" and not one_kernel
+    roots = stack.name != "llm-foundry" and not one_kernel and optimizer == "adamw"
     return replace(stack, frees_gradients=True, roots_moments=roots, buffers=buffers)
 
 

@@ -32,20 +32,25 @@ and a pass that scales."""
 PRICED = ("muon", "lamb", "sgd")
 """Optimizers beside AdamW."""
 _SGD = r"\boptim(?:izer)?\s*[=:]\s*sgd\b|optimizer sgd\b"
-_PURE = (
+PURE = (
     r"pure[-_ ]bf(?:loat)?16|bf16[-_]true|\bbf16_optimizer_states\b|\btraining[._]dtype\W+bfloat16"
     r"|(?:no|without) (?:fp32 )?master[-_ ]weights|stochastic[-_ ]rounding"
 )
+"""Words for weights, gradients and moments in 16 bits."""
+
 _MOMENTS = (
     r"\bbf16[- ](?:adamw?|moments)|optimi[sz]er states? in bf16|bf16 optimi[sz]er states?"
     r"|exp[-_]avg(?:[-_]sq)?[-_]dtype\W+(?:torch\.)?bf(?:loat)?16"
 )
 _CLIPPED = (
-    r"clip[-_ ]?grad\w*|max[-_]grad[-_]norm|max[-_]norm|\bclipp(?:ed|ing)\b"
+    r"clip[-_ ]?grad\w*|max[-_]grad[-_]norm|\bmax[-_]norm|(?<!logit[- ])(?<!qk[- ])\bclipp(?:ed|ing)\b"
     r"|grad(?:ient)?s?[-_ ]?(?:norm[-_ ])?clip(?:ped|ping)?(?:[-_]val)?"
 )
-_BY_HAND = r"transformer[- ]?engine|\baccelerate\b"
-_TRAINED_BY = r"megatron|nemo|deepspeed|trainer|lightning|torchtitan|llm-foundry"
+_BY_HAND = r"transformer[- ]?engine|(?<!to )\baccelerate\b"
+_TRAINED_BY = (
+    r"megatron|nemo|deepspeed|lightning|torchtitan|llm-foundry|mosaic|composer|axolotl|llama[-_ ]?factory|ms-swift"
+    r"|torchtune|\btrl\b"
+)
 """Words for layers and launchers, and for what has a training loop of its own."""
 
 _OPTIMIZER = r"\bbf16[- ]optimi[sz]er\b"
@@ -77,7 +82,7 @@ def states_of(row: Row, notes: list[str]) -> States:
     """What a row says. Raises UnsupportedError for weights in fp16 alone."""
     flags = "; ".join(row.text(column) for column in FLAGS).lower()
     optimizer = _optimizer(flags, row.text("notes").lower())
-    pure = mentions(flags, _PURE) and row.precision() != "fp32"
+    pure = mentions(flags, PURE) and row.precision() != "fp32"
     told = mentions(flags, _MOMENTS) or (mentions(flags, _OPTIMIZER) and "deepspeed" not in flags)
     if pure and row.precision() == "fp16":
         raise UnsupportedError("weights or moments have no fp32 copy but fp16, which is not priced")
@@ -101,7 +106,8 @@ def _clips(row: Row, flags: str) -> bool:
     if re.search(_CLIPPED, flags):
         return mentions(flags, _CLIPPED)
     named = f"{row.text('stack').lower()}; {flags}"
-    return not mentions(named, _BY_HAND) or mentions(f"{row.text('source').lower()}; {named}", _TRAINED_BY)
+    told = mentions(named, "trainer") or mentions(f"{row.text('source').lower()}; {named}", _TRAINED_BY)
+    return not mentions(named, _BY_HAND) or told
 
 
 def _optimizer(flags: str, own: str) -> str:

@@ -8,11 +8,11 @@ _NOT = re.compile(
     r"(?:[^\w,;.]|_)+(?:\w+[^\w,;.]+)?$"
 )
 
-_VALUE = r"(?:false|off|none|null|never|disabled|unused|-1|0)(?![\w.])"
+_VALUE = r"\(?(?:false|off|none|null|never|disabled|unused|-1|0(?:\.0+)?)(?![\w.])"
 """Values that switch something off; 0 and -1 are no count, size or window."""
 
 _OFF = re.compile(
-    rf"[^\s,;]*\s*(?:[=:]\s*[^\w\s-]?(?:{_VALUE}|no(?![\w.]))|{_VALUE}|no\s*(?:[;,.)]|$)"
+    rf"(?:[^\s,;=:]*[^\s,;=:.\d])?\s*(?:[=:]\s*[^\w\s-]?(?:{_VALUE}|no(?![\w.]))|{_VALUE}|no\s*(?:[;,.)]|$)"
     rf"|(?:is|was|are|were|set to|switched|turned)\s+{_VALUE}"
     r"|(?:(?:is|was|are|were)\s+)?not (?:used|enabled|applied|set|on)\b)"
 )

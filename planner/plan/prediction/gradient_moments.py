@@ -22,7 +22,7 @@ from planner.plan.prediction.stage_cost import StageCost
 from planner.sharding.layout import local_share
 
 _AFTER = -1  # what follows the blocks, among what is there at once
-_BRIEF, _KEPT, _GRADIENTS = "transient", "activations", "gradients"
+_BRIEF, _KEPT, _GRADIENTS, _STATES = "transient", "activations", "gradients", "optimizer state"
 
 
 @dataclass(kw_only=True)
@@ -59,7 +59,7 @@ class GradientMoments:
             (stands, self.kept + after, self.outside + software.buffers),
             (max(stands, head), self.kept + block, self.inside),
             (gradients, rest + block, self.inside),
-            (gradients, 0.0, self._roots(bound) if software.roots_moments else 0.0),
+            (gradients, 0.0, self._roots(bound) if software.roots_moments and memory[_STATES] else 0.0),
         ]
         memory[_GRADIENTS], memory[_KEPT], memory[_BRIEF] = max(moments, key=sum)
 

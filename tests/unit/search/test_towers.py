@@ -23,7 +23,7 @@ def test_a_tower_has_the_variables_of_one_of_its_blocks(monkeypatch: pytest.Monk
 
 
 def test_blocks_of_a_tower_are_alike_in_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, draw = case_of("towers", monkeypatch, 3, 4), random.Random(0)
+    case, draw = case_of("towers of 3 and 4", monkeypatch, 3, 4), random.Random(0)
     plan = plan_of(case, random_ranks(case, draw, random_state(case, draw)))
     for name, count in (("before", 3), ("after", 4)):
         for what in ("operators", "parameters"):

@@ -234,6 +234,11 @@ def test_gradients_of_a_run_are_read_for_their_norm_and_scaled(tmp_path: Path) -
     [
         ("", "", True),
         ("max_grad_norm=0", "", False),
+        ("max_grad_norm 0.0", "", False),
+        ("clip_grad=1.0", "", True),
+        ("max_grad_norm=10; gradient_clip_val=1.0", "", True),
+        ("no QK-clipping; moe_softmax_norm=False", "", True),
+        ("Axolotl; accelerate launch", "Hugging Face", True),
         ("no gradient clipping", "", False),
         ("Transformer Engine TransformerLayer", "Transformer Engine", False),
         ("Transformer Engine; Hugging Face accelerate; clip_grad_norm 1.0", "Transformer Engine", True),

@@ -504,6 +504,38 @@ def test_what_flags_deny_is_not_read(tmp_path: Path, flags: str) -> None:
     assert not software.offloaded
 
 
+@pytest.mark.parametrize(
+    ("flags", "loss", "gates"),
+    [
+        ("Liger kernels", "pieces", True),
+        ("use_liger_kernel=True", "pieces", True),
+        ("Liger: RMSNorm, SwiGLU and cross entropy; linear warmup", "in place", True),
+        ("Liger (RMSNorm, SwiGLU, no cross entropy)", "whole", True),
+        ("Liger fused linear cross entropy", "pieces", False),
+        ("Liger FLCE", "pieces", False),
+        ("Liger cross entropy", "in place", False),
+    ],
+)
+def test_which_kernels_of_liger_ran(tmp_path: Path, flags: str, loss: str, gates: bool) -> None:
+    told = {"stack": "fsdp", "zero_stage": "3", "tp": "1", "pp": "1", "dp": "8"}
+    software = machine(tmp_path, 3, other_flags=flags, **told)[0].software
+    assert (software.loss, software.gates_in_place) == (loss, gates)
+
+
+@pytest.mark.parametrize(
+    ("changes", "autocasts"),
+    [
+        ({"other_flags": "bf16 autocast"}, True),
+        ({"other_flags": "bf16 autocast", "precision": "fp32"}, False),
+        ({"other_flags": "bf16 autocast; pure bf16"}, False),
+        ({"other_flags": "bf16 autocast", "precision_detail": "MixedPrecision(param_dtype=bf16)"}, False),
+    ],
+)
+def test_autocast_gathers_in_fp32_what_is_stored_so(tmp_path: Path, changes: dict[str, str], autocasts: bool) -> None:
+    told = {"stack": "fsdp", "zero_stage": "3", "tp": "1", "pp": "1", "dp": "8"}
+    assert machine(tmp_path, 3, **told, **changes)[0].software.autocasts == autocasts
+
+
 def test_gates_that_are_not_fused_are_kept(tmp_path: Path) -> None:
     for flags, fused in (("bias_activation_fusion=False", False), ("no-bias-swiglu-fusion", False), ("", True)):
         assert machine(tmp_path, stack="NeMo", date="2025-09", other_flags=flags)[0].software.fused == fused
