@@ -104,13 +104,14 @@ _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
 4.45: `logits.float()`, `shift_logits.contiguous()`)."""
 
-_LIGER_LOSS = r"(?<![a-z])liger(?![a-z])[^;]*?(?:cross[-_ ]entropy|[-_ ]ce\b)"
-_LIGER_LINEAR = r"(?<![a-z])liger(?![a-z])[^;]*(?:fused[-_ ]linear|linear[-_ ]cross|\bflce\b|chunk)"
-"""Words for the losses of Liger: one kernel for logits, or one with the projection, which never holds all of them."""
+_OF_LIGER = r"(?<![a-z])liger(?![a-z])"
+_LIGER_LOSS = rf"{_OF_LIGER}[^;]*?(?:cross[-_ ]entropy|[-_ ]ce\b)"
+_LIGER_LINEAR = rf"{_OF_LIGER}[^;]*(?:fused[-_ ]linear|linear[-_ ]cross|\bflce\b|chunk)"
+_LIGER_NO_LOSS = rf"{_OF_LIGER}[^;]*\b(?:no|not|without)[-_ ][^;]*cross[-_ ]entropy"
+"""Words for the losses of Liger: one kernel for logits, one with the projection, which never holds all of them, or
+neither."""
 
-_LIGER_NO_LOSS = r"(?<![a-z])liger(?![a-z])[^;]*\b(?:no|not|without)[-_ ][^;]*cross[-_ ]entropy"
-
-_LIGER = r"(?<![a-z])liger(?![a-z])(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
+_LIGER = rf"{_OF_LIGER}(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
 """Words for all kernels of Liger, not for its loss alone."""
 
 _MEGATRON_LOSS = r"\bnanotron\b"

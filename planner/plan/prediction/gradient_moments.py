@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from costmodels import MOMENT_BYTES
 from hardware_profiles import Bytes, Software
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.prediction.operator_visit import AFTER
 from planner.plan.prediction.stage_cost import StageCost
 from planner.sharding.layout import local_share
 
-_AFTER = -1  # what follows the blocks, among what is there at once
 _BRIEF, _KEPT, _GRADIENTS, _STATES = "transient", "activations", "gradients", "optimizer state"
 
 
@@ -52,8 +52,8 @@ class GradientMoments:
         memory, blocks = cost.memory, bound.blocks
         gradients, head = memory[_GRADIENTS], self._behind(bound, memory[_GRADIENTS])
         stands = gradients if bound.plan.training.micro_batches > 1 else 0.0
-        after = self.at_once.get(_AFTER, 0.0)
-        block = max((nbytes for where, nbytes in self.at_once.items() if where != _AFTER), default=0.0)
+        after = self.at_once.get(AFTER, 0.0)
+        block = max((nbytes for where, nbytes in self.at_once.items() if where != AFTER), default=0.0)
         rest = self.kept / max(1, blocks.count)
         moments = [
             (stands, self.kept + after, self.outside + software.buffers),
