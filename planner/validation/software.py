@@ -151,7 +151,14 @@ _LOOP = (
 """Words for a training loop of PyTorch's own. Where it is compiled its chains are kernels of inductor, as under
 compiled FSDP, and none of Megatron's."""
 
-_GRAPHS = r"\bcuda[-_ ]graphs?(?:\b|_scope)"
+_GRAPHS = r"\bcuda[-_ ]graphs?(?:\b|_)"
+_STEP_IN_GRAPH = rf"full[-_ ]iteration cuda|{_GRAPHS}[^;]*\bfull[-_ ]iteration|\bfull_cuda_graph\s*=\s*(?:1|true)"
+"""Words for parts of blocks in CUDA graphs, and for a step of them (Megatron-Core's `cuda_graph_impl`; the container of
+MLPerf's NeMo)."""
+
+_EXPERTS_AT_ONCE = r"paged[-_ ]stash|transformer[-_]engine[-_]op[-_]fuser"
+"""Words for experts in one kernel of Transformer Engine, which Megatron-LM's paged stash needs
+(docs/user-guide/features/paged_stash.md)."""
 
 _FUSED_ROUTER = r"moe[-_]router[-_]fusion"
 """Words for a router of few kernels (Megatron-LM, on Transformer Engine)."""
@@ -217,6 +224,9 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if mentions(dropping, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         stack = replace(stack, drops_tokens=True)
     stack = _experts_of(row, stack, flags, notes)
+    if stack.name in _TRANSFORMER_ENGINE and (graphs := _graphs_by_flags(flags) or stack.graphs) != "none":
+        notes.append(f"in CUDA graphs: {graphs}")
+        stack = replace(stack, graphs=graphs)
     if stack.name in _OWN_LOSS and (mentions(flags, _MEGATRON_LOSS) or not mentions(flags, _OTHER_LOSS)):
         stack = replace(stack, composed_loss="megatron")
     if "no-gradient-accumulation-fusion" in flags:
@@ -311,12 +321,13 @@ def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Soft
     """The stack with what recipes decide about experts, and how its dispatcher sorts rows."""
     if mentions(flags, _FUSED_ROUTER):
         stack = replace(stack, routes_fused=True)
+    if mentions(flags, _EXPERTS_AT_ONCE):
+        stack = replace(stack, fused_experts=True, grouped=0.0)
     if row.text("arch").lower() == "moe" and stack.name == "nemo" and (release := release_of(row)):
         recipe = recipe_of(row, release)
         sent = "once" if recipe.dispatcher == "once" else "for each expert"
-        graphs = _graphs_by_flags(flags) or recipe.graphs
-        notes.append(f"rows are sent {sent}, CUDA graphs: {graphs}")
-        return replace(stack, dispatcher=recipe.dispatcher, graphs=graphs)
+        notes.append(f"rows are sent {sent}")
+        return replace(stack, dispatcher=recipe.dispatcher, graphs=recipe.graphs)
     if row.text("arch").lower() == "moe" and mentions(flags, _ONCE):
         notes.append("rows are sent once to a node, whichever experts they go to")
         return replace(stack, dispatcher="once")
@@ -326,8 +337,10 @@ def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Soft
 
 
 def _graphs_by_flags(flags: str) -> Graphs | None:
-    """What of blocks with experts flags say to be in CUDA graphs, by modules of Megatron-Core (`cuda_graph_scope`);
-    None where they name no module."""
+    """What flags say to be in CUDA graphs, by modules of Megatron-Core (`cuda_graph_scope`) or as a whole; None where
+    they name neither."""
+    if mentions(flags, _STEP_IN_GRAPH):
+        return "step"
     if mentions(flags, rf"{_GRAPHS}[^;]*\battn\b"):
         return "attention"
     return "router" if mentions(flags, rf"{_GRAPHS}[^;]*\bmoe_(?:router|preprocess)\b") else None
@@ -611,7 +624,7 @@ def _fuses_experts(row: Row) -> bool:
     on B300 (perf_recipes at 067f987d)."""
     if row.text("arch").lower() != "moe" or row.precision() != "fp8" or release_of(row) < _FUSED_EXPERTS:
         return False
-    if _graphs_by_flags(row.text("other_flags").lower()) is not None:
+    if _graphs_by_flags(row.text("other_flags").lower()) in ("router", "attention"):
         return False
     return row.text("profile").startswith(("gb", "vr") if _has_sinks(row) else ("gb", "vr", "b300"))
 

@@ -624,7 +624,9 @@ def test_gradients_of_megatron_are_narrow_where_their_main_copy_is(tmp_path: Pat
         ({"stack": "Megatron Bridge"}, "nemo-2606", "none"),
         ({"stack": "Megatron Bridge", "other_flags": "CUDA graphs of moe_router and moe_preprocess"}, "nemo", "router"),
         ({"stack": "Megatron Bridge", "other_flags": "cuda_graph_scope=attn moe_router"}, "nemo", "attention"),
-        ({"stack": "Megatron Bridge", "other_flags": "full-iteration CUDA graphs"}, "nemo-2606", "none"),
+        ({"stack": "Megatron Bridge", "other_flags": "full-iteration CUDA graphs"}, "nemo-2606", "step"),
+        ({"stack": "Megatron-LM", "other_flags": "full-iteration CUDA graphs; paged stash"}, "megatron", "step"),
+        ({"stack": "Megatron-LM", "other_flags": "hybridep; cuda_graph_scope attn mlp"}, "megatron", "attention"),
         ({"stack": "nemo"}, "nemo", "router"),
         ({"source": "cards of Megatron Bridge"}, "nemo-2606", "none"),
         ({"other_flags": "Megatron Bridge; Megatron FSDP"}, "nemo-2606", "none"),
@@ -637,6 +639,7 @@ def test_megatron_bridge_is_that_of_its_release_whatever_names_it(
     row = {"arch": "moe", "model": "Qwen3-30B-A3B", "precision": "fp8", "precision_detail": "mxfp8", "date": "2026-07"}
     software = machine(tmp_path, profile="gb300-288gb", **row, **changes)[0].software
     assert (software.name, software.graphs) == (stack, graphs)
+    assert software.fused_experts == (stack == "nemo-2606" or "stash" in changes.get("other_flags", ""))
 
 
 @pytest.mark.parametrize(
