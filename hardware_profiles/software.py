@@ -100,6 +100,8 @@ class Software:
         stored: bytes kept for each parameter.
         fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
             backward pass (fused SwiGLU, compilers) instead of kept.
+        fuses_chains: whether a rotation by rotary positions is one kernel, and a gated activation with its product
+            another (compilers, Liger), each with its passes over memory alone.
         ahead: where weights are gathered for their use, how many blocks at the same time; 0 gathers each weight by
             itself.
         copies_out: whether weights that were gathered together are copied out of the buffer that came, and gradients
@@ -248,6 +250,7 @@ class Software:
     frees_gradients: bool = False
     roots_moments: bool = False
     autocasts: bool = False
+    fuses_chains: bool = False
 
     @property
     def has_buckets(self) -> bool:

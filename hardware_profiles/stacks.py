@@ -54,6 +54,7 @@ class _StackFile(Strict):
     bucket_parameters: Positive | None = None
     bucket_per_device: Number | None = None
     fused: bool
+    fuses_chains: bool = False
     ahead: Number
     regathers: bool
     loss: LossMemory
@@ -101,6 +102,7 @@ class _StackFile(Strict):
             bucket_parameters=0 if self.bucket_parameters is None else int(self.bucket_parameters.value),
             bucket_per_device=0 if self.bucket_per_device is None else int(self.bucket_per_device.value),
             fused=self.fused,
+            fuses_chains=self.fuses_chains,
             ahead=int(self.ahead.value),
             regathers=self.regathers,
             loss=self.loss,

@@ -21,7 +21,8 @@ class Dimensions:
     Nemotron is a Llama whose MLP has two matrices, up and down.
 
     `head_size` None divides the hidden size among the heads. `experts` None is a dense model. A DeepSeek has the latent
-    attention and the routers of `like`, a model of the zoo. With `adapters` nothing but these is trained.
+    attention and the routers of `like`, a model of the zoo. With `adapters` nothing but these is trained. `qk_norm`:
+    whether queries and keys of each head are normalised, which GPT's are not.
     """
 
     family: Family
@@ -38,6 +39,7 @@ class Dimensions:
     experts: "ExpertDimensions | None" = None
     like: str = ""
     adapters: Adapters | None = None
+    qk_norm: bool = False
 
     @property
     def parameters(self) -> int:
@@ -60,7 +62,7 @@ class Dimensions:
         if self.family == "deepseek":
             return _latent_attention(h, self.heads, dict(DEEPSEEK_MODELS[self.like].dimensions))
         head = h // self.heads if self.head_size is None else self.head_size
-        return 2 * h * head * (self.heads + self.kv_heads)
+        return 2 * h * head * (self.heads + self.kv_heads) + (2 * head if self.qk_norm else 0)
 
 
 def _latent_attention(h: int, heads: int, sizes: Mapping[str, Any]) -> int:
@@ -129,7 +131,7 @@ def _module(dimensions: Dimensions) -> Any:
     from planner.models.llama import Llama, LlamaConfig
 
     shared.update(ffn_size=dimensions.ffn, num_kv_heads=dimensions.kv_heads, head_size=dimensions.head_size)
-    shared.update(gated=dimensions.family != "nemotron")
+    shared.update(gated=dimensions.family != "nemotron", qk_norm=dimensions.qk_norm)
     return Llama(LlamaConfig(**shared, **_expert_sizes(dimensions)))
 
 

@@ -21,7 +21,9 @@ n or k elements that are no multiples of 16 bytes cannot be loaded in whole word
 What software adds (`hardware_profiles.Software`):
 
     every operator        t >= host latency: kernels that are shorter wait for the host, unless it is ahead of them
-    elementwise and such  bytes times `passes`; norms that no kernel computes at once: see `composed_norms.py`
+    elementwise and such  bytes times `passes`; norms that no kernel computes at once: see `composed_norms.py`;
+                          rotations operator by operator, or with `fuses_chains` one that reads and writes, and
+                          activations of gates within the product behind them
     attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
                           see `runtime.ops.attention`): scores through memory, see `unfused_attention.py`
 
@@ -122,6 +124,9 @@ _FURTHER = 3
 """Operands of attention from here on stand behind queries, keys and values. A mask has keys; sinks have none, nor have
 numbers of documents."""
 
+_GATE = "aten.silu.default"
+"""The activation of a gate, which a product with another projection follows."""
+
 _PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
 
 
@@ -153,6 +158,8 @@ def _launched(call: KernelCall) -> int:
     experts, graphs = call.rule.op_class == "experts", call.software.graphs
     if call.rule.op_class == FREE_OP_CLASS or graphs == "step" or (graphs == "attention" and not experts):
         return 0
+    if _joins_product(call):
+        return 0
     if call.rule.casts and not experts:
         return CAST_KERNELS
     if experts:
@@ -165,7 +172,7 @@ def _launched(call: KernelCall) -> int:
         return KERNELS
     if composed_losses.is_composed_loss(call):
         return composed_losses.KERNELS
-    if call.rule.composed:
+    if call.rule.composed and not call.software.fuses_chains:
         return sum(one.operators[0] for one in call.rule.composed)
     return UNFUSED_KERNELS if is_unfused(call) else 1
 
@@ -187,7 +194,9 @@ def _launched_besides(call: KernelCall) -> int:
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
     if is_composed(call):
         return composed_seconds(call)
-    if call.rule.composed:
+    if _joins_product(call):
+        return np.zeros(len(call.extents)), np.zeros(len(call.extents))
+    if call.rule.composed and not call.software.fuses_chains:
         return _one_by_one(call)
     passes = call.software.passes if call.rule.op_class in _PASSED else 1.0
 
@@ -211,6 +220,12 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
         return forward, backward
     work = call.flops * call.rule.backward_work(call.graded)
     return forward, seconds(work, call.moved_backward, max(1, call.worked))
+
+
+def _joins_product(call: KernelCall) -> bool:
+    """Whether an operator is an activation that the kernel of the product behind it computes, which reads what this
+    reads, and writes its gradient with its own."""
+    return call.software.fuses_chains and call.rule.op == _GATE
 
 
 def _one_by_one(call: KernelCall) -> tuple[Array, Array]:

@@ -241,6 +241,7 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
             head_size=None if head is None or head * heads == hidden else head,
             experts=experts,
             like=like,
+            qk_norm=family in ("llama", "nemotron") and normalises_heads(row),
         )
         for family, tied in kinds
     ]
@@ -248,6 +249,16 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
 
 _BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"
 """Context parallelism by heads: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
+
+_NORMED_HEADS = r"\bqwen[-_ ]?3(?![\d.]|[-_ ]next)|\bolmo[-_ ]?(?:2|1124)\b|\bqk[-_ ](?:layer)?norm"
+"""Models whose queries and keys are normalised (Qwen3: arXiv 2505.09388; OLMo 2, of all heads together, which moves as
+much: arXiv 2501.00656), and words for it."""
+
+
+def normalises_heads(row: Row) -> bool:
+    """Whether a row says that its queries and keys are normalised, by the name of its model or by flags."""
+    return mentions(f"{row.text('model')}; {row.text('other_flags')}".lower(), _NORMED_HEADS)
+
 
 _LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d|b\b)")
 """Multi-head latent attention: named as a flag, or that of the DeepSeek models since V2 (DeepSeek-AI 2024)."""

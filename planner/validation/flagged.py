@@ -5,7 +5,7 @@
     --grad-reduce-in-bf16, grad_reduce_in_fp32=False, --main-grads-dtype bf16
                                                                  gradients have 16 bits
     --fp8-param-gather, fp8_params, "weights stored in fp8"      weights are stored and gathered in fp8
-    fused RMSNorm with fused SwiGLU                              elementwise work passes memory as often as in Megatron
+    fused RMSNorm with fused SwiGLU, Liger                       elementwise work passes memory as often as in Megatron
     Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, and
                                                                  RMS norms are chains of operators
     autocast                                                     FSDP gathers weights in fp32, to round them where they
@@ -62,8 +62,12 @@ _FP8_WEIGHTS = (
     r"fp8[-_]param(?:s|eters)?(?:[-_]gather)?\b|fp8[-_]primary[-_]weights"
     r"|weights (?:are )?(?:stored|kept|gathered)\b[^;,]* in fp8"
 )
-_FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
-_FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
+OF_LIGER = r"(?<![a-z])liger(?![a-z])"
+LIGER = rf"{OF_LIGER}(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
+"""Words for Liger, and for all its kernels, not its loss alone."""
+
+_FUSED_NORMS = rf"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel|{LIGER}"
+_FUSED_GATES = rf"fused[- ](?:swiglu|silu|mlp)|{LIGER}"
 _FUSED_SOFTMAX = r"fused[- ]softmax"
 HUGGING_FACE = (
     r"(?<!from )(?<!tokenizer of )(?<!weights of )(?<!checkpoint of )(?<!dataset of )"
@@ -140,7 +144,8 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
         stack = replace(stack, composed_norms=True)
     if stack.name in _EAGER and mentions(flags, _FUSED_NORMS) and mentions(flags, _FUSED_GATES):
         notes.append("norms and gated activations are one kernel each")
-        stack = replace(stack, passes=megatron.passes, fused=megatron.fused)
+        one_each = mentions(flags, LIGER)  # rotations, too (liger_kernel/ops/rope.py)
+        stack = replace(stack, passes=megatron.passes, fused=megatron.fused, fuses_chains=one_each)
     if stack.name in _EAGER and hugging_face:
         notes.append("operators are launched from Python, as in Megatron")
         heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS

@@ -41,7 +41,9 @@ from planner.fp8_recipes import MXFP8, ROWWISE
 from planner.validation.aleph_alpha import is_aleph_alpha
 from planner.validation.flagged import (
     HUGGING_FACE,
+    LIGER,
     MEGATRON_WORDS,
+    OF_LIGER,
     gathers_float8,
     narrow_gradients,
     stores_fp8,
@@ -104,15 +106,15 @@ _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
 4.45: `logits.float()`, `shift_logits.contiguous()`)."""
 
-_OF_LIGER = r"(?<![a-z])liger(?![a-z])"
-_LIGER_LOSS = rf"{_OF_LIGER}[^;]*?(?:cross[-_ ]entropy|[-_ ]ce\b)"
-_LIGER_LINEAR = rf"{_OF_LIGER}[^;]*(?:fused[-_ ]linear|linear[-_ ]cross|\bflce\b|chunk)"
-_LIGER_NO_LOSS = rf"{_OF_LIGER}[^;]*\b(?:no|not|without)[-_ ][^;]*cross[-_ ]entropy"
+_COMPLEX_ROTATIONS = r"torchtitan|kempnerforge"
+"""Words for models that rotate heads in complex numbers, for which inductor generates no code (torchtitan issue 15;
+kempnerforge/model/position.py). `passes` of fsdp-compiled was fitted to runs of such models, gates counted apart."""
+
+_LIGER_LOSS = rf"{OF_LIGER}[^;]*?(?:cross[-_ ]entropy|[-_ ]ce\b)"
+_LIGER_LINEAR = rf"{OF_LIGER}[^;]*(?:fused[-_ ]linear|linear[-_ ]cross|\bflce\b|chunk)"
+_LIGER_NO_LOSS = rf"{OF_LIGER}[^;]*\b(?:no|not|without)[-_ ][^;]*cross[-_ ]entropy"
 """Words for the losses of Liger: one kernel for logits, one with the projection, which never holds all of them, or
 neither."""
-
-_LIGER = rf"{_OF_LIGER}(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
-"""Words for all kernels of Liger, not for its loss alone."""
 
 _MEGATRON_LOSS = r"\bnanotron\b"
 """Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
@@ -208,6 +210,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if (stack.name.startswith("fsdp") or gathers_logits(row)) and stack.loss == "whole":
         stack = replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")
     stack = _of_torchtitan(row, stack)
+    if mentions(_told(row), _COMPLEX_ROTATIONS):
+        stack = replace(stack, fuses_chains=False)
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
         stack = replace(stack, gathers_narrow=True)
     attention = _attention(row, stack)
@@ -384,7 +388,7 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if mentions(words, r"\buse_cache\b") and row.recomputation() == "full":
         notes.append("outputs hold keys and values of all layers, and logits in fp32 (use_cache)")
         stack = replace(stack, buffers=stack.buffers + _cached(row) + 4.0 * _logits(row))
-    if mentions(words, _LIGER):
+    if mentions(words, LIGER):
         own = listed or spared
         loss = "" if own else "the loss is computed a piece at a time, "
         notes.append(f"{loss}gated activations are made again, in place (Liger)")

@@ -93,3 +93,23 @@ def test_a_bias_of_scores_is_written_read_and_kept_and_hides_nothing() -> None:
     forward, backward = biased.forward[0] - moved(2 * scores), biased.backward[0] - moved(scores)
     assert 1.7 < forward / plain.forward[0] <= 2  # tiles on the diagonal are whole in either
     assert 1.7 < backward / plain.backward[0] <= 2
+
+
+def test_chains_of_one_kernel_read_and_write_once() -> None:
+    """A rotation spelled out passes memory ten times; the activation of a gate runs within the product behind it."""
+    heads, table = (TensorType(shape=shape, dtype="bfloat16") for shape in ((1, HEADS, TOKENS, SIZE), (TOKENS, SIZE)))
+    for software, passes in ((PYTORCH, 10), (replace(PYTORCH, fuses_chains=True), 2)):
+        rotation = Call(
+            op="planner.rotary.default",
+            arguments=(heads, table, table, False, False, 0, SIZE, False, None),
+            keywords=(),
+            results=(heads,),
+        )
+        cluster = QUIET.with_software(software)
+        graded, operands = [True, False, False], [heads, table, table]
+        rule, mesh = RULES[rotation.op].build(rotation), build_mesh(cluster, (2, 8))
+        found = price_operator(rule, [(None, None)], operands, [heads], graded, mesh, cluster)
+        nbytes = 2 * HEADS * TOKENS * SIZE
+        assert passes * moved(nbytes) <= found.forward[0] * 1.1 < (passes + 1) * moved(nbytes) * 1.1
+        silu = priced("aten.silu.default", [heads], heads, software)
+        assert (float(silu.forward[0]) == 0.0, float(silu.backward[0]) == 0.0) == (passes == 2, passes == 2)

@@ -49,6 +49,8 @@ def test_fused_norms_and_gates_pass_memory_once() -> None:
     assert notes == ["norms and gated activations are one kernel each"]
     for flags in ("fused layernorm", "no fused layernorm; fused swiglu", "fused_adam"):
         assert with_kernels(eager, flags, []) == eager
+    liger = with_kernels(eager, "liger: rmsnorm, swiglu and cross entropy", [])
+    assert (liger.passes, liger.fuses_chains, both.fuses_chains) == (megatron.passes, True, False)
     compiled = load_software("fsdp-compiled")
     assert with_kernels(compiled, "fused rmsnorm, fused swiglu", []) == compiled
 

@@ -198,6 +198,8 @@ def test_a_compiled_run_of_fsdp_by_name(tmp_path: Path) -> None:
     named = {"zero_stage": "3", "stack": "FSDP2", "other_flags": "Hugging Face transformers"}
     compiled, _ = machine(tmp_path, 3, 8, **named, compile="True")
     assert (compiled.software.name, compiled.software.composed_norms) == ("fsdp-compiled", False)
+    complex_rotations, _ = machine(tmp_path, 3, 8, **{**named, "other_flags": "torchtitan"}, compile="True")
+    assert (compiled.software.fuses_chains, complex_rotations.software.fuses_chains) == (True, False)
     assert machine(tmp_path, 3, 8, **named, compile="False")[0].software.name == "fsdp"
 
 

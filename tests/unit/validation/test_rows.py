@@ -351,6 +351,8 @@ def test_experts(tmp_path: Path) -> None:
     assert (run.pinned.expert, run.pinned.whole_experts) == (1, None)
     assert "ep unknown: 1" in run.notes
     assert "dropped" in run_of(one(tmp_path, **MIXTURE, model="Qwen3 (tokendrop)")).notes[0]
+    for model, normed in (("Qwen3 30B", True), ("OLMo-1124 7b", True), ("Qwen3.5", False), ("Mixtral", False)):
+        assert run_of(one(tmp_path, **MIXTURE, model=model)).job.model.qk_norm is normed
 
 
 @pytest.mark.parametrize(
