@@ -75,11 +75,13 @@ _ANY_STAGE = re.compile(r"(?:[\w .-]+[ -])?(?:fsdp[- ]?[12]?|hsdp)")
 _ATTENTION: tuple[tuple[str, Attention], ...] = (
     (r"false|no|off|0|none|eager|math|unfused", "unfused"),
     (r"true|yes|on|1|flash|flash[-_ ]?attention|flash[-_ ]?attn", "fused"),
-    (r"fa1|flash[-_ ]?(?:attention|attn)?[-_ ]?v?1", "flash1"),
-    (r"fa2|sdpa|sdpa fa2|flash[-_ ]?(?:attention|attn)?[-_ ]?v?2", "flash2"),
+    (r"fa1|flash[-_ ]?(?:attention|attn)?[-_ ]?v?1|xformers|memory[-_ ]efficient", "flash1"),
+    (r"fa2|flex[-_ ]?(?:attention|attn)|sdpa|sdpa fa2|flash[-_ ]?(?:attention|attn)?[-_ ]?v?2", "flash2"),
     (r"fa3|fa4|flash[-_ ]?(?:attention|attn)?[-_ ]?v?[34]|te|te default|transformer engine|cudnn", "latest"),
 )
-
+"""Words for kernels of attention. The memory-efficient one of xFormers, which PyTorch has too, takes the time of
+FlashAttention, and FlexAttention that of FlashAttention 2 (Dao 2023, arXiv 2307.08691, figures 4 to 6; "FlexAttention:
+The Flexibility of PyTorch with the Performance of FlashAttention", pytorch.org, August 2024)."""
 
 _PRECISIONS: tuple[tuple[str, str], ...] = (
     (r"b(?:f|float)16(?:[- ]mixed)?(?: precision)?|mixed[- ]b(?:f|float)16", "bf16"),

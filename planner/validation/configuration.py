@@ -183,7 +183,7 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     """Decoders of these dimensions, the usual one first."""
     hidden, heads, head = _needed(row, "hidden"), _needed(row, "n_heads"), row.integer("head_dim")
     experts = _experts(row, notes)
-    like = _latent_like(row, notes) if _LATENT.search(_words(row)) else ""
+    like = _latent_like(row, notes) if row.latent else ""
     if like:
         assert experts is not None, row  # of which `like` was found by their number
         experts, head = _with_unsaid(experts, row, like), None
@@ -260,10 +260,6 @@ def normalises_heads(row: Row) -> bool:
     return mentions(f"{row.text('model')}; {row.text('other_flags')}".lower(), _NORMED_HEADS)
 
 
-_LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d|b\b)")
-"""Multi-head latent attention: named as a flag, or that of the DeepSeek models since V2 (DeepSeek-AI 2024)."""
-
-
 def _latent_like(row: Row, notes: list[str]) -> str:
     """The DeepSeek of the zoo of whose layers a row has some: no row says how large latent vectors are."""
     columns = {"hidden": "hidden_size", "n_heads": "num_heads", "n_experts": "num_experts", "topk": "experts_per_token"}
@@ -315,7 +311,7 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
         width = _needed(row, "ffn_hidden")
         notes.append("moe_ffn_hidden unknown: ffn_hidden")
     shared = re.search(r"moe[-_]shared[-_]expert[-_]intermediate[-_]size\s*[=: ]\s*(\d{1,9})", words)
-    if shared is None and "shared expert" in words.replace("-", " ") and not _LATENT.search(words):
+    if shared is None and "shared expert" in words.replace("-", " ") and not row.latent:
         notes.append("an MLP for all tokens of unknown width: left out")
     dense = _first_dense(words, _needed(row, "n_layers"))
     if mentions(words, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):

@@ -37,10 +37,11 @@ _OVERLAPS = {
     "gathers": "overlap[-_]param[-_]gather",
     "tensor": "use[-_](?:ascend[-_])?mc2|tp[-_]comm[-_]overlap",
 }
-_OVERLAPPED_EXCHANGE = r"overlap[-_]moe[-_]expert[-_]parallel[-_]comm"
-"""Words for rows that go to experts under the work of another micro-batch (Megatron-Core)."""
 """Words for what hides communication; MC2 (ModelLink's --use-mc2) and --tp-comm-overlap (Megatron-LM on Transformer
 Engine) are products and collectives of tensor parallelism, piece by piece."""
+
+_OVERLAPPED_EXCHANGE = r"overlap[-_]moe[-_]expert[-_]parallel[-_]comm"
+"""Words for rows that go to experts under the work of another micro-batch (Megatron-Core)."""
 
 _ASYNC_TENSOR = r"\basync[- ]tp\b"
 """Words for collectives of tensor parallelism in pieces under their products in torchtitan, which hides what else it
@@ -97,13 +98,13 @@ _NO_HEADS = 2**31
 
 
 def with_overlaps(stack: Software, flags: str) -> Software:
-    """The stack with what flags say to be hidden. NeMo's recipes hide all that they can, but for what flags deny;
-    elsewhere nothing is hidden but what they name, if they name anything."""
+    """The stack with what flags say to be hidden, and without what they deny. NeMo's recipes hide all else that they
+    can; elsewhere nothing else is hidden, where flags say of anything that it is."""
     told = {part: mentions(flags, word) for part, word in _OVERLAPS.items() if re.search(word, flags)}
     shares = {part: OVERLAPPED[part] if named else 0.0 for part, named in told.items()}
-    if stack.name.startswith("nemo"):
+    if stack.name.startswith("nemo") or not any(told.values()):
         stack = replace(stack, hidden=replace(stack.hidden, **shares))
-    elif any(told.values()):
+    else:
         stack = replace(stack, hidden=Hidden(**{**dict.fromkeys(_OVERLAPS, 0.0), **shares}))
     if mentions(flags, _OVERLAPPED_EXCHANGE):
         share = load_software("nemo-2606").hidden.exchange  # recipes of which ask for the same

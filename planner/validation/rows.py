@@ -115,8 +115,15 @@ class Row:
 
     def attention(self) -> cells.Attention | None:
         """Attention kernels. Raises RequestError for words that are none."""
-        wanted = "True, False, FA1 to FA4, SDPA, cuDNN, TE or unfused"
+        wanted = "True, False, FA1 to FA4, SDPA, cuDNN, TE, FlexAttention or unfused"
         return self._read("flash_attention", cells.attention, wanted)
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is multi-head latent attention: named as a flag, or that of the DeepSeek models since V2
+        (DeepSeek-AI 2024)."""
+        words = f"{self.text('model')} {self.text('other_flags')} {self.text('flag')}".lower()
+        return bool(re.search(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d|b\b)", words))
 
     def shares_optimizer(self) -> bool | None:
         """Whether the states of the optimizer are shared out among data parallel devices, from True, "DeepSpeed ZeRO-1"

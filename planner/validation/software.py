@@ -640,8 +640,10 @@ def _has_sinks(row: Row) -> bool:
 def _attention(row: Row, stack: Software) -> AttentionKernels:
     named, date = row.attention(), row.date()
     own = "sdpa" if stack.attention == "cudnn" else stack.attention
-    pytorch = named == "flash2" and row.text("flash_attention").lower() == "sdpa"
-    if (pytorch or (own == "sdpa" and named in (None, "fused"))) and date >= _CUDNN_FIRST and row.precision() != "fp32":
+    by_torch = row.text("flash_attention").lower() == "sdpa" or (own == "sdpa" and named in (None, "fused"))
+    if by_torch and row.latent:
+        return "flash1"  # the memory-efficient kernel: others want values as wide as keys (sdp_utils.cpp of PyTorch)
+    if by_torch and date >= _CUDNN_FIRST and row.precision() != "fp32":
         return "cudnn"
     if row.precision() == "fp32" and own != "sdpa":
         return (

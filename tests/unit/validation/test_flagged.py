@@ -19,6 +19,7 @@ from planner.validation.flagged import narrow_gradients, stores_fp8, with_kernel
         ("nemo", "tp_comm_overlap=false", (0.8, 0.8, 0.0)),
         ("nemo", "overlap_grad_reduce: false; overlap_param_gather: false", (0.0, 0.0, 0.5)),
         ("fsdp", "async tp", (0.9, 0.9, 0.5)),
+        ("fsdp-compiled", "overlap_grad_reduce=false; overlap_param_gather=false", (0.0, 0.0, 0.0)),
     ],
 )
 def test_overlaps_that_flags_name_or_deny(stack: str, flags: str, hidden: tuple[float, float, float]) -> None:

@@ -665,9 +665,11 @@ def test_nemo_had_the_kernels_of_megatron_before_transformer_engine(
         ({"date": "2026-04", "flash_attention": "True"}, "cudnn"),
         ({"date": "2026-04", "flash_attention": "FA2"}, "flash2"),
         ({"date": "2025-12", "flash_attention": "SDPA"}, "flash2"),
+        ({"date": "2026-04", "flash_attention": "FlexAttention"}, "flash2"),
+        ({"date": "2026-04", "flash_attention": "SDPA", "other_flags": "latent attention"}, "flash1"),
     ],
 )
-def test_pytorch_calls_cudnn_from_2_11_on(tmp_path: Path, changes: dict[str, str], kernels: str) -> None:
+def test_kernels_of_pytorch(tmp_path: Path, changes: dict[str, str], kernels: str) -> None:
     assert machine(tmp_path, 3, profile="h200-141gb", zero_stage="3", **changes)[0].software.attention == kernels
 
 
