@@ -31,6 +31,7 @@ from dataclasses import replace
 from hardware_profiles import (
     AttentionKernels,
     Cluster,
+    Dispatcher,
     Graphs,
     Software,
     UnknownKeyError,
@@ -322,22 +323,29 @@ def _share_of_blocks(row: Row) -> float:
 
 
 def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Software:
-    """The stack with what recipes decide about experts, and how its dispatcher sorts rows."""
+    """The stack with what flags say, or else recipes decide, about experts, and how its dispatcher sorts rows."""
     if mentions(flags, _FUSED_ROUTER):
         stack = replace(stack, routes_fused=True)
     if mentions(flags, _EXPERTS_AT_ONCE):
         stack = replace(stack, fused_experts=True, grouped=0.0)
-    if row.text("arch").lower() == "moe" and stack.name == "nemo" and (release := release_of(row)):
+    sent, moe = _sent_by_flags(flags), row.text("arch").lower() == "moe"
+    if moe and stack.name == "nemo" and (release := release_of(row)):
         recipe = recipe_of(row, release)
-        sent = "once" if recipe.dispatcher == "once" else "for each expert"
-        notes.append(f"rows are sent {sent}")
-        return replace(stack, dispatcher=recipe.dispatcher, graphs=recipe.graphs)
-    if row.text("arch").lower() == "moe" and mentions(flags, _ONCE):
-        notes.append("rows are sent once to a node, whichever experts they go to")
-        return replace(stack, dispatcher="once")
-    if stack.name == "mindspeed" and row.date() < _SORTED_ROWS and not mentions(flags, _ALL_TO_ALL):
+        sent, stack = sent or recipe.dispatcher, replace(stack, graphs=recipe.graphs)
+    if stack.name == "mindspeed" and row.date() < _SORTED_ROWS and sent is None:
         return replace(stack, sorts_elements=True)
+    if moe and sent is not None:
+        word = "once to a node, whichever experts they go to" if sent == "once" else "for each expert"
+        notes.append(f"rows are sent {word}")
+        stack = replace(stack, dispatcher=sent)
     return stack
+
+
+def _sent_by_flags(flags: str) -> Dispatcher | None:
+    """How flags say that rows get to their experts."""
+    if mentions(flags, _ONCE):
+        return "once"
+    return "alltoall" if mentions(flags, _ALL_TO_ALL) else None
 
 
 def _graphs_by_flags(flags: str) -> Graphs | None:
