@@ -123,6 +123,9 @@ class Software:
         remakes: what is made again in the backward pass from what is kept anyway, at next to no cost (Megatron's
             recompute-modules layernorm and moe_act): "normalisation" the results of norms, "experts" the activations
             of experts.
+        views_heads: whether attention stores heads as the projection behind it reads them, so that both keep the same
+            memory (modules of transformers). Queries, keys and values of one projection are views of what that makes,
+            all of which stays for the values, so that frameworks with such keep as much as if heads were copied.
         copies_inputs: whether tensor-parallel products each keep a copy of their own of what they read together
             (PaddlePaddle, phi/kernels/impl/c_identity_kernel_impl.h: a copy for every ColumnParallelLinear).
         gates_in_place: whether elementwise kernels write gradients over the operands that they have kept (Liger's gated
@@ -251,6 +254,7 @@ class Software:
     roots_moments: bool = False
     autocasts: bool = False
     fuses_chains: bool = False
+    views_heads: bool = False
 
     @property
     def has_buckets(self) -> bool:

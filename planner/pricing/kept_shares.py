@@ -2,6 +2,7 @@
 
     norm ──> identity ──> q, k, v        products in fp8 keep the fp8 copies which they have multiplied: 1/2 of a value
                      └──> gate           in 16 bits, beside the value where something else keeps it;
+    attention ──> view ──> product       where that is what attention has kept, too: 0;
                                          each product keeps a copy of its own (PaddlePaddle's c_identity): 3, of a
                                          product of queries, keys and values in one, too;
                                          what a norm has made is made again in the backward pass: 0
@@ -39,11 +40,19 @@ def products_of(graph: OperatorGraph) -> frozenset[int]:
     )
 
 
+def keeps_heads_once(software: Software) -> bool:
+    """Whether what fused attention has made and kept is what the product behind it reads."""
+    return software.views_heads and software.attention != "unfused"
+
+
 def copied_shares(graph: OperatorGraph, software: Software) -> dict[int, float]:
     """Of each product with a weight, of which software keeps otherwise than as it is what it has multiplied, the share
-    that it keeps. One that `Software.copies_inputs` copies for each product does so for each part of a fused one."""
+    that it keeps: none of what attention has kept. One that `Software.copies_inputs` copies for each product does so
+    for each part of a fused one."""
     if software.keeps_fp8:
         return dict.fromkeys(products_of(graph), FP8_OF_16_BITS)
+    if keeps_heads_once(software):
+        return {at: 0.0 for at in products_of(graph) if _attended(graph, graph.operators[at].operands[0])}
     return {at: float(_parts(graph, at)) for at in products_of(graph)} if software.copies_inputs else {}
 
 
@@ -82,6 +91,14 @@ def _made_by_norm(graph: OperatorGraph, name: str) -> bool:
     if op.op == IDENTITY and op.operands[0] in graph.producer:
         op = graph.operators[graph.producer[op.operands[0]]]
     return rule_of(graph, op).op_class == "normalisation"
+
+
+def _attended(graph: OperatorGraph, name: str) -> bool:
+    """Whether a value is a view of what attention has made, and not that itself."""
+    at = first = graph.producer.get(name)
+    while at is not None and rule_of(graph, graph.operators[at]).op_class == "view":
+        at = graph.producer.get(graph.operators[at].operands[0])
+    return at not in (None, first) and rule_of(graph, graph.operators[at]).op_class == "attention"
 
 
 def _makers_own(graph: OperatorGraph, name: str) -> bool:

@@ -24,7 +24,7 @@ from typing import cast
 from hardware_profiles import PYTORCH, Bytes, Software
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.pricing.kept_shares import copied_shares, kept_by, kept_shares
+from planner.pricing.kept_shares import copied_shares, keeps_heads_once, kept_by, kept_shares
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 
@@ -83,7 +83,8 @@ def liveness(graph: OperatorGraph, software: Software = PYTORCH) -> Liveness:
     norms among `Software.remakes`: what is kept of values otherwise than as they are.
     """
     remakes = "normalisation" in software.remakes
-    key = ("liveness", software.fused, software.loss, software.keeps_fp8, remakes, software.copies_inputs)
+    of_shares = software.keeps_fp8, remakes, software.copies_inputs, keeps_heads_once(software)
+    key = ("liveness", software.fused, software.loss, *of_shares)
     if key not in graph.derived:
         graph.derived[key] = _liveness(graph, software)
     return cast("Liveness", graph.derived[key])

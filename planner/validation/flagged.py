@@ -150,7 +150,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
     if stack.name in _EAGER and hugging_face:
         notes.append("operators are launched from Python, as in Megatron")
         heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
-        stack = replace(stack, host=max(stack.host, megatron.host), softmax_heads=heads)
+        stack = replace(stack, host=max(stack.host, megatron.host), softmax_heads=heads, views_heads=True)
     said = f"{flags}; {precision}"
     narrow = mentions(said, _MIXED_BY_FSDP) or mentions(said, PURE) or precision.startswith("fp32")
     if stack.name.startswith("fsdp") and mentions(flags, _AUTOCAST) and not narrow:

@@ -51,6 +51,15 @@ def test_fused_gates_are_made_again() -> None:
     assert liveness(graph, replace(PYTORCH, fused=True)).saved[at["model.layers.1.mlp.down_proj/linear"]] == {0}
 
 
+def test_heads_that_are_no_copy_are_kept_once() -> None:
+    graph = prepare(traced("llama-4"))[0]
+    behind = [at for at, op in enumerate(graph.operators) if op.name.endswith("self_attn.o_proj/linear")]
+    views = replace(PYTORCH, views_heads=True)
+    assert behind
+    assert liveness(graph, views).copies == dict.fromkeys(behind, 0.0)
+    assert not liveness(graph, replace(views, attention="unfused")).copies
+
+
 @pytest.mark.parametrize(("loss", "copies"), [("whole", 2), ("in place", 1), ("pieces", 0)])
 def test_copies_of_logits(loss: LossMemory, copies: int) -> None:
     """What lives while the cast to fp32 runs, here from fp32: both, the operand alone, or nothing."""

@@ -256,7 +256,7 @@ SAVES = (
     ("hai-llm", {"keeps_fp8": True, "remakes": ("normalisation", "experts")}),
     ("megatron", {"keeps_fp8": True, "modules": True, "fused": True}),
     ("pytorch", {"keeps_fp8": True}),
-    ("pytorch", {"remakes": ("normalisation",)}),
+    ("pytorch", {"remakes": ("normalisation",), "views_heads": True}),
     ("paddle", {"copies_inputs": True}),
     ("pytorch", {"copies_inputs": True, "remakes": ("normalisation",)}),
 )
