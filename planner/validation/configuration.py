@@ -250,9 +250,9 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
 _BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"
 """Context parallelism by heads: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
 
-_NORMED_HEADS = r"\bqwen[-_ ]?3(?![\d.]|[-_ ]next)|\bolmo[-_ ]?(?:2|1124)\b|\bqk[-_ ](?:layer)?norm"
-"""Models whose queries and keys are normalised (Qwen3: arXiv 2505.09388; OLMo 2, of all heads together, which moves as
-much: arXiv 2501.00656), and words for it."""
+_NORMED_HEADS = r"\bqwen[-_ ]?3(?![\d.]|[-_ ]next)|\bolmo[-_ ]?(?:[23]|1124)\b|\bqk[-_ ](?:layer)?norm"
+"""Models whose queries and keys are normalised (Qwen3: arXiv 2505.09388; OLMo 2 and 3, of all heads together, which
+moves as much: arXiv 2501.00656, `olmo3_7B` of OLMo-core), and words for it."""
 
 
 def normalises_heads(row: Row) -> bool:

@@ -3,14 +3,15 @@
     what the row says                                      layers of its stages
     layers_per_stage, or num-layer-list among its flags    those
     nanotron                                               by their weights (`nanotron.py`)
+    torchtitan since August 2025                           embedding and head are layers, the first stages have one more
     stages divide the layers                               equally many
     stages divide the layers and two more                  embedding and head are layers: one less at both ends
     a DeepSeek                                             equally many, rounded up, and the last what is left
     anything else                                          virtual stages: not evaluated; else as the search divides
 
-The fourth is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and its like for the
+The fifth is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and its like for the
 loss), and what Llama 3 405B was trained with (Grattafiori et al. 2024, section 3.3.2: 126 layers on 16 stages). The
-fifth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that predicts
+sixth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that predicts
 tokens.
 """
 
@@ -22,6 +23,9 @@ from planner.validation.cells import layer_counts
 from planner.validation.nanotron import is_nanotron, nanotron_stages
 from planner.validation.rows import Row
 from planner.validation.unsupported import UnsupportedError
+
+_DEALT_OUT = "2025-08"
+"""Month from which on torchtitan deals layers out so (`generate_llm_fqn_per_model_part`, 3c84ce095)."""
 
 
 def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) -> tuple[int, ...] | None:
@@ -43,6 +47,10 @@ def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) ->
         dealt = nanotron_stages(model, pipeline)
         notes.append(f"layers of stages as nanotron deals them out: {' '.join(map(str, dealt))}")
         return dealt if len(set(dealt)) > 1 else None
+    if pipeline > 1 and row.text("stack").lower() == "torchtitan" and row.date() >= _DEALT_OUT:
+        dealt = _as_torchtitan(layers, stages)
+        notes.append(f"layers of stages as torchtitan deals them out: {' '.join(map(str, dealt))}")
+        return dealt if len(set(dealt)) > 1 else None
     share, rest = divmod(layers, stages)
     if not rest:  # the search would take equally many of blocks of one kind alone
         mixed = pipeline > 1 and model.experts is not None and model.experts.dense_layers > 0
@@ -62,6 +70,12 @@ def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) ->
         )
     notes.append("layers of each stage unknown: as the search divides them")
     return None
+
+
+def _as_torchtitan(layers: int, stages: int) -> tuple[int, ...]:
+    share, more = divmod(layers + 2, stages)
+    first, *others = (share + (stage < more) for stage in range(stages))
+    return (first - 1, *others[:-1], others[-1] - 1)
 
 
 def _given(row: Row) -> tuple[int, ...] | None:

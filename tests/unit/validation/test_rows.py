@@ -203,6 +203,11 @@ def test_what_has_one_meaning_is_read_and_noted(tmp_path: Path, column: str, cel
         ({"other_flags": '"num-layer-list=1,3; position-embedding-type=rope"'}, (1, 3), None),
         ({"layers_per_stage": "2 2"}, None, None),
         ({"vpp": "3"}, (0, 1, 1, 1, 1, 0), "embedding and head are counted as layers of the pipeline"),
+        (
+            {"vpp": "2", "stack": "torchtitan", "date": "2025-08"},
+            (1, 2, 1, 0),
+            "layers of stages as torchtitan deals them out: 1 2 1 0",
+        ),
         ({"n_layers": "5", "n_params_B": ""}, None, "layers of each stage unknown: as the search divides them"),
     ],
 )
@@ -351,7 +356,13 @@ def test_experts(tmp_path: Path) -> None:
     assert (run.pinned.expert, run.pinned.whole_experts) == (1, None)
     assert "ep unknown: 1" in run.notes
     assert "dropped" in run_of(one(tmp_path, **MIXTURE, model="Qwen3 (tokendrop)")).notes[0]
-    for model, normed in (("Qwen3 30B", True), ("OLMo-1124 7b", True), ("Qwen3.5", False), ("Mixtral", False)):
+    for model, normed in (
+        ("Qwen3 30B", True),
+        ("OLMo-1124 7b", True),
+        ("OLMo 3 7B", True),
+        ("Qwen3.5", False),
+        ("Mixtral", False),
+    ):
         assert run_of(one(tmp_path, **MIXTURE, model=model)).job.model.qk_norm is normed
 
 
