@@ -180,7 +180,9 @@ class Software:
         foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
             one kernel.
         frees_gradients: whether gradients have no memory between an update and the backward pass that makes them anew
-            (torch.optim's zero_grad(set_to_none=True)), nor those of many devices buckets of their own.
+            (torch.optim's zero_grad(set_to_none=True)).
+        keeps_buckets: whether buckets of all gradients stand beside them (DistributedDataParallel, unless it has
+            gradient_as_bucket_view). Counts with `frees_gradients`.
         autocasts: whether weights are gathered in fp32 and rounded where they are used, and blocks hand on values in
             fp32 (torch.autocast around FSDP without MixedPrecision: products alone make 16 bits).
         roots_moments: whether the optimizer makes the roots of all second moments at once, in memory of their own
@@ -251,6 +253,7 @@ class Software:
     counts_gradients: bool = False
     composes_scans: bool = False
     frees_gradients: bool = False
+    keeps_buckets: bool = False
     roots_moments: bool = False
     autocasts: bool = False
     fuses_chains: bool = False

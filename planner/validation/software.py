@@ -452,20 +452,20 @@ def as_allocated(row: Row, stack: Software, zero: int, optimizer: str) -> Softwa
     has the logits in 16 bits of which it made a copy in fp32 (`logits = logits.float()` of transformers, `del pred` of
     torchtitan). What an allocator takes of the device has both: its blocks stay, and tensors of other sizes do not fit.
 
-    DistributedDataParallel has buckets of all gradients beside (torch/csrc/distributed/c10d/reducer.cpp), so that they
-    always stand, with states that are shared out (`zero` 1), too. MosaicML's optimizer goes tensor by tensor
+    DistributedDataParallel has buckets of all gradients beside, which always stand (torch/csrc/distributed/c10d/
+    reducer.cpp), with states that are shared out (`zero` 1), too. MosaicML's optimizer goes tensor by tensor
     (composer/optim/decoupled_weight_decay.py), and an `optimizer` but AdamW takes no roots of all second moments.
     """
     data = (row.integer("n_devices") or 1) // ((row.integer("tp") or 1) * (row.integer("pp") or 1))
     buckets = data > 1 and (zero == 0 or (zero == 1 and (row.integer("pp") or 1) == 1))
-    if stack.name not in _TORCH_OPTIMIZER or buckets:
+    if stack.name not in _TORCH_OPTIMIZER:
         return stack
     one_kernel = mentions(_told(row), _ONE_KERNEL) or (mentions(_told(row), "torchtitan") and not stack.foreach)
     buffers = stack.buffers
     if stack.loss != "pieces" and row.precision() != "fp32" and (buffers or stack.composed_loss == "pytorch"):
         buffers -= _FREED_LOGIT * _logits(row)
     roots = stack.name != "llm-foundry" and not one_kernel and optimizer == "adamw"
-    return replace(stack, frees_gradients=True, roots_moments=roots, buffers=buffers)
+    return replace(stack, frees_gradients=True, keeps_buckets=buckets, roots_moments=roots, buffers=buffers)
 
 
 def _with_its_buckets(row: Row, stack: Software) -> Software:

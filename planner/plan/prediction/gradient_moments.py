@@ -8,7 +8,8 @@ makes them block by block, while activations go: not all of both are there at an
     last      W + G + a block as it is differentiated
     update    W + G + the roots of second moments, where the optimizer makes all at once
 
-Kept is what waits for the backward pass. Whoever sums up all of it counts what never meets.
+Kept is what waits for the backward pass. Whoever sums up all of it counts what never meets. Buckets of all gradients
+stand at each moment beside, where there are any (`Software.keeps_buckets`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,8 @@ class GradientMoments:
             (gradients, rest + block, self.inside),
             (gradients, 0.0, self._roots(bound) if software.roots_moments and memory[_STATES] else 0.0),
         ]
-        memory[_GRADIENTS], memory[_KEPT], memory[_BRIEF] = max(moments, key=sum)
+        there, memory[_KEPT], memory[_BRIEF] = max(moments, key=sum)
+        memory[_GRADIENTS] = there + (gradients if software.keeps_buckets else 0.0)
 
     def _behind(self, bound: BoundPlan, gradients: Bytes) -> Bytes:
         """Bytes of the gradients of what is read behind the blocks."""

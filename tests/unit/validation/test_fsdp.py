@@ -43,18 +43,20 @@ def test_gradients_come_and_go_and_autocast_gathers_in_fp32(tmp_path: Path) -> N
         ("allocated", "FSDP", eight),
         ("allocated", "FSDP; bf16 autocast", eight),
         ("allocated", "FSDP; autocast; mixed_precision param_dtype=bf16", eight),
+        ("allocated", "pure bf16; DDP", {**one, "dp": "2", "n_devices": "2", "global_batch": "2", "zero_stage": "0"}),
     ]
     rows = [
         row(id=str(at), other_flags=flags, peak_mem_kind=kind, stack="fsdp", **degrees)
         for at, (kind, flags, degrees) in enumerate(told)
     ]
     found = evaluate_rows(read_rows(write(tmp_path / "runs.csv", *rows)))
-    roots, fused, reserved, plain, wide, mixed = (float(each.predicted_peak_bytes or 0.0) for each in found)
+    roots, fused, reserved, plain, wide, mixed, buckets = (float(each.predicted_peak_bytes or 0.0) for each in found)
     states = 0.1024e9 * 10  # weight, gradient, two moments, and the roots of one, 2 bytes each
     assert roots == pytest.approx(states, rel=0.02)
     assert fused < 0.9 * states < reserved
+    assert buckets - roots == pytest.approx(0.1024e9 * 2, rel=0.01)  # those of gradients beside
     assert plain == mixed < wide
-    gathering = [dict(each.time)["parameter gathering"] for each in found[3:]]
+    gathering = [dict(each.time)["parameter gathering"] for each in found[3:6]]
     assert gathering[0] == gathering[2] < gathering[1]
 
 
