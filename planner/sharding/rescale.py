@@ -14,8 +14,10 @@ operator that spells its size is looked for, against the flow, and spells the ne
 the model's Python code computes with (`x / x.shape[0]`).
 """
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -117,14 +119,16 @@ class _ClashError(Exception):
 
 class _Growths:
     """Growth of every dim of every value: `grown` for the dim `growing` of the inputs, where it has that `length`.
-    `spelled` has those of dims that an operator makes from nothing."""
+    `spelled` has those of dims that an operator makes from nothing, by value and dim."""
 
     def __init__(
         self, graph: OperatorGraph, growing: int, length: int, grown: Growth, *, sequence: bool = False
     ) -> None:
         self._graph, self._sequence = graph, sequence
         self._follow = frozenset(graph.buffers) if sequence else frozenset[str]()  # what grows where that is needed
-        self._spelled: dict[tuple[str, int], Growth] = {}
+        self._spelled: dict[str, dict[int, Growth]] = {}
+        self._again = 0  # the first operator that what was demanded last changes
+        self._anew = set[str]()  # what of `_given` it changes
         self._given = {
             name: tuple(
                 grown if dim == growing and extent == length and name in graph.inputs else _STILL
@@ -140,16 +144,17 @@ class _Growths:
         self._given.update((name, (growth, *self._given[name][1:])) for name, growth in rows.items())
 
     def settled(self) -> Mapping[str, tuple[Growth, ...]]:
-        """Forward through the graph, again for every size that turns out to be spelled by the batch."""
-        rules = [rule_of(self._graph, op) for op in self._graph.operators]
+        """Forward through the graph, again from where a size turns out to be spelled by the batch."""
+        operators = self._graph.operators
+        rules = [rule_of(self._graph, op) for op in operators]
+        alike: dict[tuple[Growth, ...], tuple[Growth, ...]] = {}
+        growths = {name: alike.setdefault(dims, dims) for name, dims in self._given.items()}
+        results: dict[object, list[tuple[Growth, ...]]] = {}  # of equal operators on operands that grow alike
         while True:
-            alike: dict[tuple[Growth, ...], tuple[Growth, ...]] = {}
-            growths = {name: alike.setdefault(dims, dims) for name, dims in self._given.items()}
-            results: dict[object, list[tuple[Growth, ...]]] = {}  # of equal operators on operands that grow alike
             try:
-                for op, rule in zip(self._graph.operators, rules, strict=True):
+                for op, rule in zip(operators[self._again :], rules[self._again :], strict=True):
                     made = [result for result in op.results if result is not None]
-                    if any(name == result for name, _ in self._spelled for result in made) or rule.looked_up:
+                    if rule.looked_up or not self._spelled.keys().isdisjoint(made):
                         self._propagate(rule, op, growths)
                         continue
                     key = (id(rule), *(id(growths[name]) for name in op.operands))  # none of which goes meanwhile
@@ -158,9 +163,11 @@ class _Growths:
                         results[key] = [alike.setdefault(growths[result], growths[result]) for result in made]
                     growths.update(zip(made, results[key], strict=True))
             except _ClashError as clash:
-                known = dict(self._spelled), dict(self._given)
-                if not all(self._demand(*wanted) for wanted in clash.wanted) or known == (self._spelled, self._given):
+                self._again = len(operators)
+                if not all(self._demand(*wanted) for wanted in clash.wanted) or self._again == len(operators):
                     raise _RefusalError(clash.why) from clash
+                growths.update((name, alike.setdefault(self._given[name], self._given[name])) for name in self._anew)
+                self._anew.clear()
             else:
                 return growths
 
@@ -185,9 +192,9 @@ class _Growths:
             if growth != _STILL and blocked and not attends and not _looked_up(rule, factor):
                 raise _RefusalError(f"{op.name}{op.at} depends on the extent of its dim '{rule.factors[factor].name}'")
         for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
+            spelled = self._spelled.get(result, {})
             growths[result] = tuple(
-                self._spelled.get((result, dim)) or _of_dim(rule, op, indexed, factors)
-                for dim, indexed in enumerate(dims)
+                spelled.get(dim) or _of_dim(rule, op, indexed, factors) for dim, indexed in enumerate(dims)
             )
 
     def _check_agreement(
@@ -220,7 +227,6 @@ class _Growths:
         that count something else are the same for each sample, as positions are (`arange(s).repeat(b, 1)`)."""
         if rule.looked_up != (0,) or not self._may_count.intersection(op.operands[1:]):
             return
-        counting = self._counting(growths)
         looked = [
             dim
             for dim, indexed in enumerate(rule.operands[0])
@@ -228,13 +234,16 @@ class _Growths:
         ]
         for dim, numbers in zip(looked, op.operands[1:], strict=False):
             grown = next((growth for growth in growths[numbers] if growth != _STILL), None)
-            if grown is not None and numbers in counting and growths[op.operands[0]][dim] == _STILL:
+            if grown is not None and growths[op.operands[0]][dim] == _STILL and self._is_counting(numbers, growths):
                 yield dim, grown
 
-    def _counting(self, growths: Mapping[str, tuple[Growth, ...]]) -> frozenset[str]:
-        """Values that are made of numbers which count the samples, and of nothing that is data."""
-        grown = (name for name in self._counted if any(growth != _STILL for growth in growths.get(name, ())))
-        return self._made_of(grown)
+    def _is_counting(self, name: str, growths: Mapping[str, tuple[Growth, ...]]) -> bool:
+        """Whether a value is made of numbers which count the samples, and of nothing that is data."""
+        made_of = self._counts_in[name] if name in self._may_count else 0
+        return any(
+            made_of >> at & 1 and any(growth != _STILL for growth in growths.get(counted, ()))
+            for at, counted in enumerate(self._counted)
+        )
 
     @cached_property
     def _counted(self) -> tuple[str, ...]:
@@ -243,17 +252,25 @@ class _Growths:
         return tuple(name for op in counts for name in op.results if name is not None)
 
     @cached_property
-    def _may_count(self) -> frozenset[str]:
-        """Values that are `_counting`, whatever grows."""
-        return self._made_of(self._counted)
-
-    def _made_of(self, names: Iterable[str]) -> frozenset[str]:
-        """Values that are these or made of them, and of nothing that is data."""
-        found = set(names)
+    def _counts_in(self) -> Mapping[str, int]:
+        """Which of those that are `_counted` values are made of, a bit for each; of what is made of none nothing."""
+        found = {name: 1 << at for at, name in enumerate(self._counted)}
         for op in self._graph.operators:
-            if not found.isdisjoint(op.operands):
-                found.update(name for name in op.results if name is not None)
-        return frozenset(found - self._graph.data_dependent)
+            made_of = functools.reduce(operator.or_, (found.get(name, 0) for name in op.operands), 0)
+            if made_of:
+                found.update((name, made_of | found.get(name, 0)) for name in op.results if name is not None)
+        return found
+
+    @cached_property
+    def _may_count(self) -> frozenset[str]:
+        """Values that are counting, whatever grows."""
+        return frozenset(self._counts_in.keys() - self._graph.data_dependent)
+
+    @cached_property
+    def _first_use(self) -> Mapping[str, int]:
+        """The first operator that reads each value."""
+        uses = [(name, at) for at, op in enumerate(self._graph.operators) for name in op.operands]
+        return dict(reversed(uses))
 
     def _demand(self, name: str, dim: int, growth: Growth) -> bool:
         """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""
@@ -262,7 +279,10 @@ class _Growths:
             if name in graph.parameter_names and growth.outer != 1:  # zeros go behind all elements of a dim
                 return False
             known = self._given[name]
-            self._given[name] = (*known[:dim], growth, *known[dim + 1 :])
+            if known[dim] != growth:
+                self._given[name] = (*known[:dim], growth, *known[dim + 1 :])
+                self._again = min(self._again, self._first_use[name])
+                self._anew.add(name)
             return known[dim] in (_STILL, growth)  # several ways may lead here
         if name not in graph.producer:
             return False
@@ -283,7 +303,10 @@ class _Growths:
             if not sources:
                 if rule.local_form is None:
                     return False
-                self._spelled[name, dim] = growth
+                spelled = self._spelled.setdefault(name, {})
+                if spelled.get(dim) != growth:
+                    spelled[dim] = growth
+                    self._again = min(self._again, graph.producer[name])
                 return True
             found = all(self._demand(*source) for source in sources)
         return found
