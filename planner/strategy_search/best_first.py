@@ -116,6 +116,7 @@ class BestFirst:
         self.full = False
         self.disagreement: NothingAgreesError | None = None
         self.incumbent: Contender | None = None
+        self.overfull = dict[Configuration, Outcome]()  # conventional ones, of which nothing fits
         self.space: list[Configuration] = []
         self.regions: Regions | None = None  # of a space of many families
         # those with one stage on each rank by family and micro-batches
@@ -201,6 +202,8 @@ class BestFirst:
         except NothingAgreesError:
             return False
         self.solved += outcome.solved
+        if outcome.overfull:
+            self.overfull[configuration] = outcome
         if not outcome.ranks or outcome.seconds >= cutoff:
             return False
         self.incumbent = self.engine.contender(configuration, outcome)
@@ -541,7 +544,9 @@ class BestFirst:
         hint, cutoff = self._hint_for(family), min(cutoff, self.cutoff)
         try:
             proved = {} if family is None else family.proved(configuration)
-            outcome = self.engine.evaluate(configuration, cutoff=cutoff, hint=hint, proved=proved)
+            outcome = self.overfull.get(configuration) or self.engine.evaluate(
+                configuration, cutoff=cutoff, hint=hint, proved=proved
+            )
         except NothingAgreesError as error:
             self.disagreement = self.disagreement or error
             _LOG.info("%s: left out, %s", configuration_words(configuration), error)

@@ -434,19 +434,24 @@ class Multipliers:
             return np.isfinite(self.value(self.priced[0], some))
         return np.isfinite(_picked(self._sum_of_parts(setting), some))
 
-    def leanest(self, flights: float, most: float, interiors: tuple[float, float, float]) -> tuple[Array, Array, Array]:
+    def leanest(
+        self, flights: Sequence[float], most: float, interiors: Sequence[tuple[float, float, float]]
+    ) -> list[list[tuple[Array, Array, Array]]]:
         """Least bytes of head, inner blocks (kinds, *states) and tail for every state, in which no operator needs more
-        than so many for a moment, but where it cannot do with less. Of the interior of each such a part counts."""
-        question = self._priced(math.inf, flights, cap=most)
-        sides = (len(self.chain.head), sum(map(len, self.chain.kinds)), len(self.chain.tail))
-        head, inner, tail = interiors
-        order = (*(head,) * sides[0], *(tail,) * sides[2], *(inner,) * sides[1])
-        asked = [
-            replace(one, weights=replace(one.weights, replay=part))
-            for one, part in zip(question.asked, order, strict=True)
-        ]
-        (found,) = _answers([(self, replace(question, asked=asked))])
-        return found.values
+        than so many for a moment, but where it cannot do with less; with such parts of the interior of each of these,
+        and so many micro-batches in flight."""
+        sides = (len(self.chain.head), len(self.chain.tail), sum(map(len, self.chain.kinds)))
+        asked = []
+        for (head, inner, tail), number in itertools.product(interiors, flights):
+            question = self._priced(math.inf, number, cap=most)
+            parts = (*(head,) * sides[0], *(tail,) * sides[1], *(inner,) * sides[2])
+            counted = [
+                replace(one, weights=replace(one.weights, replay=part))
+                for one, part in zip(question.asked, parts, strict=True)
+            ]
+            asked.append((self, replace(question, asked=counted)))
+        found = iter(_answers(asked))
+        return [[next(found).values for _ in flights] for _ in interiors]
 
     def least_live(self) -> Array:
         """Least bytes that inner blocks (kinds, *states) keep of a micro-batch until its backward pass, however long

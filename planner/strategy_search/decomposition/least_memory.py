@@ -15,8 +15,8 @@ largest interior, of those that are recomputed, is no smaller than that of the t
 the blocks: each is a bound, and the best of them counts.
 
 Ranks differ in their micro-batches in flight: what is asked for few of them holds for more. A rank has room for so many
-blocks; where all together have not room for all there are, nothing fits. Every step of this is a relaxation, so what is
-ruled out is ruled out by proof.
+blocks; where all together have not room for all there are, nothing fits; nor where they have not for those of one kind,
+all others left out. Every step of this is a relaxation, so what is ruled out is ruled out by proof.
 """
 
 import functools
@@ -47,8 +47,8 @@ _Flights = tuple[tuple[float, float], ...]
 """Micro-batches in flight of the blocks of a rank, from those of the first chunk on, and what share of the blocks."""
 
 Leanest = tuple[Array, Array, Array, float]
-"""Least bytes of head, one inner block, whichever its kind, and tail, of every state; and the inner blocks up to which
-they are proved."""
+"""Least bytes of head, one inner block (any kind, then each kind by itself; *states) and tail, of every state; and the
+inner blocks up to which they are proved."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +71,8 @@ class _Proof:
         self.chain, self.setting = chain, setting
         self.multipliers = Multipliers(chain, setting.weight, columns=False)
         self.blocks = chain.block_ranges.blocks
+        kinds = chain.block_ranges.totals if len(chain.block_ranges.totals) > 1 else ()
+        self.counts = np.array((self.blocks, *kinds)).reshape(-1, *(1,) * len(chain.shape))  # of any kind, and of each
         equal = setting.shares_equally
         self.share = math.ceil(self.blocks / setting.ranks)  # some rank holds as many
         averages = (self.share,) if equal else dict.fromkeys((self.share, min(self.blocks, 2 * self.share)))
@@ -96,17 +98,16 @@ class _Proof:
         distinct = sorted(set(flights))
         places = {round(place * (len(distinct) - 1) / max(1, _FLIGHTS - 1)) for place in range(_FLIGHTS)}
         rooms = {distinct[place]: self._rooms(((distinct[place], 1.0),)) for place in sorted(places)}
-        total = np.zeros(self.chain.shape)
+        total = np.zeros((len(self.counts), *self.chain.shape))
         for rank, own in enumerate(flights):
             known = max((flight for flight in rooms if flight <= own), default=None)
             if known is None:
                 return np.zeros(self.chain.shape, dtype=bool)
             room = np.clip(rooms[known][rank == 0, rank == setting.ranks - 1], -NEVER, NEVER / setting.ranks / 2)
             if setting.shares_equally:
-                total = np.where(room < self.blocks / setting.ranks, -NEVER, total + room)
-            else:
-                total = total + room
-        found: NDArray[np.bool_] = total < self.blocks
+                room = np.where(room[0] < self.blocks / setting.ranks, -NEVER, room)
+            total = total + room
+        found: NDArray[np.bool_] = (total < self.counts).any(axis=0)
         return found
 
     def _with_free_chunks(self) -> NDArray[np.bool_]:
@@ -116,19 +117,20 @@ class _Proof:
         for rank in sorted({0, setting.ranks // 2, setting.ranks - 1}):
             groups = np.array_split(np.array(setting.in_flight[rank]), min(_FLIGHTS, setting.chunks))
             flights = tuple((float(group.min()), len(group) / setting.chunks) for group in groups)
-            room = self._rooms(flights)[rank == 0, rank == setting.ranks - 1]
+            room = self._rooms(flights)[rank == 0, rank == setting.ranks - 1][0]
             found |= room < self.blocks / setting.ranks
         return found
 
     def _rooms(self, flights: _Flights) -> dict[tuple[bool, bool], Array]:
-        """Inner blocks for which a rank has room: first or not, last or not; minus infinity where not even for none."""
+        """Inner blocks (any kind, then each kind by itself; *states) for which a rank has room: first or not, last or
+        not; minus infinity where not even for none."""
         setting = self.setting
         kinds = dict.fromkeys((rank == 0, rank == setting.ranks - 1) for rank in range(setting.ranks))
         intervals = [self._interval(flights, 0.0, float(self.sizes[-1]))]
         for _ in range(_HALVINGS):
-            allowing = max(intervals, key=lambda one: max(float(self._room(one, *kind).max()) for kind in kinds))
+            allowing = max(intervals, key=lambda one: max(float(self._room(one, *kind)[0].max()) for kind in kinds))
             inside = self.sizes[(self.sizes > allowing.low) & (self.sizes < allowing.high)]
-            enough = max(float(self._room(allowing, *kind).max()) for kind in kinds) >= self.share
+            enough = max(float(self._room(allowing, *kind)[0].max()) for kind in kinds) >= self.share
             if not len(inside) or not enough:
                 break
             middle = float(inside[len(inside) // 2])
@@ -141,13 +143,18 @@ class _Proof:
 
     def _interval(self, flights: _Flights, low: float, high: float) -> _Interval:
         found = []
-        for interiors, most in self.counted:
-            every = [(self.multipliers.leanest(number, high, interiors), share) for number, share in flights]
-            head, tail = every[0][0][0], every[-1][0][2]
-            inner = [values if share == 1 else values * share for (_, values, _), share in every]
+        leanest = self.multipliers.leanest(
+            [number for number, _ in flights], high, [parts for parts, _ in self.counted]
+        )
+        for every, (_, most) in zip(leanest, self.counted, strict=True):
+            head, tail = every[0][0], every[-1][2]
+            inner = [
+                values if share == 1 else values * share
+                for (_, values, _), (_, share) in zip(every, flights, strict=True)
+            ]
             blocks = functools.reduce(np.add, inner)
             least = blocks.min(axis=0) if len(blocks) else np.zeros(self.chain.shape)
-            found.append((head, least, tail, most))
+            found.append((head, np.stack((least, *(blocks if len(blocks) > 1 else ()))), tail, most))
         return _Interval(low=low, high=high, leanest=tuple(found))
 
     def _room(self, interval: _Interval, first: bool, last: bool) -> Array:
@@ -158,11 +165,11 @@ class _Proof:
         less = np.minimum(chain.ending, 0.0) * setting.in_flight[-1][-1] if own else 0.0
         here = (chain.head if first else (), chain.tail if last else ())
         low = max(interval.low, self.inner_least, *map(self._least, here))
-        found = np.full(chain.shape, math.inf)
+        found = np.full((len(self.counts), *chain.shape), math.inf)
         for head, inner, tail, most in interval.leanest:
             ends = (head if first else 0.0) + (tail if last else 0.0) + less
             left = setting.capacity * (1 + _ROUNDING) - low - ends
             with np.errstate(invalid="ignore"):
-                blocks = np.floor(left / np.maximum(inner, 1e-30) + 1e-9) if self.blocks else np.zeros(chain.shape)
+                blocks = np.floor(left / np.maximum(inner, 1e-30) + 1e-9) if self.blocks else np.zeros(inner.shape)
             found = np.minimum(found, np.where(left < 0, -math.inf, np.where(blocks >= most, math.inf, blocks)))
         return found

@@ -335,7 +335,7 @@ class Engine:
         Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
         """
         outcome = self._evaluate(configuration, cutoff=cutoff, enough=enough, hint=hint, proved=proved)
-        if outcome.bound >= cutoff or not self.may_count_apart(configuration):
+        if outcome.bound >= cutoff or outcome.overfull or not self.may_count_apart(configuration):
             return outcome
         other = self.launched_apart._evaluate(configuration, cutoff=cutoff, enough=enough, hint=hint, proved=proved)
         return proving_most(outcome, other, cutoff)

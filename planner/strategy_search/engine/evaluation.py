@@ -158,14 +158,15 @@ class Evaluation:
                 if found is not None and found[0] <= least * (1 + TOLERANCE):
                     proved.close(state)
                     continue
+                if found is None and not ruled_out and self.next_price.knows_the_leanest:
+                    proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
+                    ruled_out = True
+                    continue
                 asked = self.next_price.next(state, tried.ranks, tried.division)
                 if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= rounds:
                     mixed, closed_since = self.composition.mixed(tried), closed_since + 1
                     if mixed is not None and (best is None or mixed[0] < best[0]):
                         best, closed_since = mixed, 0
-                    if found is None and not ruled_out:
-                        proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
-                        ruled_out = True
                     proved.close(state)
                     continue
                 multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
@@ -195,7 +196,8 @@ class Evaluation:
         ):
             best, bound = self._settled(bound)
         if best is None:
-            if not self.cutoff <= bound < math.inf:  # it may fit, and takes too long
+            known = self.cutoff < math.inf and self.composition.least < math.inf
+            if not known and not self.cutoff <= bound < math.inf:  # it may fit, and takes too long
                 self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])

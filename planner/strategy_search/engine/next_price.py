@@ -57,6 +57,11 @@ class NextPrice:
         self.price, self.under, self.share = 0.0, NEITHER, 0.0
         self.shares = list(CAPS)
 
+    @property
+    def knows_the_leanest(self) -> bool:
+        """Whether the least memory was asked for in every way, as where nothing fits."""
+        return not self.shares
+
     def next(self, state: State, ranks: Sequence[Filled], division: Division | None) -> Asked | None:
         """What to try at a state of the boundary; None where nothing is left to try."""
         if division is None:

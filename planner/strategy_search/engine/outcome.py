@@ -84,6 +84,11 @@ class Outcome:
         return max(0.0, self.seconds - self.waiting - self.bound)
 
     @property
+    def overfull(self) -> bool:
+        """Whether nothing was found that fits."""
+        return not self.ranks and self.least < math.inf
+
+    @property
     def coarse(self) -> bool:
         """Whether what was found is far from what is proved, and memory does not matter."""
         return bool(self.ranks) and not self.price and self.open_seconds > self.bound * COARSE
