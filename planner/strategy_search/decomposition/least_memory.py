@@ -107,7 +107,7 @@ class _Proof:
             if setting.shares_equally:
                 room = np.where(room[0] < self.blocks / setting.ranks, -NEVER, room)
             total = total + room
-        found: NDArray[np.bool_] = (total < self.counts).any(axis=0)
+        found: NDArray[np.bool_] = np.any(total < self.counts, axis=0)
         return found
 
     def _with_free_chunks(self) -> NDArray[np.bool_]:

@@ -202,7 +202,7 @@ class Finalists:
         them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for; nor
         is it settled where that would not save as much."""
         ranked = self.maker.unsettled(found)
-        if self.room.in_any_order(ranked) < cutoff + found.outcome.open_seconds:
+        if self.room.in_any_order(ranked) < cutoff + found.outcome.open_seconds and self._may_win(ranked, cutoff):
             ranked = self.maker.worth_settling(ranked)
         if not self.overlapping.possible or not self.overlapping.missing(ranked):
             return self._finished(*self.sums.best(found, ranked, self._sum_for(found, cutoff)), cutoff)
@@ -222,6 +222,11 @@ class Finalists:
         return min(
             roomy, self._finished(source, other, cutoff), key=lambda one: self.overlapping.overlapped(one).seconds
         )
+
+    def _may_win(self, ranked: Ranked, cutoff: Seconds) -> bool:
+        """Whether a result may take less than `cutoff` settled, with all its overlaps, in some order of whole stages,
+        one on each rank."""
+        return cutoff == math.inf or self.maker.may_save(ranked, self.room.least(ranked, cutoff) - cutoff)
 
     def _with_waiting(self, fitting: list[Ranked]) -> list[Ranked]:
         """Plans, fastest first, with the fastest one as it is where tensor parallelism waits for its collectives, if
@@ -277,7 +282,9 @@ class Finalists:
 
     def _finished(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room
-        for its overlaps."""
+        for its overlaps; as it is where nothing of that may take less than `cutoff`."""
+        if not self._may_win(ranked, cutoff):
+            return self.orders.reordered(ranked, cutoff)
         if reorders(self.request.pinned):
             with contextlib.suppress(LimitError):  # in the order that the search assumed, then
                 ranked = self.sums.one_by_one(found, self.orders.reordered(ranked, cutoff), cutoff)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Seconds
+from planner.plan.binding.bind import BoundPlan
 from planner.plan.prediction.stage_cost import TRANSFER
 from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.strategy_search.engine.exchange_overlap import in_parts
@@ -12,9 +13,12 @@ from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import (
     WORTH,
+    all_fit,
     as_asked,
     asks,
+    fastest_of,
     fastest_schedule,
+    in_orders,
     reorders,
     with_turns,
 )
@@ -32,6 +36,7 @@ class Orders:
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
+        self._others: dict[int, tuple[Ranked, list[BoundPlan]]] = {}  # by identity
 
     def in_other_orders(self, ranked: Ranked) -> Seconds:
         """What a result of 1F1B takes at least in other orders of turns: where weight gradients are apart, without a
@@ -46,6 +51,17 @@ class Orders:
         if holds > -self.maker.overfull_by(ranked):
             return apart
         return min(apart, self.overlapping.expected(ranked).seconds - min(bubble, time[TRANSFER]))
+
+    def in_any(self, ranked: Ranked) -> Seconds:
+        """What a result takes in the order of turns that takes it least, were there memory for that: the bubbles that
+        orders leave, in place of none."""
+        if self.in_other_orders(ranked) == math.inf:
+            return ranked.seconds
+        if id(ranked) not in self._others:
+            machine = self.engine.machine(ranked.configuration)
+            self._others[id(ranked)] = (ranked, in_orders(ranked.bound, machine))
+        _, others = self._others[id(ranked)]
+        return min([ranked.seconds, *(one.plan.prediction.step_seconds for one in others)])
 
     def reordered(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A result in the order of turns that takes it least, as far as that, with what overlaps then, may take less
@@ -70,6 +86,9 @@ class Orders:
         limits, machine = self.maker.limits_of(ranked.configuration), self.engine.machine(ranked.configuration)
         if asks(self.request.pinned):
             bound = as_asked(ranked.bound, self.request, machine, limits)
+        elif id(ranked) in self._others:
+            _, others = self._others[id(ranked)]
+            bound = fastest_of(ranked.bound, [one for one in others if all_fit(one.plan.prediction, limits)])
         else:
             bound = fastest_schedule(ranked.bound, machine, limits, cutoff)
         if bound is ranked.bound:

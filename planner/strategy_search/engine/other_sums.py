@@ -80,8 +80,14 @@ class OtherSums:
             outcome = engine.evaluate_as(EACH, found.configuration, cutoff=found.objective * (1 + NEAR))
             if outcome.ranks:
                 contender = replace(engine.contender(found.configuration, outcome), room=found.room)
-                other = self.maker.as_found(contender, min(cutoff, best.seconds), lambda one: one.bubble)
-                other = self.orders.reordered(other, min(cutoff, best.seconds))
+                least = min(cutoff, best.seconds)
+                other = self.maker.as_found(
+                    contender,
+                    least,
+                    lambda one: one.bubble,
+                    partial(self._may_take_settled, least),
+                )
+                other = self.orders.reordered(other, least)
                 if other.seconds < best.seconds and self.maker.fits(other.configuration, other.plan.prediction):
                     best = other
         return best
@@ -146,6 +152,10 @@ class OtherSums:
     def _may_take(self, seconds: Seconds, ranked: Ranked) -> bool:
         """Whether a result may take less in some order of turns."""
         return self.room.in_any_order(ranked) < seconds
+
+    def _may_take_settled(self, seconds: Seconds, ranked: Ranked) -> bool:
+        """Whether a result may take less settled, in an order of turns that was priced."""
+        return self.maker.may_save(ranked, self.room.least(ranked, seconds) - seconds)
 
     def _capped(self, found: Contender) -> bool:
         """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the

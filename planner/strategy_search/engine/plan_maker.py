@@ -33,7 +33,7 @@ from planner.strategy_search.engine.fp8_choice import chosen_layers
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.proofs import Ranked, proved
 from planner.strategy_search.engine.scheduling import all_fit
-from planner.strategy_search.engine.settle import settle_and_certify
+from planner.strategy_search.engine.settle import settle_and_certify, settling_saves
 from planner.strategy_search.engine.v_stages import spread_out, v_stages
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -56,6 +56,7 @@ class PlanMaker:
     bound: float
     limits: tuple[float, ...]
     covered: bool
+    _saves: dict[int, tuple[Contender, Seconds]] = field(default_factory=dict)  # by identity
     _wholes: dict[tuple[int, Fp8], OperatorGraph] = field(default_factory=dict)
 
     def limits_of(self, configuration: Configuration) -> tuple[float, ...]:
@@ -97,6 +98,20 @@ class PlanMaker:
         found = ranked.found
         assert found is not None, "plans of other sources are not settled"
         return self.settled(ranked) if found.outcome.open_seconds > _LITTLE * found.objective else ranked
+
+    def may_save(self, ranked: Ranked, seconds: Seconds) -> bool:
+        """Whether settling a result may save more than that: no more than its sum is above what is proved of its
+        configuration, nor than its slowest rank is above what is proved of that."""
+        found = ranked.found
+        if seconds < 0 or found is None or ranked.settled:
+            return seconds < 0
+        if seconds >= found.outcome.open_seconds:
+            return False
+        if id(found) not in self._saves:
+            setting = self.engine.setting(found.configuration)
+            pipeline_of_kinds = found.pipeline_of_kinds.with_room(found.room)
+            self._saves[id(found)] = (found, settling_saves(pipeline_of_kinds, setting, found.outcome))
+        return seconds < self._saves[id(found)][1]
 
     def unsettled(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""

@@ -17,6 +17,7 @@ from planner.strategy_search.engine.product_overlap import Everything
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import (
     WORTH,
+    asks,
     may_lie_in_a_v,
     reorders,
 )
@@ -50,8 +51,19 @@ class Room:
     def hoped(self, ranked: Ranked) -> Seconds:
         """What a result takes at least, about, with all its overlaps, in any order of turns, were there memory for it:
         the plan of more room that has them takes as much more as its sum does."""
-        own = self.overlapping.expected(ranked).seconds - self.overlapping.saves(ranked)
-        return min(own, self.orders.in_other_orders(ranked))
+        return min(self._in_its_order(ranked), self.orders.in_other_orders(ranked))
+
+    def _in_its_order(self, ranked: Ranked) -> Seconds:
+        return self.overlapping.expected(ranked).seconds - self.overlapping.saves(ranked)
+
+    def least(self, ranked: Ranked, cutoff: Seconds) -> Seconds:
+        """The same in the orders of turns that leave bubbles, which are priced where hopes are on both sides of the
+        `cutoff`."""
+        own = self._in_its_order(ranked) if self.overlapping.possible else ranked.seconds
+        hoped = min(own, self.orders.in_other_orders(ranked))
+        if not hoped < cutoff <= own or asks(self.request.pinned):
+            return hoped
+        return max(hoped, min(own, self.orders.in_any(ranked) - max(0.0, ranked.seconds - own)))
 
     def in_any_order(self, ranked: Ranked) -> Seconds:
         """The same, without any bubble, where stages may lie in a V or take turns in other orders."""
@@ -121,7 +133,7 @@ class Room:
         with contextlib.suppress(LimitError):
             # what is found with less memory may need more for its overlaps, then perhaps without an end, and more
             # for buckets, which may be smaller now for lack of room
-            tried, saves, hoped = 0, self.overlapping.saves(ranked), self.hoped(ranked)
+            tried, saves, hoped = 0, self.overlapping.saves(ranked), self.least(ranked, cutoff)
             while (
                 0 < (missing := self.overlapping.missing(other)) <= (before if saves else _LESS * before)
                 and tried < _LEANER

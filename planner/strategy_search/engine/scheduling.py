@@ -60,15 +60,28 @@ def fastest_schedule(
         return bound
     if _without_bubble(plan) >= cutoff:
         return bound
+    return fastest_of(bound, in_orders(bound, cluster, limits))
+
+
+def in_orders(bound: BoundPlan, cluster: Machine, limits: Sequence[Bytes] | None = None) -> list[BoundPlan]:
+    """A plan of 1F1B in each of the other orders that are compared, priced; without those that need more bytes than the
+    limits say of a rank, if any."""
+    others = [replace(bound, plan=replace(bound.plan, schedule=schedule)) for schedule in COMPARED]
+    return [
+        replace(other, plan=replace(other.plan, prediction=prediction))
+        for other, prediction in zip(others, predict_alike(others, cluster, limits), strict=True)
+        if prediction is not None
+    ]
+
+
+def fastest_of(bound: BoundPlan, others: Sequence[BoundPlan]) -> BoundPlan:
+    """A plan, or the fastest in other orders that are worth it."""
     best = bound
-    others = [replace(bound, plan=replace(plan, schedule=schedule)) for schedule in COMPARED]
-    for other, prediction in zip(others, predict_alike(others, cluster, limits), strict=True):
-        if prediction is None:
-            continue
+    for other in others:
         least = best.plan.prediction.step_seconds
         enough = least * (1 - WORTH) if best is bound else least
-        if prediction.step_seconds < enough:
-            best = replace(other, plan=replace(other.plan, prediction=prediction))
+        if other.plan.prediction.step_seconds < enough:
+            best = other
     return best
 
 

@@ -26,12 +26,16 @@ from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.solvers import SOLVERS
+from planner.strategy_search.solvers import SOLVERS, dynamic_programming
 from planner.strategy_search.solvers.elimination.order import EXACT
 from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 
 GAP = 1e-5
 """The slowest rank is settled to this, relatively."""
+
+_FRONTS = 10_000
+"""Entries of a Pareto front, at most, where nobody asks for a certificate: with ten times as many deep pipelines of
+experts took twice as long, and nine of ten were no faster for it."""
 
 ILP_SECONDS = 60.0
 """An integer program may take so long where the request has no time limit."""
@@ -83,9 +87,7 @@ def settle_and_certify(
     """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
     long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
     ranks = list(outcome.ranks)
-    slowest = max(range(len(ranks)), key=lambda rank: _busy(ranks[rank], setting))
-    own_setting = pipeline_of_kinds.setting_of(setting, slowest)
-    found = rank_problem(pipeline_of_kinds.chain_of(slowest), own_setting, slowest, ranks[slowest], outcome.state)
+    slowest, found = _slowest(pipeline_of_kinds, setting, outcome)
     busy = found.problem.evaluate(found.choice).time
     solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
     answer = _certificate(solver, found, busy, request)
@@ -100,6 +102,26 @@ def settle_and_certify(
         answer = _certificate("ilp", found, busy, request)
     wanted = request.certify or solver != "dynamic_programming"
     return tuple(ranks), least, answer[0] if wanted and answer is not None else None
+
+
+def settling_saves(pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, outcome: Outcome) -> float:
+    """Seconds of a step that settling may save at most, by what memory at the best price proves of the slowest rank, of
+    which the rest may stay as it is; infinite where the problem is too wide to tell."""
+    _, found = _slowest(pipeline_of_kinds, setting, outcome)
+    try:
+        least = dynamic_programming.lower_bound(found.problem, cell_limit=EXACT)
+    except ValueError:
+        return math.inf
+    return max(0.0, found.problem.evaluate(found.choice).time - least)
+
+
+def _slowest(pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, outcome: Outcome) -> tuple[int, RankProblem]:
+    """The slowest rank of what was found, and its problem."""
+    ranks = outcome.ranks
+    slowest = max(range(len(ranks)), key=lambda rank: _busy(ranks[rank], setting))
+    own_setting = pipeline_of_kinds.setting_of(setting, slowest)
+    chain = pipeline_of_kinds.chain_of(slowest)
+    return slowest, rank_problem(chain, own_setting, slowest, ranks[slowest], outcome.state)
 
 
 def _busy(filling: RankFilling, setting: Setting) -> float:
@@ -124,6 +146,8 @@ def _certificate(
     options: dict[str, Any] = {}
     if solver == "dynamic_programming":
         options.update(relative_gap=GAP, cell_limit=EXACT, known=found.choice)
+        if not request.certify:
+            options.update(front_limit=_FRONTS)
     if solver == "ilp":
         left = seconds_left()
         if left <= 0:

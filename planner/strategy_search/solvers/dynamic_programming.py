@@ -92,12 +92,12 @@ def solve(
     return search.solution(floor=evaluation.time, steps=steps)
 
 
-def lower_bound(problem: Problem, *, table_limit: int = 2**28) -> float:
+def lower_bound(problem: Problem, *, table_limit: int = 2**28, cell_limit: float = math.inf) -> float:
     """A time that no choice that fits is below: without the limit, or by the Lagrangian if that does not fit.
 
     Infinite where the relaxation proves that nothing fits. Much cheaper than `solve`, which alone is exact.
     """
-    plan = _schedule(problem, table_limit)
+    plan = _schedule(problem, table_limit, cell_limit)
     messages = eliminate(plan, time_tables(problem, plan))
     value = optimum(messages)
     if value == math.inf or problem.evaluate(backtrack(plan, messages)).feasible:
