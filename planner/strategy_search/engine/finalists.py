@@ -284,7 +284,7 @@ class Finalists:
         """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room
         for its overlaps; as it is where nothing of that may take less than `cutoff`."""
         if not self._may_win(ranked, cutoff):
-            return self.orders.reordered(ranked, cutoff)
+            return self.orders.reordered(ranked, cutoff) if reorders(self.request.pinned) else ranked
         if reorders(self.request.pinned):
             with contextlib.suppress(LimitError):  # in the order that the search assumed, then
                 ranked = self.sums.one_by_one(found, self.orders.reordered(ranked, cutoff), cutoff)

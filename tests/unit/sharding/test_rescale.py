@@ -15,6 +15,7 @@ from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
+from planner.sharding import rescale
 from planner.sharding.rescale import rescale_batch
 from tests.refusals import refused
 
@@ -162,6 +163,26 @@ def test_bags_of_different_lengths_stay_flat() -> None:
 def without_strides(graph: OperatorGraph) -> dict[str, TensorType]:
     """At batch 1 a transposed tensor may count as contiguous: the one thing in which a rescaled graph differs."""
     return {name: TensorType(shape=t.shape, dtype=t.dtype) for name, t in graph.types.items()}
+
+
+def test_a_size_that_is_spelled_late_sends_nobody_back_to_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep models spell the batch in every layer; each operator is followed a few times, whatever their number."""
+
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        for width in range(1, 13):  # unlike each other, else what is known of one holds for the next
+            x = x + torch.zeros(x.shape[0], 5, width).sum(-1, keepdim=True) * m.linear(x)
+        return x.mean()
+
+    graph, followed = of_batch(body, 4), list[str]()
+    propagate = rescale._Growths._propagate
+
+    def counted(self: Any, rule: Any, op: Any, growths: Any) -> None:
+        followed.append(op.name)
+        propagate(self, rule, op, growths)
+
+    monkeypatch.setattr(rescale._Growths, "_propagate", counted)
+    assert rescale_batch(graph, 4, 6) == of_batch(body, 6)
+    assert len(followed) < 2 * len(graph.operators)
 
 
 def test_down_to_one() -> None:
