@@ -290,8 +290,8 @@ class Finalists:
                 ranked = self.sums.one_by_one(found, self.orders.reordered(ranked, cutoff), cutoff)
         if self.overlapping.possible and self.maker.overfull_by(ranked) > 0 and self.overlapping.missing(ranked):
             roomy = self.room.with_room(found, ranked, cutoff)
-            if not self.maker.storable(roomy):
-                return roomy if cutoff < math.inf else self.room.lean(found, ranked, cutoff)
+            if not self.maker.storable(roomy):  # without overlaps it may fit, and win all the same
+                return self.room.lean(found, ranked, cutoff) if ranked.seconds < cutoff else roomy
             seconds = self.overlapping.overlapped(roomy).seconds
             if seconds <= self.room.hoped(ranked) * (1 + WORTH):
                 return roomy

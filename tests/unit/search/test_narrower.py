@@ -18,8 +18,10 @@ from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
 from planner.strategy_search.engine.finalists import Finalists
 from planner.strategy_search.engine.outcome import Outcome
+from planner.strategy_search.engine.overlapping import Overlapping
 from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.engine.proofs import Ranked, with_proof
+from planner.strategy_search.engine.room import Room
 from planner.strategy_search.narrower import FEW, WIDE, near, with_narrower
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
@@ -169,6 +171,28 @@ def test_where_overlap_is_hoped_for_in_vain_layouts_that_wait_are_tried(slow: Se
     recursion = replace(maker.request, algorithm="recursive_programming")
     by_recursion = Finalists(maker=replace(maker, request=recursion), found=())
     assert by_recursion._waiting_for_collectives(contender, worse) is None
+
+
+def test_what_has_no_room_for_overlaps_is_made_to_fit_where_it_wins_without(
+    slow: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another plan is known already, and is slower than that."""
+    maker, contender = made(slow)
+    finalists, ranked, leaned = Finalists(maker=maker, found=()), slow.plans[0], list[float]()
+
+    def lean(_: Room, found: Contender, overfull: Ranked, cutoff: float) -> Ranked:
+        leaned.append(cutoff)
+        return overfull
+
+    monkeypatch.setattr(PlanMaker, "overfull_by", lambda *_: 1.0)
+    monkeypatch.setattr(PlanMaker, "storable", lambda *_: False)
+    monkeypatch.setattr(Overlapping, "missing", lambda *_: 1.0)
+    monkeypatch.setattr(Finalists, "_may_win", lambda *_: True)
+    monkeypatch.setattr(Room, "with_room", lambda _, found, overfull, cutoff: overfull)
+    monkeypatch.setattr(Room, "lean", lean)
+    for cutoff in (math.inf, 2 * ranked.seconds, ranked.seconds / 2):
+        assert finalists._finished(contender, ranked, cutoff) is ranked
+    assert leaned == [math.inf, 2 * ranked.seconds]
 
 
 def test_where_time_is_over_before_layouts_that_wait_are_found_the_plan_is_kept(
