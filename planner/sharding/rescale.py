@@ -154,14 +154,16 @@ class _Growths:
             try:
                 for op, rule in zip(operators[self._again :], rules[self._again :], strict=True):
                     made = [result for result in op.results if result is not None]
-                    if rule.looked_up or not self._spelled.keys().isdisjoint(made):
+                    apart = rule.looked_up or not self._spelled.keys().isdisjoint(made)
+                    key = (id(rule), *(id(growths[name]) for name in op.operands))  # of tuples that `alike` keeps
+                    if apart or key not in results:
                         self._propagate(rule, op, growths)
-                        continue
-                    key = (id(rule), *(id(growths[name]) for name in op.operands))  # none of which goes meanwhile
-                    if key not in results:
-                        self._propagate(rule, op, growths)
-                        results[key] = [alike.setdefault(growths[result], growths[result]) for result in made]
-                    growths.update(zip(made, results[key], strict=True))
+                        found = [alike.setdefault(growths[result], growths[result]) for result in made]
+                        if not apart:
+                            results[key] = found
+                    else:
+                        found = results[key]
+                    growths.update(zip(made, found, strict=True))
             except _ClashError as clash:
                 self._again = len(operators)
                 if not all(self._demand(*wanted) for wanted in clash.wanted) or self._again == len(operators):

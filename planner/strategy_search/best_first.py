@@ -202,8 +202,8 @@ class BestFirst:
         except NothingAgreesError:
             return False
         self.solved += outcome.solved
-        if outcome.overfull:
-            self.overfull[configuration] = outcome
+        if outcome.bound == math.inf or (outcome.overfull and cutoff == math.inf):
+            self.overfull[configuration] = replace(outcome, solved=0)
         if not outcome.ranks or outcome.seconds >= cutoff:
             return False
         self.incumbent = self.engine.contender(configuration, outcome)

@@ -53,7 +53,8 @@ class Composition:
     """Puts together what the multipliers of every kind of devices know; `cutoff`: divisions as slow as that are of no
     interest; `covering`: of ways to run blocks only those that were sought with such a share of what travels in both
     passes, if any. `least` bytes are what the leanest way to fill the ranks would need that was met and does not fit,
-    at the `fullest` rank."""
+    at the `fullest` rank; `fitted` says whether all ranks had room for about equal shares of the blocks in some state,
+    however long they take."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Composition:
         self.block_ranges = self.chain.block_ranges
         self.blocks = self.block_ranges.blocks
         self.pools: list[list[Way]] = [[] for _ in multipliers]
-        self.least, self.fullest = math.inf, 0
+        self.least, self.fullest, self.fitted = math.inf, 0, False
 
     def compose(self, state: State) -> Tried:
         """The best division with the columns known at a state."""
@@ -101,10 +102,12 @@ class Composition:
             share = math.ceil(self.blocks / setting.ranks) if equal is None else equal
             wanted = [float(filled.least[n]) for filled, n in zip(ranks, self.shared(share), strict=True)]
             fullest = max(range(setting.ranks), key=lambda rank: (wanted[rank] - self.capacity(rank), -rank))
+            self.fitted |= wanted[fullest] <= self.capacity(fullest)
             known = self.least - self.capacity(self.fullest)
             if wanted[fullest] - self.capacity(fullest) < known:
                 self.least, self.fullest = wanted[fullest], fullest
             return Tried(found=None, division=None, ranks=ranks, described=described, ends=variants)
+        self.fitted = True
         fillings = tuple(
             self.filling(rank, filled, chosen, block_range)
             for rank, (filled, chosen, block_range) in enumerate(

@@ -167,6 +167,9 @@ class Evaluation:
                     mixed, closed_since = self.composition.mixed(tried), closed_since + 1
                     if mixed is not None and (best is None or mixed[0] < best[0]):
                         best, closed_since = mixed, 0
+                    if found is None and not ruled_out:  # as others have used up the prices
+                        proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
+                        ruled_out = True
                     proved.close(state)
                     continue
                 multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
@@ -341,6 +344,7 @@ class Evaluation:
             state=state,
             ranks=ranks,
             least=self.composition.least,
+            overfull=not ranks and not self.composition.fitted and self.composition.least < math.inf,
             fullest=self.composition.fullest,
             price=self.next_price.price,
             under=self.next_price.under,

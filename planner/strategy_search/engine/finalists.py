@@ -283,11 +283,11 @@ class Finalists:
     def _finished(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room
         for its overlaps; as it is where nothing of that may take less than `cutoff`."""
-        if not self._may_win(ranked, cutoff):
-            return self.orders.reordered(ranked, cutoff) if reorders(self.request.pinned) else ranked
         if reorders(self.request.pinned):
             with contextlib.suppress(LimitError):  # in the order that the search assumed, then
                 ranked = self.sums.one_by_one(found, self.orders.reordered(ranked, cutoff), cutoff)
+        if not self._may_win(ranked, cutoff):
+            return ranked
         if self.overlapping.possible and self.maker.overfull_by(ranked) > 0 and self.overlapping.missing(ranked):
             roomy = self.room.with_room(found, ranked, cutoff)
             if not self.maker.storable(roomy):  # without overlaps it may fit, and win all the same

@@ -55,6 +55,7 @@ class Outcome:
         ranks: what each rank runs; empty where nothing was found.
         least: where nothing fits, bytes per device that the leanest way found would need.
         fullest: the rank that would need them.
+        overfull: whether nothing that was looked at fits, however long it takes.
         price: seconds of the step that a byte more of memory would save, about.
         solved: problems solved.
         under: shares that counted of what travels under the work of each pass, beyond that work.
@@ -70,6 +71,7 @@ class Outcome:
     ranks: tuple[RankFilling, ...]
     least: float
     fullest: int = 0
+    overfull: bool = False
     price: float
     solved: int
     under: Passes = NEITHER
@@ -82,11 +84,6 @@ class Outcome:
     def open_seconds(self) -> float:
         """By how much its sum is above what is proved: what settling may save at most."""
         return max(0.0, self.seconds - self.waiting - self.bound)
-
-    @property
-    def overfull(self) -> bool:
-        """Whether nothing was found that fits."""
-        return not self.ranks and self.least < math.inf
 
     @property
     def coarse(self) -> bool:
@@ -110,6 +107,7 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome:
         bound=min(outcome.bound for outcome in outcomes),
         least=leanest.least,
         fullest=leanest.fullest,
+        overfull=all(outcome.overfull or outcome.bound == math.inf for outcome in outcomes),
         solved=sum(outcome.solved for outcome in outcomes),
     )
 
