@@ -115,6 +115,7 @@ class Evaluation:
         self.next_price = NextPrice(self.composition)
         self.known = 0  # prices that others have asked for
         self.free = 0.0  # what is proved whatever the memory
+        self.ruled_out = False  # it was asked in which states nothing fits
         for kind, one in enumerate(self.multipliers):
             for priced in one.priced:
                 self.next_price.new(Asked(kind, priced.price, priced.flights, priced.under, priced.at_tail))
@@ -135,7 +136,6 @@ class Evaluation:
             for kind, multipliers in enumerate(self.multipliers):
                 multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
             proved.outdate()
-        ruled_out = False
         counted = np.full(self.chain.shape, self.whole_blocks is None)
         try:
             for _ in range(3 * self.rounds if self.whole_blocks is None else 9 * self.rounds):
@@ -158,18 +158,15 @@ class Evaluation:
                 if found is not None and found[0] <= least * (1 + TOLERANCE):
                     proved.close(state)
                     continue
-                if found is None and not ruled_out and self.next_price.knows_the_leanest:
-                    proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
-                    ruled_out = True
+                if found is None and self.next_price.knows_the_leanest and self._rules_out(proved, state):
                     continue
                 asked = self.next_price.next(state, tried.ranks, tried.division)
                 if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= rounds:
                     mixed, closed_since = self.composition.mixed(tried), closed_since + 1
                     if mixed is not None and (best is None or mixed[0] < best[0]):
                         best, closed_since = mixed, 0
-                    if found is None and not ruled_out:  # as others have used up the prices
-                        proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
-                        ruled_out = True
+                    if found is None:  # as others have used up the prices
+                        self._rules_out(proved, state)
                     proved.close(state)
                     continue
                 multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
@@ -234,6 +231,13 @@ class Evaluation:
         if not price:
             return [(0.0, 0.0, under)] if any(under) else []
         return [(price, one, under) for one in self.setting.tried_first(self.chain)]
+
+    def _rules_out(self, proved: StateBounds, state: State) -> bool:
+        """Whether provably nothing fits at a state; noted of all states, once."""
+        if not self.ruled_out:
+            proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
+            self.ruled_out = True
+        return proved.value(state) == math.inf
 
     def _impossible(self) -> NDArray[np.bool_]:
         """States of the boundary in which provably nothing fits; asked where nothing was found in one."""
