@@ -183,6 +183,7 @@ class Software:
             (torch.optim's zero_grad(set_to_none=True)).
         keeps_buckets: whether buckets of all gradients stand beside them (DistributedDataParallel, unless it has
             gradient_as_bucket_view). Counts with `frees_gradients`.
+        views_buckets: whether gradients are views of such buckets, which stand in their place. Counts likewise.
         autocasts: whether weights are gathered in fp32 and rounded where they are used, and blocks hand on values in
             fp32 (torch.autocast around FSDP without MixedPrecision: products alone make 16 bits).
         roots_moments: whether the optimizer makes the roots of all second moments at once, in memory of their own
@@ -254,6 +255,7 @@ class Software:
     composes_scans: bool = False
     frees_gradients: bool = False
     keeps_buckets: bool = False
+    views_buckets: bool = False
     roots_moments: bool = False
     autocasts: bool = False
     fuses_chains: bool = False

@@ -31,7 +31,7 @@ from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
 from planner.validation.states import USUAL, States, states_of
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
+from planner.validation.words import mentions, says
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple, so that they can be cut."""
@@ -250,14 +250,17 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
 _BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"
 """Context parallelism by heads: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
 
-_NORMED_HEADS = r"\bqwen[-_ ]?3(?![\d.]|[-_ ]next)|\bolmo[-_ ]?(?:[23]|1124)\b|\bqk[-_ ](?:layer)?norm"
+_NORMED_HEADS = (
+    r"(?<![a-z])qwen[-_ ]?3(?![\d.b]|[-_ ]next)|(?<![a-z])olmo[-_ ]?(?:[23]|1124)(?![\d.b])"
+    r"|(?<![a-z])qk[-_ ]?(?:(?:layer|rms|l2)?[-_ ]?norm|ln(?![a-z]))"
+)
 """Models whose queries and keys are normalised (Qwen3: arXiv 2505.09388; OLMo 2 and 3, of all heads together, which
 moves as much: arXiv 2501.00656, `olmo3_7B` of OLMo-core), and words for it."""
 
 
 def normalises_heads(row: Row) -> bool:
     """Whether a row says that its queries and keys are normalised, by the name of its model or by flags."""
-    return mentions(f"{row.text('model')}; {row.text('other_flags')}".lower(), _NORMED_HEADS)
+    return mentions(row.words("model", "other_flags"), _NORMED_HEADS)
 
 
 def _latent_like(row: Row, notes: list[str]) -> str:
@@ -311,7 +314,7 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
         width = _needed(row, "ffn_hidden")
         notes.append("moe_ffn_hidden unknown: ffn_hidden")
     shared = re.search(r"moe[-_]shared[-_]expert[-_]intermediate[-_]size\s*[=: ]\s*(\d{1,9})", words)
-    if shared is None and "shared expert" in words.replace("-", " ") and not row.latent:
+    if shared is None and mentions(words, r"shared[-_ ]expert") and not row.latent:
         notes.append("an MLP for all tokens of unknown width: left out")
     dense = _first_dense(words, _needed(row, "n_layers"))
     if mentions(words, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
@@ -355,7 +358,7 @@ def _first_dense(words: str, layers: int) -> int:
 
 
 def _words(row: Row) -> str:
-    return f"{row.text('model')} {row.text('other_flags')} {row.text('flag')}".lower()
+    return row.words("model", "other_flags", "flag")
 
 
 def _needed(row: Row, column: str) -> int:
@@ -520,8 +523,8 @@ def _shared_out(row: Row, data: int, others: int, context: int, notes: list[str]
     return stage, copies if copies > 1 else None
 
 
-_KEPT_GATHERED = r"reshard_after_forward\s*[=: ]\s*\W?(?:false|never)"
-"""FSDP2 that gathers weights once a step; torchtitan's word for it is "never"."""
+_RESHARDS = r"reshard[-_ ]after[-_ ]forward"
+"""FSDP2 gathers weights twice a step; once where this is false, or "never" (torchtitan)."""
 
 
 def _zero(row: Row, shards: int, notes: list[str]) -> int:
@@ -530,13 +533,13 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     if stage == 1 and "mindformers" in row.text("source").lower() and _one_micro_batch(row, shards):
         notes.append("parallel optimizer of MindSpore: gradients are shared out as they come, no micro-batches add up")
         return 2
-    if stage == 3 and re.search(_KEPT_GATHERED, row.text("other_flags").lower()):
+    if stage == 3 and says(row.text("other_flags").lower(), _RESHARDS) is False:
         notes.append("weights stay gathered after the forward pass: ZeRO 2")
         return 2
     if (
         stage == 3
         and (row.integer("pp") or 1) > 1
-        and mentions(f"{row.text('source')} {row.text('stack')} {_words(row)}".lower(), "torchtitan")
+        and mentions(f"{row.words('source', 'stack')}; {_words(row)}", "torchtitan")
     ):
         notes.append(
             "weights stay gathered, and gradients are reduced once, as torchtitan does with a pipeline: ZeRO 1"

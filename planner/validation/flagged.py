@@ -20,14 +20,13 @@
 A word that is denied ("no", "=False") does not count, or says that it was not so.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from hardware_profiles import Hidden, Software, load_software
 from planner.validation.nanotron import NANOTRON
 from planner.validation.states import PURE
-from planner.validation.words import mentions
+from planner.validation.words import mentions, said_of, says
 
 OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
 """Shares that named overlaps hide: those that the stack nemo hides, which overlaps the same."""
@@ -52,11 +51,11 @@ _GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
 of December 2024)."""
 
 _NARROW = (
-    r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16|grad_reduce_in_fp32\s*[=:]\s*false"
+    r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16"
     r"|main[-_]grads[-_]dtype\W{1,3}b(?:float|f)16"
 )
 _WIDE = (
-    r"grad_reduce_in_fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|grad_sync_dtype\s*[=:]\s*\S*32\b"
+    r"grad[-_]reduce[-_]in[-_]fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|grad_sync_dtype\s*[=:]\s*\S*32\b"
     r"|accumulate[-_]grads?[-_]in[-_]fp32"
 )
 _FP8_WEIGHTS = (
@@ -64,11 +63,18 @@ _FP8_WEIGHTS = (
     r"|weights (?:are )?(?:stored|kept|gathered)\b[^;,]* in fp8"
 )
 OF_LIGER = r"(?<![a-z])liger(?![a-z])"
-LIGER = rf"{OF_LIGER}(?![-_ ](?:fused[-_ ])?(?:linear|flce|ce\b|cross))"
-"""Words for Liger, and for all its kernels, not its loss alone."""
+_LIGER_KERNELS: Mapping[str, str] = {
+    "norms": r"norm(?![a-z]*\s*=\s*\w*layer)",
+    "gates": r"glu(?![a-z])|silu|(?<![a-z])mlp(?![a-z])",
+    "rotations": r"rope(?![a-z])|rotar",
+    "loss": r"cross[-_ ]?entropy|(?<![a-z])ce(?![a-z])|flce",
+    "linear loss": r"fused[-_ ]linear|linear[-_ ]cross|(?<![a-z])flce(?![a-z])|chunk",
+}
+"""Words for kernels of Liger by themselves. Its losses: one kernel for logits, and one with the projection, which never
+holds all of them; that one where no kernel is named."""
 
-_FUSED_NORMS = rf"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel|{LIGER}"
-_FUSED_GATES = rf"fused[- ](?:swiglu|silu|mlp)|{LIGER}"
+_FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
+_FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
 _FUSED_SOFTMAX = r"fused[- ]softmax"
 HUGGING_FACE = (
     r"(?<!from )(?<!tokenizer of )(?<!weights of )(?<!checkpoint of )(?<!dataset of )"
@@ -100,9 +106,9 @@ _NO_HEADS = 2**31
 def with_overlaps(stack: Software, flags: str) -> Software:
     """The stack with what flags say to be hidden, and without what they deny. NeMo's recipes hide all else that they
     can; elsewhere nothing else is hidden, where flags say of anything that it is."""
-    told = {part: mentions(flags, word) for part, word in _OVERLAPS.items() if re.search(word, flags)}
-    shares = {part: OVERLAPPED[part] if named else 0.0 for part, named in told.items()}
-    if stack.name.startswith("nemo") or not any(told.values()):
+    named = {part: says(flags, word) for part, word in _OVERLAPS.items()}
+    shares = {part: OVERLAPPED[part] if on else 0.0 for part, on in named.items() if on is not None}
+    if stack.name.startswith("nemo") or not any(named.values()):
         stack = replace(stack, hidden=replace(stack.hidden, **shares))
     else:
         stack = replace(stack, hidden=Hidden(**{**dict.fromkeys(_OVERLAPS, 0.0), **shares}))
@@ -140,12 +146,14 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
     if mentions(flags, NANOTRON) and own and date < _GATHERED_AGAIN:
         notes.append("what sequence parallelism gathers is kept whole (nanotron before tp_recompute_allgather)")
         stack = replace(stack, regathers=False)
-    if (hugging_face or eager) and not mentions(flags, _FUSED_NORMS):
+    liger = liger_kernels(flags)
+    norms = mentions(flags, _FUSED_NORMS) or "norms" in liger
+    if (hugging_face or eager) and not norms:
         notes.append("RMS norms are chains of operators in fp32")
         stack = replace(stack, composed_norms=True)
-    if stack.name in _EAGER and mentions(flags, _FUSED_NORMS) and mentions(flags, _FUSED_GATES):
+    if stack.name in _EAGER and norms and (mentions(flags, _FUSED_GATES) or "gates" in liger):
         notes.append("norms and gated activations are one kernel each")
-        one_each = mentions(flags, LIGER)  # rotations, too (liger_kernel/ops/rope.py)
+        one_each = {"gates", "rotations"} <= liger  # liger_kernel/ops/swiglu.py and rope.py
         stack = replace(stack, passes=megatron.passes, fused=megatron.fused, fuses_chains=one_each)
     if stack.name in _EAGER and hugging_face:
         notes.append("operators are launched from Python, as in Megatron")
@@ -161,9 +169,22 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
 
 def narrow_gradients(words: str) -> bool | None:
     """Whether gradients have 16 bits; None where the words do not say."""
-    if mentions(words, _NARROW):
-        return True
-    return False if mentions(words, _WIDE) else None
+    narrow, wide = says(words, _NARROW), says(words, _WIDE)
+    if narrow or wide is None:
+        return narrow
+    return not wide
+
+
+def liger_kernels(words: str) -> frozenset[str]:
+    """Kernels of Liger that words name (`_LIGER_KERNELS`): those that are listed behind its name, else all but those
+    that are denied there."""
+    found: set[str] = set()
+    for statement in said_of(words, OF_LIGER):
+        named = {kernel: says(statement, word) for kernel, word in _LIGER_KERNELS.items()}
+        listed = {kernel for kernel, on in named.items() if on}
+        rest = {kernel for kernel, on in named.items() if on is None}
+        found |= listed or (rest if named["loss"] is not False else rest - {"linear loss"})
+    return frozenset(found - {"loss"} if "linear loss" in found else found)
 
 
 def stores_fp8(words: str) -> bool:

@@ -19,7 +19,7 @@ NANOTRON = r"\bnanotron\b"
 
 def is_nanotron(row: Row) -> bool:
     """Whether a row says that nanotron trained it."""
-    return mentions(" ".join((row.text("stack"), row.text("source"), row.text("other_flags"))).lower(), NANOTRON)
+    return mentions(row.words("stack", "source", "other_flags"), NANOTRON)
 
 
 def nanotron_vocabulary(size: int, tensor: int) -> int:

@@ -22,7 +22,7 @@ from planner.validation.flagged import HUGGING_FACE
 from planner.validation.rows import Row
 from planner.validation.states import FLAGS, run_with
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
+from planner.validation.words import mentions, says
 
 _OTHER_OPTIMIZERS = r"adafactor|shampoo|sophia|lion|adagrad|galore|apollo|adam[-_]mini|prodigy"
 _NOT_PRICED = "its optimizer is none of AdamW, SGD, LAMB and Muon with states in fp32 or bf16, which are priced"
@@ -70,9 +70,8 @@ _UNUSUAL = (
         "what was measured is more than a step",
     ),
 )
-"""Patterns with their denials in them, of notes too."""
+"""Patterns of notes, too."""
 
-_NO_NVLINK = r"(?:no|without) nvlink|nvlink (?:off|disabled)"
 _BY_PCIE = ("l40s", "rtx-")
 """Beginnings of the profiles whose devices are joined by PCIe."""
 
@@ -85,7 +84,7 @@ _SCHEDULE_OF_THE_RUN = rf"schedule\W+(?:{_SCHEDULES})"
 
 def refuse_otherwise(row: Row) -> None:
     """Raise UnsupportedError where a row says in words that it was run in a way that is not priced."""
-    flags = "; ".join(row.text(column) for column in FLAGS).lower()
+    flags = row.words(*FLAGS)
     own = row.text("notes").lower()
     notes = f"{flags}; {own}"
     for pattern, reason in _IN_FLAGS:
@@ -93,10 +92,10 @@ def refuse_otherwise(row: Row) -> None:
             raise UnsupportedError(reason)
     told = f"{row.text('intra_bw').lower()}; {notes}"
     for pattern, reason in _UNUSUAL:
-        if re.search(pattern, told):
+        if mentions(told, pattern):
             raise UnsupportedError(reason)
     by_pcie = row.text("profile").lower().startswith(_BY_PCIE)
-    if not by_pcie and re.search(_NO_NVLINK, told):
+    if not by_pcie and says(told, "nvlink") is False:
         raise UnsupportedError("its devices are not joined by NVLink, and those of its profile are")
     by_itself = not mentions(f"{row.text('source').lower()}; {flags}", r"megatron")
     modules = f"{row.text('stack').lower()}; {flags}"

@@ -38,10 +38,10 @@ def replicas_of(row: Row, data: int, others: int, notes: list[str]) -> int | Non
     """Groups with copies of everything that ZeRO shares out, of `data` data-parallel devices, where tensor, pipeline
     and context parallelism make `others` of each; None where a row says nothing of that. Raises UnsupportedError."""
     columns = ("model", "zero_stage", "distributed_optimizer", "other_flags", "flag")
-    flags = " ".join(row.text(column) for column in columns).lower()
-    words = f"{flags} {row.text('notes').lower()}"
+    flags = row.words(*columns)
+    words = f"{flags}; {row.text('notes').lower()}"
     copies, shards = _number(words, _COPIES), _number(words, _SHARDS)
-    if shards is None and mentions(f"{flags} {row.text('source').lower()}", r"internevo|internlm"):
+    if shards is None and mentions(f"{flags}; {row.text('source').lower()}", r"internevo|internlm"):
         within = _number(flags, (_ZERO1,))  # at most all of them, as its process groups are made
         shards = within and min(within, data)
     if copies is shards is None and (pair := re.search(_PAIR, words)):

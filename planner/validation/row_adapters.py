@@ -23,7 +23,7 @@ _NVIDIA = r"nemo|megatron[-_ ]bridge|dgxc|\bnvidia\b"
 
 def adapters_of_row(row: Row, notes: list[str]) -> Adapters | None:
     """None where all weights are trained. Raises UnsupportedError for weights in fewer bits beside the adapters."""
-    flags = "; ".join(row.text(column) for column in FLAGS).lower()
+    flags = row.words(*FLAGS)
     words = f"{flags}; {row.text('notes').lower()}"
     if not (mentions(flags, _IN_FLAGS) or mentions(words, _IN_NOTES)):
         return None

@@ -24,6 +24,7 @@ from hardware_profiles.foreign import ForeignTextError, parse_csv_leniently, rea
 from planner.errors import RequestError, unknown_name
 from planner.validation import cells
 from planner.validation.cells import PEAK_KINDS, PeakKind
+from planner.validation.words import mentions, says
 
 _Value = TypeVar("_Value")
 _GIGABYTE = 1e9  # bytes of a column named _GB
@@ -54,6 +55,15 @@ _FRAMEWORKS = {
 }  # fmt: skip
 """Frameworks, whatever their version, and the stack that each is; torchtitan is `fsdp` or `fsdp-compiled`."""
 
+_LATENT = r"(?:multi[-_ ]?(?:head[-_ ])?)?latent[-_ ]attention|(?<![a-z])mla(?![a-z_])"
+_WITH_LATENT = (
+    r"deepseek[-_ ]?(?:coder[-_ ]?v2|r1(?![-_ ]?(?:zero[-_ ])?distill)|v[2-9]|[2-9](?:\.\d)?(?![\d.]|b(?![a-z0-9])))"
+    r"|moonlight|kimi[-_ ]?(?:k[2-9]|vl)|glm[-_ ]?5|minicpm[-_ ]?3"
+)
+"""Words for multi-head latent attention, and models that have it: DeepSeek since V2 (DeepSeek-AI 2024), but for what R1
+was distilled into, Moonlight, Kimi K2 and its kin (Moonshot AI 2025), GLM-5 and MiniCPM3, by the config files that were
+released."""
+
 DISAGREEING = 0.1
 """How far a step time and a rate of one row may be apart, relatively."""
 
@@ -72,6 +82,10 @@ class Row:
     def text(self, column: str) -> str:
         """A word."""
         return self.values.get(column, "").strip()
+
+    def words(self, *columns: str) -> str:
+        """Words of several columns in small letters, apart from each other, so that none denies the next."""
+        return "; ".join(map(self.text, columns)).lower()
 
     def integer(self, column: str, least: int = 1) -> int | None:
         """A whole number that is at least so large. Raises RequestError for anything else."""
@@ -120,10 +134,10 @@ class Row:
 
     @property
     def latent(self) -> bool:
-        """Whether attention is multi-head latent attention: named as a flag, or that of the DeepSeek models since V2
-        (DeepSeek-AI 2024)."""
-        words = f"{self.text('model')} {self.text('other_flags')} {self.text('flag')}".lower()
-        return bool(re.search(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d|b\b)", words))
+        """Whether attention is multi-head latent attention: as flags name it, else by the model."""
+        model = self.text("model").lower()
+        named = says(self.words("model", "other_flags", "flag"), _LATENT)
+        return mentions(model, _WITH_LATENT) if named is None else named
 
     def shares_optimizer(self) -> bool | None:
         """Whether the states of the optimizer are shared out among data parallel devices, from True, "DeepSpeed ZeRO-1"

@@ -42,10 +42,9 @@ from planner.fp8_recipes import MXFP8, ROWWISE
 from planner.validation.aleph_alpha import is_aleph_alpha
 from planner.validation.flagged import (
     HUGGING_FACE,
-    LIGER,
     MEGATRON_WORDS,
-    OF_LIGER,
     gathers_float8,
+    liger_kernels,
     narrow_gradients,
     stores_fp8,
     with_kernels,
@@ -54,7 +53,7 @@ from planner.validation.flagged import (
 from planner.validation.network import machine_as_stated
 from planner.validation.recipes import BRIDGE, of_bridge, recipe_of, release_of
 from planner.validation.rows import Row
-from planner.validation.words import mentions
+from planner.validation.words import mentions, mentions_of, says
 
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
 _BUCKET = 5e8
@@ -99,8 +98,9 @@ _CHUNKED_PROJECTION = "2026-04-27"
 """Date from which on torchtitan's loss in chunks has the projection in them (786e26f8e); before it cut logits that were
 whole, and kept the logarithms of each chunk in fp32 for the backward pass (components/loss.py at e23bb707d)."""
 
-_PLAIN_GATES = r"\bno[-_]bias[-_]swiglu[-_]fusion|\bbias[-_](?:activation|swiglu)[-_]fusion\s*[=: ]\s*(?:false|0)\b"
-"""Words for gates of Megatron by operators of PyTorch, each of which keeps what it reads (transformer/mlp.py: glu)."""
+_GATES_OF_MEGATRON = r"\bbias[-_](?:activation|swiglu)[-_]fusion"
+"""Words for gates of Megatron in one kernel; without it operators of PyTorch keep each what it reads
+(transformer/mlp.py: glu)."""
 
 _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 """Words for a loss in one kernel of Triton or CUDA, under FSDP (unsloth's, FlashAttention's). Models of transformers
@@ -110,12 +110,6 @@ hand it a copy in fp32 of the logits but those of the last token, beside the log
 _COMPLEX_ROTATIONS = r"torchtitan|kempnerforge"
 """Words for models that rotate heads in complex numbers, for which inductor generates no code (torchtitan issue 15;
 kempnerforge/model/position.py). `passes` of fsdp-compiled was fitted to runs of such models, gates counted apart."""
-
-_LIGER_LOSS = rf"{OF_LIGER}[^;]*?(?:cross[-_ ]entropy|[-_ ]ce\b)"
-_LIGER_LINEAR = rf"{OF_LIGER}[^;]*(?:fused[-_ ]linear|linear[-_ ]cross|\bflce\b|chunk)"
-_LIGER_NO_LOSS = rf"{OF_LIGER}[^;]*\b(?:no|not|without)[-_ ][^;]*cross[-_ ]entropy"
-"""Words for the losses of Liger: one kernel for logits, one with the projection, which never holds all of them, or
-neither."""
 
 _MEGATRON_LOSS = r"\bnanotron\b"
 """Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
@@ -154,10 +148,10 @@ _LOOP = (
 """Words for a training loop of PyTorch's own. Where it is compiled its chains are kernels of inductor, as under
 compiled FSDP, and none of Megatron's."""
 
-_GRAPHS = r"\bcuda[-_ ]graphs?(?:\b|_)"
-_STEP_IN_GRAPH = rf"full[-_ ]iteration cuda|{_GRAPHS}[^;]*\bfull[-_ ]iteration|\bfull_cuda_graph\s*=\s*(?:1|true)"
-"""Words for parts of blocks in CUDA graphs, and for a step of them (Megatron-Core's `cuda_graph_impl`; the container of
-MLPerf's NeMo)."""
+_GRAPHS = r"cuda[-_ ]graphs?"
+_STEP_IN_GRAPH = rf"full[-_ ](?:iteration[-_ ])?{_GRAPHS}"
+"""Words for CUDA graphs, of parts of blocks where these stand behind (Megatron-Core's `cuda_graph_scope`), or of a step
+(`cuda_graph_impl`; FULL_CUDA_GRAPH of MLPerf's NeMo)."""
 
 _EXPERTS_AT_ONCE = r"paged[-_ ]stash|transformer[-_]engine[-_]op[-_]fuser"
 """Words for experts in one kernel of Transformer Engine, which Megatron-LM's paged stash needs
@@ -234,7 +228,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, graphs=graphs)
     if stack.name in _OWN_LOSS and (mentions(flags, _MEGATRON_LOSS) or not mentions(flags, _OTHER_LOSS)):
         stack = replace(stack, composed_loss="megatron")
-    if "no-gradient-accumulation-fusion" in flags:
+    if says(flags, r"gradient[-_ ]accumulation[-_ ]fusion") is False:
         stack = replace(stack, accumulates=True)
     if re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower()):
         stack = replace(stack, window=MISTRAL_WINDOW)
@@ -251,7 +245,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, keeps_fp8=True)
         if not stack.gathers_narrow and stack.name != "llm-foundry":  # which has them of one block at a time
             stack = replace(stack, stored=replace(stack.stored, beside=2.0 * _share_of_blocks(row)))
-    detail = f"{row.text('precision')} {row.text('precision_detail')}".lower()
+    detail = row.words("precision", "precision_detail")
     gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxf(?:p|loat)8|fp8[-_ ]mx", detail) else 1.0
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gained == 1.0:
         stack = replace(stack, gathers_inputs_narrow=gathers_float8(f"{detail}; {flags}"))
@@ -262,14 +256,16 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
 
 
 _ALIBI = r"\balibi\b"
-_WITH_ALIBI = r"\bbaichuan[- ]?2?[- ]?13b\b|\bbloom\b"
-"""Words for slopes as positions, and models that have them."""
+_WITH_ALIBI = (
+    r"(?<![a-z])baichuan[-_ ]?2?[-_ ]?13b(?![a-z0-9])|(?:^|/|(?:run|tune)_)bloomz?(?![a-z]|[-_ ](?:like|style))"
+)
+"""Words for slopes as positions, and models that have them by their own name, not by a part of it."""
 
 
 def _has_alibi(row: Row) -> bool:
     """Whether positions are slopes, by what a row says or by its model."""
-    model, told = row.text("model").lower(), f"{row.text('other_flags')}; {row.text('notes')}".lower()
-    return mentions(f"{model}; {told}", _ALIBI) or mentions(model, _WITH_ALIBI)
+    named = says(row.words("model", "other_flags", "notes"), _ALIBI)
+    return mentions(row.text("model").lower(), _WITH_ALIBI) if named is None else named
 
 
 def _by_torch(row: Row, attention: AttentionKernels) -> bool:
@@ -296,7 +292,7 @@ _WINDOW = r"sliding[-_ ]window(?:[-_ ]size)?|\bwindow[-_ ]size\b|\bswa\b"
 def window_of(row: Row) -> int | None:
     """Keys that attention looks back at, as flags say; None where they say nothing of a window. Raises RequestError for
     one of unknown length, or of some layers alone."""
-    flags = f"{row.text('model')}; {row.text('other_flags')}".lower()
+    flags = row.words("model", "other_flags")
     if mentions(flags, _PATTERN) and (pattern := re.search(_PATTERN, flags)) is not None:
         return _same_work(pattern[1], row.integer("n_layers") or 0, row.integer("seq_len") or 0)
     if not mentions(flags, _WINDOW):
@@ -310,9 +306,9 @@ def window_of(row: Row) -> int | None:
 def _scales_as_they_are(row: Row, detail: str) -> bool:
     """Whether products in fp8 use current scaling: rows say so, or are of Megatron Bridge, in fp8 and of no other
     recipe (the "FP8" of its tables is fp8_cs of perf_recipes)."""
-    if re.search(r"current[-_ ]scaling|fp8[-_ ]?cs\b|tensorwise", detail):
+    if mentions(detail, r"current[-_ ]scaling|fp8[-_ ]?cs\b|tensorwise"):
         return True
-    other = re.search(r"mx|delayed|block|rowwise|nvfp4", detail)
+    other = mentions(detail, r"mx|delayed|block|rowwise|nvfp4")
     return not other and of_bridge(row)
 
 
@@ -351,27 +347,29 @@ def _sent_by_flags(flags: str) -> Dispatcher | None:
 def _graphs_by_flags(flags: str) -> Graphs | None:
     """What flags say to be in CUDA graphs, by modules of Megatron-Core (`cuda_graph_scope`) or as a whole; None where
     they name neither."""
-    if mentions(flags, _STEP_IN_GRAPH):
+    if says(flags, _GRAPHS) is False or says(flags, rf"{_GRAPHS}[-_ ]impl") is False:
+        return "none"
+    if mentions(flags, _STEP_IN_GRAPH) or mentions_of(flags, _GRAPHS, r"\bfull[-_ ]iteration"):
         return "step"
-    if mentions(flags, rf"{_GRAPHS}[^;]*\battn\b"):
+    if mentions_of(flags, _GRAPHS, r"\battn\b(?!\s*[=:])"):
         return "attention"
-    return "router" if mentions(flags, rf"{_GRAPHS}[^;]*\bmoe_(?:router|preprocess)\b") else None
+    return "router" if mentions_of(flags, _GRAPHS, r"\bmoe_(?:router|preprocess)\b") else None
 
 
 def products_of(row: Row) -> str:
     """The dtype of matrix products where it is not that of the tensors: recipes in fp8 keep all else in bf16."""
     if row.precision() == "fp8":
         return "fp8"
-    return "tf32" if "tf32" in row.text("precision_detail").lower() else ""
+    return "tf32" if mentions(row.text("precision_detail").lower(), "tf32") else ""
 
 
 def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     """The stack with what a row says of memory: an optimizer on the host, a loss that never holds all logits."""
-    words = f"{row.text('other_flags')} {row.text('distributed_optimizer')}".lower()
+    words = row.words("other_flags", "distributed_optimizer")
     if mentions(words, r"offload\S* (?:of )?(?:adam|optim)|optimizer[-_ ]offload|offload[-_]optimizer"):
         notes.append("the optimizer's state is on the host")
         stack = replace(stack, offloaded=True)
-    recipes = re.search(_NARROW_GRADIENTS, f"{words} {row.text('source').lower()}")
+    recipes = mentions(f"{words}; {row.text('source').lower()}", _NARROW_GRADIENTS)
     told = narrow_gradients(words)
     if told or (recipes and told is None):
         notes.append(f"gradients are kept in bf16, as {'flags say' if told else _RECIPES}")
@@ -387,28 +385,25 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     if stack.name == "paddle" and (row.integer("tp") or 1) > 1:
         stack = replace(stack, copies_inputs=True)
-    spared, linear = bool(re.search(_LIGER_NO_LOSS, words)), mentions(words, _LIGER_LINEAR)
-    listed = mentions(words, _LIGER_LOSS) and not linear and not spared
-    if (mentions(words, _FUSED_LOSS) or listed) and stack.name in _OWN_VOCABULARY and stack.loss == "whole":
+    liger = liger_kernels(words)
+    if (mentions(words, _FUSED_LOSS) or "loss" in liger) and stack.name in _OWN_VOCABULARY and stack.loss == "whole":
         notes.append("the loss is one kernel, which leaves its gradient where logits were")
         shifted = 4.0 * _logits(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
         stack = replace(stack, loss="in place", buffers=stack.buffers + shifted)
     if mentions(words, r"\buse_cache\b") and row.recomputation() == "full":
         notes.append("outputs hold keys and values of all layers, and logits in fp32 (use_cache)")
         stack = replace(stack, buffers=stack.buffers + _cached(row) + 4.0 * _logits(row))
-    if mentions(words, LIGER):
-        own = listed or spared
-        loss = "" if own else "the loss is computed a piece at a time, "
-        notes.append(f"{loss}gated activations are made again, in place (Liger)")
-        stack = replace(stack, loss=stack.loss if own else "pieces", fused=True, gates_in_place=True)
-    elif linear:
+    if "linear loss" in liger:
         notes.append("the loss is computed a piece at a time (Liger)")
         stack = replace(stack, loss="pieces")
+    if "gates" in liger:
+        notes.append("gated activations are made again, in place (Liger)")
+        stack = replace(stack, fused=True, gates_in_place=True)
     if mentions(words, _CHUNKED_LOSS):
         whole = "torchtitan" in _told(row) and "" < row.date() < _CHUNKED_PROJECTION
         notes.append("the loss is computed a piece at a time" + (", of logits that are whole" if whole else ""))
         stack = replace(stack, loss="in place" if whole else "pieces")
-    if re.search(_PLAIN_GATES, words):
+    if says(words, _GATES_OF_MEGATRON) is False:
         notes.append("gates are kept, as flags do without their fusion")
         stack = replace(stack, fused=False)
     return stack
@@ -447,14 +442,19 @@ _ONE_KERNEL = (
 """Words for an update in one kernel, which makes nothing in memory."""
 
 
+_BUCKET_VIEWS = r"gradients?[-_ ]as[-_ ]bucket[-_ ]views?"
+"""Words for gradients that are views of DistributedDataParallel's buckets."""
+
+
 def as_allocated(row: Row, stack: Software, zero: int, optimizer: str) -> Software:
     """The stack as its tensors come and go: torch.optim sets gradients to None, and PyTorch's cross entropy no longer
     has the logits in 16 bits of which it made a copy in fp32 (`logits = logits.float()` of transformers, `del pred` of
     torchtitan). What an allocator takes of the device has both: its blocks stay, and tensors of other sizes do not fit.
 
     DistributedDataParallel has buckets of all gradients beside, which always stand (torch/csrc/distributed/c10d/
-    reducer.cpp), with states that are shared out (`zero` 1), too. MosaicML's optimizer goes tensor by tensor
-    (composer/optim/decoupled_weight_decay.py), and an `optimizer` but AdamW takes no roots of all second moments.
+    reducer.cpp), with states that are shared out (`zero` 1), too, or in place of them (`gradient_as_bucket_view`).
+    MosaicML's optimizer goes tensor by tensor (composer/optim/decoupled_weight_decay.py), and an `optimizer` but AdamW
+    takes no roots of all second moments.
     """
     data = (row.integer("n_devices") or 1) // ((row.integer("tp") or 1) * (row.integer("pp") or 1))
     buckets = data > 1 and (zero == 0 or (zero == 1 and (row.integer("pp") or 1) == 1))
@@ -465,7 +465,9 @@ def as_allocated(row: Row, stack: Software, zero: int, optimizer: str) -> Softwa
     if stack.loss != "pieces" and row.precision() != "fp32" and (buffers or stack.composed_loss == "pytorch"):
         buffers -= _FREED_LOGIT * _logits(row)
     roots = stack.name != "llm-foundry" and not one_kernel and optimizer == "adamw"
-    return replace(stack, frees_gradients=True, keeps_buckets=buckets, roots_moments=roots, buffers=buffers)
+    views = buckets and mentions(_told(row), _BUCKET_VIEWS)
+    stack = replace(stack, frees_gradients=True, roots_moments=roots, buffers=buffers)
+    return replace(stack, keeps_buckets=buckets and not views, views_buckets=views)
 
 
 def _with_its_buckets(row: Row, stack: Software) -> Software:
@@ -491,7 +493,7 @@ def _nemo_1_bucket(row: Row) -> int:
 
 
 def _told(row: Row) -> str:
-    return " ".join(row.text(column) for column in ("source", "stack", "other_flags", "notes")).lower()
+    return row.words("source", "stack", "other_flags", "notes")
 
 
 def _further_copies(row: Row) -> float:
@@ -563,7 +565,7 @@ def _stack(row: Row, zero: int) -> str:
     if row.text("profile").startswith("ascend"):
         return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"
     for columns in (("source", "other_flags", "distributed_optimizer"), ("notes",)):
-        words = " ".join(row.text(column) for column in columns).lower()
+        words = row.words(*columns)
         if mentions(words, r"paddle"):
             return "paddle"
         if mentions(words, _MEGATRON_FSDP) and not mentions(words, _NEMO):
@@ -588,7 +590,7 @@ def _stack(row: Row, zero: int) -> str:
 
 def _of_megatron(row: Row) -> bool:
     """Whether a row names Megatron, whose modules are its own whatever launched them."""
-    return mentions(" ".join(row.text(column) for column in ("source", "other_flags")).lower(), r"megatron")
+    return mentions(row.words("source", "other_flags"), r"megatron")
 
 
 def _megatron(row: Row) -> str:

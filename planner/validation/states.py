@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from planner.validation.rows import Row
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
+from planner.validation.words import mentions, says
 
 FLAGS = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
 """Columns that say how a row was run."""
@@ -80,16 +80,16 @@ def run_with(names: str) -> str:
 
 def states_of(row: Row, notes: list[str]) -> States:
     """What a row says. Raises UnsupportedError for weights in fp16 alone."""
-    flags = "; ".join(row.text(column) for column in FLAGS).lower()
+    flags = row.words(*FLAGS)
     optimizer = _optimizer(flags, row.text("notes").lower())
     pure = mentions(flags, PURE) and row.precision() != "fp32"
-    told = mentions(flags, _MOMENTS) or (mentions(flags, _OPTIMIZER) and "deepspeed" not in flags)
+    narrow = mentions(flags, _MOMENTS) or (mentions(flags, _OPTIMIZER) and "deepspeed" not in flags)
     if pure and row.precision() == "fp16":
         raise UnsupportedError("weights or moments have no fp32 copy but fp16, which is not priced")
     found = States(
         optimizer=optimizer,
         master_weights=not pure,
-        moment_dtype="bf16" if pure or told else USUAL.moment_dtype,
+        moment_dtype="bf16" if pure or narrow else USUAL.moment_dtype,
         clip_norm=CLIP_NORM if _clips(row, flags) else None,
     )
     if found.clip_norm is None:
@@ -103,11 +103,11 @@ def states_of(row: Row, notes: list[str]) -> States:
 
 def _clips(row: Row, flags: str) -> bool:
     """Whether a run clips gradients, as words say, else as its trainer does."""
-    if re.search(_CLIPPED, flags):
-        return mentions(flags, _CLIPPED)
+    if (clipped := says(flags, _CLIPPED)) is not None:
+        return clipped
     named = f"{row.text('stack').lower()}; {flags}"
-    told = mentions(named, "trainer") or mentions(f"{row.text('source').lower()}; {named}", _TRAINED_BY)
-    return not mentions(named, _BY_HAND) or told
+    by_trainer = mentions(named, "trainer") or mentions(f"{row.text('source').lower()}; {named}", _TRAINED_BY)
+    return by_trainer or not mentions(named, _BY_HAND)
 
 
 def _optimizer(flags: str, own: str) -> str:

@@ -1,40 +1,102 @@
-"""Whether a text has a word, and not only to deny it ("not NeMo", "without the NeMo container", "liger=False",
-"packing false", "loss_chunk_size 0"), or in the name of a vocabulary ("Hugging Face tokenizer")."""
+"""What a text says of a word: that it is so, that it is not so, or nothing.
+
+    in front      not NeMo, without the NeMo container, no-rope-fusion, disable_liger, unfused RMSNorm
+    behind        liger=False, packing false, CUDA graphs off, loss_chunk_size 0, cuda_graph_scope: [], tf32 is not used
+    of a whole    cuda_graph_scope attn, Liger: RMSNorm and no cross entropy
+                  └── whole ───┘ └part┘  └whole┘└─ part ┘     └── denied ──┘
+
+A denial in front of a flag ("no-rope-fusion") ends with it, one of several words ("no use of Liger kernels") reaches
+the noun that it denies. A value behind stands at the end of the word, or of nouns that go on with it ("CUDA graphs
+off").
+"use_x" and "enable_x" say x. The name of a vocabulary ("Hugging Face tokenizer") says nothing of what ran.
+"""
 
 import re
+from collections.abc import Iterator
 
-_NOT = re.compile(
-    r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike|disabl(?:e|es|ed|ing))|instead of|rather than)"
-    r"(?:[^\w,;.]|_)+(?:\w+[^\w,;.]+)?$"
+_DENIAL = (
+    r"(?<![a-z0-9])(?:not|no|non|without|w/o|never|neither|nor|unlike|(?:is|are|was|were|does|do|did)n't"
+    r"|disabl(?:e|es|ed|ing)|exclud(?:e|es|ed|ing)|skip(?:s|ped|ping)?|lack(?:s|ing)?"
+    r"|(?:turn|switch)(?:e?s|ed|ing)?[-_ ]off|instead of|rather than)"
 )
+_APART = r"(?:[^\w\s,;.]|\s(?![\s-]))+"
+"""What stands between two words of a sentence: no comma, and no dashes of another flag."""
 
-_VALUE = r"\(?(?:false|off|none|null|never|disabled|unused|-1|0(?:\.0+)?)(?![\w.])"
+_OF_NO_WEIGHT = rf"(?:(?:the|an?|any|of|use|using|used|all|its?|either){_APART})*"
+_NOT = re.compile(
+    rf"{_DENIAL}(?:[-_][\w-]*|{_APART}{_OF_NO_WEIGHT}(?:[\w'-]+{_APART}(?:or{_APART}|of{_APART})?{_OF_NO_WEIGHT})?"
+    rf"|{_APART}(?:\w+(?:ed|ing)|run){_APART}(?:with|by|on|in){_APART}{_OF_NO_WEIGHT})$"
+    r"|(?<![a-z])(?:un|non)$"
+)
+"""What denies a word from the front: the flag that it stands in, or a denial before it and at most one other word."""
+
+_NOUNS = (
+    r"(?:[-_ ](?:kernels?|graphs?|modules?|layers?|fusions?|modes?|support|flags?|options?|scopes?|impl)(?![a-z]))*"
+)
+"""Words that go on with the one before them, and share its value."""
+
+_VALUE = r"[(\[]?(?:false|off|none|null|never|disabled|unused|omitted|left out|-1|0(?:\.0+)?)(?![\w.])|\[\s*\]|\{\s*\}"
 """Values that switch something off; 0 and -1 are no count, size or window."""
 
 _OFF = re.compile(
-    rf"(?:[^\s,;=:]*[^\s,;=:.\d])?\s*(?:[=:]\s*[^\w\s-]?(?:{_VALUE}|no(?![\w.]))|{_VALUE}|no\s*(?:[;,.)]|$)"
-    rf"|(?:is|was|are|were|set to|switched|turned)\s+{_VALUE}"
-    r"|(?:(?:is|was|are|were)\s+)?not (?:used|enabled|applied|set|on)\b)"
+    rf"(?:[^\s,;=:]*[^\s,;=:.\d])?{_NOUNS}\s*(?:[=:]\s*[^\w\s\[{{-]?(?:{_VALUE}|no(?![\w.]))|(?:{_VALUE})|no\s*(?:[;,.)]|$)"
+    rf"|(?:is|was|are|were|set to|switched|turned)\s+(?:{_VALUE})"
+    r"|(?:(?:is|was|are|were)\s+)?not (?:used|enabled|applied|set|on|active)\b|(?:is|are|was|were)n't\b)"
 )
 """What denies a word from behind, as its value."""
 
-_SWITCH = re.compile(r"\bdisable[-_](?:\w+[-_])?$")
+_SWITCH = re.compile(r"(?<![a-z0-9])(?:disable|no|skip)[-_][\w-]*$")
 """What makes a word the name of a switch, which does nothing where it is off ("disable_recompute=false")."""
+
+_WITHIN = re.compile(r"\s(?:not?|without|never|off|none|false)(?![\w-])")
+"""A denial between the words of a pattern, as in "PyTorch without DDP"."""
 
 _NOUN = re.compile(r"(?:'s)?[-_ ]?(?:fast[-_ ])?(?:tokeni[sz]er|vocab|hub\b|corpus)")
 """What a word in front of it is only the maker of: it says nothing of what ran."""
 
+_ON = re.compile(r"(?<![a-z0-9])(use|enable|with)_(?=[a-z])")
+"""What may stand before the name of a flag."""
+
+_STATEMENT = re.compile(rf"(?!{_NOUNS}\s*,)((?:(?!;|\s--).)*)", re.DOTALL)
+"""What is said of a whole: up to the next flag; nothing where a comma ends it."""
+
+
+def says(words: str, pattern: str) -> bool | None:
+    """Whether a text says what the pattern does at some place; False where it denies it at each, and None where it says
+    nothing of it. The text is in small letters."""
+    places = [place for place in _places(words, pattern) if not _NOUN.match(words, place.end())]
+    return any(not _denied(words, place) for place in places) if places else None
+
 
 def mentions(words: str, pattern: str) -> bool:
-    """Whether a text has what the pattern says at some place where it is not denied, before it or as a value behind,
-    and where it is no part of the name of a vocabulary."""
-    return any(
-        not _denied(words[: found.start()], words[found.end() :]) and not _NOUN.match(words, found.end())
-        for found in re.finditer(pattern, words)
-    )
+    """Whether a text says what the pattern does at some place where it is not denied."""
+    return says(words, pattern) is True
 
 
-def _denied(before: str, behind: str) -> bool:
-    """Whether what stands around a word denies it."""
-    off = bool(_OFF.match(behind))
-    return not off if _SWITCH.search(before) else off or bool(_NOT.search(before))
+def said_of(words: str, whole: str) -> Iterator[str]:
+    """What a text says of a whole wherever it mentions it, which may be nothing."""
+    for place in _places(words, whole):
+        if not _denied(words, place):
+            statement = _STATEMENT.match(words, place.end())
+            yield statement[1] if statement else ""
+
+
+def mentions_of(words: str, whole: str, part: str) -> bool:
+    """Whether a text mentions a part where it speaks of a whole."""
+    return any(mentions(statement, part) for statement in said_of(words, whole))
+
+
+def _places(words: str, pattern: str) -> list[re.Match[str]]:
+    """Where a text has a pattern, as it is or behind "use_" and the like."""
+    plain = _ON.sub(r"\1 ", words)
+    both = [*re.finditer(pattern, words), *(re.finditer(pattern, plain) if plain != words else ())]
+    return list({place.span(): place for place in both}.values())
+
+
+def _denied(words: str, place: re.Match[str]) -> bool:
+    """Whether what stands around a word, or within it, denies it."""
+    before = words[: place.start()]
+    off = bool(_OFF.match(words, place.end()))
+    if _SWITCH.search(before):
+        return not off
+    return off or bool(_NOT.search(before)) or bool(_WITHIN.search(place[0]))

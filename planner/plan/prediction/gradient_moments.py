@@ -9,7 +9,8 @@ makes them block by block, while activations go: not all of both are there at an
     update    W + G + the roots of second moments, where the optimizer makes all at once
 
 Kept is what waits for the backward pass. Whoever sums up all of it counts what never meets. Buckets of all gradients
-stand at each moment beside, where there are any (`Software.keeps_buckets`).
+stand at each moment beside, where there are any (`Software.keeps_buckets`), or are what gradients are views of, which
+stand at each moment then (`Software.views_buckets`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,7 +53,7 @@ class GradientMoments:
         """Have in the sums of a rank, whose pipeline is it alone, what is there at its fullest moment."""
         memory, blocks = cost.memory, bound.blocks
         gradients, head = memory[_GRADIENTS], self._behind(bound, memory[_GRADIENTS])
-        stands = gradients if bound.plan.training.micro_batches > 1 else 0.0
+        stands = gradients if bound.plan.training.micro_batches > 1 or software.views_buckets else 0.0
         after = self.at_once.get(AFTER, 0.0)
         block = max((nbytes for where, nbytes in self.at_once.items() if where != AFTER), default=0.0)
         rest = self.kept / max(1, blocks.count)

@@ -50,8 +50,10 @@ def test_fused_norms_and_gates_pass_memory_once() -> None:
     assert notes == ["norms and gated activations are one kernel each"]
     for flags in ("fused layernorm", "no fused layernorm; fused swiglu", "fused_adam"):
         assert with_kernels(eager, flags, []) == eager
-    liger = with_kernels(eager, "liger: rmsnorm, swiglu and cross entropy", [])
+    liger = with_kernels(eager, "liger: rmsnorm, rope, swiglu and cross entropy", [])
     assert (liger.passes, liger.fuses_chains, both.fuses_chains) == (megatron.passes, True, False)
+    for flags in ("liger: cross entropy", "liger kernel cross entropy", "liger_rms_norm: true"):
+        assert with_kernels(eager, flags, []) == eager
     compiled = load_software("fsdp-compiled")
     assert with_kernels(compiled, "fused rmsnorm, fused swiglu", []) == compiled
 
@@ -119,6 +121,8 @@ def test_what_is_eager_computes_as_eager_stacks_do() -> None:
         ("grad_sync_dtype: bf16", True),
         ("grad_reduce_in_fp32=false", True),
         ("grad_reduce_in_fp32=true", False),
+        ("accumulate_allreduce_grads_in_fp32: off", True),
+        ("no grad-reduce-in-bf16; accumulate-allreduce-grads-in-fp32", False),
         ("accumulate-allreduce-grads-in-fp32", False),
         ("grad_sync_dtype: torch.float32", False),
         ("use-distributed-optimizer", None),

@@ -36,6 +36,7 @@ def test_gradients_come_and_go_and_autocast_gathers_in_fp32(tmp_path: Path) -> N
     """What tensors take of a device, and what the allocator has taken."""
     one = {"tp": "1", "pp": "1", "dp": "1", "n_devices": "1", "global_batch": "1", "micro_batch": "1", "seq_len": "64"}
     eight = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "global_batch": "8", "micro_batch": "1"}
+    two = {**one, "dp": "2", "n_devices": "2", "global_batch": "2", "zero_stage": "0"}
     told = [
         ("allocated", "pure bf16", one),
         ("allocated", "pure bf16; fused AdamW", one),
@@ -43,18 +44,22 @@ def test_gradients_come_and_go_and_autocast_gathers_in_fp32(tmp_path: Path) -> N
         ("allocated", "FSDP", eight),
         ("allocated", "FSDP; bf16 autocast", eight),
         ("allocated", "FSDP; autocast; mixed_precision param_dtype=bf16", eight),
-        ("allocated", "pure bf16; DDP", {**one, "dp": "2", "n_devices": "2", "global_batch": "2", "zero_stage": "0"}),
+        ("allocated", "pure bf16; DDP", two),
+        ("allocated", "pure bf16; DDP; gradient_as_bucket_view=True", two),
     ]
     rows = [
         row(id=str(at), other_flags=flags, peak_mem_kind=kind, stack="fsdp", **degrees)
         for at, (kind, flags, degrees) in enumerate(told)
     ]
     found = evaluate_rows(read_rows(write(tmp_path / "runs.csv", *rows)))
-    roots, fused, reserved, plain, wide, mixed, buckets = (float(each.predicted_peak_bytes or 0.0) for each in found)
+    roots, fused, reserved, plain, wide, mixed, buckets, views = (
+        float(each.predicted_peak_bytes or 0.0) for each in found
+    )
     states = 0.1024e9 * 10  # weight, gradient, two moments, and the roots of one, 2 bytes each
     assert roots == pytest.approx(states, rel=0.02)
     assert fused < 0.9 * states < reserved
     assert buckets - roots == pytest.approx(0.1024e9 * 2, rel=0.01)  # those of gradients beside
+    assert views == pytest.approx(roots, rel=0.01)
     assert plain == mixed < wide
     gathering = [dict(each.time)["parameter gathering"] for each in found[3:6]]
     assert gathering[0] == gathering[2] < gathering[1]

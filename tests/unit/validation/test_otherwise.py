@@ -82,6 +82,7 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str
         {"other_flags": "grad_clip_norm=1.0; clip-grad 1.0; gradient clip 1.0; clip: 1.0"},
         {"other_flags": "BERT tokenizer; T5 vocabulary; mamba environment"},
         {"other_flags": "disable packing"},
+        {"notes": "does not include compilation; no warning of nvlink, which is NVLink 4"},
         {"intra_bw": "NVLink bridges between PCIe cards"},
     ],
 )
@@ -139,8 +140,8 @@ def test_details_that_do_not_say_what_is_computed_again(tmp_path: Path, recomput
 
 
 def test_weights_that_stay_gathered_are_no_zero_3(tmp_path: Path) -> None:
-    run = run_of(one(tmp_path, zero_stage="3", other_flags="reshard_after_forward=never"))
-    assert run.pinned.zero == 2
+    for flags, stage in (("reshard_after_forward=never", 2), ("no reshard after forward", 2), ("FSDP2", 3)):
+        assert run_of(one(tmp_path, zero_stage="3", other_flags=flags)).pinned.zero == stage
 
 
 @pytest.mark.parametrize(

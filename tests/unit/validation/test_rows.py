@@ -356,14 +356,20 @@ def test_experts(tmp_path: Path) -> None:
     assert (run.pinned.expert, run.pinned.whole_experts) == (1, None)
     assert "ep unknown: 1" in run.notes
     assert "dropped" in run_of(one(tmp_path, **MIXTURE, model="Qwen3 (tokendrop)")).notes[0]
-    for model, normed in (
-        ("Qwen3 30B", True),
-        ("OLMo-1124 7b", True),
-        ("OLMo 3 7B", True),
-        ("Qwen3.5", False),
-        ("Mixtral", False),
+    for model, flags, normed in (
+        ("Qwen3 30B", "", True),
+        ("tune_qwen3_8b", "", True),
+        ("OLMo-1124 7b", "", True),
+        ("OLMo 3 7B", "", True),
+        ("Qwen3.5", "", False),
+        ("Qwen-3B", "", False),
+        ("Mixtral", "", False),
+        ("Mixtral", "use_qk_norm=true", True),
+        ("Mixtral", "qk_ln", True),
+        ("Mixtral", "qk_layernorm", True),
+        ("Qwen2", "qk_layernorm: false", False),
     ):
-        assert run_of(one(tmp_path, **MIXTURE, model=model)).job.model.qk_norm is normed
+        assert run_of(one(tmp_path, **MIXTURE, model=model, other_flags=flags)).job.model.qk_norm is normed
 
 
 @pytest.mark.parametrize(
@@ -429,9 +435,15 @@ def test_other_latent_attention_is_not_guessed(
         run_of(one(tmp_path, **{**V3, **changes}))
 
 
-def test_a_number_of_parameters_in_a_name_is_no_version(tmp_path: Path) -> None:
-    """Heads of this model share keys, as those of a Llama."""
-    assert run_of(one(tmp_path, **{**MIXTURE, "model": "deepseek_500b"})).job.model.family == "llama"
+def test_attention_is_latent_by_a_flag_else_by_the_model(tmp_path: Path) -> None:
+    """A number of parameters is no version, and what R1 was distilled into has heads that share keys."""
+    latent = ("DeepSeek-V3", "deepseek2-236b", "DeepSeek-R1", "DeepSeek-Coder-V2", "Moonlight-16B-A3B", "Kimi K2")
+    other = ("deepseek_500b", "deepseek-7b", "deepseek-6.7b", "DeepSeek-R1-Distill-Llama-70B", "DeepSeek-V3 dense")
+    for model in (*latent, *other):
+        denied = "no latent attention" if model.endswith("dense") else ""
+        assert one(tmp_path, model=model, other_flags=denied).latent is (model in latent), model
+    for flags, told in (("multi-latent-attention", True), ("MLA", True), ("MLA: false", False), ("", False)):
+        assert one(tmp_path, model="GPT", other_flags=flags).latent is told, flags
 
 
 def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:

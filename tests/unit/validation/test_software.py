@@ -449,6 +449,10 @@ def test_windows_of_attention(tmp_path: Path, flags: str, window: int) -> None:
         ({"other_flags": "PaddlePaddle", "notes": "ALiBi"}, True),
         ({"other_flags": "PaddlePaddle", "model": "Baichuan2-13B"}, True),
         ({"other_flags": "PaddlePaddle", "model": "Baichuan2-7B"}, False),
+        ({"other_flags": "PaddlePaddle", "model": "bigscience/bloom-7b1"}, True),
+        ({"other_flags": "PaddlePaddle", "model": "Liger-bloom"}, False),
+        ({"other_flags": "PaddlePaddle", "model": "BLOOM-like GPT"}, False),
+        ({"other_flags": "PaddlePaddle, no ALiBi", "model": "Bloom-7B1"}, False),
         ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "SDPA"}, True),
         ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "FA2"}, False),  # alibi_slopes
         ({"other_flags": "PaddlePaddle; alibi", "flash_attention": "False"}, False),
@@ -516,6 +520,11 @@ def test_what_flags_deny_is_not_read(tmp_path: Path, flags: str) -> None:
         ("Liger fused linear cross entropy", "pieces", False),
         ("Liger FLCE", "pieces", False),
         ("Liger cross entropy", "in place", False),
+        ("Liger: cross entropy", "in place", False),
+        ("Liger kernel cross entropy", "in place", False),
+        ("Liger kernel, cross entropy in fp32", "pieces", True),
+        ("Liger: RMSNorm, SwiGLU", "whole", True),
+        ("liger_glu_activation: true; liger_fused_linear_cross_entropy: false", "whole", True),
     ],
 )
 def test_which_kernels_of_liger_ran(tmp_path: Path, flags: str, loss: str, gates: bool) -> None:
@@ -539,7 +548,13 @@ def test_autocast_gathers_in_fp32_what_is_stored_so(tmp_path: Path, changes: dic
 
 
 def test_gates_that_are_not_fused_are_kept(tmp_path: Path) -> None:
-    for flags, fused in (("bias_activation_fusion=False", False), ("no-bias-swiglu-fusion", False), ("", True)):
+    for flags, fused in (
+        ("bias_activation_fusion=False", False),
+        ("no-bias-swiglu-fusion", False),
+        ("bias-swiglu-fusion disabled", False),
+        ("bias_swiglu_fusion", True),
+        ("", True),
+    ):
         assert machine(tmp_path, stack="NeMo", date="2025-09", other_flags=flags)[0].software.fused == fused
 
 
@@ -629,6 +644,10 @@ def test_gradients_of_megatron_are_narrow_where_their_main_copy_is(tmp_path: Pat
         ({"stack": "Megatron Bridge", "other_flags": "full-iteration CUDA graphs"}, "nemo-2606", "step"),
         ({"stack": "Megatron-LM", "other_flags": "full-iteration CUDA graphs; paged stash"}, "megatron", "step"),
         ({"stack": "Megatron-LM", "other_flags": "hybridep; cuda_graph_scope attn mlp"}, "megatron", "attention"),
+        ({"stack": "Megatron-LM", "other_flags": "full_cuda_graph: true"}, "megatron", "step"),
+        ({"stack": "Megatron-LM", "other_flags": "full-iteration CUDA graphs off"}, "megatron", "none"),
+        ({"stack": "Megatron-LM", "other_flags": "--cuda-graph-scope none --attn flash"}, "megatron", "none"),
+        ({"stack": "Megatron-LM", "other_flags": "cuda_graph_impl=none cuda_graph_scope=attn"}, "megatron", "none"),
         ({"stack": "nemo"}, "nemo", "router"),
         ({"source": "cards of Megatron Bridge"}, "nemo-2606", "none"),
         ({"other_flags": "Megatron Bridge; Megatron FSDP"}, "nemo-2606", "none"),
