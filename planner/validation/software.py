@@ -111,6 +111,11 @@ _COMPLEX_ROTATIONS = r"torchtitan|kempnerforge"
 """Words for models that rotate heads in complex numbers, for which inductor generates no code (torchtitan issue 15;
 kempnerforge/model/position.py). `passes` of fsdp-compiled was fitted to runs of such models, gates counted apart."""
 
+_REAL_ROTATIONS = r"(?<![a-z])qwen[-_ ]?3(?!\d|b(?![a-z0-9]))|gpt[-_ ]?oss"
+"""Models of torchtitan that rotate real numbers instead: Qwen3 since the day that it came (7f1fa4815 of August 18,
+2025: `rotate_half`; CosSinRoPE of models/common/rope.py later), GPT-OSS since it came (de335b321 of October 2025).
+Llama, DeepSeek and Kimi have complex ones at all of its versions up to b5bcd76c6 (August 2026)."""
+
 _MEGATRON_LOSS = r"\bnanotron\b"
 """Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
 tensor_parallel/functional.py)."""
@@ -205,7 +210,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if (stack.name.startswith("fsdp") or gathers_logits(row)) and stack.loss == "whole":
         stack = replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")
     stack = _of_torchtitan(row, stack)
-    if mentions(_told(row), _COMPLEX_ROTATIONS):
+    if mentions(_told(row), _COMPLEX_ROTATIONS) and not mentions(row.text("model").lower(), _REAL_ROTATIONS):
         stack = replace(stack, fuses_chains=False)
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
         stack = replace(stack, gathers_narrow=True)
