@@ -124,9 +124,6 @@ _FURTHER = 3
 """Operands of attention from here on stand behind queries, keys and values. A mask has keys; sinks have none, nor have
 numbers of documents."""
 
-_GATE = "aten.silu.default"
-"""The activation of a gate, which a product with another projection follows."""
-
 _PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
 
 
@@ -225,7 +222,7 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
 def _joins_product(call: KernelCall) -> bool:
     """Whether an operator is an activation that the kernel of the product behind it computes, which reads what this
     reads, and writes its gradient with its own."""
-    return call.software.fuses_chains and call.rule.op == _GATE
+    return call.software.fuses_chains and call.rule.joins_product
 
 
 def _one_by_one(call: KernelCall) -> tuple[Array, Array]:

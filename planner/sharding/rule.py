@@ -191,10 +191,11 @@ class Rule:
     `inner`; `gradient_scratch` has bytes that live only while the gradient of an operand is made.
     Each element of a result that is `pointwise` is made of those in its place; gradients of its operands have its shape
     and dtype first, and are then summed and cast to theirs. Operands that are `handed` the gradient of the result have
-    that itself. A product that `folds` the leading dims of its operands copies those where they do not lie as one. The
-    gradient of what is summed is that of the sum, `spread` over its shape without any memory. An operator that runs
-    `stepwise` has its `scratch` forward, too, and lets go of `saved_extra` as it goes back. What collectives of `inner`
-    bring is `joined` to a copy of the first operand for as long as it runs, and kept by autograd as it came.
+    that itself. An activation `joins_product` where kernels of chains compute it within the product behind it
+    (`planner.graph.gates`). A product that `folds` the leading dims of its operands copies those where they do not lie
+    as one. The gradient of what is summed is that of the sum, `spread` over its shape without any memory. An operator
+    that runs `stepwise` has its `scratch` forward, too, and lets go of `saved_extra` as it goes back. What collectives
+    of `inner` bring is `joined` to a copy of the first operand for as long as it runs, and kept by autograd as it came.
     `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape becomes on shards: that operator
     of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum. `roles` names
     the factors whose product is each extent that the time of the op's kernel depends on, where the operands do not
@@ -230,6 +231,7 @@ class Rule:
     gradient_scratch: tuple[tuple[int, Work], ...] = ()
     pointwise: bool = False
     folds: bool = False
+    joins_product: bool = False
     stepwise: bool = False
     spread: bool = False
     handed: tuple[int, ...] = ()

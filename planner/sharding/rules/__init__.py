@@ -1,10 +1,12 @@
 """Rules by operator name, and the rule of one call."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from planner.errors import RuleError
 from planner.graph.call import Call, call_with
+from planner.graph.gates import folded_activations
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, WrittenRule
 from planner.graph.per_replica import PER_REPLICA, called
 from planner.sharding.rule import Rule
@@ -26,6 +28,8 @@ def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
         rule: Rule = known[1]
         return rule
     rule = rule_of_call(operator, graph.types)
+    if operator.name in folded_activations(graph):
+        rule = _folded(rule)
     graph.derived[operator.name] = (operator, rule)
     return rule
 
@@ -41,6 +45,12 @@ def rule_of_call(operator: Operator, types: Mapping[str, TensorType]) -> Rule:
         return _build(call_with(operator, types), operator.rule)
     except RuleError as error:
         raise RuleError(f"{error} (called in {operator.place})") from error
+
+
+@lru_cache(maxsize=16384)
+def _folded(rule: Rule) -> Rule:
+    """The rule of an activation that the product behind it computes."""
+    return replace(rule, joins_product=True)
 
 
 @lru_cache(maxsize=16384)

@@ -3,14 +3,17 @@
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from costmodels import operator_time
 from hardware_profiles import PYTORCH, Software
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
+from planner.graph.trace import trace
 from planner.pricing import OperatorPrices, price_operator
 from planner.sharding.mesh import build_mesh
-from planner.sharding.rules import RULES
+from planner.sharding.rules import RULES, rule_of
 from tests.unit.search.cases import cluster_of
 
 A100 = cluster_of("a100-80gb", 16)
@@ -96,7 +99,7 @@ def test_a_bias_of_scores_is_written_read_and_kept_and_hides_nothing() -> None:
 
 
 def test_chains_of_one_kernel_read_and_write_once() -> None:
-    """A rotation spelled out passes memory ten times; the activation of a gate runs within the product behind it."""
+    """A rotation spelled out passes memory ten times."""
     heads, table = (TensorType(shape=shape, dtype="bfloat16") for shape in ((1, HEADS, TOKENS, SIZE), (TOKENS, SIZE)))
     for software, passes in ((PYTORCH, 10), (replace(PYTORCH, fuses_chains=True), 2)):
         rotation = Call(
@@ -111,5 +114,39 @@ def test_chains_of_one_kernel_read_and_write_once() -> None:
         found = price_operator(rule, [(None, None)], operands, [heads], graded, mesh, cluster)
         nbytes = 2 * HEADS * TOKENS * SIZE
         assert passes * moved(nbytes) <= found.forward[0] * 1.1 < (passes + 1) * moved(nbytes) * 1.1
-        silu = priced("aten.silu.default", [heads], heads, software)
-        assert (float(silu.forward[0]) == 0.0, float(silu.backward[0]) == 0.0) == (passes == 2, passes == 2)
+
+
+class Activated(torch.nn.Module):
+    """A model of one activation: of a gate, of parts of one product, of a table that is as wide as one token, of
+    nothing that is multiplied, or of what something else reads, too."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.first, self.second = (torch.nn.Linear(64, 64, bias=False) for _ in range(2))
+
+    def forward(self, x_BSH: torch.Tensor) -> torch.Tensor:
+        opened_BSH = F.silu(self.first(x_BSH))
+        if self.way == "parts":
+            gate, up = self.first(x_BSH).chunk(2, dim=-1)
+            return (F.silu(gate.float()).to(x_BSH.dtype) * up).sum()
+        if self.way == "narrow":
+            return (opened_BSH * self.second(x_BSH).mean(-1, keepdim=True)).sum()
+        if self.way == "ungated":
+            return self.second(opened_BSH).sum()
+        product_BSH = opened_BSH * self.second(x_BSH)
+        return (product_BSH + opened_BSH if self.way == "read twice" else product_BSH).sum()
+
+
+@pytest.mark.parametrize(
+    ("way", "free"), [("gate", True), ("parts", True), ("narrow", False), ("ungated", False), ("read twice", False)]
+)
+def test_the_activation_of_a_gate_runs_within_the_product_behind_it(way: str, free: bool) -> None:
+    graph = trace(Activated(way), (torch.zeros(2, 8, 64),))
+    silu = [op for op in graph.operators if op.op == "aten.silu.default" and graph.consumers.get(op.results[0] or "")]
+    for software, nothing in ((PYTORCH, False), (replace(PYTORCH, fuses_chains=True), free)):
+        cluster = QUIET.with_software(software)
+        rule, x = rule_of(graph, silu[-1]), graph.types[silu[-1].operands[0]]
+        mesh = build_mesh(cluster, (2, 8))
+        found = price_operator(rule, [(None, None)], [x], [x], [True], mesh, cluster)
+        assert (float(found.forward[0]) == 0.0, float(found.backward[0]) == 0.0) == (nothing, nothing)
