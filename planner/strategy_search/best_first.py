@@ -19,9 +19,11 @@ from types import MappingProxyType
 from hardware_profiles import Hidden
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import check, finishing, reading, seconds_after, seconds_left, sooner
+from planner.plan.plan import Prediction
+from planner.plan.prediction.stage_cost import ACCUMULATION, FORWARD
 from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.assemble import assembly
-from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders, without_weight_gradients
+from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders, apart_seconds, in_1f1b
 from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
@@ -341,7 +343,9 @@ class BestFirst:
             return plans
         slowest, contended = self._slowest(plans), {id(found) for found in self.contenders.found}
         piped = any(one.plan.pipeline > 1 for one in plans)
-        shorter = [*self._promising_in_other_orders(slowest, piped), *self._promising_with_virtual_stages(slowest)]
+        gradients = min(_of_weight_gradients(one.plan.prediction) for one in plans)
+        shorter = self._promising_in_other_orders(slowest, gradients, piped)
+        shorter += self._promising_with_virtual_stages(slowest)
         if shorter or not contended.issuperset(map(id, self.contenders.found)):
             finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
@@ -377,18 +381,20 @@ class BestFirst:
         contending = {one.configuration for one in found}
         return [*found, *(other for other in others if other.configuration not in contending)]
 
-    def _promising_in_other_orders(self, slowest: float, piped: bool) -> list[Contender]:
+    def _promising_in_other_orders(self, slowest: float, gradients: float, piped: bool) -> list[Contender]:
         """Pipelines that were evaluated, and do not contend by their sums, but may take less than `slowest` in an order
-        that has weight gradients apart; the most promising few. `piped`: a plan that was found is a pipeline."""
+        that has weight gradients apart, of which a rank computes so many seconds at most; the most promising few.
+        `piped`: a plan that was found is a pipeline."""
         cluster, pinned = self.request.cluster, self.request.pinned
         if not reorders(pinned) or asks(pinned) or not runs_here(cluster):
             return []
-        self._evaluate_for_other_orders(slowest, piped)
+        self._evaluate_for_other_orders(slowest, gradients, piped)
         left = self.contenders.left.items()
         plain = ((c, outcome) for c, outcome in left if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks)
-        found = [self._contender(c, outcome) for c, outcome in plain]
-        promising = [one for one in found if one.promise < slowest * (1 - WORTH)]
-        return sorted(promising, key=lambda one: (one.promise, one.order))[:_REORDERED]
+        found = {c: self._contender(c, outcome) for c, outcome in plain}
+        promise = {c: one.promise(gradients) for c, one in found.items()}
+        promising = [one for c, one in found.items() if promise[c] < slowest * (1 - WORTH)]
+        return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
 
     def _promising_with_virtual_stages(self, slowest: float) -> list[Contender]:
         """Pipelines of several stages on each rank that were evaluated, and do not contend by their sums, in which all
@@ -424,13 +430,13 @@ class BestFirst:
                     outcome = self.engine.evaluate(c, cutoff=cutoff, hint=self._hint_for(family))
                     self._take(c, outcome, max(bound, outcome.bound))
 
-    def _evaluate_for_other_orders(self, slowest: float, piped: bool) -> None:
+    def _evaluate_for_other_orders(self, slowest: float, gradients: float, piped: bool) -> None:
         """Evaluate pipelines as far as their bounds say that another order than 1F1B may take less than `slowest`; the
         most promising few. Those with more micro-batches than ranks only where no pipeline was found, and no more of
         these than are priced: else their bubbles were compared with what others leave of theirs. Each is asked first
         what it takes at least with memory at the price that mattered last."""
         queue = [
-            ((bound := max(known, self.engine.bound(c))) * without_weight_gradients(c), _order(c), bound, c, family)
+            (apart_seconds(c, bound := max(known, self.engine.bound(c)), gradients), _order(c), bound, c, family)
             for known, c, family in self._not_evaluated()
             if 1 < c.pipeline >= c.micro_batches * piped and c.virtual_stages == 1 and c not in self.contenders.left
         ]
@@ -440,15 +446,15 @@ class BestFirst:
             _, order, bound, c, family = heapq.heappop(queue)
             if c.micro_batches > c.pipeline and many == _REORDERED:
                 continue
-            share = without_weight_gradients(c)
+            cutoff = in_1f1b(c, least, gradients)
             if family is not None:
-                bound = max(bound, family.priced_seconds(c, self._hint_for(family), least / share))
-                heapq.heappush(queue, (bound * share, order, bound, c, None))  # it has been asked
+                bound = max(bound, family.priced_seconds(c, self._hint_for(family), cutoff))
+                heapq.heappush(queue, (apart_seconds(c, bound, gradients), order, bound, c, None))  # it has been asked
                 continue
             evaluated += 1
             many += c.micro_batches > c.pipeline
             with contextlib.suppress(NothingAgreesError):
-                outcome = self.engine.evaluate(c, cutoff=least / share)
+                outcome = self.engine.evaluate(c, cutoff=cutoff)
                 self._take(c, outcome, max(bound, outcome.bound))
 
     def _not_evaluated(self) -> list[tuple[float, Configuration, Family | None]]:
@@ -783,6 +789,13 @@ class BestFirst:
         if missing < self.missing:
             self.missing, self.least = missing, outcome.least
             self.fullest, self.short = (outcome.fullest, configuration.pipeline), self.engine.groups[group]
+
+
+def _of_weight_gradients(prediction: Prediction) -> float:
+    """Seconds of a step that weight gradients take, at most about: their products take no longer than a forward pass,
+    which has others beside them, and they are added up."""
+    time = dict(prediction.time)
+    return time[FORWARD] + time.get(ACCUMULATION, 0.0)
 
 
 def _order(configuration: Configuration) -> tuple[object, ...]:

@@ -14,6 +14,9 @@ from planner.plan.schedule import NO_MOMENT, Moment
 from planner.pricing import ParameterPrices
 from planner.sharding.mesh import Mesh
 
+FORWARD = "forward"
+"""Computation of forward passes, a micro-batch."""
+
 COMMUNICATION = "communication"
 """Messages between operators that are waited for, a micro-batch."""
 
@@ -23,17 +26,20 @@ GATHERING = "parameter gathering"
 REDUCING = "gradient reduction of micro-batches"
 """Gradients that are reduced behind the use of their weights, a micro-batch; the rest is once a step."""
 
+ACCUMULATION = "gradient accumulation"
+"""Gradients that are added to those of micro-batches before, a micro-batch."""
+
 TRANSFER = "stage transfer"
 """What comes from other stages, a micro-batch."""
 
 TIME_PER_MICRO_BATCH = (
-    "forward",
+    FORWARD,
     "backward",
     "recomputation",
     COMMUNICATION,
     GATHERING,
     REDUCING,
-    "gradient accumulation",
+    ACCUMULATION,
     TRANSFER,
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")

@@ -54,6 +54,7 @@ from planner.plan.prediction.price_book import price_books
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums, InFlight
 from planner.plan.prediction.stage_cost import (
+    ACCUMULATION,
     GATHERING,
     REDUCING,
     StageCost,
@@ -508,7 +509,7 @@ class Walk:
             if name in self.tied:
                 self._tied(cost, name)
         added = float(prices.accumulation[0] + prices.late[0])
-        cost.micro_batch["gradient accumulation"] += added
+        cost.micro_batch[ACCUMULATION] += added
         chunk.pass_of(later=name in self.deferred_weight_gradients).add(work=added)
         cost.once["optimizer"] += float(prices.update[0])
         cost.memory["weights"] += float(prices.weight[0])

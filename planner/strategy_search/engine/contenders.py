@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodels import SCHEDULES, least_step_time, step_time
+from hardware_profiles import Seconds
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.decomposition.setting import Setting, setting_of
@@ -30,19 +31,29 @@ CONTENDERS = 5
 NEAR = 0.02
 """How much more, relatively, the objective of a contender may be than the least."""
 
-_BUBBLE_LEFT = 1 / 3
-"""What is left of the bubble of 1F1B, (p-1)(F + B + W), where weight gradients are computed when nothing else is: ZB-H1
-leaves (p-1)(F + B - W), and all three take about as long (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024,
-table 2)."""
+_APART = 1 / 3
+"""Of what a micro-batch takes on a rank, its weight gradients, at most about: F, B and W take about as long each. ZB-H1
+computes them when nothing else is, and leaves (p-1)(F + B - W) of the bubble of 1F1B, (p-1)(F + B + W) (Qi et al.,
+"Zero bubble pipeline parallelism", ICLR 2024, table 2)."""
 
 
-def without_weight_gradients(configuration: Configuration) -> float:
-    """Share of the step of a pipeline of equal ranks that an order with weight gradients apart takes, about. With fewer
-    micro-batches than ranks weight gradients are too few for the bubble: what is left are m + p - 1 passes forward and
-    back, and the last weight gradient."""
+def apart_seconds(configuration: Configuration, seconds: Seconds, gradients: Seconds = math.inf) -> Seconds:
+    """About what a pipeline of equal ranks takes in an order with weight gradients apart that takes so many `seconds`
+    in 1F1B. `gradients`: seconds of the step in which a rank computes those, where that is known to be less than a
+    third of its work. With fewer micro-batches than ranks they are too few for the bubble: what is left are m + p - 1
+    passes forward and back, and the last weight gradient."""
     p, m = configuration.pipeline, configuration.micro_batches
     passes = m + p - 1
-    return max(m + _BUBBLE_LEFT * (p - 1), (1 - _BUBBLE_LEFT) * passes + _BUBBLE_LEFT) / passes
+    own = min(_APART * seconds / passes, gradients / m)
+    return seconds - own * min(2 * (p - 1), passes - 1)
+
+
+def in_1f1b(configuration: Configuration, seconds: Seconds, gradients: Seconds = math.inf) -> Seconds:
+    """What `apart_seconds` is so many seconds of."""
+    p, m = configuration.pipeline, configuration.micro_batches
+    passes = m + p - 1
+    saved = min(2 * (p - 1), passes - 1)
+    return min(seconds / (1 - _APART * saved / passes), seconds + saved * gradients / m)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,14 +74,14 @@ class Contender:
         """Contenders that are equally good come in a fixed order."""
         return self.configuration.tie
 
-    @property
-    def promise(self) -> float:
-        """About what a step takes in an order with weight gradients apart: with as little of its bubble, and nothing of
-        it under products; or in one that holds more, with transfers under work."""
+    def promise(self, gradients: Seconds = math.inf) -> Seconds:
+        """About what a step takes in an order with weight gradients apart, of which a rank computes so many seconds at
+        most: with as little of its bubble, and nothing of it under products; or in one that holds more, with transfers
+        under work."""
         work, c = self.work, self.configuration
-        apart = work + max(0.0, self.objective - work) * _BUBBLE_LEFT
+        apart = work + max(0.0, self.objective - work) * (1 - 2 * min(_APART, gradients / work))
         if c.micro_batches <= c.pipeline:  # most of a step is bubble, and few passes fill it
-            apart = max(apart, self.objective * without_weight_gradients(c))
+            apart = max(apart, apart_seconds(c, self.objective, gradients))
         return max(apart, min(apart + self.beneath, self.sum_with(self.outcome.ranks)))
 
     def least_step(self, *, any_order: bool = False) -> float:

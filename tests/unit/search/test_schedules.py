@@ -17,7 +17,7 @@ from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine import room, scheduling
-from planner.strategy_search.engine.contenders import NEAR, Contender, without_weight_gradients
+from planner.strategy_search.engine.contenders import NEAR, Contender, apart_seconds, in_1f1b
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.finalists import Finalists, OverfullError
 from planner.strategy_search.engine.plan_maker import PlanMaker
@@ -53,16 +53,23 @@ def test_one_rank_has_no_schedule_to_choose() -> None:
         result_of("llama-4", pipeline=1, schedule="zb_h1")
 
 
+@pytest.mark.parametrize("own", [1.0, 0.5])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (4, 2), (8, 4), (8, 8), (4, 16)])
-def test_what_is_expected_of_weight_gradients_apart_is_what_equal_ranks_take(ranks: int, micro_batches: int) -> None:
+def test_what_is_expected_of_weight_gradients_apart_is_what_equal_ranks_take(
+    ranks: int, micro_batches: int, own: float
+) -> None:
     def seconds(schedule: str, backward: float, apart: float) -> float:
         passes = [(PassSeconds(computation=one, blocking=0, overlapped=0),) for one in (1.0, backward, apart) if one]
         names = ("forward", "backward", "weight_gradient")
         rank = RankSeconds(chunks=(ChunkSeconds(**dict(zip(names, passes, strict=False))),))
         return simulate([rank] * ranks, schedule_orders(schedule, ranks, micro_batches), record=False).seconds
 
-    expected = without_weight_gradients(Configuration(pipeline=ranks, mesh=(1,), micro_batches=micro_batches))
-    assert seconds("zb_h1", 1, 1) == pytest.approx(expected * seconds("1f1b", 2, 0))
+    configuration = Configuration(pipeline=ranks, mesh=(1,), micro_batches=micro_batches)
+    in_order, apart = seconds("1f1b", 1 + own, 0), seconds("zb_h1", 1, own)
+    assert apart_seconds(configuration, in_order, own * micro_batches) == pytest.approx(apart)
+    assert in_1f1b(configuration, apart, own * micro_batches) == pytest.approx(in_order)
+    if own == 1:
+        assert apart_seconds(configuration, in_order) == pytest.approx(apart)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "interleaved_1f1b", "eager_1f1b"])
@@ -161,9 +168,9 @@ def test_no_pipelines_are_evaluated_for_other_orders_once_a_search_is_cancelled(
 ) -> None:
     looked_at, evaluate = list[int](), BestFirst._evaluate_for_other_orders
 
-    def counted(self: BestFirst, slowest: float, piped: bool) -> None:
+    def counted(self: BestFirst, slowest: float, gradients: float, piped: bool) -> None:
         self.cancelled, before = (lambda: bool(looked_at)), len(self.evaluated)
-        evaluate(self, slowest, piped)
+        evaluate(self, slowest, gradients, piped)
         looked_at.append(len(self.evaluated) - before)
 
     monkeypatch.setattr(BestFirst, "_evaluate_for_other_orders", counted)
