@@ -1,9 +1,9 @@
-"""Best-first over families of configurations, then over their members.
+"""Best-first search over families of configurations, then over their members.
 
 incumbent a conventional plan, found and priced first, so that a search that is stopped has an answer  (incumbent)
-queue     (lower bound, family or configuration), the least bound first
-family    replaced by its members, each with the bound that the largest micro-batch proves
-member    evaluated; the end is where the least bound of the queue reaches the best step time
+queue     (lower bound, family or configuration), the lowest bound first
+family    replaced by its members, each with the lower bound that the largest micro-batch proves
+member    evaluated; the search ends when the lowest bound of the queue reaches the best step time
 """
 
 import contextlib
@@ -45,34 +45,37 @@ from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import Progress, SearchResult, Statistics
 
 _LOG = logging.getLogger(__name__)
-"""What becomes of every configuration, for people who ask; INFO."""
+"""Reports the result of every configuration, at level INFO."""
 
 _REORDERED = 2
-"""Pipelines whose sums do not contend that are priced in other orders, at most, and with virtual stages."""
+"""Maximum number of pipelines that do not contend by their objectives and are priced in other schedules all the same;
+the same limit holds for pipelines with virtual stages."""
 
 _FOR_OTHER_ORDERS = 6
-"""Pipelines that are evaluated for other orders than 1F1B, at most: where micro-batches are few, uneven stages and what
-a rank does once a step count for much, and bounds say little of either."""
+"""Maximum number of pipelines that are evaluated for other schedules than 1F1B. With few micro-batches, uneven stages
+and the work that a rank does once per step weigh much, and lower bounds say little about either."""
 
 _IN_A_V = 64
-"""Families of pipelines that are asked how busy their ranks are at least, at most, where the best plan is in a V."""
+"""Maximum number of pipeline families for which the search bounds how long the busiest rank is busy with its stages in
+a V. With more families it uses the bound by work alone."""
 
 _NOT_ASKED: Hint = (-1.0, (-1.0, -1.0, -1.0))
 
 _LOOKED_AT = 4
-"""Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""
+"""Number of configurations that are evaluated when nothing fits, to say how much memory is missing: those whose bounds
+on memory are lowest."""
 
 
 _UNEVEN_TRIED = 3
-"""Configurations whose virtual stages hold unequal blocks that are evaluated one after the other, the most promising
-first, and take longer than what is known, until no more are."""
+"""Configurations with unequal numbers of blocks in their virtual stages are evaluated with the most promising first.
+The search stops trying them when this many in a row were slower than the best plan known."""
 
 _UNEVEN = 1e-3
-"""Share of a sum that virtual stages must save to hold unequal numbers of blocks where equal ones are possible."""
+"""Share of the objective that virtual stages of unequal numbers of blocks must save where equal ones are possible."""
 
 
 class BestFirst:
-    """The search of one request: what is in the queue, what was found, what is proved."""
+    """The search of one request: its queue, the plans found and the lower bounds proved."""
 
     def __init__(
         self,
@@ -99,43 +102,43 @@ class BestFirst:
         self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
         self.limits = tuple(self.engine.limit_bytes(group) * (1 + OPTIMAL) for group in self.engine.groups)
         self.least = self.missing = math.inf
-        self.fullest = (0, 1)  # the rank that needs it, of so many
-        self.short = self.engine.groups[0]  # the group of devices that it is on
+        self.fullest = (0, 1)  # the rank that needs `least`, number of ranks
+        self.short = self.engine.groups[0]  # the group of devices of that rank
         self.proved = math.inf
-        self.most_proved = math.inf  # of the request that this one is part of
+        self.most_proved = math.inf  # bound of earlier attempts, with more memory
         self.total = self.solved = 0
         self.evaluated = set[Configuration]()
-        self.bounds = dict[Configuration, float]()  # of what was evaluated
+        self.bounds = dict[Configuration, float]()  # lower bounds of evaluated configurations
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
         self.hint = NO_HINT
-        self.alone: dict[object, tuple[float, float]] = {}  # seconds with one stage on each rank, and their bound
-        self.roomy = set[tuple[object, int]]()  # of those, where memory does not matter
-        self.interleaved = list[tuple[float, Configuration, Family | None]]()  # with more, to be evaluated later
-        self.cut_off = list[tuple[float, Configuration, Family | None]]()  # of no interest when it was evaluated
+        self.alone: dict[object, tuple[float, float]] = {}  # one stage on each rank: seconds, bound
+        self.roomy = set[tuple[object, int]]()  # keys of `alone` where memory does not bind
+        self.interleaved = list[tuple[float, Configuration, Family | None]]()  # virtual stages: later
+        self.cut_off = list[tuple[float, Configuration, Family | None]]()  # at least the cutoff then
         self.several = dict[Configuration, float]()  # seconds found with several stages on each rank
-        self.unequal = math.inf  # proved of those that hold unequal ones, of which nobody decided the number
+        self.unequal = math.inf  # bound with unequal virtual stages whose number the user left open
         self.contexts = ContextNotes(free=request.pinned.free)
         self.full = False
         self.disagreement: NothingAgreesError | None = None
         self.incumbent: Contender | None = None
-        self.overfull = dict[Configuration, Outcome]()  # conventional ones, of which nothing fits
+        self.overfull = dict[Configuration, Outcome]()  # conventional, do not fit
         self.space: list[Configuration] = []
-        self.regions: Regions | None = None  # of a space of many families
-        # those with one stage on each rank by family and micro-batches
+        self.regions: Regions | None = None  # for a space of many families
+        # configurations with one stage on each rank, by family and micro-batches
         self.plain: dict[object, dict[int, Configuration]] = {}
         self.families: list[tuple[Configuration, ...]] = []
-        self.usual: dict[int, tuple[Configuration, ...]] = {}  # members of families, by identity
-        self.finalists: Finalists | None = None  # of contenders that were made plans before the end
-        self.first: Ranked | None = None  # the plan of the best contender, once the others have longer sums
-        self.made_first = False  # or there was none
-        self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
-        self.pricing = 0.0  # seconds that this took
-        self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
-        self.of_outcomes: dict[int, tuple[Outcome, Contender]] = {}  # by identity
+        self.usual: dict[int, tuple[Configuration, ...]] = {}  # usual members, by id
+        self.finalists: Finalists | None = None  # after the best contender became a plan early
+        self.first: Ranked | None = None  # plan of the best contender, once bounds reach it
+        self.made_first = False  # the attempt was made, perhaps without a plan
+        self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, with a time limit
+        self.pricing = 0.0  # seconds that pricing the incumbent took
+        self.priced: tuple[Ranked, ...] = ()  # contenders that became plans
+        self.of_outcomes: dict[int, tuple[Outcome, Contender]] = {}  # by id
 
     @property
     def cutoff(self) -> float:
-        """Plans as slow as that are of no interest."""
+        """Plans that take this long or longer are of no interest."""
         if not self.request.prune:
             return self.limit
         if self.request.tolerance:
@@ -149,16 +152,16 @@ class BestFirst:
 
     @property
     def best(self) -> float:
-        """The least objective yet, that of the plan among them that was known before."""
+        """The lowest objective found so far; a plan that was known before the search counts too."""
         known = math.inf if self.known is None else self.known.bounded
         return min(self.contenders.best, self.incumbent.objective if self.incumbent else math.inf, known)
 
     def run(self) -> SearchResult:
-        """Search until nothing better is left, it is cancelled, or a limit of the planner is reached."""
+        """Search until nothing better is left, the user cancels, or a limit of the planner is reached."""
         try:
             with finishing():
                 self._begin()
-            with sooner(2.5 * self.pricing - seconds_after() / 2):  # others are priced settled, too
+            with sooner(2.5 * self.pricing - seconds_after() / 2):  # other plans are settled as well when priced
                 stopped = self._explore()
             return self._result(stopped)
         except (LimitError, MemoryError) as error:
@@ -169,12 +172,12 @@ class BestFirst:
             return self._result(True)
 
     def least_in_a_v(self) -> float:
-        """What no plan with its stages in a V takes less than, in place of a search."""
+        """A lower bound on the step time of plans with their stages in a V, without a search."""
         self._open_families()
         return self._in_a_v
 
     def _begin(self) -> None:
-        """Look for the incumbent, as soon as it is known what there is; where time is limited make it a plan."""
+        """Open the families and look for the incumbent; with a time limit, make it a plan at once."""
         self._open_families()
         hurried = seconds_left() < math.inf
         other = self.request.algorithm == "recursive_programming" or self.engine.spreads
@@ -185,7 +188,7 @@ class BestFirst:
             if self.cancelled():
                 return
             if self._tried_first(smallest):
-                all(self._tried_first(larger) for larger in others)  # until one is slower, or does not fit
+                all(self._tried_first(larger) for larger in others)  # stops when one is slower or does not fit
                 break
         self._tell()
         if self.incumbent is not None and hurried:
@@ -195,7 +198,7 @@ class BestFirst:
             self.pricing = reading() - began
 
     def _tried_first(self, configuration: Configuration) -> bool:
-        """Whether a conventional configuration is the best yet."""
+        """Evaluate a conventional configuration. Returns whether it is the best so far."""
         cutoff = min(self.limit, self.best)
         if not self.takes(configuration) or self._bound_before(configuration) >= cutoff:
             return False
@@ -213,7 +216,7 @@ class BestFirst:
         return True
 
     def _explore(self) -> bool:
-        """Look for the best contenders; whether it was stopped before its end."""
+        """Look for the best contenders. Returns whether the search was stopped before its end."""
         if self._evaluate_promising():
             return True
         self._take_incumbent()
@@ -221,7 +224,8 @@ class BestFirst:
         return False
 
     def _evaluate_promising(self) -> bool:
-        """Evaluate what may be faster than plans of no interest; whether it was stopped before its end."""
+        """Evaluate the configurations whose bound is below the cutoff. Returns whether the search was stopped before
+        its end."""
         while self.queue and self.queue[0][0] < self.cutoff:
             if self.cancelled():
                 return True
@@ -246,13 +250,13 @@ class BestFirst:
                 elif not self._delayed(bound, family, members[0], asked):
                     self._evaluate(members[0], family, bound)
             except (LimitError, MemoryError):
-                self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
+                self.proved = min(self.proved, bound)  # the entry just taken may hold the best plan
                 raise
         return self._evaluate_interleaved()
 
     def _waits_for_plain(self, configuration: Configuration) -> bool:
-        """Whether a configuration has virtual stages, of which nobody decided the number, and is looked at when all is
-        known of the same with one stage on each rank."""
+        """Whether a configuration has virtual stages whose number the user left open, and so waits until the same
+        configuration with one stage on each rank is done."""
         c = configuration
         return (
             c.virtual_stages > 1
@@ -261,23 +265,27 @@ class BestFirst:
         )
 
     def _is_apart(self, configuration: Configuration) -> bool:
-        """Whether virtual stages hold unequal blocks, of which nobody decided the number: they are tried where their
-        family is looked at, and less is proved of them."""
+        """Whether virtual stages hold unequal numbers of blocks and the user left their number open. They are tried
+        when their family is opened, and their bounds are weaker."""
         return configuration.uneven and self._waits_for_plain(configuration)
 
     def _note(self, configuration: Configuration, bound: float) -> None:
-        """Note what is proved of a configuration."""
+        """Lower the proved bound to that of this configuration."""
         if self._is_apart(configuration):
             self.unequal = min(self.unequal, bound)
         else:
             self.proved = min(self.proved, bound)
 
     def _evaluate_interleaved(self) -> bool:
-        """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
-        each rank, as far as a shorter bubble may help, and those that nothing proves to be slower than the best;
-        whether it was stopped before its end (see `least_share`). Those that are bounded by what the best plan is
-        compared with do not contend: other orders of turns than theirs are of whole stages. Stages of unequal blocks
-        come behind those of equal ones, which they have to beat."""
+        """Evaluate the waiting configurations with virtual stages. Returns whether the search was stopped before its
+        end.
+
+        A configuration is evaluated if nothing proves that it is slower than the best plan, or if the time found with
+        one stage on each rank, times the share that a shorter bubble may leave of it (`least_share`), is below the
+        cutoff. Where the best contender is already a plan, its step bounds what may contend: interleaved stages run in
+        one schedule only, other schedules need whole stages. Stages of unequal blocks come after those of equal blocks,
+        which they have to beat.
+        """
         self.interleaved.sort(key=lambda one: (one[1].uneven, one[0], _order(one[1])), reverse=True)
         step, asked, missed = math.inf, set[tuple[Configuration, bool]](), 0
         if self.interleaved:
@@ -298,7 +306,7 @@ class BestFirst:
             given_up = c.uneven and missed == _UNEVEN_TRIED
             if bound < cutoff and family is not None and not given_up:
                 hint, plain = self._hint_for(family), self.plain[c.family][c.micro_batches]
-                for free in (True, False):  # what it proves is proved of all numbers of stages
+                for free in (True, False):  # the bound holds for all numbers of virtual stages
                     if bound < cutoff and math.isinf(alone):
                         if (plain, free) not in asked:
                             asked.add((plain, free))
@@ -315,8 +323,9 @@ class BestFirst:
         return False
 
     def _make_first(self) -> None:
-        """Make the best contender a plan, whose step others have to beat: none where it does not fit, or where sums say
-        less than that of other plans, as their software hides a share."""
+        """Make the best contender a plan. Other contenders then have to beat its step time. There is no such plan if it
+        does not fit, or if the software hides a share of the communication: then objectives say less about the steps of
+        other plans."""
         hides = self.request.cluster.software.hidden != Hidden()
         decides = self.request.prune and self.request.top == 1 and not hides and not self.made_first
         if self.contenders.found and decides and seconds_left() == math.inf:
@@ -328,17 +337,21 @@ class BestFirst:
                 (self.first,) = self.finalists.plans(settle=False, rival=rival)
 
     def _too_slow(self, configuration: Configuration, bound: float) -> bool:
-        """Whether what is proved of a configuration in one stage, whose operators come in order, says that its step is
-        no shorter than that of the plan of the best contender."""
+        """Whether the bound of a configuration rules it out against the step of the best contender's plan. This holds
+        only for configurations with one stage whose operators run in order: their bound is a bound on the step
+        itself."""
         if self.first is None or self.first.plan.training.interleave > 1 or self.first.plan.slices > 1:
-            return False  # others may take turns as well
+            return False  # other plans may interleave or slice as well
         return bound >= self.first.seconds and runs_in_order(self.request, configuration)
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
-        """Where the best plans take longer than the sums by which others were left out, those others, too: first what
-        contended until better sums were found, then what was not evaluated and may be faster than the best of these.
-        And pipelines that were left out by the bubble of 1F1B, as far as another order may make them faster, or by
-        transfers between virtual stages."""
+        """Search on if the best plans take longer than the objectives that ruled others out.
+
+        First come configurations that contended until better objectives were found, then configurations that were not
+        evaluated and may be faster than the best of these plans. Two kinds of pipelines are tried as well: those ruled
+        out by the bubble of 1F1B, if another schedule may make them faster, and those ruled out by exposed transfers
+        between virtual stages.
+        """
         if not self.request.prune or self.request.tolerance > 0:
             return plans
         slowest, contended = self._slowest(plans), {id(found) for found in self.contenders.found}
@@ -370,21 +383,21 @@ class BestFirst:
         return plans
 
     def _contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
-        """The contender of an outcome: one, whoever asks, as each is priced once."""
+        """The contender of an outcome. Every caller gets the same object, so each is priced once."""
         if id(outcome) not in self.of_outcomes:
             self.of_outcomes[id(outcome)] = (outcome, self.engine.contender(configuration, outcome))
         return self.of_outcomes[id(outcome)][1]
 
     def _contending_with(self, others: Sequence[Contender]) -> list[Contender]:
-        """What contends by its sums, and others, of configurations that do not."""
+        """The contenders by objective, and `others` whose configurations do not contend."""
         found = self.contenders.found
         contending = {one.configuration for one in found}
         return [*found, *(other for other in others if other.configuration not in contending)]
 
     def _promising_in_other_orders(self, slowest: float, gradients: float, piped: bool) -> list[Contender]:
-        """Pipelines that were evaluated, and do not contend by their sums, but may take less than `slowest` in an order
-        that has weight gradients apart, of which a rank computes so many seconds at most; the most promising few.
-        `piped`: a plan that was found is a pipeline."""
+        """The most promising pipelines that do not contend by their objectives, but may take less than `slowest` in a
+        schedule with deferred weight gradients. `gradients`: the most seconds of a step in which a rank computes weight
+        gradients. `piped`: a plan that was found is a pipeline."""
         cluster, pinned = self.request.cluster, self.request.pinned
         if not reorders(pinned) or asks(pinned) or not runs_here(cluster):
             return []
@@ -397,9 +410,9 @@ class BestFirst:
         return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
 
     def _promising_with_virtual_stages(self, slowest: float) -> list[Contender]:
-        """Pipelines of several stages on each rank that were evaluated, and do not contend by their sums, in which all
-        transfers between stages are exposed, but may take less than `slowest` with these under work; the most promising
-        few."""
+        """The most promising pipelines with several stages on each rank that do not contend by their objectives. The
+        objective counts all their transfers between stages as exposed; with overlapped transfers they may take less
+        than `slowest`."""
         self._evaluate_with_virtual_stages(slowest)
         left = self.contenders.left.items()
         found = [self._contender(c, outcome) for c, outcome in left if c.virtual_stages > 1 and outcome.ranks]
@@ -408,11 +421,13 @@ class BestFirst:
         return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
 
     def _evaluate_with_virtual_stages(self, slowest: float) -> None:
-        """Evaluate pipelines of several stages on each rank that were left out by what sums with all of their transfers
-        are proved to take, as far as they may take less than `slowest` with these under work: by what was found with
-        one stage on each rank, where that has memory for more in flight, and the share of a transfer that work beside
-        it takes longer; the most promising few. Where plans with several contend, those with fewer were compared with
-        them."""
+        """Evaluate the most promising pipelines with several stages on each rank that were ruled out because bounds
+        count all their transfers as exposed, if they may take less than `slowest` with overlapped transfers.
+
+        The estimate is the time found with one stage on each rank, times `least_share`, plus the share of the transfers
+        by which they slow the work beside them. The rank must have memory for more micro-batches in flight. Where plans
+        with several stages contend, plans with fewer stages were compared with them already.
+        """
         if asks(self.request.pinned):
             return
         contend = max((found.configuration.virtual_stages for found in self.contenders.found), default=1)
@@ -431,10 +446,13 @@ class BestFirst:
                     self._take(c, outcome, max(bound, outcome.bound))
 
     def _evaluate_for_other_orders(self, slowest: float, gradients: float, piped: bool) -> None:
-        """Evaluate pipelines as far as their bounds say that another order than 1F1B may take less than `slowest`; the
-        most promising few. Those with more micro-batches than ranks only where no pipeline was found, and no more of
-        these than are priced: else their bubbles were compared with what others leave of theirs. Each is asked first
-        what it takes at least with memory at the price that mattered last."""
+        """Evaluate the most promising pipelines whose bounds say that another schedule than 1F1B may take less than
+        `slowest`.
+
+        Pipelines with more micro-batches than ranks are evaluated only if no plan found is a pipeline, and no more of
+        them than are priced: otherwise their bubbles were already compared with those of the pipelines found. Each
+        pipeline is first bounded at the price of memory that mattered last.
+        """
         queue = [
             (apart_seconds(c, bound := max(known, self.engine.bound(c)), gradients), _order(c), bound, c, family)
             for known, c, family in self._not_evaluated()
@@ -449,7 +467,7 @@ class BestFirst:
             cutoff = in_1f1b(c, least, gradients)
             if family is not None:
                 bound = max(bound, family.priced_seconds(c, self._hint_for(family), cutoff))
-                heapq.heappush(queue, (apart_seconds(c, bound, gradients), order, bound, c, None))  # it has been asked
+                heapq.heappush(queue, (apart_seconds(c, bound, gradients), order, bound, c, None))  # bounded already
                 continue
             evaluated += 1
             many += c.micro_batches > c.pipeline
@@ -458,20 +476,21 @@ class BestFirst:
                 self._take(c, outcome, max(bound, outcome.bound))
 
     def _not_evaluated(self) -> list[tuple[float, Configuration, Family | None]]:
-        """What is left in the queue, and what was cut off."""
+        """Configurations left in the queue, and those that were cut off."""
         return [*((bound, c, family) for bound, _, family, members, _ in self.queue for c in members), *self.cut_off]
 
     def _slowest(self, plans: tuple[Ranked, ...]) -> float:
-        """Seconds of the slowest plan that was asked for."""
+        """Seconds of the slowest of the `top` plans that the request asks for."""
         return plans[min(self.request.top, len(plans)) - 1].seconds
 
     def _take_incumbent(self) -> None:
-        """Let the incumbent contend where nothing better was found."""
+        """Let the incumbent contend if nothing better was found."""
         if self.incumbent is not None and self.incumbent.objective < self.contenders.best:
             self.contenders.add(self.incumbent)
 
     def _refine(self) -> None:
-        """Whether the best plan gets faster on a mesh of three or four axes, which are not searched exhaustively."""
+        """Try whether the best plan gets faster on a mesh of three or four axes. Such meshes are not searched
+        exhaustively."""
         found = self.contenders.found
         if not found or self.request.algorithm != "dynamic_programming" or not self.request.prune:
             return
@@ -485,7 +504,7 @@ class BestFirst:
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
 
     def _space(self) -> list[Configuration]:
-        """All configurations of the request, among those of interest."""
+        """All configurations of the request that pass `among`. Raises RequestError if there are none."""
         space = list(filter(self.among, all_configurations(self.engine)))
         if not space:
             raise RequestError(no_configuration(self.request, self.engine.template))
@@ -507,22 +526,23 @@ class BestFirst:
             heapq.heappush(self.queue, (bound, _order(members[0]), None, members, NO_HINT))
 
     def _bound_before(self, configuration: Configuration) -> float:
-        """Least step time by the work alone, and by what a search with free axes has proved: where each axis has one
-        purpose, operators choose among fewer strategies of the same mesh."""
+        """A lower bound on the step time by the work alone, and by a search with free axes of the same request. The
+        latter holds because axes with one purpose each leave operators fewer strategies on the same mesh."""
         by_work, c = self.engine.bound(configuration), configuration
         if not self.known_bounds or len(c.mesh) > 2 or c.decided is not None or "ring" in c.roles:
             return by_work
         return max(by_work, self.known_bounds.get(replace(c, roles=(), zigzag=False), 0.0))
 
     def _usual(self, members: tuple[Configuration, ...]) -> tuple[Configuration, ...]:
-        """The members of a family by which it is looked at, and which it is bounded by until then."""
+        """The members of a family that decide when it is opened: those whose virtual stages do not hold unequal blocks,
+        if any."""
         if id(members) not in self.usual:
             self.usual[id(members)] = tuple(c for c in members if not self._is_apart(c)) or members
         return self.usual[id(members)]
 
     def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
-        """Put the members of a family into the queue, each with the bound that the largest micro-batch proves; `floor`
-        is one of its usual members."""
+        """Put the members of a family into the queue, each with the bound that the largest micro-batch proves. `floor`
+        is the bound of the family's usual members."""
         family = family_of(self.engine, members) if self.request.prune else None
         floors = [max(0.0 if self._is_apart(c) else floor, self._bound_before(c)) for c in members]
         proved = floors if family is None else family.step_seconds(members, floors, self.cutoff)
@@ -530,7 +550,8 @@ class BestFirst:
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
 
     def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: Hint) -> bool:
-        """Whether a price of memory that mattered elsewhere shows that a configuration can wait."""
+        """Whether a price of memory that mattered elsewhere raises a configuration's bound. It then goes back into the
+        queue."""
         if family is None:
             return False
         hint = self._hint_for(family)
@@ -541,7 +562,7 @@ class BestFirst:
         return True
 
     def _hint_for(self, family: Family | None) -> Hint:
-        """What mattered to a member of a family, or else lately."""
+        """The price and shares that mattered to a member of the family, or else to the configuration evaluated last."""
         return family.hint if family is not None and family.hint != NO_HINT else self.hint
 
     def _evaluate(
@@ -561,14 +582,14 @@ class BestFirst:
             self.hint = (outcome.price, outcome.under)
             if family is not None:
                 family.hint = self.hint
-        own = 0.0 if self.engine.spreads else outcome.bound  # of the strategies that were spread to, not of all
+        own = 0.0 if self.engine.spreads else outcome.bound  # it bounds the propagated strategies, not all
         if not outcome.ranks and outcome.bound < math.inf:
             self.cut_off.append((max(bound, own), configuration, family))
         self.bounds[configuration] = max(bound, own)
         self._take(configuration, outcome, max(bound, own))
 
     def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
-        """Note an outcome; `bound`: no plan of its kind is faster."""
+        """Note an outcome. `bound`: no plan of this configuration is faster."""
         self.evaluated.add(configuration)
         self.solved += outcome.solved
         self._missed(configuration, outcome)
@@ -589,7 +610,7 @@ class BestFirst:
             takes = takes and found < equal * (1 - _UNEVEN)
         if takes and outcome.seconds < self.cutoff:
             self.contenders.add(self._contender(configuration, outcome))
-        elif takes:  # it contends where the best plans take longer than their sums
+        elif takes:  # it contends if the best plans take longer than their objectives
             self.contenders.left[configuration] = outcome
         self._tell()
 
@@ -605,22 +626,23 @@ class BestFirst:
         )
 
     def _bound(self) -> float:
-        """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue. Bounds
-        are about stages that lie one after the other: of stages in a V the work is bounded."""
+        """The bound proved so far: evaluated configurations count with their own bounds, the others with those in the
+        queue. These bounds hold for stages laid one after the other. For stages in a V only the work is bounded."""
         if self.request.pinned.in_a_v:
-            return min(self.engine.least_work, self.best)  # until the end
+            return min(self.engine.least_work, self.best)  # `_bound_of` improves on it at the end
         ahead = self.queue[0][0] if self.queue else math.inf
         return min(self.proved, ahead, self.best, *(bound for bound, *_ in self.interleaved))
 
     def _left(self) -> Iterator[tuple[float, Configuration]]:
-        """What is proved of configurations that are waiting."""
+        """The bounds of configurations that are still waiting."""
         for bound, _, family, members, _ in self.queue:
-            for c in members:  # of a family that was not looked at it is proved of its usual members
+            for c in members:  # the bound of a closed family covers its usual members
                 yield self._bound_before(c) if family is None and self._is_apart(c) else bound, c
         yield from ((bound, c) for bound, c, _ in self.interleaved)
 
     def _bounds(self) -> tuple[float, float]:
-        """What is proved in the end: of all configurations, and of those whose virtual stages hold equal blocks."""
+        """The bounds at the end: of all configurations, and of those whose virtual stages hold equal numbers of
+        blocks."""
         if self.request.pinned.in_a_v:
             return (min(self._bound(), self.most_proved),) * 2
         left = [(bound, self._is_apart(c)) for bound, c in self._left()]
@@ -651,7 +673,7 @@ class BestFirst:
                 why if not stopped else "the search was stopped",
             )
         plans = self._plans(bound, stopped)
-        proved, equal = self._bounds()  # as others were looked at behind the search
+        proved, equal = self._bounds()  # as more was evaluated after the search
         if proved > bound:
             bound, plans = proved, self._proved(plans, proved)
         return SearchResult(
@@ -677,16 +699,16 @@ class BestFirst:
         )
 
     def _bounds_of_all(self) -> dict[Configuration, float]:
-        """What is proved of every configuration; nothing where there was less memory than was asked for."""
+        """The bound of every configuration; empty if the search had less memory than the request asks for."""
         if self.most_proved < math.inf:
             return {}
         left = {c: bound for bound, c in self._left()}
         return {**left, **{c: bound for bound, c, _ in self.cut_off}, **self.bounds}
 
     def _of_degrees(self) -> list[tuple[float, Configuration]]:
-        """Of each pipeline degree the configuration of which least is proved, by prices of memory, and what that is
-        without the bubble of 1F1B; the least first. It has one stage on each rank, and as many micro-batches as an
-        order in a V needs to fill its ranks (2p)."""
+        """For each pipeline degree, the configuration with the lowest bound and that bound without the bubble of 1F1B;
+        the lowest first. The bounds are those by prices of memory. Configurations have one stage on each rank and at
+        least as many micro-batches as a schedule in a V needs to fill its ranks (2p)."""
         best: dict[int, tuple[float, tuple[object, ...], Configuration]] = {}
         for c, bound in {**{c: bound for bound, c, _ in self.cut_off}, **self.bounds}.items():
             if 1 < c.pipeline <= c.micro_batches // 2 and c.virtual_stages == 1 and bound < math.inf:
@@ -696,8 +718,8 @@ class BestFirst:
         return sorted(filled, key=lambda one: one[0])
 
     def _plans(self, bound: float, stopped: bool) -> tuple[Ranked, ...]:
-        """The best contenders as plans; of a search that was stopped the incumbent, which is one, where nothing better
-        was found, or where there is no time to make plans of others."""
+        """The best contenders as plans. A search that was stopped returns the incumbent, which is already a plan, if
+        nothing better was found or no time is left to make plans of others."""
         if self.ready and stopped and (self.best < self.contenders.best or seconds_left() < self.pricing):
             return self._proved(self.ready, bound)
         self._take_incumbent()
@@ -717,20 +739,20 @@ class BestFirst:
             return self._proved(self.ready, bound)
 
     def _proved(self, plans: Sequence[Ranked], bound: float) -> tuple[Ranked, ...]:
-        """Plans with what is known by now."""
+        """The plans with the bounds known by now."""
         return tuple(
             with_proof(one, self._bound_of(one, bound), covered=self._covers(one.configuration)) for one in plans
         )
 
     def _covers(self, configuration: Configuration) -> bool:
-        """Whether what is proved is of plans like one: meshes of three and four axes are adopted, unless they are asked
-        for."""
+        """Whether the bound covers plans of this configuration. It does not cover meshes of three and four axes that a
+        plan adopted, unless the request asks for them."""
         return len(configuration.mesh) <= 2 or any(c.mesh == configuration.mesh for c in self.space)
 
     def _bound_of(self, ranked: Ranked, bound: float) -> float:
-        """What no plan like one takes less than. The bound of the search is about stages that lie one after the other;
-        of those in a V it is known how busy ranks are. It counts less of what a host launches ahead than slices of a
-        sequence may save: of these the work alone is bounded."""
+        """The lower bound that holds for a plan. The search's bound holds for stages laid one after the other; for
+        stages in a V there is a bound on how long ranks are busy. Slices of a sequence may save more of what a host
+        launches ahead than the bound counts, so plans with slices are bounded by the work alone."""
         if ranked.plan.slices > 1 and any(stage.ahead_seconds for stage in ranked.plan.prediction.stages):
             return min(bound, self.engine.least_work)
         if not ranked.plan.schedule_kind.v_shaped:
@@ -739,9 +761,12 @@ class BestFirst:
 
     @cached_property
     def _in_a_v(self) -> float:
-        """No plan with its stages in a V takes less: the slowest rank is busy for so long, as its passes follow each
-        other, and every micro-batch passes all stages. Where passes of two micro-batches run together they may cover
-        what experts exchange, and nothing else. The work alone, where that would have to be asked of many families."""
+        """A lower bound on the step time of plans with their stages in a V.
+
+        The slowest rank runs its passes one after the other, so the step takes as long as this rank is busy; and every
+        micro-batch passes all stages. Where passes of two micro-batches run together, they may overlap the exchanges of
+        experts and nothing else. With too many families the bound is that by the work alone.
+        """
         least, families = self.engine.least_work, [one for one in self.families if one[0].pipeline > 1]
         if not 0 < len(families) <= _IN_A_V or self.request.alternatives or seconds_left() < math.inf:
             return least
@@ -767,7 +792,7 @@ class BestFirst:
         return Finalists(maker=maker, found=found, known=self.known, settles=self.settles)
 
     def _look_at_the_leanest(self) -> None:
-        """Where bounds rule out everything, evaluate a few configurations to know how much is missing."""
+        """Where bounds rule out everything, evaluate a few configurations to measure how much memory is missing."""
         regions = self.regions
         if regions is not None and all(family is None for _, _, family, *_ in self.queue):
             closed = sorted(self.queue, key=lambda one: (regions.least_bytes(one[3][0]), one[1]))
@@ -783,7 +808,7 @@ class BestFirst:
                 self._missed(configuration, self.engine.evaluate(configuration))
 
     def _missed(self, configuration: Configuration, outcome: Outcome) -> None:
-        """Note what would be enough, and where, for a configuration in which nothing fits."""
+        """For a configuration in which nothing fits, note how much memory would be enough, and on which rank."""
         group = self.engine.group_of(configuration, outcome.fullest)
         missing = outcome.least - self.engine.capacities[group]
         if missing < self.missing:
@@ -792,12 +817,12 @@ class BestFirst:
 
 
 def _of_weight_gradients(prediction: Prediction) -> float:
-    """Seconds of a step that weight gradients take, at most about: their products take no longer than a forward pass,
-    which has others beside them, and they are added up."""
+    """An upper estimate of the seconds of a step that weight gradients take. Their matrix products take no longer than
+    a forward pass, which runs other operators too; adding the gradients up comes on top."""
     time = dict(prediction.time)
     return time[FORWARD] + time.get(ACCUMULATION, 0.0)
 
 
 def _order(configuration: Configuration) -> tuple[object, ...]:
-    """Configurations of equal bound come in a fixed order."""
+    """A fixed order for configurations of equal bound."""
     return configuration.tie

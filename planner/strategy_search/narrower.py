@@ -1,13 +1,13 @@
-"""Narrower searches around the best plan, for a gap that is still wide.
+"""Narrower searches around the best plan, if the gap is still wide.
 
-A configuration gets the plan with the least sum. Sums assume that collectives overlap, that memory suffices to gather
-weights ahead, and that the backward pass hides all reductions. Where a plan cannot have that, another one may have the
-shorter step. So the configuration of the best plan is searched again, each time with one more decision pinned, and only
-for plans that are faster than the best one so far:
+A configuration gets the plan with the lowest objective. Objectives assume that collectives overlap, that there is
+enough memory to prefetch weights, and that the backward pass overlaps all gradient reductions. If a plan cannot have
+that, another plan of the same configuration may have the shorter step. So the configuration of the best plan is
+searched again, each time with one more decision pinned, and only for plans that are faster than the best one so far:
 
-    weights of the configuration come each, by block, or ahead
-    every axis has one purpose, for the pipeline and the micro-batches of the plan, and degrees of half, once or twice
-    what it has; for all degrees and pipelines after a search of few configurations
+    the weights of the configuration are gathered one by one, by block, or prefetched
+    every axis has one purpose, for the pipeline and the micro-batches of the plan, with half, once or twice its
+    degrees; for all degrees and pipelines if the search evaluated few configurations
 """
 
 import math
@@ -28,18 +28,18 @@ from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 
 WIDE = 0.04
-"""The gap from which on narrower searches run: each takes a tenth to a half of the time of the search; and simpler
-plans are looked for that are faster (`planner.strategy_search.simplicity`)."""
+"""Narrower searches run if the gap is at least this wide: each takes a tenth to a half of the time of the search. From
+this gap on the search also looks for simpler plans that are faster (`planner.strategy_search.simplicity`)."""
 
 FEW = 30
-"""Configurations that a search has evaluated at most for all of them to be searched with one purpose for every axis,
-which takes as long as the search itself."""
+"""If the search evaluated at most this many configurations, all of them are searched again with one purpose for every
+axis, which takes as long as the search itself."""
 
 
 def with_narrower(
     request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
 ) -> SearchResult:
-    """A result, with the fastest plan of narrower searches in the place of its best one, where that is faster. `shared`
+    """The result, with the fastest plan of the narrower searches in place of its best plan if that is faster. `shared`
     is that of the search."""
     if not _left_open(request):
         return result
@@ -71,12 +71,12 @@ def with_narrower(
 
 
 def _axes(ranked: Ranked) -> int:
-    """How many axes cut anything: the bound of a search is about meshes of one and two."""
+    """How many axes have more than one device: the bound of a search covers meshes of one and two axes."""
     return sum(size > 1 for size in ranked.plan.mesh.sizes)
 
 
 def _left_open(request: SearchRequest) -> bool:
-    """Whether one plan of the whole space is asked for."""
+    """Whether the request asks for one plan of the whole space."""
     narrow = request.top > 1 or request.alternatives or request.space or request.certify or request.fp8
     return exact(request) and not (narrow or request.shards or request.stores or request.default != "search")
 
@@ -84,14 +84,14 @@ def _left_open(request: SearchRequest) -> bool:
 def _narrower(
     request: SearchRequest, result: SearchResult
 ) -> Iterator[tuple[str, SearchRequest, Callable[[Configuration], bool]]]:
-    """What is tried, the request for it, and the configurations that are looked at."""
+    """For each narrower search: its name, its request, and the configurations that it looks at."""
     pinned, best, found = request.pinned, result.plans[0].configuration, result.plans[0].found
     own = replace(pinned, pipeline=best.pipeline, virtual_stages=best.virtual_stages, micro_batches=best.micro_batches)
     alike = replace(own, mesh=best.mesh if pinned.free else pinned.mesh)
     if request.update.gathers == AUTO_GATHERS:
         for way in ways_to_gather(request, result.plans[0].bound.blocks.count):
             if found is not None and found.outcome.gathers == way:
-                continue  # so it was found
+                continue  # the plan was found this way
             update = replace(request.update, gathers=way)
             yield f"weights gathered {way}", replace(request, pinned=alike, update=update), lambda _: True
     if pinned.free and pinned.mesh is None and pinned.context_by is None:
@@ -101,8 +101,8 @@ def _narrower(
 
 
 def near(words: Roles) -> Callable[[Configuration], bool]:
-    """Whether a configuration whose axes have one purpose each has half, once or twice the tensor parallelism, and of
-    the context, of a plan."""
+    """A test for configurations whose axes have one purpose each: whether their tensor and context degrees are each
+    half, once or twice those of a plan."""
 
     def is_near(configuration: Configuration) -> bool:
         tensor = dict(zip(configuration.roles, configuration.mesh, strict=True)).get("tensor", 1)

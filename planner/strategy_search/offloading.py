@@ -1,14 +1,14 @@
 """Offload where nothing fits on the devices alone, or where it makes the step much shorter.
 
-Where nobody decided what is offloaded, everything stays on the devices as long as that fits: what is offloaded costs
-time, and memory of hosts that others may use. Where nothing fits, the search is made once more with all that the hosts
-can hold, each thing where it makes the step fastest.
+If the user did not decide what is offloaded, everything stays on the devices as long as that fits: offload costs time,
+and memory of hosts that others may use. If nothing fits, the search runs once more with offload of everything that the
+hosts can hold, each part where it makes the step fastest.
 
-Where memory binds, the best plan has a price of memory, in seconds of the step per byte (a Lagrange multiplier). Bytes
-of optimizer states that left the device would save no more than that price for each. Where that is `WORTH` of the step,
-the search is made once more, too, and a plan that is faster by as much is taken.
+Where memory binds, the best plan has a price of memory, in seconds of the step per byte (a Lagrange multiplier).
+Offloading optimizer states saves at most this price for each byte. If that comes to `WORTH` of the step, the search
+also runs once more, and a plan that is faster by at least as much is taken.
 
-`--offload none` excludes that, `--offload auto` offers it to all plans.
+`--offload none` excludes this, `--offload auto` allows offload in all plans.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult
 
 WORTH = 0.05
-"""Share of a step by which offload must make it shorter where plans fit without it: what links of hosts carry beside
-each other was measured on few machines, and more on a host may fail."""
+"""Share of a step by which offload must shorten it where plans fit without it: the bandwidth of host links that run
+beside each other was measured on few machines, and more can fail on a host."""
 
 
 def with_offload(
@@ -35,8 +35,8 @@ def with_offload(
     solve: Callable[[SearchRequest], SearchResult],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
-    """`solve`; and, where nothing fits and offload was left to the search, `solve` with whatever can be offloaded to
-    hosts. Raises what `solve` raises of the request itself where that does not fit either."""
+    """`solve`; and if nothing fits and offload was left to the search, `solve` with everything that can be offloaded to
+    hosts. Raises what `solve` raises for the request itself if that does not fit either."""
     try:
         return solve(request)
     except InfeasibleError as error:
@@ -47,7 +47,7 @@ def with_offload(
             return solve(offloading)
         except LimitError:
             raise
-        except (InfeasibleError, RequestError):  # a model without blocks, one stage that does not divide
+        except (InfeasibleError, RequestError):  # a model without blocks, or one stage that does not divide
             if cancelled():
                 raise
         raise
@@ -59,8 +59,8 @@ def with_faster_offload(
     solve: Callable[[SearchRequest, Seconds], SearchResult],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
-    """A result, or that of plans that may offload anything, where memory binds, offload was left to the search, and its
-    best plan is faster by `WORTH`; `solve` looks for plans that take less than so many seconds."""
+    """The result; or that of plans that may offload anything, if memory binds, offload was left to the search, and the
+    best of them is faster by `WORTH`. `solve` looks for plans that take less than the given seconds."""
     best = result.plans[0]
     if result.statistics.stopped or not exact(request) or request.top > 1 or request.certify:
         return result
@@ -76,7 +76,7 @@ def with_faster_offload(
         found = solve(offloading, cutoff)
     except LimitError:
         return result.cut_short()
-    except (InfeasibleError, RequestError):  # none is as fast, or a stage does not divide
+    except (InfeasibleError, RequestError):  # no plan is as fast, or a stage does not divide
         return result
     if found.plans[0].bounded >= cutoff or not offload_of(found.plan).stores:
         return result
@@ -85,12 +85,13 @@ def with_faster_offload(
 
 
 def may_save(ranked: Ranked) -> Seconds:
-    """What a step would take less at most, by the price of memory, if no device held optimizer states."""
+    """An upper bound on the seconds of a step that are saved if no device holds optimizer states, by the price of
+    memory."""
     return ranked.memory_price * dict(ranked.plan.prediction.memory).get(STATES, 0.0)
 
 
 def decided_as(request: SearchRequest, plan: Plan) -> SearchRequest:
-    """A request with what may be offloaded decided, as it was for this plan of it."""
+    """The request, with its offload decided as in this plan of it."""
     if request.pinned.offload is not None:
         return request
     offload = ANYTHING if offload_of(plan).stores else NOTHING
@@ -98,7 +99,8 @@ def decided_as(request: SearchRequest, plan: Plan) -> SearchRequest:
 
 
 def _offloading(request: SearchRequest) -> SearchRequest | None:
-    """A request that may offload anything to hosts; None where something else was decided, or they hold nothing."""
+    """The request with offload of anything to hosts allowed; None if something else was decided, or hosts can hold
+    nothing."""
     if request.pinned.offload is not None or request.space is not None or request.alternatives:
         return None
     try:

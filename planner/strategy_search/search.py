@@ -1,22 +1,23 @@
 """The search, on one screen.
 
     traced graph ── prepare ──> graph with identities, blocks ── fold ──> template
-    families of configurations (stages, mesh), least lower bound first:              (space, families, best_first)
+    families of configurations (stages, mesh), lowest bound first:                   (space, families, best_first)
         a bound for all micro-batch sizes from the largest one; its members join the queue
-    configurations, least lower bound first:
+    configurations, lowest bound first:
         stop when the bound reaches the best step time
         tables = prices of the template on this mesh at this micro-batch                        (cost_table)
         pieces = tables cut where blocks meet; solved for prices of memory; stages filled       (pieces, evaluation)
     of the best few, the fastest by their schedules                                             (contenders, plan.step)
     become plans, which are bound and priced once more, independently                           (assemble, plan.predict)
 
-What is minimised, and proved, is a sum: the slowest rank sets the pace, all fill the pipeline, the latest one ends the
-step. Hosts launch ahead in it, and collectives of tensor parallelism travel under products, as far as they can: without
-a pipeline no step takes less. As the schedule runs it, uneven ranks take less than their sum, and communication that
-has no work to hide under takes more; so plans whose sums are close are told apart by that.
+The objective, for which the search also proves a lower bound, is a sum: the slowest rank sets the pace, all ranks fill
+the pipeline, the latest rank ends the step. It assumes that hosts launch ahead, and that the collectives of tensor
+parallelism overlap with matrix products, as far as they can. Without a pipeline no step is shorter than this sum. In
+the actual schedule uneven ranks may take less than their sum, and communication with no work beside it is exposed and
+takes more. So plans with close objectives are compared by their schedules.
 
-Every configuration has a proved bound: its own where it was evaluated, its family's or that of the work alone where it
-was not. The least of them says how far the result may be from the best plan there is.
+Every configuration has a proved lower bound: its own if it was evaluated, otherwise that of its family or of the work
+alone. The lowest of these bounds says how far the result may be from the best plan in the space.
 """
 
 import contextlib
@@ -40,10 +41,10 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import Progress, SearchResult
 
-_ROUNDS = 4  # with less memory each, where a schedule holds more than the search thought
+_ROUNDS = 4  # attempts, each with less memory, if a schedule holds more than the search assumed
 
 _CLOSE = 0.01
-"""Share of the memory within which a plan was overfull, by which another limit differs, if it is to find another."""
+"""The retries stop when the next memory limit is closer than this share to one with which the plan was overfull."""
 
 
 def search(
@@ -57,19 +58,19 @@ def search(
     among: Callable[[Configuration], bool] = lambda _: True,
     bounds: Mapping[Configuration, float] = MappingProxyType({}),
 ) -> SearchResult:
-    """The fastest plans that fit, of those whose objectives are close to the least.
+    """The fastest plans that fit, among those whose objectives are close to the lowest.
 
-    Between two configurations `cancelled` is asked; where it says so, or a limit of the planner is reached
-    (`planner.limits`, the time limit of the request among them), the best plans so far are returned. Plans whose
-    objective is `cutoff` seconds or more are of no interest. `shared` is for several searches that differ in their
-    memory and global batch alone. A plan of the space, or of another that is searched beside it, may be `known`: only
-    faster ones are looked for, and without one it is the result; of the one fastest plan. `takes` says
-    which configurations may become plans; others are evaluated for comparison alone. Of those that are not `among` them
-    nothing is looked at. `bounds` are what a search of the
-    same request with free axes has proved of its configurations.
+    Between two configurations the search asks `cancelled`. If it says so, or a limit of the planner is reached
+    (`planner.limits`, including the time limit of the request), the best plans so far are returned. Plans with an
+    objective of `cutoff` seconds or more are of no interest. `shared` is for several searches that differ only in their
+    memory and global batch. With a `known` plan, of this space or of another that is searched beside it, only faster
+    plans are looked for, and the known plan is the result if there is none; this works for one fastest plan only.
+    `takes` says which configurations may become plans; the others are evaluated for comparison only. Configurations
+    that are not `among` those of interest are skipped. `bounds` are the lower bounds that a search of the same request
+    with free axes has proved for its configurations.
 
-    Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
-    nothing fits, LimitError where a limit was reached before anything was found.
+    Raises RequestError if the request allows no configuration, InfeasibleError, with the missing bytes, if nothing
+    fits, and LimitError if a limit was reached before anything was found.
     """
     with limited(request.time_limit):
         try:
@@ -107,7 +108,7 @@ def _searched(
         )
 
     asked, stated, overfull, proved = request, None, None, math.inf
-    low, high = 0.0, math.inf  # memory in which nothing fits, and within which what was found is overfull
+    low, high = 0.0, math.inf  # memory in which nothing fits; memory with which the plan found was overfull
     for tried in range(1, _ROUNDS + 1):
         attempt = begun(asked)
         if stated is not None:
@@ -118,8 +119,8 @@ def _searched(
             if isinstance(request.cluster, MixedCluster):
                 raise InfeasibleError(error.message, needed=error.needed) from None
             stated, high = stated or attempt.limits, attempt.memory
-            memory = max(high - tried * error.excess, high / 2)  # lean blocks come whole
-            proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
+            memory = max(high - tried * error.excess, high / 2)  # each attempt cuts more, as lean blocks are whole
+            proved = min(error.bound, attempt.most_proved)  # a bound proved with less memory is no bound
             overfull = error
             if memory <= low:
                 memory = (low + high) / 2
@@ -127,7 +128,7 @@ def _searched(
                     break
         except LimitError:
             raise
-        except InfeasibleError as error:  # too lean: what fits in between may have room
+        except InfeasibleError as error:  # too little memory: a plan may fit between the two limits
             if stated is None:
                 raise
             low, least = attempt.memory, (error.needed or 0.0) * (1 + OPTIMAL)
@@ -142,14 +143,14 @@ def _searched(
 
 
 def least_in_a_v(request: SearchRequest, shared: Shared) -> float:
-    """What no plan in the space of a request with its stages in a V takes less than. Raises LimitError where a limit of
-    the planner is reached."""
+    """A lower bound on the step time of all plans of a request with their stages in a V. Raises LimitError if a limit
+    of the planner is reached."""
     return BestFirst(request, lambda _: None, lambda: False, math.inf, shared).least_in_a_v()
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
-    """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
-    answer and so with False, where it is cancelled. Raises LimitError where a limit of the planner is reached."""
+    """Whether any plan fits. Tries the leanest configurations first and stops at the first that fits. Returns False,
+    without an answer, when it is cancelled. Raises LimitError if a limit of the planner is reached."""
     engine, _ = engine_of(request)
     if engine.hopeless:
         return False

@@ -1,18 +1,18 @@
-"""Among plans that are nearly the fastest, the simplest.
+"""The simplest plan among those that are nearly the fastest.
 
     the fastest plan ──┬─ its configuration, and others that are close, under the conventional pattern of operators
                        │        (one purpose for each axis, one stage of ZeRO)      ─▶ evaluated, priced as plans
                        └─ all blocks run like one of them                           ─▶ priced as plans
-    of all that take at most a share longer: the one with the fewest decisions (`planner.plan.layout.decisions`)
+    of all that take at most a share longer: the plan with the fewest decisions (`planner.plan.layout.decisions`)
 
 A plan that wins by a tenth of a percent may split one operator unlike its twins and recompute blocks in three ways.
-People have to read it, run it on other software and defend it: what is nearly as fast and shorter to say is preferred.
-Every candidate is a whole plan, priced by the judge that priced the fastest one, within the same memory and its margin.
-What was proved stays as it is: it is about all plans, and the gap of the plan that is returned counts what it takes
-longer.
+People have to read the plan, run it on other software and defend it. So a plan that is nearly as fast and takes fewer
+words is preferred. Every candidate is a whole plan, priced by the same judge as the fastest plan, within the same
+memory and its margin. The bound stays the same: it covers all plans, and the gap of the returned plan includes the time
+that it takes longer.
 
-Not everything is tried: `EVALUATED` configurations with conventional axes at most, each a tenth of a second of work,
-of which `PRICED` become plans at most, those first that would be the simplest.
+Not everything is tried: at most `EVALUATED` configurations with conventional axes, each a tenth of a second of work. At
+most `PRICED` of these become plans, those first that would be the simplest.
 """
 
 import contextlib
@@ -46,10 +46,10 @@ from planner.strategy_search.request.space import Configuration, Pattern, Role
 from planner.strategy_search.result import Progress, SearchResult, Simpler
 
 EVALUATED = 3
-"""Configurations with conventional axes that are evaluated, at most."""
+"""Maximum number of configurations with conventional axes that are evaluated."""
 
 PRICED = 2
-"""Of these, those that are priced as plans, until one is simpler and fast enough."""
+"""Maximum number of these that are priced as plans; the pricing stops at the first that is simpler and fast enough."""
 
 _ORDER: tuple[Role, ...] = ("replica", "data", "nodes", "expert", "ring", "context", "tensor")
 
@@ -61,9 +61,10 @@ def with_simplicity(
     on_progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
-    """The result of a request with the simplest plan that takes at most `request.simplicity` longer than the fastest,
-    in the first place; as it is where that is the fastest itself, or where none is looked for. One that is even faster,
-    as sums hope for more than there is, is just the fastest: where a gap is wide, it is looked for in any case."""
+    """The result with the simplest plan that takes at most `request.simplicity` longer than the fastest in first place.
+    The result is unchanged if the fastest is the simplest, or if no simpler plan is asked for. A simple plan may even
+    be faster, because objectives assume more overlap than there is: then it is just the fastest plan. Where the gap is
+    wide, such plans are looked for in any case."""
     if not _looked_for(request, result) or cancelled() or reached():
         return result
     best = result.plans[0]
@@ -79,7 +80,8 @@ def with_simplicity(
 
 
 def _looked_for(request: SearchRequest, result: SearchResult) -> bool:
-    """Plans of one kind of devices, searched exactly for time, not those of an engine, which are conventional."""
+    """Simpler plans are looked for on one kind of devices, after an exact search for time, and not for engines, whose
+    plans are conventional already."""
     exact = request.algorithm == "dynamic_programming" and request.objective == "time" and request.space is None
     done = not result.statistics.stopped and not request.certify
     wanted = request.simplicity > 0 or result.equal_gap >= WIDE
@@ -106,7 +108,7 @@ class _Candidate:
 
     @property
     def order(self) -> tuple[int, float]:
-        """The simplest first, of those that are as simple the fastest."""
+        """The simplest first; among equally simple plans the fastest."""
         return len(self.decisions), self.ranked.seconds
 
 
@@ -122,12 +124,12 @@ class _Simplifier:
         self.node = group.levels[0].fan_out or group.devices
         best = result.plans[0]
         self.longest = best.seconds * (1 + request.simplicity)
-        self.cutoff = best.bounded * (1 + request.simplicity)  # of sums, which may exceed steps
+        self.cutoff = best.bounded * (1 + request.simplicity)  # on objectives, which may exceed steps
 
     def simplest(self) -> tuple[Ranked, tuple[str, ...], tuple[str, ...]] | None:
-        """The simplest plan that is not the fastest, with its decisions and those of the fastest; None where the
-        fastest is as simple as any. Where none is wanted that is slower, the fastest of simple plans, if it is faster,
-        however simple."""
+        """The simplest plan that is not the fastest, its decisions, and those of the fastest; None if no plan is
+        simpler than the fastest. If the request does not want a slower plan, the fastest of the conventional plans,
+        however simple, if it is faster."""
         fastest, wanted = self._candidate(self.result.plans[0]), self.request.simplicity > 0
         least, found = len(fastest.decisions) if wanted else math.inf, list[_Candidate]()
         contenders = [(self._estimated(one), one.objective, one.order, one) for one in self._contenders()]
@@ -162,7 +164,7 @@ class _Simplifier:
                     yield self.engine.contender(configuration, outcome)
 
     def _estimated(self, contender: Contender) -> int:
-        """How many decisions the plan of a contender has, at least about: it is not made yet."""
+        """A rough lower estimate of the number of decisions in the plan of a contender, which is not made yet."""
         c, graph = contender.configuration, self.engine.template.graph
         own = c.under(self.request.pinned)
         ways = set[tuple[str, ...] | None]()
@@ -176,8 +178,8 @@ class _Simplifier:
         return degrees + norms + (len(ways) > 1) + sum(max(1, len(way)) for way in ways if way is not None)
 
     def _simpler_than(self, least: float, contender: Contender) -> list[_Candidate]:
-        """The plan of a contender, and the same with all blocks run like the leanest of them, as far as they fit, take
-        no longer than is allowed, and have fewer decisions than that."""
+        """The plan of a contender, and the same plan with all blocks run like the leanest of them. Plans that do not
+        fit, take longer than allowed, or have no fewer than `least` decisions are left out."""
         maker = PlanMaker(
             request=self.request,
             engine=self.engine,
@@ -197,7 +199,8 @@ class _Simplifier:
         return [one for one in found if len(one.decisions) < least]
 
     def _configurations(self) -> list[Configuration]:
-        """Conventional ones like the fastest plan, then like those that were close to it; each once."""
+        """Conventional configurations like that of the fastest plan, then like those that were close to it; each
+        once."""
         best = self.result.plans[0]
         found = roles(best.bound)
         made = list(self._like(best.configuration, *_purposes(found, best.configuration), found))
@@ -209,7 +212,7 @@ class _Simplifier:
     def _like(
         self, configuration: Configuration, mesh: tuple[int, ...], purposes: tuple[Role, ...], found: Roles
     ) -> Iterator[Configuration]:
-        """A configuration with purposes for its axes, and one stage of ZeRO for all parameters."""
+        """The configuration with a purpose for each of its axes, and one stage of ZeRO for all parameters."""
         pinned = self.request.pinned
         if len(purposes) != len(mesh) or (pinned.mesh is not None and mesh != configuration.mesh):
             return
@@ -222,11 +225,11 @@ class _Simplifier:
             replicas=math.prod(n for n, role in zip(mesh, purposes, strict=True) if role == "replica"),
             pattern=pinned.pattern or Pattern(selective=True),
         )
-        plain = INTERLEAVED if configuration.virtual_stages > 1 else pinned.searched_schedule  # others come behind
+        plain = INTERLEAVED if configuration.virtual_stages > 1 else pinned.searched_schedule  # others come later
         yield replace(configuration, mesh=mesh, roles=purposes, decided=decided, schedule=plain)
 
     def _alike(self, like: Ranked, finalists: Finalists) -> Ranked | None:
-        """The plan with all blocks run like the leanest of them; None where they do, or it does not fit."""
+        """The plan with all blocks run like the leanest of them; None if they already are, or if that does not fit."""
         plan = like.plan
         sample = _leanest(plan)
         if sample is None:
@@ -249,8 +252,8 @@ class _Simplifier:
 
 
 def _leaner_by(contender: Contender) -> float:
-    """Seconds that a step takes longer, about, where all blocks between the ends of a stage are run like the leanest;
-    infinite where they are of several kinds, or all run alike."""
+    """A rough estimate of the seconds that a step takes longer with all blocks between the ends of a stage run like the
+    leanest; infinite if the blocks are of several kinds, or all run alike."""
     every = [column for filling in contender.outcome.ranks for column in filling.inner]
     if len({column.kind for column in every}) != 1 or len({id(column) for column in every}) < 2:
         return math.inf
@@ -260,7 +263,8 @@ def _leaner_by(contender: Contender) -> float:
 
 
 def _purposes(found: Roles, configuration: Configuration) -> tuple[tuple[int, ...], tuple[Role, ...]]:
-    """The mesh of a plan with a purpose for each axis, in the usual order; axes of one purpose are one axis."""
+    """The mesh of a plan with a purpose for each axis, in the usual order. Axes with the same purpose become one
+    axis."""
     if configuration.roles:
         return configuration.mesh, configuration.roles
     sizes: dict[Role, int] = {}
@@ -275,7 +279,7 @@ def _purposes(found: Roles, configuration: Configuration) -> tuple[tuple[int, ..
 
 
 def _purpose(axis: AxisRole, sharing: bool) -> Role | None:
-    """What an axis is for; None where that is nothing that has a name."""
+    """The purpose of an axis; None if its purpose has no name."""
     if axis.role == "data":
         return "data" if axis.shared or not sharing else "replica"
     if axis.role == "context" and "pixels" not in axis.detail:
@@ -284,7 +288,7 @@ def _purpose(axis: AxisRole, sharing: bool) -> Role | None:
 
 
 def _guessed(configuration: Configuration, node: int) -> tuple[tuple[int, ...], tuple[Role, ...]]:
-    """The purposes that an expert would give the axes of a configuration: the inner one for tensor parallelism where it
+    """The purposes that an expert would give the axes of a configuration: tensor parallelism on the inner axis if that
     lies within a node."""
     mesh = configuration.mesh
     if configuration.roles:
@@ -303,7 +307,7 @@ def _stage(found: Roles) -> int:
 
 
 def _leanest(plan: Plan) -> Group | None:
-    """The group of blocks that keeps least; None where blocks are of several kinds, or there is one group."""
+    """The group of blocks that keeps least; None if blocks are of several kinds, or there is only one group."""
     groups = [group for group in plan.groups if group.blocks]
     if len(groups) < 2 or len({len(group.operators) for group in groups}) != 1:
         return None
@@ -311,7 +315,7 @@ def _leanest(plan: Plan) -> Group | None:
 
 
 def _all_like(plan: Plan, sample: Group) -> Plan:
-    """The plan with every block run like those of a group of it."""
+    """The plan with every block run like those of `sample`, a group of the plan."""
     places = {name: place for place, (name, _) in enumerate(sample.operators)}
     kept = sorted(places[name] for name in sample.kept)
     changed = [_like(group, sample, kept) if group.blocks else group for group in plan.groups]
@@ -327,7 +331,7 @@ def _all_like(plan: Plan, sample: Group) -> Plan:
 
 
 def _like(group: Group, sample: Group, kept: Sequence[int]) -> Group:
-    """A group with the strategies, stored layouts and recomputation of another, under its own names."""
+    """The group with the strategies, stored layouts and recomputation of another group, under its own names."""
     operators = zip(group.operators, sample.operators, strict=True)
     parameters = zip(group.parameters, sample.parameters, strict=True)
     return replace(

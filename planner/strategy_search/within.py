@@ -1,13 +1,13 @@
-"""A search within the space of an engine: the best plan that the engine can be told.
+"""A search within the space of a training engine: the best plan that the engine's settings can express.
 
     settings of the engine ─▶ alternatives, all in one search with its bound ─▶ the best few, as the engine runs them
 
-An engine has one pattern for all operators (`planner.sharding.usual_pattern`), so that of every
-configuration little is left to search: which blocks are recomputed, as the engine counts them, and how they are divided
-over stages. What the pattern leaves open, operators between products, is decided in the search by memory and time
-together, and in the plan of the engine by time alone (`planner.strategy_search.fixed.megatron_layout`); the plan that
-comes back is the latter, priced anew. Its objective is compared with the bound of the search, which knows of more
-plans, so that the gap holds. Where it takes more memory than there is, the search is asked for less.
+An engine has one sharding pattern for all operators (`planner.sharding.usual_pattern`). So little is left to search in
+a configuration: which blocks are recomputed, as the engine counts them, and how the blocks are divided over stages. The
+pattern leaves operators between matrix products open. The search decides them by memory and time together, the plan of
+the engine by time alone (`planner.strategy_search.fixed.megatron_layout`). The result is the plan of the engine, priced
+anew. Its objective is compared with the bound of the search, which covers more plans, so the gap holds. If the plan
+needs more memory than there is, the search runs again with a lower memory limit.
 """
 
 import itertools
@@ -39,7 +39,7 @@ from planner.strategy_search.request.space import FREE, Configuration, Pattern, 
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.search import find_fitting, search
 
-_ROUNDS = 6  # with less memory each, where the plan as the engine runs it takes more than the search thought
+_ROUNDS = 6  # attempts, each with less memory, if the plan as the engine runs it needs more than the search assumed
 _FITS = 1e-9
 _OWN = (
     "context_by",
@@ -49,16 +49,16 @@ _OWN = (
     "pattern",
     "zigzag",
     "even",
-)  # that settings say, whatever was decided
+)  # always taken from the settings
 
 
 def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
-    """The request for plans that an engine can be told. Raises RequestError for what it has no setting for."""
+    """The request for plans that an engine can run. Raises RequestError for whatever the engine has no setting for."""
     _check(space, request)
     experts, devices = _expert_degrees(request), request.cluster.devices
     kinds, asked, turns = _kinds(request), _of_model(space, request), _has_causal_ring(request)
     every = (_alternatives(settings, asked, experts, devices, kinds, turns=turns) for settings in space.settings)
-    found = list(dict.fromkeys(itertools.chain.from_iterable(every)))  # rows are the same but for experts, at times
+    found = list(dict.fromkeys(itertools.chain.from_iterable(every)))  # some rows of settings differ in experts only
     if request.update.moment_dtype != PLAIN.moment_dtype:
         found = [one for one in found if one.zero in space.narrow_moments]
     if not found:
@@ -78,7 +78,8 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
 
 
 def _of_model(space: EngineSpace, request: SearchRequest) -> Pinned:
-    """What was decided by hand, and by the engine for this model. Raises RequestError where they contradict."""
+    """The degrees decided by the user and by the engine for this model. Raises RequestError if they contradict each
+    other."""
     model, pinned = split_reference(request.model.reference)[0], request.pinned
     for name, degree in dict(space.models).get(model, ()):
         if getattr(pinned, name) not in (None, degree):
@@ -91,7 +92,7 @@ def _of_model(space: EngineSpace, request: SearchRequest) -> Pinned:
 
 
 def _check(space: EngineSpace, request: SearchRequest) -> None:
-    """Raise RequestError where something is asked for of which the engine is not told."""
+    """Raise RequestError if the request asks for something that the engine has no setting for."""
     asked, pinned, where = request.update, request.pinned, f"--for {space.name}"
     if not isinstance(request.cluster, Cluster):
         raise RequestError(f"{where}: plans for an engine are searched on one kind of devices; leave out --for")
@@ -164,7 +165,7 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
 
 
 def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
-    """Parts into which the experts of a model may be cut; empty where it has none."""
+    """The possible expert-parallel degrees of a model; empty if it has no experts."""
     rules = [rule_of(request.graph, op) for op in request.graph.operators if op.op == EXPERTS_OPERATOR]
     if not rules:
         return ()
@@ -173,13 +174,13 @@ def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
 
 
 def _has_causal_ring(request: SearchRequest) -> bool:
-    """Whether there is causal attention that a ring could split: it alone is balanced by zigzag order."""
+    """Whether the model has causal attention that a ring can split: zigzag order balances only that."""
     rules = (rule_of(request.graph, op) for op in request.graph.operators)
     return any(rule.causal and any(f.kind is FactorKind.RING for f in rule.factors) for rule in rules)
 
 
 def _kinds(request: SearchRequest) -> tuple[frozenset[str], ...]:
-    """Words for the operators of a block of each kind that can be kept."""
+    """For each kind of block, the names of its operators that can keep their results."""
     graph, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
     each = (block_words(graph, blocks.operators(first)).values() for first in blocks.firsts)
     return tuple(frozenset(name for word in words for name in (*word.names, word.call)) for words in each)
@@ -188,8 +189,8 @@ def _kinds(request: SearchRequest) -> tuple[frozenset[str], ...]:
 def _ways(
     settings: Settings, asked: Pinned, kinds: Sequence[frozenset[str]], experts: bool
 ) -> list[tuple[Recomputed, Kept | None]]:
-    """How many blocks may be recomputed, and what they keep: nothing, or the results of some operators, where every
-    kind of block has some of what is named."""
+    """The ways to recompute blocks: how many are recomputed, and what these keep. They keep nothing, or the results of
+    some operators; selective recomputation needs a named operator in every kind of block."""
     found: list[tuple[Recomputed, Kept | None]] = []
     if asked.recompute != "selective":
         found += [(count, None) for count in settings.recomputed]
@@ -212,8 +213,8 @@ def _alternatives(
     *,
     turns: bool,
 ) -> Iterator[Pinned]:
-    """What a row of settings can be, as far as it agrees with what was decided by hand; `turns` says whether rings may
-    be in zigzag order."""
+    """The alternatives that a row of settings allows, as far as they agree with what the user decided; `turns` says
+    whether rings may be in zigzag order."""
     if settings.piped and asked.pipeline == 1:
         return
     ways: tuple[str | None, ...] = settings.context or (None,)
@@ -268,7 +269,8 @@ def _alternatives(
 
 
 def _copies(settings: Settings, devices: int) -> tuple[int | None, ...]:
-    """Groups that each share everything out, None for one of all: at least two devices are in each."""
+    """Possible numbers of replica groups, each of which shards everything within itself; None stands for one group of
+    all devices. Each group has at least two devices."""
     if not settings.replicated:
         return (None,)
     return (None, *(count for count in divisors(devices) if 1 < count <= devices // 2))
@@ -281,7 +283,7 @@ def best_plans(
     cutoff: float = math.inf,
     shared: Shared | None = None,
 ) -> SearchResult:
-    """`search`, within the space of an engine where the request names one, and with layers in fp8 where that pays."""
+    """`search`, within the space of an engine if the request names one, and with layers in fp8 where that is faster."""
 
     def solve(one: SearchRequest, cutoff: float, known: Ranked | None) -> SearchResult:
         if one.space is None:
@@ -293,7 +295,7 @@ def best_plans(
 
 
 def anything_fits(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
-    """`find_fitting`, within the space of an engine where the request names one."""
+    """`find_fitting`, within the space of an engine if the request names one."""
     return find_fitting(request if request.space is None else within(request.space, request), cancelled)
 
 
@@ -304,7 +306,7 @@ def search_within(
     cancelled: Callable[[], bool] = lambda: False,
     cutoff: float = math.inf,
 ) -> SearchResult:
-    """The fastest plans that an engine can be told, as it runs them, with the bound of the search over its space.
+    """The fastest plans that an engine can run, priced as it runs them, with the bound of the search over its space.
 
     Raises as `search` does.
     """
@@ -312,7 +314,7 @@ def search_within(
     stated, bound, shared = 0.0, math.inf, Shared()
     for turn in range(_ROUNDS):
         found = search(request, on_progress, cancelled, cutoff, shared)
-        if turn == 0:  # with all memory; what is proved with less is no proof
+        if turn == 0:  # with all memory; a bound proved with less does not hold
             stated, bound = max(found.limits), found.bound_seconds
         made = [_as_run(space, asked, ranked) for ranked in found.plans]
         fitting = [one for one in made if one.plan.prediction.peak_bytes <= stated * (1 + _FITS)]
@@ -329,7 +331,7 @@ def search_within(
 
 
 def _as_run(space: EngineSpace, request: SearchRequest, ranked: Ranked) -> Ranked:
-    """A plan that was found as the engine runs it."""
+    """A plan of the search as the engine runs it."""
     stages = tuple(stage.blocks for stage in ranked.plan.stages)
     request = replace(request, fp8=ranked.plan.training.fp8, fp8_layers=ALL_LAYERS)
     made = plan_within(space, request, ranked.configuration, stages, _recomputed(ranked.bound))
@@ -343,9 +345,9 @@ def plan_within(
     stages: tuple[int, ...],
     recomputed: tuple[int, ...],
 ) -> BoundPlan:
-    """The plan of a configuration of a request `within` the space of an engine, as the engine runs it, priced: with so
-    many blocks in every stage, of which so many are recomputed, or as many more as the engine's way to count takes. It
-    may not fit."""
+    """The plan of a configuration of a request `within` the space of an engine, as the engine runs it, priced. `stages`
+    gives the blocks of every stage, `recomputed` how many of them are recomputed; the engine's way to count may
+    recompute more. The plan may not fit."""
     decided = configuration.decided
     assert decided is not None
     assert decided.pattern is not None
@@ -391,6 +393,6 @@ def plan_within(
 
 
 def _recomputed(found: BoundPlan) -> tuple[int, ...]:
-    """Blocks of every stage that are recomputed."""
+    """The number of recomputed blocks in every stage."""
     held = (range(stage.first_block, stage.first_block + stage.blocks) for stage in found.plan.stages)
     return tuple(sum(found.recompute_of(block) is not None for block in blocks) for blocks in held)
