@@ -104,7 +104,8 @@ def refuse_otherwise(row: Row) -> None:
     if mentions(own, run_with(_OTHER_OPTIMIZERS)):
         raise UnsupportedError(_NOT_PRICED)
     for words, pattern in ((flags, _SCHEDULES), (own, _SCHEDULE_OF_THE_RUN)):
-        if (row.integer("pp") or 1) > 1 and (named := re.search(pattern, words)) and mentions(words, pattern):
+        named = re.search(pattern, words.replace("_", "-"))
+        if (row.integer("pp") or 1) > 1 and named and mentions(words, pattern):
             raise UnsupportedError(f"its pipeline has another schedule ({named[0]}) than 1F1B, which is priced")
     for column in () if by_pcie else ("device", "intra_bw"):
         text = row.text(column).lower()

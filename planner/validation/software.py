@@ -395,7 +395,7 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append("the loss is one kernel, which leaves its gradient where logits were")
         shifted = 4.0 * _logits(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
         stack = replace(stack, loss="in place", buffers=stack.buffers + shifted)
-    if mentions(words, r"\buse_cache\b") and row.recomputation() == "full":
+    if mentions(words, r"\buse[-_ ]cache\b") and row.recomputation() == "full":
         notes.append("outputs hold keys and values of all layers, and logits in fp32 (use_cache)")
         stack = replace(stack, buffers=stack.buffers + _cached(row) + 4.0 * _logits(row))
     if "linear loss" in liger:

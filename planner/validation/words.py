@@ -31,7 +31,8 @@ _NOT = re.compile(
 """What denies a word from the front: the flag that it stands in, or a denial before it and at most one other word."""
 
 _NOUNS = (
-    r"(?:[-_ ](?:kernels?|graphs?|modules?|layers?|fusions?|modes?|support|flags?|options?|scopes?|impl)(?![a-z]))*"
+    r"(?:[-_ ](?:kernels?|graphs?|modules?|layers?|fusions?|modes?|support|flags?|options?|scopes?|impl|states?)"
+    r"(?![a-z]))*"
 )
 """Words that go on with the one before them, and share its value."""
 
@@ -39,7 +40,7 @@ _VALUE = r"[(\[]?(?:false|off|none|null|never|disabled|unused|omitted|left out|-
 """Values that switch something off; 0 and -1 are no count, size or window."""
 
 _OFF = re.compile(
-    rf"(?:[^\s,;=:]*[^\s,;=:.\d])?{_NOUNS}\s*(?:[=:]\s*[^\w\s\[{{-]?(?:{_VALUE}|no(?![\w.]))|(?:{_VALUE})|no\s*(?:[;,.)]|$)"
+    rf"(?:[^\s,;=:]*[^\s,;=:.\d])?{_NOUNS}[\"'\])]*\s*(?:[=:]\s*[^\w\s\[{{-]?(?:{_VALUE}|no(?![\w.]))|(?:{_VALUE})|no\s*(?:[;,.)]|$)"
     rf"|(?:is|was|are|were|set to|switched|turned)\s+(?:{_VALUE})"
     r"|(?:(?:is|was|are|were)\s+)?not (?:used|enabled|applied|set|on|active)\b|(?:is|are|was|were)n't\b)"
 )
@@ -54,7 +55,7 @@ _WITHIN = re.compile(r"\s(?:not?|without|never|off|none|false)(?![\w-])")
 _NOUN = re.compile(r"(?:'s)?[-_ ]?(?:fast[-_ ])?(?:tokeni[sz]er|vocab|hub\b|corpus)")
 """What a word in front of it is only the maker of: it says nothing of what ran."""
 
-_ON = re.compile(r"(?<![a-z0-9])(use|enable|with)_(?=[a-z])")
+_ON = re.compile(r"(?<![a-z0-9])(use|enable|with)_(?=[a-z]|$)")
 """What may stand before the name of a flag."""
 
 _STATEMENT = re.compile(rf"(?!{_NOUNS}\s*,)((?:(?!;|\s--).)*)", re.DOTALL)
@@ -64,8 +65,8 @@ _STATEMENT = re.compile(rf"(?!{_NOUNS}\s*,)((?:(?!;|\s--).)*)", re.DOTALL)
 def says(words: str, pattern: str) -> bool | None:
     """Whether a text says what the pattern does at some place; False where it denies it at each, and None where it says
     nothing of it. The text is in small letters."""
-    places = [place for place in _places(words, pattern) if not _NOUN.match(words, place.end())]
-    return any(not _denied(words, place) for place in places) if places else None
+    places = [(start, end) for start, end in _places(words, pattern) if not _NOUN.match(words, end)]
+    return any(not _denied(words, start, end) for start, end in places) if places else None
 
 
 def mentions(words: str, pattern: str) -> bool:
@@ -75,9 +76,9 @@ def mentions(words: str, pattern: str) -> bool:
 
 def said_of(words: str, whole: str) -> Iterator[str]:
     """What a text says of a whole wherever it mentions it, which may be nothing."""
-    for place in _places(words, whole):
-        if not _denied(words, place):
-            statement = _STATEMENT.match(words, place.end())
+    for start, end in _places(words, whole):
+        if not _denied(words, start, end):
+            statement = _STATEMENT.match(words, end)
             yield statement[1] if statement else ""
 
 
@@ -86,17 +87,23 @@ def mentions_of(words: str, whole: str, part: str) -> bool:
     return any(mentions(statement, part) for statement in said_of(words, whole))
 
 
-def _places(words: str, pattern: str) -> list[re.Match[str]]:
-    """Where a text has a pattern, as it is or behind "use_" and the like."""
+def _places(words: str, pattern: str) -> list[tuple[int, int]]:
+    """From where to where a text has a pattern, as it is or behind "use_" and the like: places next to each other, as
+    in "Hugging Face transformers", are one."""
     plain = _ON.sub(r"\1 ", words)
-    both = [*re.finditer(pattern, words), *(re.finditer(pattern, plain) if plain != words else ())]
-    return list({place.span(): place for place in both}.values())
+    texts = (words,) if plain == words else (words, plain)
+    found: list[tuple[int, int]] = []
+    for start, end in sorted({place.span() for text in texts for place in re.finditer(pattern, text)}):
+        if found and not words[found[-1][1] : start].strip("-_ "):
+            start, end = found[-1][0], max(found.pop()[1], end)
+        found.append((start, end))
+    return found
 
 
-def _denied(words: str, place: re.Match[str]) -> bool:
+def _denied(words: str, start: int, end: int) -> bool:
     """Whether what stands around a word, or within it, denies it."""
-    before = words[: place.start()]
-    off = bool(_OFF.match(words, place.end()))
+    before = _ON.sub(r"\1 ", words[:start])
+    off = bool(_OFF.match(words, end))
     if _SWITCH.search(before):
         return not off
-    return off or bool(_NOT.search(before)) or bool(_WITHIN.search(place[0]))
+    return off or bool(_NOT.search(before)) or bool(_WITHIN.search(words[start:end]))

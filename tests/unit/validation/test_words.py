@@ -7,6 +7,7 @@ _DENIED = (
     "not liger", "without the liger kernel", "not using the liger kernel", "no use of liger kernels", "w/o liger",
     "not trained with liger", "neither apex nor liger", "no apex or liger", "no-liger-fusion", "disable_liger",
     "non-liger", "instead of liger", "liger=false", "liger kernel off", "liger kernels: off", "use_liger_kernel: false",
+    "no use_liger_kernel", "'liger kernel': false", "liger liger off",
     "liger is not used", "liger isn't used", '"liger": false', "liger (disabled)", "liger=[]", "liger 0", "liger none",
 )  # fmt: skip
 _SAID = (
