@@ -1,8 +1,9 @@
-"""What the known columns of a configuration make: blocks divided among the ranks, each filled as well as they allow.
+"""Builds plans from the known columns of a configuration: blocks divided among the ranks, each rank filled as well as
+the columns allow.
 
 A column is one way to run a piece (`planner.strategy_search.decomposition.pieces`). At a state of the boundary every
-rank may be filled with two ways to run its blocks (`stage_filling`), and the blocks are divided so that the slowest
-rank is as fast as it can be (`division`).
+rank may mix two ways to run its blocks (`stage_filling`), and the blocks are divided so that the slowest rank is as
+fast as possible (`division`).
 """
 
 import math
@@ -25,22 +26,22 @@ from planner.strategy_search.engine.master import Master, master_of
 from planner.strategy_search.engine.outcome import RankFilling
 
 _WORSE = 2
-"""Numbers of recomputed blocks that only take longer, after which no more are tried."""
+"""After this many numbers of recomputed blocks that only take longer, no more are tried."""
 
 _QUICKER = 1e-3
-"""Share of the time of the slowest rank that another mixture of ways to run its blocks must save."""
+"""Share of the slowest rank's time that another mixture of ways to run its blocks must save."""
 
 Composed: TypeAlias = tuple[float, State, tuple[RankFilling, ...]]
 """Seconds of a step, candidates at the boundary, and what each rank runs."""
 
 Ends: TypeAlias = tuple[Column | None, Column | None]
-"""What a rank has before its inner blocks and after them."""
+"""The columns of a rank before its inner blocks and after them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tried:
-    """What the columns known at a state make: the best division, if any fits, and what is `found` with it; what every
-    rank comes to, how it is `described`, and its `ends`, in each variant."""
+    """The result of the columns known at a state: the best division, if any fits, and the plan `found` with it; the
+    fillings of all `ranks`, how each rank is `described`, and its `ends`, in each variant."""
 
     found: Composed | None
     division: Division | None
@@ -50,11 +51,13 @@ class Tried:
 
 
 class Composition:
-    """Puts together what the multipliers of every kind of devices know; `cutoff`: divisions as slow as that are of no
-    interest; `covering`: of ways to run blocks only those that were sought with such a share of what travels in both
-    passes, if any. `least` bytes are what the leanest way to fill the ranks would need that was met and does not fit,
-    at the `fullest` rank; `fitted` says whether all ranks had room for about equal shares of the blocks in some state,
-    however long they take."""
+    """Builds plans from what the multipliers of every kind of devices know.
+
+    `cutoff`: divisions that take this long are of no interest. `covering`: if given, only ways to run blocks count that
+    were solved with this share of the exposed communication of both passes. Where nothing fits, `least` is the memory,
+    in bytes, that the leanest filling so far would need, on the rank `fullest`. `fitted`: whether in some state all
+    ranks had memory for about equal shares of the blocks, however long they take.
+    """
 
     def __init__(
         self,
@@ -124,15 +127,16 @@ class Composition:
         return replace(tried, found=self._with_free_chunks(tried))
 
     def _with_free_chunks(self, tried: Tried) -> Composed | None:
-        """What was found, with the virtual stages of a rank run unlike each other where that is faster: of the slowest
-        rank first, until the slowest one cannot be quicker."""
+        """What was found, with the virtual stages of a rank run in different ways where that is faster: the slowest
+        rank first, until the slowest rank cannot be made faster."""
         if tried.found is None or tried.division is None or not self.setting.unlike(self.chain) or not self.equal:
             return tried.found
         found = self._quicker(tried, partial(self._freed, tried))
         return found if found is not None and found[0] < tried.found[0] else tried.found
 
     def _freed(self, tried: Tried, rank: int, busy: float) -> Mixture | None:
-        """The blocks of all chunks of a rank in a division, run unlike each other, where it is quicker than `busy`."""
+        """The blocks of all chunks of a rank in a division, with chunks run in different ways, if that is faster than
+        `busy`."""
         assert tried.division is not None
         block_range = tried.division.block_ranges[rank]
         found = free_chunks(
@@ -146,8 +150,8 @@ class Composition:
         return found if found is not None and found.busy < busy else None
 
     def _quicker(self, tried: Tried, mixture: Callable[[int, float], Mixture | None]) -> Composed | None:
-        """The same division with other ways to run its slowest rank, and then the next, as far as a `mixture` is
-        quicker than that rank is busy; None where none is."""
+        """The same division with another mixture of ways on its slowest rank, then on the next, as long as `mixture`
+        makes that rank faster; None if it never does."""
         assert tried.found is not None
         assert tried.division is not None
         (_, state, fillings), held, m = tried.found, tried.division.block_ranges, self.setting.micro_batches
@@ -164,8 +168,8 @@ class Composition:
         return (step_of(parts, steps, m, self.setting.chunks), state, tuple(ranks)) if seen else None
 
     def mixed(self, tried: Tried) -> Composed | None:
-        """The same division, where the slowest rank, and then the next, is quicker with more ways to run its blocks, or
-        with other numbers of them than memory alone asks for; None where it is not."""
+        """The same division with more ways to run the blocks of its slowest rank, and then of the next, or with other
+        numbers of them than memory alone asks for; None if that is not faster."""
         if tried.found is None or tried.division is None or self.setting.counts != "any" or not self.blocks:
             return None
         if self.covering:  # the master mixes all ways
@@ -173,8 +177,8 @@ class Composition:
         return self._quicker(tried, partial(self._mixture, tried))
 
     def _mixture(self, tried: Tried, rank: int, busy: float) -> Mixture | None:
-        """The blocks of all chunks of a rank in a division, all alike in the cheapest mixture of ways, where it is
-        quicker than `busy`."""
+        """The cheapest mixture of ways for the blocks of a rank in a division, all chunks alike, if it is faster than
+        `busy`."""
         assert tried.found is not None
         assert tried.division is not None
         block_range = tried.division.block_ranges[rank]
@@ -208,20 +212,20 @@ class Composition:
         at_once: float | None = None,
         capacity: float | None = None,
     ) -> Master | None:
-        """What is best for a rank with a range of blocks by all that is known at a state (see `master_of`), on its
-        devices, or where these may fill so many bytes."""
+        """The master program of a rank with a range of blocks, from all that is known at a state (see `master_of`),
+        with the capacity of the rank's devices or the given one."""
         kind, counts = self.pipeline_of_kinds.kinds[rank], self.block_ranges.counts[:, block_range].tolist()
         setting = replace(self.setting, capacity=self.capacity(rank) if capacity is None else capacity)
         return master_of(self.multipliers[kind], setting, state, rank, counts, at_once)
 
     def _run(self, rank: int, taken: Filling) -> tuple[Column, ...]:
-        """The ways that blocks of a filling are run."""
+        """The ways in which a filling runs its blocks."""
         pool = self.pool(rank)
         return (*pool[taken.first], *(pool[taken.second] if taken.lean else ()))
 
     @property
     def equal(self) -> int | None:
-        """Inner blocks of every chunk, where all hold equally many."""
+        """Inner blocks of every chunk, if all chunks hold equally many."""
         setting, chain = self.setting, self.chain
         whole = not chain.blocks_in_head and not chain.blocks_in_tail
         if setting.copies > 1 or (setting.even and whole and self.blocks % setting.ranks == 0):
@@ -231,8 +235,8 @@ class Composition:
     def _divided(
         self, described: Sequence[tuple[Rank, ...]], equal: int | None
     ) -> tuple[list[Filled], Division | None]:
-        """What every rank comes to, and the best division of the blocks, if any fits; with equally many recomputed
-        blocks in every chunk, where the setting has it so: numbers are tried upwards, from none, until they only take
+        """The fillings of every rank, and the best division of the blocks, if any fits. If the setting asks for equal
+        numbers of recomputed blocks in every chunk, numbers are tried upwards, from none, until they only take
         longer."""
         ranks, division = self._divided_with(described, equal, None)
         if self.setting.counts == "any" or division is None:
@@ -251,7 +255,7 @@ class Composition:
         return (ranks, None) if best is None else best
 
     def _recomputed(self, ranks: Sequence[Filled], division: Division, equal: int | None) -> int:
-        """The fewest recomputed blocks that every chunk must have where their sizes are known, else 0."""
+        """The fewest recomputed blocks that every chunk must have if the sizes of chunks are known, else 0."""
         if equal is None or not self.blocks:
             return 0
         fewest = 0
@@ -265,12 +269,12 @@ class Composition:
     def _divided_with(
         self, described: Sequence[tuple[Rank, ...]], equal: int | None, recomputed: int | None
     ) -> tuple[list[Filled], Division | None]:
-        """What every rank comes to, and the best division of the blocks, if any fits, with so many recomputed blocks in
-        every chunk; any where that is None.
+        """The fillings of every rank, and the best division of the blocks, if any fits, with `recomputed` blocks in
+        every chunk; any number if that is None.
 
-        Only ranges of blocks of about as many blocks as a rank holds on average are priced, and longer ones where those
-        do not prove that they are of no use: where a rank has room for them, and would be busy with them for no longer
-        than the step found takes.
+        At first only ranges of about as many blocks as a rank holds on average are priced. Longer ranges are priced if
+        the short ones do not prove them useless: a rank must have memory for a longer range, and be busy with it for no
+        longer than the step found so far.
         """
         setting, lengths = self.setting, self.block_ranges.lengths
         kinds = self.pipeline_of_kinds.kinds
@@ -298,7 +302,7 @@ class Composition:
             longest *= 2
 
     def _proves(self, division: Division | None, longest: int) -> bool:
-        """Whether no division with a longer range of blocks than that is faster: it would hold one of just that
+        """Whether no division with a range of more than `longest` blocks is faster: it would include a range of that
         length."""
         if division is None or max(division.blocks) >= longest:
             return False
@@ -333,8 +337,8 @@ class Composition:
         return [one for one in priced if not self.covering or one.under[:2] == (self.covering, self.covering)]
 
     def _ways(self, chain: Chain, priced: Priced, state: State) -> list[Way]:
-        """Ways to run a block of each kind that a price knows: each in its cheapest; with one kind all of them, and so
-        with several where memory is free, or all that counts."""
+        """Ways to run a block of each kind that a price knows. With one kind of block, where memory is free, or at the
+        price of the least memory, these are all of its columns; with several kinds the cheapest of each."""
         if not priced.inner:
             return []
         every = len(priced.inner) == 1 or priced.price in (0.0, math.inf)
@@ -347,7 +351,7 @@ class Composition:
         return found
 
     def shared(self, share: int) -> list[int]:
-        """For every rank the range of blocks of so many blocks about where it stands."""
+        """For every rank a range of `share` blocks, about where the rank stands in the model."""
         setting, last = self.setting, self.blocks - share
         starts = [min(last, rank * self.blocks // setting.ranks) for rank in range(setting.ranks)]
         return [self.block_ranges.of(start, share) for start in starts]
@@ -391,11 +395,12 @@ class Composition:
         )
 
     def fewest(self) -> list[int]:
-        """Every rank holds a block, in each of its stages where these are cut behind the search."""
+        """The fewest blocks of every rank: at least one, or one in each of its stages where these are cut after the
+        search."""
         setting, chain = self.setting, self.chain
         if setting.ranks == 1:
             return [0]
-        if setting.uneven:  # the first stage and the last may hold none
+        if setting.uneven:  # the first stage and the last may be empty
             inside = [setting.chunks] * (setting.ranks - 2)
             return [setting.chunks - 1, *inside, setting.chunks - 1]
         fewest = [1] * setting.ranks
@@ -412,12 +417,12 @@ class Composition:
 
 
 def _more(nbytes: float, other: float, numbers: Sequence[float]) -> float:
-    """What other bytes add to the most that is held at some moments, of so many at each."""
+    """Bytes that `other` adds to the maximum over some moments, with `numbers` micro-batches held at each moment."""
     return max((nbytes + other) * number for number in numbers) - max(nbytes * number for number in numbers)
 
 
 def _distinct(ways: Sequence[Way]) -> list[Way]:
-    """Ways that cost the same are one."""
+    """Ways with the same costs become one."""
     return list({tuple((c.recompute, c.amounts) for c in way): way for way in ways}.values())
 
 

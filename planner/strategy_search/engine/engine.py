@@ -1,4 +1,5 @@
-"""Configurations evaluated: tables built and kept, pieces cut, prices tried (evaluation.py)."""
+"""The engine evaluates configurations: it builds and keeps cost tables, cuts pieces and tries prices
+(evaluation.py)."""
 
 import math
 from collections import OrderedDict
@@ -54,17 +55,18 @@ from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 from planner.strategy_search.tables.launches import least_counted
 
 KEPT = 4
-"""Configurations asked for last of which is kept what prices of memory have found, and all pieces."""
+"""For this many configurations, those asked for last, the engine keeps all pieces and what prices of memory have
+found."""
 
 _PIECES = 2**26
-"""Bytes of pieces that are kept beside those: of the configurations that were asked for last."""
+"""Bytes of pieces that are kept beside those, for the configurations asked for last."""
 
 _OTHER_HINTS: tuple[Hint, ...] = ((0.0, (0.5, 0.5, 0.0)), (0.0, (0.5, 0.0, 0.0)))
-"""Shares of what travels under work that are tried where plans with virtual stages are far from what is proved of them,
-and memory is free: each of their columns is the best by itself, and prices of memory suggest no others."""
+"""Shares of exposed communication that are tried where memory does not bind and plans with virtual stages are far above
+their lower bound: each of their columns is the best by itself, so prices of memory suggest no others."""
 
 _TABLES = 2**27
-"""Bytes of cost tables that are kept: of the configurations that were asked for last."""
+"""Bytes of cost tables that are kept, for the configurations asked for last."""
 
 Tables: TypeAlias = tuple[CostTables, ...]
 """The cost tables of a configuration, for every group of devices in the order of the pipeline."""
@@ -72,8 +74,8 @@ Tables: TypeAlias = tuple[CostTables, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Kept:
-    """Cost tables, and what was made of them by way to gather and ways to run blocks: pieces, and their prices of
-    memory for several numbers of virtual stages."""
+    """Cost tables and what was made of them: pieces, by way to gather weights and ways to run blocks, and their prices
+    of memory for several numbers of virtual stages."""
 
     tables: Tables
     pieces: dict[object, HeterogeneousPipeline] = field(default_factory=dict)
@@ -87,10 +89,11 @@ class _Kept:
 
 @dataclass(kw_only=True, eq=False)
 class Built:
-    """What does not depend on how much memory there is, nor on how many micro-batches: builders by mesh, templates by
-    samples of a micro-batch, and the cost tables of configurations, so many bytes of them. `alike` has of those that
-    are kept one for each that computes alike: stages of ZeRO differ in parameters alone. `regions` and `experts` have
-    seconds by which many configurations are bounded, `paths` between layouts by what they depend on of a mesh."""
+    """Everything that depends neither on the memory nor on the number of micro-batches. `builders` are kept by mesh,
+    `scaled` templates by samples of a micro-batch, and cost `tables` by configuration, with the bytes that they take.
+    `alike` holds, for the kept tables, one of each set that computes alike: stages of ZeRO differ in parameters only.
+    `regions` and `experts` hold the seconds by which many configurations are bounded, `paths` the paths between
+    layouts, by the properties of a mesh that they depend on."""
 
     builders: dict[object, TableBuilder] = field(default_factory=dict)
     scaled: dict[int, Template] = field(default_factory=dict)
@@ -103,11 +106,11 @@ class Built:
 
     @property
     def anew(self) -> "Built":
-        """Nothing but what holds whatever may overlap."""
+        """Only the parts that do not depend on what may overlap."""
         return Built(scaled=self.scaled, paths=self.paths)
 
     def keep(self, key: object, tables: Tables) -> None:
-        """Keep tables, and those asked for last beside them."""
+        """Keep these tables, and as many others as fit, those asked for last."""
         self.tables[key] = tables
         self.nbytes += sum(one.nbytes for one in tables)
         while self.nbytes > _TABLES and len(self.tables) > 1:
@@ -117,15 +120,18 @@ class Built:
 
 @dataclass(kw_only=True)
 class Engine:
-    """Evaluates configurations; keeps what they share. Use it in `search`. Engines of requests that differ in their
-    memory and global batch alone may share what is `built`. `waits`: for gradients that are reduced once a step, as if
-    no backward pass covered them. `capped`: a bucket is no larger than what all gradients of the model fill half.
-    `apart`: launches count by pass and kind of block where these differ (`planner.strategy_search.tables.launches`).
-    `paired`: passes of two micro-batches run together, and all exchanges of experts under them."""
+    """Evaluates configurations and keeps what they share. Used in `search`. Engines of requests that differ only in
+    their memory and global batch may share what is `built`.
+
+    `waits`: gradients that are reduced once per step are priced as if no backward pass overlapped them. `capped`:
+    buckets are small enough that all gradients of the model fill at least half of one. `apart`: launches are counted by
+    pass and kind of block where these differ (`planner.strategy_search.tables.launches`). `paired`: passes of two
+    micro-batches run together and overlap all exchanges of experts.
+    """
 
     request: SearchRequest
     template: Template
-    limits: tuple[Bounds, ...]  # of every group of devices
+    limits: tuple[Bounds, ...]  # for every group of devices
     built: Built = field(default_factory=Built)
     waits: bool = False
     capped: bool = True
@@ -141,45 +147,47 @@ class Engine:
 
     @cached_property
     def without_buckets(self) -> "Engine":
-        """The same without buckets of gradients."""
+        """The same engine without gradient buckets."""
         update = replace(self.request.update, buckets=NO_BUCKETS)
         return Engine(request=replace(self.request, update=update), template=self.template, limits=self.limits)
 
     @cached_property
     def with_buckets_of_links(self) -> "Engine":
-        """The same with buckets as large as the links ask for, though all gradients of the model fill a part of one."""
+        """The same engine with buckets as large as the links need, even if all gradients of the model fill only part of
+        one."""
         return Engine(request=self.request, template=self.template, limits=self.limits, capped=False)
 
     @cached_property
     def without_overlap(self) -> "Engine":
-        """The same in which tensor parallelism waits for its collectives."""
+        """The same engine in which the collectives of tensor parallelism are exposed."""
         request = replace(self.request, pinned=replace(self.request.pinned, tensor_overlap=1))
         return replace(self, request=request, built=self.built.anew)
 
     @cached_property
     def waiting(self) -> "Engine":
-        """The same in which all that is reduced once a step is waited for."""
+        """The same engine in which all reductions once per step are exposed."""
         return replace(self, waits=True)
 
     @cached_property
     def launched_apart(self) -> "Engine":
-        """The same in which launches count by pass and kind of block."""
+        """The same engine with launches counted by pass and kind of block."""
         return replace(self, apart=True)
 
     @cached_property
     def in_a_v(self) -> "Engine":
-        """The same where stages in a V are asked for: nothing travels under its products, which changes layouts."""
+        """The same engine for requests with stages in a V. There nothing overlaps with their matrix products, which
+        changes layouts."""
         request = replace(self.request, pinned=replace(self.request.pinned, schedule=IN_A_V[0]))
         return Engine(request=request, template=self.template, limits=self.limits, built=self.built.anew)
 
     @cached_property
     def in_pairs(self) -> "Engine":
-        """`in_a_v` where passes run together: exchanges of experts take no time. Plans take no less."""
+        """`in_a_v` with passes that run together: exchanges of experts take no time. No plan takes less."""
         return replace(self.in_a_v, built=self.built.anew, paired=True)
 
     @cached_property
     def has_experts(self) -> bool:
-        """Whether any operator has experts, whose exchange may run under other work."""
+        """Whether any operator has experts, whose exchange may overlap with other work."""
         graph = self.template.graph
         return any(rule_of(graph, operator).op_class == EXPERTS for operator in graph.operators)
 
@@ -190,15 +198,15 @@ class Engine:
         return usable_memory(replace(group.device, memory=memory), group.software) - self.buffers(group)
 
     def buffers(self, group: Cluster) -> float:
-        """Bytes that are set aside for what the software and messages need."""
+        """Bytes that are reserved for the software and for communication buffers."""
         return group.software.buffers + flat_bytes(self.request.graph, self.request.update)
 
     def limit_bytes(self, group: Cluster) -> float:
-        """The most that a plan may be predicted to need on a device."""
+        """The highest predicted peak, in bytes, that a plan may have on a device."""
         return float(peak_memory(self._capacity(group), 0.0, self.buffers(group), group.device, group.software))
 
     def machine(self, configuration: Configuration) -> Machine:
-        """The machine, its groups in the order of the pipeline."""
+        """The machine, with its groups in the order of the pipeline."""
         cluster = self.request.cluster
         return cluster.ordered(configuration.order) if isinstance(cluster, MixedCluster) else cluster
 
@@ -207,7 +215,7 @@ class Engine:
         return setting_of(configuration, self.capacities[0])
 
     def bound(self, configuration: Configuration) -> float:
-        """Least step time, from the work alone."""
+        """A lower bound on the step time, from the work alone."""
         request = self.request
         recompute = configuration.under(request.pinned).recompute == "full"
         if len(self.groups) > 1:
@@ -216,8 +224,8 @@ class Engine:
         return self.limits[0].step_seconds(configuration, request.cluster.devices, request.padded_batch, recompute)
 
     def seconds_of_one(self, configuration: Configuration) -> float:
-        """Least seconds in which a micro-batch passes all stages and comes back, from the work alone; 0 on several
-        kinds of devices."""
+        """A lower bound on the time in which a micro-batch passes all stages forward and back, from the work alone; 0
+        on several kinds of devices."""
         request = self.request
         if len(self.groups) > 1:
             return 0.0
@@ -225,11 +233,11 @@ class Engine:
 
     @property
     def least_work(self) -> float:
-        """Least seconds of a step, from the work that all devices share and nothing else."""
+        """A lower bound on the step time: the work shared by all devices, and nothing else."""
         return self.limits[0].work * self.request.padded_batch / self.request.cluster.devices
 
     def group_of(self, configuration: Configuration, rank: int) -> int:
-        """Number of the group of devices, in the order of the request, that a pipeline rank is on."""
+        """Index of the group of devices of a pipeline rank, in the order of the request."""
         machine = self.machine(configuration)
         if not isinstance(machine, MixedCluster):
             return 0
@@ -237,7 +245,7 @@ class Engine:
 
     @cached_property
     def overlapped(self) -> bool:
-        """Whether tensor parallelism may communicate under its products."""
+        """Whether collectives of tensor parallelism may overlap with its matrix products."""
         pinned = self.request.pinned
         order = (pinned.schedule or "1f1b", pinned.interleave or 1, pinned.slices or 1)
         return may_overlap(pinned, self.request.cluster) and tensor_overlap_fault(True, *order) is None
@@ -252,17 +260,18 @@ class Engine:
 
     @property
     def spreads(self) -> bool:
-        """Whether what the user has decided is spread by propagation."""
+        """Whether the user's decisions are spread by propagation."""
         return self.request.algorithm == "sharding_propagation"
 
     def recursive(self, configuration: Configuration, *, sweeps: int) -> RecursivePlan | None:
-        """What recursive programming makes of a configuration; the mesh is its own unless one is decided."""
+        """The plan that recursive programming finds for a configuration; it chooses the mesh unless one is decided."""
         return plan_recursively(self._task(configuration, sweeps, self.gathers[0]), self.capacities[0])
 
     def refined(
         self, configuration: Configuration, found: Assembly, seconds: float, gathers: str
     ) -> RecursivePlan | None:
-        """A faster plan on a mesh of more axes, by small changes to one that was found with weights gathered so."""
+        """A faster plan on a mesh of more axes, by small changes to a plan that was found with the given way to gather
+        weights."""
         if configuration.order:
             return None
         task = self._task(configuration, 1, gathers)
@@ -292,7 +301,8 @@ class Engine:
         )
 
     def adopt(self, configuration: Configuration, found: RecursivePlan) -> Configuration:
-        """The configuration on the mesh of a recursive plan, whose strategies are from now on its only candidates."""
+        """The configuration on the mesh of a recursive plan. From now on the strategies of that plan are its only
+        candidates."""
         adopted = replace(configuration, mesh=found.mesh.sizes)
         template = self._template(configuration.micro_batches)
         tables = self.builder(adopted, self.groups[0]).build(template, found.chosen)
@@ -301,7 +311,7 @@ class Engine:
         return adopted
 
     def family(self, configuration: Configuration, *, scales: bool = True) -> Family:
-        """A bound on all configurations of a family with as many micro-batches as this one, or, where it `scales`, a
+        """Lower bounds for all configurations of a family with as many micro-batches as this one, or, if it `scales`, a
         multiple."""
         tables = self.tables(configuration)
         part = self.request.padded_batch // configuration.micro_batches
@@ -312,7 +322,7 @@ class Engine:
         pieces = list[tuple[Ways, HeterogeneousPipeline]]()
         for gathers, ways in apart:
             like = pieces[0][1].chains if pieces else None
-            if gathers in self.gathers and not scaling.hindered and not self.spreads:  # as it is cut for itself
+            if gathers in self.gathers and not scaling.hindered and not self.spreads:  # cut for itself
                 pieces.append((ways, self.pipeline_of_kinds(configuration, gathers)))
             else:
                 pieces.append((ways, self._cut(configuration, tables, gathers, scaling.hindered, like)))
@@ -328,11 +338,12 @@ class Engine:
         hint: Hint = NO_HINT,
         proved: Mapping[str, float] = MappingProxyType({}),
     ) -> Outcome:
-        """The best plan of a configuration, with weights gathered in whichever way is best, and how good any could be
-        (see `Evaluation`). `proved`: least step time of some ways, which may rule them out. Where launches may count in
-        two ways, what both prove, and the plan of the sums that prove more.
+        """The best plan of a configuration, with weights gathered in whichever way is best, and a lower bound for all
+        its plans (see `Evaluation`). `proved`: lower bounds on the step time for some ways to gather, which may rule
+        them out. Where launches may be counted in two ways, both bounds hold, and the plan is that of the objective
+        with the higher bound.
 
-        Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
+        Raises NothingAgreesError if the user's decisions, or virtual stages, are impossible on this mesh.
         """
         outcome = self._evaluate(configuration, cutoff=cutoff, enough=enough, hint=hint, proved=proved)
         if outcome.bound >= cutoff or outcome.overfull or not self.may_count_apart(configuration):
@@ -341,8 +352,8 @@ class Engine:
         return proving_most(outcome, other, cutoff)
 
     def may_count_apart(self, configuration: Configuration) -> bool:
-        """Whether launches may count by pass and kind of block, and count otherwise then: no host launches on behind
-        one block while it waits for another."""
+        """Whether launches may be counted by pass and kind of block, and this changes the count: a host then cannot
+        launch ahead for one block while it waits for another."""
         alone = configuration.pipeline > 1 or configuration.micro_batches == 1
         return alone and not self.spreads and any(one.apart for one in self.tables(configuration))
 
@@ -357,9 +368,9 @@ class Engine:
     ) -> Outcome:
         """`evaluate`, with launches as this engine counts them.
 
-        Where they come ahead, no way to run a block takes longer than where they come otherwise, as copying a weight
-        out of a message takes less than a message of its own; but it takes more memory: the other ways are tried where
-        that matters.
+        With prefetched weights no way to run a block takes longer than with other ways to gather, because copying a
+        weight out of a coalesced all-gather takes less than an all-gather of its own. But prefetched weights take more
+        memory, so the other ways are tried where memory matters.
         """
         outcomes = list[Outcome]()
         first = min(self.gathers, key=lambda way: proved.get(way, 0.0))
@@ -372,7 +383,7 @@ class Engine:
             if configuration.virtual_stages > 1 and outcomes[-1].coarse:
                 others = (self.evaluate_as(gathers, configuration, cutoff=cutoff, hint=one) for one in _OTHER_HINTS)
                 outcomes[-1] = best_try([outcomes[-1], *others])
-            if gathers == AHEAD and outcomes[-1].free >= cutoff:  # whatever the memory
+            if gathers == AHEAD and outcomes[-1].free >= cutoff:  # for any memory
                 outcomes += [ruled_out(way, outcomes[-1].free) for way in self.gathers if way != AHEAD]
                 break
             cutoff = min(cutoff, outcomes[-1].seconds)
@@ -391,8 +402,8 @@ class Engine:
         room: float = 0.0,
         covering: float = 0.0,
     ) -> Outcome:
-        """The best plan of a configuration in which weights are gathered in one way, and which leaves `room` bytes of
-        every device; `covering`: see `Evaluation`."""
+        """The best plan of a configuration with the given way to gather weights that leaves `room` bytes of every
+        device free; `covering`: see `Evaluation`."""
         run = partial(self._run, gathers, configuration, enough=enough, hint=hint, room=room, covering=covering)
         outcome = run((), cutoff)
         divided = self.pipeline_of_kinds(configuration, gathers).chain.divided
@@ -418,13 +429,14 @@ class Engine:
         room: float,
         covering: float,
     ) -> Outcome:
-        """`evaluate_as`, with weights that are divided among blocks stored so; without that each block as it likes."""
+        """`evaluate_as`, with weights that are divided among blocks `stored` in these layouts; without it each block
+        chooses."""
         pipeline_of_kinds = self.pipeline_of_kinds(configuration, gathers, stored).with_room(room)
         setting = self.setting(configuration)
         setting = replace(setting, capacity=pipeline_of_kinds.capacities[0]) if room else setting
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
-        if setting.chunks > 1 and not covering:  # what other numbers of virtual stages have asked is known
+        if setting.chunks > 1 and not covering:  # reuse the prices that other numbers of virtual stages have solved
             key = (*self._running(configuration, gathers), stored)
             multipliers = self._known(configuration).multipliers.setdefault(key, [])
         decided = configuration.decided
@@ -439,19 +451,19 @@ class Engine:
         return replace(outcome, seconds=outcome.seconds + waiting, waiting=waiting)
 
     def source_of(self, outcome: Outcome) -> "Engine":
-        """This engine, or the one that counted launches otherwise, whichever an outcome is of."""
+        """The engine that found an outcome: this one, or the one that counts launches by pass and kind of block."""
         return self.launched_apart if outcome.apart and not self.apart else self
 
     def contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
-        """What was found for a configuration, as it contends."""
+        """The contender with what was found for a configuration."""
         pieces = self.source_of(outcome).pipeline_of_kinds(configuration, outcome.gathers, outcome.stored)
         return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
     def pipeline_of_kinds(
         self, configuration: Configuration, gathers: str, stored: Stored = ()
     ) -> HeterogeneousPipeline:
-        """The pieces of a configuration with weights gathered in a way, and those that would be divided among blocks
-        stored so; kept as long as its tables are."""
+        """The pieces of a configuration for a way to gather weights, with weights that would be divided among blocks
+        `stored` in these layouts. Pieces are kept as long as the tables."""
         known = self._known(configuration)
         key = (*self._running(configuration, gathers), stored)
         if key not in known.pieces:
@@ -462,7 +474,7 @@ class Engine:
         return known.pieces[key]
 
     def _running(self, configuration: Configuration, gathers: str) -> tuple[object, ...]:
-        """What pieces of a configuration differ in that are cut from the same tables."""
+        """The choices in which pieces that are cut from the same tables differ."""
         pinned = configuration.under(self.request.pinned)
         return gathers, pinned.recomputation, pinned.kept
 
@@ -475,8 +487,8 @@ class Engine:
         like: Sequence[Chain] | None = None,
         stored: Mapping[str, int] = MappingProxyType({}),
     ) -> HeterogeneousPipeline:
-        """Tables, one for every group of devices in the order of the pipeline, cut into pieces; `like` are the chains
-        of the same tables with weights gathered otherwise, `stored` says how some weights are stored."""
+        """Pieces cut from the tables of every group of devices, in the order of the pipeline. `like` are the chains of
+        the same tables with weights gathered otherwise, `stored` gives the stored layouts of some weights."""
         machine, ranks = self.machine(configuration), configuration.pipeline
         offload = self.request.offload_under(gathers)
         chains = tuple(
@@ -510,7 +522,7 @@ class Engine:
         return self._known(configuration).tables
 
     def _known(self, configuration: Configuration) -> "_Kept":
-        """What is kept of a configuration, and of all that differ from it in their virtual stages."""
+        """What is kept for a configuration, and for all that differ from it in their virtual stages."""
         key = (configuration.priced_alike, self._part(configuration))
         if key not in self._kept:
             if key not in self.built.tables:
@@ -538,8 +550,8 @@ class Engine:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Keep the `KEPT` configurations that were asked for last, and of others whose tables are kept the pieces of so
-        many as take no more than `_PIECES` bytes."""
+        """Keep the `KEPT` configurations asked for last. For others whose tables are kept, keep up to `_PIECES` bytes
+        of pieces."""
         others, nbytes = list(self._kept.items())[:-KEPT], 0
         for key, kept in reversed(others):
             nbytes += kept.nbytes
@@ -547,7 +559,7 @@ class Engine:
                 del self._kept[key]
 
     def _spread(self, configuration: Configuration, gathers: str) -> Tables:
-        """The tables of what the user's decisions spread to (see `propagation`)."""
+        """The tables with the strategies to which the user's decisions spread (see `propagation`)."""
         request, setting = self.request, self.setting(configuration)
         cluster = of_one_kind(request.cluster, "propagation of decisions")
         (tables,) = self.tables(configuration)
@@ -557,7 +569,7 @@ class Engine:
         return (self.builder(configuration, cluster).build(tables.template, fixed),)
 
     def builder(self, configuration: Configuration, group: Cluster) -> TableBuilder:
-        """The builder of the mesh of a configuration on a group of devices; what it has priced is kept."""
+        """The table builder for the mesh of a configuration on a group of devices; it keeps what it has priced."""
         request, update = self.request, self.update_of(configuration)
         key = (group, configuration.mesh, configuration.zigzag_axes, update, request.alltoall)
         if key not in self.built.builders:
@@ -586,7 +598,8 @@ class Engine:
         return self.built.builders[key]
 
     def update_of(self, configuration: Configuration) -> Update:
-        """What becomes of gradients: as the request has it, or an engine at the stage of ZeRO of a configuration."""
+        """How gradients are handled: as in the request, or as the training engine does at this configuration's stage of
+        ZeRO."""
         request, decided = self.request, configuration.decided
         if request.space is None or decided is None:
             return request.update
@@ -598,7 +611,7 @@ class Engine:
         return self.scaled_to(self.request.padded_batch // micro_batches)
 
     def _part(self, configuration: Configuration) -> int:
-        """Samples of a micro-batch, on all devices of a stage."""
+        """Samples of a micro-batch, over all devices of a stage."""
         return self.request.padded_batch // configuration.micro_batches
 
     def scaled_to(self, part: int) -> Template:

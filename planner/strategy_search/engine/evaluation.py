@@ -1,17 +1,17 @@
-"""One configuration priced: the best way to run every block on every stage, and a proof of how good it is.
+"""Evaluation of one configuration: the best way to run every block on every stage, and a lower bound on the step time.
 
-A price of memory y (seconds per byte) turns each piece into a problem without limits, solved exactly for every state of
-the boundary. Each such solution is two things at once:
+A price of memory y (seconds per byte, a Lagrange multiplier) turns each piece into a problem without a memory limit,
+which is solved exactly for every state of the boundary. Each solution is two things at once:
 
     a bound     no stage s of n blocks is busy for less than  head + n inner + tail - y capacity     (Lagrange)
-    a column    one more way to run a block, with which stages are filled until they fit          (stage_filling)
+    a column    one more way to run a block; stages are filled with these until they fit          (stage_filling)
 
-The price at which the two ways in the slowest stage cost the same is tried next (Dantzig and Wolfe 1960: column
-generation; in one dimension it ends after a few steps). What remains between the bound and the result comes from whole
+The next price is the one at which the two ways in the slowest stage cost the same (Dantzig and Wolfe 1960: column
+generation; in one dimension it ends after a few steps). The gap that remains between bound and result comes from whole
 blocks: a stage cannot run half a block lean.
 
-Here is the loop. What its columns make is put together in `planner.strategy_search.engine.composition`, the next price
-is chosen in `planner.strategy_search.engine.next_price`.
+This file holds the loop. `planner.strategy_search.engine.composition` builds plans from the columns,
+`planner.strategy_search.engine.next_price` chooses the next price.
 """
 
 import itertools
@@ -42,19 +42,19 @@ from planner.strategy_search.solvers.elimination.order import EXACT
 Array = NDArray[np.float64]
 
 ROUNDS = 24
-"""Prices of memory tried for one configuration, at most; four are the rule, up to twenty where memory is tight."""
+"""Maximum number of prices of memory for one configuration; four are usual, up to twenty where memory is tight."""
 
 
 _SETTLED = 1e-3
-"""How close to the best the exact solver goes, relatively."""
+"""Relative gap of the exact solver."""
 
 _FRONTS = 3_000
-"""Entries of a front of such a solution: where times and bytes have no common measure wider ones, of every way to run
-the blocks of each kind, take minutes."""
+"""Maximum entries of a Pareto front in that solver: where times and bytes have no common measure, wider fronts, for
+every way to run the blocks of each kind, take minutes."""
 
 
 Hint: TypeAlias = tuple[float, Passes]
-"""A price of memory, seconds per byte, and shares of what travels under work, that mattered elsewhere."""
+"""A price of memory, in seconds per byte, and shares of exposed communication (`Passes`) that mattered elsewhere."""
 
 NO_HINT: Hint = (0.0, NEITHER)
 
@@ -64,23 +64,23 @@ TOLERANCE = 1e-9
 
 
 _STATES = 16
-"""States of the boundary in which nothing better is found, after which no others are looked at where nothing is proved
-to be better by more than `COARSE`: whole blocks, and stages that cannot be equal, leave a part of what prices prove,
-which says of many states that they may be better. Twice as many where nothing is as fast as the cutoff in any."""
+"""The evaluation stops after this many states of the boundary without a better result, if no bound leaves room for a
+result that is better by more than `COARSE`. Whole blocks, and stages that cannot be equal, leave a gap to the bounds by
+prices, so the bounds of many states say that they may be better. Twice as many if no state is as fast as the cutoff."""
 
 _STATES_UNLIKE = 6
-"""The same where chunks run unlike each other, which leaves more."""
+"""The same number where the chunks of a rank run in different ways, which leaves a wider gap."""
 
 
 class Evaluation:
-    """Evaluates one configuration of a chain, or of one for every kind of devices that the ranks are on.
+    """Evaluates one configuration of a chain, or of one chain for every kind of devices that the ranks are on.
 
-    `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
-    and shares of what travels under work to try early; `rounds`: prices to try at most; `multipliers`: what others have
-    asked of the same pieces, or an empty list for those who come after; `patterned`: whether operators have one
-    pattern, so that whole blocks prove more than prices; `covering`: a share of what
-    travels in both passes that counts whatever covers it, in place of those that are best by sums, which hope for more
-    than may be covered.
+    `cutoff`: plans that take this long are of no interest; `enough`: the evaluation stops at a plan this fast; `hint`:
+    a price of memory and shares of exposed communication to try early; `rounds`: maximum number of prices;
+    `multipliers`: what others have solved for the same pieces, or an empty list for later evaluations; `patterned`:
+    whether operators have one pattern, so that whole blocks prove more than prices; `covering`: a share that always
+    counts of the communication that the work of both passes cannot overlap. It replaces the shares that are best by the
+    objective, which assumes more overlap than there may be.
     """
 
     def __init__(
@@ -113,20 +113,20 @@ class Evaluation:
         self.blocks = self.block_ranges.blocks
         self.composition = Composition(self.pipeline_of_kinds, setting, self.multipliers, cutoff, covering=covering)
         self.next_price = NextPrice(self.composition)
-        self.known = 0  # prices that others have asked for
-        self.free = 0.0  # what is proved whatever the memory
-        self.ruled_out = False  # it was asked in which states nothing fits
+        self.known = 0  # prices that others have solved
+        self.free = 0.0  # the bound for any memory
+        self.ruled_out = False  # states in which nothing fits are ruled out
         for kind, one in enumerate(self.multipliers):
             for priced in one.priced:
                 self.next_price.new(Asked(kind, priced.price, priced.flights, priced.under, priced.at_tail))
         self.whole_blocks = WholeBlocks(self.composition) if patterned and len(self.multipliers) == 1 else None
 
     def run(self) -> Outcome:
-        """Try prices until the best result is proved, or nothing more can be learnt."""
+        """Try prices until the best result is proved optimal, or nothing more can be learnt."""
         best: Composed | None = None
         setting = self.setting
-        unlike, closed_since = setting.unlike(self.chain), 0  # the best was found
-        rounds = self.rounds * (2 if unlike else 1)  # of which each asks for several
+        unlike, closed_since = setting.unlike(self.chain), 0  # states closed since the best was found
+        rounds = self.rounds * (2 if unlike else 1)  # each solves several prices
         begun = self._begin()
         proved = StateBounds.of(self.pipeline_of_kinds, self.multipliers, setting)
         fastest, free = proved.least(self.cutoff)
@@ -165,7 +165,7 @@ class Evaluation:
                     mixed, closed_since = self.composition.mixed(tried), closed_since + 1
                     if mixed is not None and (best is None or mixed[0] < best[0]):
                         best, closed_since = mixed, 0
-                    if found is None:  # as others have used up the prices
+                    if found is None:  # others have used up the prices
                         self._rules_out(proved, state)
                     proved.close(state)
                     continue
@@ -197,15 +197,15 @@ class Evaluation:
             best, bound = self._settled(bound)
         if best is None:
             known = self.cutoff < math.inf and self.composition.least < math.inf
-            if not known and not self.cutoff <= bound < math.inf:  # it may fit, and takes too long
+            if not known and not self.cutoff <= bound < math.inf:  # a plan may fit, but takes too long
                 self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
 
     def _patience(self, least: float, best: Composed | None) -> float:
-        """How many states in which nothing better is found are enough, where `least` is proved of the next one."""
+        """After how many states without a better result to stop, where `least` is the bound of the next state."""
         if self.whole_blocks is not None or (best is None and self.cutoff == math.inf):
-            return math.inf  # of what may fit nothing is known but what was found
+            return math.inf  # only a plan shows that something fits
         if self.setting.unlike(self.chain):
             return _STATES_UNLIKE
         if least >= min(self.cutoff, math.inf if best is None else best[0]) * (1 - COARSE):
@@ -213,7 +213,7 @@ class Evaluation:
         return 2 * _STATES if best is None else math.inf
 
     def _begin(self) -> list[int]:
-        """Solve the pieces with memory for free; how many prices of each kind of devices were known before."""
+        """Solve the pieces with memory for free. Returns how many prices each kind of devices had before."""
         for multipliers in self.multipliers:
             if len(self.multipliers) == 1:
                 self.known = len(multipliers.priced)
@@ -225,7 +225,7 @@ class Evaluation:
         return [self.known] * len(self.multipliers)
 
     def _hinted(self) -> list[tuple[float, float, Passes]]:
-        """Prices, flights and shares that the hint asks for."""
+        """Prices, micro-batches in flight and shares that the hint asks for."""
         price, under = self.hint
         under = self.chain.shares(under, self.setting.ranks)
         if not price:
@@ -233,14 +233,14 @@ class Evaluation:
         return [(price, one, under) for one in self.setting.tried_first(self.chain)]
 
     def _rules_out(self, proved: StateBounds, state: State) -> bool:
-        """Whether provably nothing fits at a state; noted of all states, once."""
+        """Whether provably nothing fits at a state; computed once, for all states."""
         if not self.ruled_out:
             proved.raise_to(np.where(self._impossible(), math.inf, 0.0))
             self.ruled_out = True
         return proved.value(state) == math.inf
 
     def _impossible(self) -> NDArray[np.bool_]:
-        """States of the boundary in which provably nothing fits; asked where nothing was found in one."""
+        """States of the boundary in which provably nothing fits; asked once nothing was found in a state."""
         if len(self.multipliers) > 1:
             return np.zeros(self.chain.shape, dtype=np.bool_)
         return impossible(self.chain, self.setting)
@@ -274,11 +274,12 @@ class Evaluation:
         return needed <= self.setting.capacity
 
     def _settled(self, bound: float) -> tuple[Composed | None, float]:
-        """What the exact solver finds where prices found nothing, with all inner blocks alike; or that nothing fits.
+        """The plan of the exact solver where prices found none, with all inner blocks alike; or a proof that nothing
+        fits.
 
-        That is a proof for blocks that differ, too: of those in a stage, all could be run like the leanest. Of several
-        recomputed pieces the interior of one counts, and what blocks hand over does not: no plan needs less, and what
-        is found is filled in once more.
+        The proof holds for blocks that differ, too: all blocks of a stage could be run like the leanest of them. If
+        several pieces are recomputed, the interior of only one counts, and what blocks hand over does not. No plan
+        needs less memory than that, and the plan found is filled once more with everything counted.
         """
         chain = self.chain
         best: Composed | None = None
@@ -302,8 +303,8 @@ class Evaluation:
     def _settle(
         self, ways: Sequence[Piece | None], counted: Piece | None, cutoff: float
     ) -> tuple[Composed | None, bool]:
-        """The best choice for head, one block of each kind and tail where the interior of one counts, if it fits and
-        takes less than `cutoff`; whether any may fit."""
+        """The best choice for head, one block of each kind and tail if it fits and takes less than `cutoff`, where the
+        interior of `counted` counts; and whether any choice may fit."""
         chain, setting, flights = self.chain, self.setting, self.setting.flights(0)
         times = (1, *self.block_ranges.totals, 1)
         parts = [
@@ -321,7 +322,7 @@ class Evaluation:
                 front_limit=_FRONTS,
                 cell_limit=EXACT,
             )
-        except ValueError:  # too wide to be solved exactly: nobody knows whether anything fits
+        except ValueError:  # too wide to be solved exactly: whether anything fits is unknown
             return None, True
         if solution.least_memory is not None:
             self.composition.least = min(self.composition.least, solution.least_memory)
@@ -357,7 +358,7 @@ class Evaluation:
 
 
 def check_virtual_stages(chain: Chain, setting: Setting) -> None:
-    """Raise NothingAgreesError where virtual stages cannot hold equal blocks."""
+    """Raise NothingAgreesError if virtual stages cannot hold equal blocks."""
     if setting.copies > 1 and (chain.blocks_in_head or chain.blocks_in_tail):
         place = "first block reads" if chain.blocks_in_head else "last block hands on"
         raise NothingAgreesError(

@@ -1,4 +1,5 @@
-"""The engine of a request, its configurations, and their families: those that differ in their micro-batches only."""
+"""The engine of a request, its configurations, and their families: configurations that differ only in their
+micro-batches."""
 
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ def all_configurations(engine: Engine) -> list[Configuration]:
 
 
 def families_of(space: list[Configuration]) -> list[tuple[Configuration, ...]]:
-    """Configurations by family."""
+    """The configurations, grouped by family."""
     families: dict[object, list[Configuration]] = {}
     for configuration in space:
         families.setdefault(configuration.family, []).append(configuration)
@@ -34,7 +35,8 @@ def families_of(space: list[Configuration]) -> list[tuple[Configuration, ...]]:
 
 
 def family_of(engine: Engine, members: tuple[Configuration, ...]) -> Family | None:
-    """What the largest micro-batch proves about all; None where it cannot be cut into the others."""
+    """The lower bounds that the largest micro-batch proves for all members; None if it cannot be cut into the
+    others."""
     largest = min(members, key=lambda c: c.micro_batches)
     if any(c.micro_batches % largest.micro_batches for c in members):
         return None
@@ -46,15 +48,15 @@ def family_of(engine: Engine, members: tuple[Configuration, ...]) -> Family | No
 
 @dataclass(kw_only=True)
 class Shared:
-    """What searches make once whose requests differ only in the memory of devices, the global batch, and how many plans
-    they ask for; nothing before the first of them."""
+    """What several searches build once if their requests differ only in the memory of devices, the global batch, and
+    the number of plans; empty before the first search."""
 
     made: tuple[Engine, OperatorGraph] | None = None
 
 
 def engine_of(request: SearchRequest, shared: Shared | None = None) -> tuple[Engine, OperatorGraph]:
-    """The engine of a request, and its prepared graph. Raises RequestError for what a model without blocks cannot
-    offload."""
+    """The engine of a request, and its prepared graph. Raises RequestError if the request offloads what a model without
+    blocks cannot offload."""
     if shared is not None and shared.made is not None:
         engine, prepared = shared.made
         return replace(engine, request=request), prepared

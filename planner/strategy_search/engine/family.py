@@ -1,9 +1,9 @@
-"""Configurations that differ in their micro-batches only: what the largest of these proves of all.
+"""Families: configurations that differ only in their micro-batches. The largest micro-batch gives bounds for all.
 
 proof     k times the batch takes at most k times as long, and holds k times as much, so the pieces of the largest
-          micro-batch bound those of its k-th parts: under the strategies that are legal for them  (Scaling)
-ways      to gather weights are bounded apart: where they come ahead, and all in which they are waited for together
-launches  of a micro-batch take as long however small it is, and no block takes less: so many micro-batches as there are
+          micro-batch bound those of its k-th parts, under the strategies that are legal for them   (Scaling)
+ways      to gather weights have separate bounds: one for prefetched weights, one for all ways that wait for them
+launches  of a micro-batch take as long however small it is, and no block takes less: they count once per micro-batch
 """
 
 import math
@@ -28,19 +28,20 @@ from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables
 
 _MANY_STATES = 2**17
-"""Of the boundary, from which on what was asked of all members, to put them in order, is not kept: a megabyte each."""
+"""From this many states of the boundary on, prices that were solved for all members to order them are not kept: each
+takes a megabyte."""
 
 _RECENT = 2**28
-"""Bytes of what was asked of families with so many states that are kept, about: of what was asked last."""
+"""About the bytes that are kept of the latest prices solved for families with that many states."""
 
 Ways: TypeAlias = tuple[str, ...]
-"""Ways to gather weights (`planner.sharding.update.GATHERS`) that are bounded together."""
+"""Ways to gather weights (`planner.sharding.update.GATHERS`) that share a bound."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recent:
-    """What was asked last of families with many states, by the parts that micro-batches were cut into, and about how
-    many bytes that is. What is older is forgotten, and asked again where it is needed."""
+    """The latest prices solved for families with many states, by the parts into which micro-batches were cut, and about
+    how many bytes they take. Older ones are dropped, and solved again if needed."""
 
     asked: OrderedDict[tuple[int, int], tuple["_Bounds", int]] = field(default_factory=OrderedDict)
 
@@ -53,10 +54,10 @@ class Recent:
 
 
 class Family:
-    """Configurations that differ in the number of micro-batches only.
+    """Configurations that differ only in the number of micro-batches.
 
-    `pieces`: of the largest micro-batch, for ways to gather weights that are bounded together; the first takes the
-    least time where memory is free, the last the least memory. `launched`: least seconds of a micro-batch in all
+    `pieces`: of the largest micro-batch, for ways to gather weights that share a bound; the first takes the least time
+    where memory is free, the last the least memory. `launched`: a lower bound on the seconds of a micro-batch in all
     stages, from launches alone.
     """
 
@@ -68,17 +69,17 @@ class Family:
         recent: Recent,
         launched: float,
     ) -> None:
-        self.hint = NO_HINT  # what mattered to a member
+        self.hint = NO_HINT  # price and shares that mattered to a member
         self.launched = launched
         self._parts = [(ways, _Bounds(own, micro_batches, scaling, recent)) for ways, own in pieces]
-        self._proved: dict[tuple[int, int, bool], dict[Ways, float]] = {}  # by micro-batches and virtual stages
+        self._proved: dict[tuple[int, int, bool], dict[Ways, float]] = {}  # by micro-batches, virtual stages
 
     def step_seconds(
         self, members: Sequence[Configuration], floors: Sequence[float] = (), cutoff: float = math.inf
     ) -> list[float]:
-        """Least step time of each member, whatever the memory; to be asked once. Of virtual stages what follows from
-        one stage on each rank, where that is a member, too. Of those whose launches, or what else is known of them as
-        `floors`, take as long as the `cutoff`, no more than that."""
+        """A lower bound on the step time of each member, for any memory; to be called once. Members with virtual stages
+        get what follows from one stage on each rank, if that is a member too. Members whose launches or `floors`
+        (bounds known before) reach the `cutoff` get no more than that."""
         (_, fastest), *_ = self._parts
         known = floors or [0.0] * len(members)
         least = {c: max(floor, self._launched_seconds(c)) for c, floor in zip(members, known, strict=True)}
@@ -92,8 +93,8 @@ class Family:
         return [least[c] for c in members]
 
     def busy_in_a_v(self, configuration: Configuration) -> float:
-        """Least busy seconds of the slowest rank of a member with its stages in a V, whatever the memory; what the host
-        of the average one launches where ranks are on several kinds of devices."""
+        """A lower bound on the busy seconds of the slowest rank of a member with its stages in a V, for any memory. If
+        ranks are on several kinds of devices, it is what the host of the average rank launches."""
         (_, fastest), *_ = self._parts
         launched = self.launched / configuration.pipeline * configuration.micro_batches
         return max(launched, fastest.busy_in_a_v(configuration))
@@ -106,9 +107,9 @@ class Family:
     def priced_seconds(
         self, configuration: Configuration, hint: Hint, cutoff: float = math.inf, *, free: bool = False
     ) -> float:
-        """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
-        before; infinite where even the leanest choice does not fit. Ways that are proved to take as long as the cutoff
-        are not looked at again. With `free` memory nothing else is asked."""
+        """A lower bound on the step time of a member at a price of memory and shares of exposed communication, or the
+        bound known before; infinite if even the leanest choice does not fit. Ways to gather whose bound has reached the
+        cutoff are not solved again. With `free` only the prices with memory for free are solved."""
         launched, proved = self._launched_seconds(configuration), self._known(configuration)
         if launched >= cutoff:
             return launched
@@ -118,7 +119,8 @@ class Family:
         return max(launched, min(proved.values()))
 
     def seconds_with_one_stage(self, configuration: Configuration, cutoff: float) -> float:
-        """What is proved of a member with virtual stages, by what was asked of it with one stage on each rank."""
+        """The bound of a member with virtual stages that follows from prices solved for it with one stage on each
+        rank."""
         proved = self._known(configuration)
         for ways, part in self._parts:
             if proved.get(ways, 0.0) < cutoff:
@@ -126,16 +128,17 @@ class Family:
         return min(proved.values())
 
     def _launched_seconds(self, configuration: Configuration) -> float:
-        """Least step time of a member from launches alone: with p ranks the slowest takes a p-th of them or more."""
+        """A lower bound on the step time of a member from launches alone: of p ranks the slowest has a p-th of them or
+        more."""
         p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
         return self.launched / p * (m + (p - 1) / v)
 
     def proved(self, configuration: Configuration) -> dict[str, float]:
-        """Least step time of a member for every way to gather weights of which one is known."""
+        """The lower bounds known for a member, by way to gather weights."""
         return {way: seconds for ways, seconds in self._known(configuration).items() for way in ways}
 
     def _known(self, configuration: Configuration) -> dict[Ways, float]:
-        """What is proved of a member by ways to gather; of virtual stages what follows from those without."""
+        """The bounds of a member by ways to gather; with virtual stages, what follows from the member without them."""
         m, key = configuration.micro_batches, (configuration.micro_batches, *configuration.stages)
         if key not in self._proved:
             share = least_share(configuration)
@@ -150,17 +153,18 @@ class Family:
 
 
 def least_share(configuration: Configuration) -> float:
-    """The least share of a step with one stage on each of p ranks that a step with v takes: m micro-batches take
+    """A step with v stages on each of p ranks takes at least this share of a step with one: m micro-batches take
 
         (m - 1/v) max t + sum t / v >= (m + (p-1)/v) / (m + p-1)  of what they take with one,
 
-    as sum t <= p max t, and stages that hold as many blocks together hold no less."""
+    as sum t <= p max t, and stages that hold as many blocks together hold no less.
+    """
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     return (m + (p - 1) / v) / (m + p - 1)
 
 
 class _Bounds:
-    """What the pieces of the largest micro-batch prove, with weights gathered in one way."""
+    """What the pieces of the largest micro-batch prove, for one way to gather weights."""
 
     def __init__(
         self, pipeline_of_kinds: HeterogeneousPipeline, micro_batches: int, scaling: "Scaling", recent: Recent
@@ -171,7 +175,8 @@ class _Bounds:
         self._known: set[tuple[int, float, float, float, Passes]] = set()
 
     def step_seconds(self, alike: Mapping[Configuration, Sequence[Configuration]]) -> dict[Configuration, float]:
-        """Least step time of members, whatever the memory, by those that are asked for the others; to be asked once."""
+        """Lower bounds on the step time of members, for any memory. `alike` maps each member that is solved to the
+        members bounded by it. To be called once."""
         known = {asked: self._of(asked) for asked in alike}
         if len(self.pipeline_of_kinds.chains) == 1:
             first_bounds([(multipliers[0], setting) for multipliers, setting in known.values()])
@@ -192,8 +197,8 @@ class _Bounds:
         return found
 
     def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float, *, free: bool = False) -> float:
-        """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
-        even the leanest choice does not fit. What is cheap to ask comes first, until the cutoff is reached."""
+        """A lower bound on the step time of a member at a price of memory and shares of exposed communication; infinite
+        if even the leanest choice does not fit. The cheapest problems are solved first, until the cutoff is reached."""
         if (alone := self.seconds_with_one_stage(configuration, cutoff)) >= cutoff:
             return alone
         multipliers, setting = self._of(configuration)
@@ -226,25 +231,25 @@ class _Bounds:
         return proved
 
     def _note(self, parts: int) -> None:
-        """What was asked last is about micro-batches cut into so many parts: a number or two for every state at each
-        price, and for each number of virtual stages."""
+        """Note the latest prices, solved for micro-batches cut into `parts`: each takes a number or two for every
+        state, for each number of virtual stages."""
         prices = sum(2 + len(one.priced) for (cut, _), known in self._duals.items() if cut == parts for one in known)
         self.recent.note(self, parts, 2 * prices * self.states * 8)
 
     def forget(self, parts: int) -> None:
-        """Forget what was asked about micro-batches that are cut into so many parts."""
+        """Drop the prices solved for micro-batches that are cut into `parts`."""
         self._duals = {key: known for key, known in self._duals.items() if key[0] != parts}
         self._known = {key for key in self._known if key[0] != parts}
 
     def busy_in_a_v(self, configuration: Configuration) -> float:
-        """Least busy seconds of the slowest rank of a member with its stages in a V."""
+        """A lower bound on the busy seconds of the slowest rank of a member with its stages in a V."""
         multipliers, setting = self._of(configuration)
         return multipliers[0].busy_in_a_v(setting) if len(multipliers) == 1 else 0.0
 
     def seconds_with_one_stage(self, configuration: Configuration, cutoff: float) -> float:
-        """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where
-        a micro-batch counts less: no more than what its own would. Nothing is solved for it, and states are left out
-        that take as long as the cutoff by what the average rank does with one stage (`least_share`)."""
+        """The bound of a member with virtual stages by prices that were solved with one stage on each rank, where a
+        micro-batch counts less: it is no higher than the member's own bound would be. Nothing is solved for it. States
+        are left out if their bound reaches the cutoff by what the average rank takes with one stage (`least_share`)."""
         if configuration.virtual_stages == 1:
             return 0.0
         ratio, setting = self._setting_of(configuration)
@@ -259,7 +264,8 @@ class _Bounds:
         return seconds
 
     def transfer_seconds(self, configuration: Configuration) -> float:
-        """Seconds of a step in which the rank that sends longest does, for the layouts that take least."""
+        """Seconds of a step that the rank with the longest transfers spends on them, for the layouts that take
+        least."""
         (multipliers, *_), setting = self._of(configuration)
         longest = max(float(multipliers.crossing_seconds(setting, rank).min()) for rank in range(setting.ranks))
         return setting.micro_batches * longest / multipliers.parts
@@ -271,7 +277,8 @@ class _Bounds:
         return multipliers[0].least_bytes(setting)
 
     def _of(self, configuration: Configuration) -> tuple[list[Multipliers], Setting]:
-        """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
+        """The multipliers of a member, and how it is run, with micro-batches in flight counted in those of the family's
+        chain."""
         ratio, setting = self._setting_of(configuration)
         key = (ratio, setting.shared_weight)
         if key not in self._duals:
@@ -290,8 +297,8 @@ class _Bounds:
         return self._duals[key], setting
 
     def _setting_of(self, configuration: Configuration) -> tuple[int, Setting]:
-        """Into how many parts a member cuts the micro-batches of the family's chain, and how it is run, with those in
-        flight counted in these."""
+        """Into how many parts a member cuts the micro-batches of the family's chain, and how it is run, with
+        micro-batches in flight counted in those of the chain."""
         ratio = configuration.micro_batches // self.micro_batches
         return ratio, setting_of(configuration, self.pipeline_of_kinds.capacities[0]).scaled(ratio)
 
@@ -301,9 +308,9 @@ class Scaling:
     """How candidates depend on the batch.
 
     `hindered` are operators for which a larger batch may forbid a strategy: one that splits an inner factor of a
-    compound dim after the outer one, which grows with the batch, has been split completely. For all others `pieces` has
-    extents that grow with the batch, and into how many pieces each candidate cuts them. Of a batch that is always the
-    same there is nothing to say.
+    compound dim after the outer one, which grows with the batch, has been split completely. For all other operators
+    `pieces` has the extents that grow with the batch, and into how many pieces each candidate cuts them. Empty for a
+    batch that never changes.
     """
 
     hindered: frozenset[int] = frozenset()
@@ -319,7 +326,7 @@ class Scaling:
 
 
 def scaling_of(tables: CostTables, doubled: Template) -> Scaling:
-    """Seen by comparing with twice the batch."""
+    """The scaling of candidates, from a comparison with twice the batch."""
     template, sizes = tables.template, tables.mesh.sizes
     hindered, pieces = set(), []
     for index, (op, other) in enumerate(zip(template.graph.operators, doubled.graph.operators, strict=True)):

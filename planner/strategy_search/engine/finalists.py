@@ -1,6 +1,6 @@
-"""The best contenders as plans: settled, bound to their graph, priced by the judge, each in its fastest order of turns.
+"""The best contenders as plans: settled, bound to their graph, priced by the judge, each in its fastest schedule.
 
-The search ranks what it finds by sums. Those few that may be the fastest are priced here as what they are: whole plans.
+The search ranks configurations by their objectives. The few that may be the fastest are priced here as whole plans.
 """
 
 import contextlib
@@ -38,27 +38,27 @@ from planner.strategy_search.engine.scheduling import (
 from planner.strategy_search.request.space import Configuration
 
 _MESSAGES = 2e-3
-"""Share of a step that messages may take beyond what the search knows of them, before others are tried."""
+"""Share of a step that communication may take beyond the objective before other plans are tried."""
 
 _OVERLAPPED = 5e-3
-"""Share by which a step may take longer than its sum, before plans are sought that wait for tensor parallelism."""
+"""Share by which a step may exceed its objective before plans with exposed tensor parallelism are looked for."""
 
 _TURNED = 2
-"""Results whose stages are tried in a V, at most."""
+"""Maximum number of results whose stages are tried in a V."""
 
 
 _DEGREES = 3
-"""Pipeline degrees that are tried in a V beside those of the results, at most."""
+"""Maximum number of pipeline degrees that are tried in a V besides those of the results."""
 
 Laying: TypeAlias = tuple[Configuration, str]
 """A configuration with its stages in a V, and its way to gather weights."""
 
 
 class OverfullError(Exception):
-    """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
-    holds more than 1F1B keeps for too little, and of states that are shared out by whole parameters the mean. No plan
-    takes less than `bound` seconds by its objective. The leanest plan that was found has a peak of `needed` bytes, if
-    any has all that is asked for."""
+    """The plans found need `excess` bytes more than there are. The search counts too little memory for a schedule that
+    holds more than 1F1B, and only the mean of states that are sharded by whole parameters. No plan has an objective
+    below `bound` seconds. The leanest plan found has a peak of `needed` bytes, if any plan has everything that is asked
+    for."""
 
     def __init__(self, excess: float, bound: float, message: str, needed: float | None = None) -> None:
         super().__init__(message)
@@ -67,15 +67,16 @@ class OverfullError(Exception):
 
 @dataclass(kw_only=True)
 class Finalists:
-    """Contenders `found` by the search, and what `maker` makes of them. A plan that is `known` has to be beaten; where
-    nothing that would beat it fits, it is taken if that `settles` it."""
+    """Contenders `found` by the search, and the plans that `maker` makes of them. A plan that is `known` has to be
+    beaten. If no plan that would beat it fits, it is taken if that `settles` the search."""
 
     maker: PlanMaker
     found: Sequence[Contender]
     known: Ranked | None = None
     settles: bool = False
     of_degrees: Sequence[tuple[Seconds, Configuration]] = ()
-    """Of each pipeline degree the configuration that would take least without a bubble, with what it would take."""
+    """For each pipeline degree, the configuration that would take least without a bubble, with the seconds it would
+    take."""
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
@@ -83,21 +84,22 @@ class Finalists:
         self.orders = Orders(maker=self.maker, overlapping=self.overlapping)
         self.room = Room(maker=self.maker, overlapping=self.overlapping, orders=self.orders)
         self.sums = OtherSums(maker=self.maker, overlapping=self.overlapping, orders=self.orders, room=self.room)
-        self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
-        self._waited = set[int]()  # contenders that are known, by identity, tried so
-        self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
-        self._settled: dict[int, Ranked] = {}  # of contenders, by identity
+        self._known: dict[int, tuple[Contender, Ranked]] = {}  # by id
+        self._waited = set[int]()  # known contenders, by id, that were tried with exposed collectives
+        self._before: dict[int, Ranked] = {}  # known plans without overlaps
+        self._settled: dict[int, Ranked] = {}  # of contenders, by id
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
         self._known_in_a_v: dict[Laying, Ranked | None] = {}
 
     def plans(self, *, settle: bool = True, rival: Seconds = math.inf) -> tuple[Ranked, ...]:
-        """The fastest of the contenders, fastest first; those that cannot be among them are not priced. Unless it is
-        for their seconds alone, they are settled. `rival`: the least sum of contenders that are not among them."""
+        """The fastest of the contenders, fastest first; contenders that cannot be among them are not priced. They are
+        settled, unless `settle` is False, when only their seconds matter. `rival`: the lowest objective of contenders
+        that are not in `found`."""
         top, plans, known = self.request.top, list[Ranked](), self.known
         fitting = [] if known is None else [known]
-        longest = 0.0  # seconds to make a plan of one
+        longest = 0.0  # seconds to make a plan of a contender
         refusal: OverlapError | None = None
-        # what is known says how fast others must be; the least sum first, which others are measured by
+        # known plans set the pace for others; then the lowest objective
         ordered = sorted(self.found, key=lambda found: (id(found) not in self._known, found.objective, found.order))
         for found in ordered:
             slowest = fitting[top - 1].seconds if len(fitting) >= top else math.inf
@@ -108,7 +110,7 @@ class Finalists:
             began = reading()
             try:
                 ranked = self._priced_once(found, slowest)
-            except OverlapError as error:  # this one has nothing that could be in so many, or no room for it
+            except OverlapError as error:  # nothing has the chunks asked for, or no memory for them
                 refusal = error if refusal is None or error.needed > refusal.needed == 0.0 else refusal
                 continue
             longest = max(longest, reading() - began)
@@ -134,14 +136,14 @@ class Finalists:
         if seconds_left() >= longest and best is not known:
             turned = self._with_turns(best)
             best = self._in_a_v(turned)
-            if best is not turned:  # which is another configuration, in whose place it is not
+            if best is not turned:  # it is another configuration and does not replace the first
                 others = [turned, *others]
         return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
 
     def _with_settled(self, ordered: Sequence[Contender], fitting: list[Ranked]) -> list[Ranked]:
-        """The plans of contenders, fastest first, with those settled that may be among the fastest so: what a plan may
-        save is what its sum is above what no plan of its configuration takes less than, and what its step is above its
-        sum."""
+        """The plans of contenders, fastest first. Those that may be among the fastest once settled are settled.
+        Settling saves at most the gap between a plan's objective and the bound of its configuration, plus the gap
+        between step and objective."""
         top = self.request.top
         kept = {id(ranked): ranked for ranked in fitting}
         priced = [found for found in ordered if id(found) in self._known and id(self._known[id(found)][1]) in kept]
@@ -153,7 +155,7 @@ class Finalists:
         return sorted(kept.values(), key=lambda ranked: ranked.seconds)
 
     def _settled_once(self, found: Contender, cutoff: Seconds) -> Ranked:
-        """The plan of a contender, settled as far as it may take less than `cutoff` then, or a solver is asked about
+        """The plan of a contender, settled if it may take less than `cutoff` then, or if a solver is to be asked about
         it."""
         overlapped = self._known[id(found)][1]
         before = self._before[id(overlapped)]
@@ -167,7 +169,7 @@ class Finalists:
         settled = self._settled[id(found)] = self.maker.settled(before)
         certified = replace(overlapped, certificate=settled.certificate)
         if settled.bound is not before.bound:
-            with contextlib.suppress(LimitError, OverlapError):  # what is asked for has room beside the other
+            with contextlib.suppress(LimitError, OverlapError):  # the overlaps asked for fit with the unsettled plan
                 settled = self.orders.reordered(settled, cutoff) if reorders(self.request.pinned) else settled
                 other = self.overlapping.overlapped(settled)
                 if self.maker.storable(other) and other.seconds < overlapped.seconds:
@@ -177,18 +179,18 @@ class Finalists:
         return certified
 
     def _least_step(self, found: Contender) -> Seconds:
-        """No plan of a contender takes less."""
+        """A lower bound on the step time of all plans of a contender."""
         idle = found.objective - found.work > IDLE * found.objective
-        if idle and found.configuration.pipeline > 1 and may_lie_in_a_v(self.request):  # it is tried in a V, if priced
+        if idle and found.configuration.pipeline > 1 and may_lie_in_a_v(self.request):  # tried in a V, if priced
             return found.work
         least = found.least_step(any_order=reorders(self.request.pinned))
-        if found.configuration.virtual_stages > 1:  # of which there is one order
+        if found.configuration.virtual_stages > 1:  # there is only one schedule
             return max(least, found.sum_with(found.outcome.ranks))
         return max(least, found.outcome.bound) if runs_in_order(self.request, found.configuration) else least
 
     def _priced_once(self, found: Contender, cutoff: float) -> Ranked:
-        """A contender as a plan, in an order of turns that takes it least, as far as it may take less than `cutoff`,
-        and with what runs under its products. Raises RequestError where chunks are asked for that it cannot have."""
+        """The plan of a contender in its fastest schedule, as far as that may take less than `cutoff`, and with its
+        overlaps. Raises RequestError if it cannot have the chunks that are asked for."""
         if id(found) not in self._known:
             ranked = self._best_of(found, cutoff)
             overlapped = self.overlapping.overlapped(ranked)
@@ -197,10 +199,12 @@ class Finalists:
         return self._known[id(found)][1]
 
     def _best_of(self, found: Contender, cutoff: Seconds) -> Ranked:
-        """The best plan of a contender, without its overlaps. Where these lack memory, plans that leave room for them
-        are looked for first: beside what is found so, few of the others are of interest. Where not even with all of
-        them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for; nor
-        is it settled where that would not save as much."""
+        """The best plan of a contender, without its overlaps.
+
+        If the overlaps lack memory, plans that leave memory for them are tried first; few other plans matter then. If
+        the plan would take `cutoff` or longer even with all overlaps and unlimited memory, only plans of other
+        objectives are tried. The plan is not settled if settling would not save enough to get below `cutoff`.
+        """
         ranked = self.maker.unsettled(found)
         if self.room.in_any_order(ranked) < cutoff + found.outcome.open_seconds and self._may_win(ranked, cutoff):
             ranked = self.maker.worth_settling(ranked)
@@ -224,20 +228,20 @@ class Finalists:
         )
 
     def _may_win(self, ranked: Ranked, cutoff: Seconds) -> bool:
-        """Whether a result may take less than `cutoff` settled, with all its overlaps, in some order of whole stages,
-        one on each rank."""
+        """Whether a plan may take less than `cutoff` once it is settled, with all its overlaps, in some schedule of
+        whole stages with one on each rank."""
         return cutoff == math.inf or self.maker.may_save(ranked, self.room.least(ranked, cutoff) - cutoff)
 
     def _with_waiting(self, fitting: list[Ranked]) -> list[Ranked]:
-        """Plans, fastest first, with the fastest one as it is where tensor parallelism waits for its collectives, if
-        that is faster; tried once for each."""
+        """The plans, fastest first. The fastest is replaced by a plan of the same configuration with exposed
+        collectives of tensor parallelism if that is faster; tried once for each."""
         best, *others = fitting
         found = next((found for found, ranked in self._known.values() if ranked is best), None)
         if found is None or id(found) in self._waited:
             return fitting
         self._waited.add(id(found))
         waiting = None
-        with contextlib.suppress(LimitError):  # then the fastest stays what it is
+        with contextlib.suppress(LimitError):  # then the fastest stays
             waiting = self._waiting_for_collectives(found, best)
         if waiting is None:
             return fitting
@@ -246,11 +250,12 @@ class Finalists:
         return sorted([faster, *others], key=lambda ranked: ranked.seconds)
 
     def _waiting_for_collectives(self, found: Contender, overlapped: Ranked) -> Ranked | None:
-        """The best plan of a contender's configuration in which tensor parallelism waits for its collectives, if that
-        is faster than one with overlaps: sums of such layouts are exact, others hope for overlap."""
+        """The best plan of a contender's configuration with exposed collectives of tensor parallelism, if that is
+        faster than the plan with overlaps. Objectives of such plans are exact, the others assume that everything
+        overlaps."""
         least, configuration = overlapped.seconds, found.configuration
         hopes = self.request.pinned.tensor_overlap is None and self.engine.overlapped
-        hopes = hopes and self.request.algorithm != "recursive_programming"  # which decides axis by axis, not of all
+        hopes = hopes and self.request.algorithm != "recursive_programming"  # it decides axis by axis
         if not hopes or least <= found.objective * (1 + _OVERLAPPED):
             return None
         own = self._without_overlap
@@ -262,53 +267,53 @@ class Finalists:
 
     @cached_property
     def _without_overlap(self) -> "Finalists":
-        """What makes plans in which tensor parallelism waits for its collectives."""
+        """Makes plans with exposed collectives of tensor parallelism."""
         return self._asking(self.engine.without_overlap)
 
     def _asking(self, engine: Engine) -> "Finalists":
-        """What makes plans of what another engine finds, for its request."""
+        """Makes plans of the contenders of another engine, for the request of that engine."""
         return Finalists(maker=replace(self.maker, request=engine.request, engine=engine), found=())
 
     def _sum_for(self, found: Contender, cutoff: Seconds) -> Seconds:
-        """What a plan of a contender takes by its sum that may take `cutoff` in some order of turns."""
+        """The highest objective with which a plan of a contender may still take `cutoff` in some schedule."""
         least = found.least_step(any_order=reorders(self.request.pinned))
         return cutoff * max(1.0, found.objective / least) if least > 0 else math.inf
 
     def _too_slow(self, ranked: Ranked, cutoff: Seconds) -> bool:
-        """Whether a result that lacks memory for overlaps would take `cutoff` with all of them, whatever there is."""
+        """Whether a plan whose overlaps lack memory would take `cutoff` or longer with all of them and unlimited
+        memory."""
         if cutoff == math.inf or not self.overlapping.possible or not self.overlapping.missing(ranked):
             return False
         return self.room.hoped(ranked) >= cutoff
 
     def _finished(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room
-        for its overlaps; as it is where nothing of that may take less than `cutoff`."""
+        """The plan of a contender in its fastest schedule, found again with less memory if needed and with memory left
+        for its overlaps; unchanged if none of that may take less than `cutoff`."""
         if reorders(self.request.pinned):
-            with contextlib.suppress(LimitError):  # in the order that the search assumed, then
+            with contextlib.suppress(LimitError):  # else the schedule of the search
                 ranked = self.sums.one_by_one(found, self.orders.reordered(ranked, cutoff), cutoff)
         if not self._may_win(ranked, cutoff):
             return ranked
         if self.overlapping.possible and self.maker.overfull_by(ranked) > 0 and self.overlapping.missing(ranked):
             roomy = self.room.with_room(found, ranked, cutoff)
-            if not self.maker.storable(roomy):  # without overlaps it may fit, and win all the same
+            if not self.maker.storable(roomy):  # without overlaps it may fit and still win
                 return self.room.lean(found, ranked, cutoff) if ranked.seconds < cutoff else roomy
             seconds = self.overlapping.overlapped(roomy).seconds
             if seconds <= self.room.hoped(ranked) * (1 + WORTH):
                 return roomy
-            other = self.room.lean(found, ranked, min(cutoff, seconds))  # with less memory for fewer overlaps
+            other = self.room.lean(found, ranked, min(cutoff, seconds))  # less memory, fewer overlaps
             faster = self.maker.storable(other) and self.overlapping.overlapped(other).seconds < seconds
             return other if faster else roomy
         return self.room.lean(found, ranked, cutoff)
 
     @property
     def priced(self) -> tuple[Ranked, ...]:
-        """Contenders that `plans` has priced, those that do not fit left out."""
+        """Contenders that `plans` has priced, without those that do not fit."""
         known = (ranked for _, ranked in self._known.values())
         return tuple(one for one in known if self.maker.storable(one))
 
     def plain(self, found: Contender) -> Ranked | None:
-        """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
-        fit."""
+        """A contender as it was found, as a plan in its fastest schedule; None if it does not fit."""
         ranked = self.maker.settled(self.maker.as_found(found))
         pinned = self.request.pinned
         if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
@@ -316,8 +321,8 @@ class Finalists:
         return self.overlapping.overlapped(ranked) if self.maker.storable(ranked) else None
 
     def _with_turns(self, overlapped: Ranked) -> Ranked:
-        """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
-        with weights gathered one by one. Then nothing is overlapped."""
+        """A plan with interleaved micro-batches, or slices of the sequence, if that is faster; if needed with weights
+        gathered one by one. Nothing else overlaps then."""
         if id(overlapped) not in self._turned:
             self._turned[id(overlapped)] = (overlapped, self._fastest_turns(overlapped))
         return self._turned[id(overlapped)][1]
@@ -339,8 +344,8 @@ class Finalists:
         return overlapped
 
     def _in_faster_turns(self, found: Contender, best: Ranked, cutoff: Seconds) -> Ranked:
-        """A contender whose micro-batches take turns, or the best where that is as fast. What wins as it was found is
-        settled."""
+        """A contender with interleaved micro-batches, or `best` if that is as fast. A contender that wins as it was
+        found is settled."""
         as_found = self.maker.made(found, found.outcome.ranks)
         plain = Ranked(bound=as_found, configuration=found.configuration, memory_price=found.outcome.price, found=found)
         turned = self.orders.in_turns(plain, cutoff)
@@ -350,8 +355,8 @@ class Finalists:
         return settled if settled.seconds < turned.seconds and self.maker.storable(settled) else turned
 
     def _in_a_v(self, best: Ranked) -> Ranked:
-        """The best, or a faster result with two stages on each rank, in a V, whose orders have next to no bubble:
-        results are tried that are faster without theirs."""
+        """The best plan, or a faster one with two stages on each rank in a V, whose schedules have next to no bubble.
+        Tried for the results that would be faster without their bubble."""
         if not may_lie_in_a_v(self.request):
             return best
         bubbles = [
@@ -364,7 +369,7 @@ class Finalists:
             for bubble, number, found, ranked in bubbles
             if bubble > IDLE * ranked.seconds
         )
-        # with several stages on each rank, or one, the same is divided anew
+        # plans with several stages on each rank and with one are divided anew into the same
         distinct = {_in_order(one[2], IN_A_V[0]): one for one in reversed(hopeful)}
         for (least, _, found), schedule in product(sorted(distinct.values())[:_TURNED], IN_A_V):
             best = self._laid(least, _in_order(found, schedule), best)
@@ -373,8 +378,9 @@ class Finalists:
         return best
 
     def _of_other_degrees(self, best: Ranked) -> list[tuple[Seconds, Laying]]:
-        """Pipelines of degrees that nothing was tried of, in an order whose passes run together, which exchange experts
-        under each other: what is exposed in sums may be covered there, so that no sum says which degree is best."""
+        """Pipelines of degrees that were not tried, in a schedule whose passes run together and overlap each other's
+        exchanges of experts. What the objective counts as exposed may be overlapped there, so no objective says which
+        degree is best."""
         if not self.engine.has_experts:
             return []
         tried = {configuration.pipeline for configuration, _ in self._known_in_a_v}
@@ -390,8 +396,8 @@ class Finalists:
         ]
 
     def _laid(self, least: Seconds, key: Laying, best: Ranked) -> Ranked:
-        """The best, or a faster result in a V, of this one or of earlier contenders; it is tried where `least` says
-        that it may be faster."""
+        """The best plan, or a faster one in a V, of this configuration or of earlier contenders. The configuration is
+        tried if its lower bound `least` says that it may be faster."""
         if least < best.seconds * (1 - WORTH) and not reached() and not self._laid_alike(key[0]):
             with contextlib.suppress(LimitError):
                 self._laid_in_a_v(key, best)
@@ -400,7 +406,7 @@ class Finalists:
         return laid if laid.seconds < best.seconds * (1 - WORTH) else best
 
     def _laid_alike(self, configuration: Configuration) -> bool:
-        """Whether a schedule has the same turns as one before it, as with few micro-batches, and none that run
+        """Whether a schedule has the same order as an earlier one, as with few micro-batches, and no passes that run
         together."""
         p, m, schedule = configuration.pipeline, configuration.micro_batches, configuration.schedule
         if self.engine.has_experts and SCHEDULES[schedule].paired:
@@ -409,7 +415,8 @@ class Finalists:
         return any(schedule_orders(one, p, m, virtual=2) == turns for one in IN_A_V[: IN_A_V.index(schedule)])
 
     def _laid_in_a_v(self, key: Laying, best: Ranked) -> None:
-        """Note a configuration with its stages in a V; None where that is no faster than the best, or does not fit."""
+        """Note the plan of a configuration with its stages in a V; None if it is no faster than the best, or does not
+        fit."""
         if key not in self._known_in_a_v:
             self._known_in_a_v[key] = self._divided_for_a_v(*key, best)
 
@@ -417,7 +424,7 @@ class Finalists:
         own, p, m, cutoff = self._in_order_of_a_v, configuration.pipeline, configuration.micro_batches, best.seconds
         passes_run_together = SCHEDULES[configuration.schedule].paired and self.engine.has_experts
         covered = best.waited if passes_run_together else 0.0
-        longer = (cutoff + covered) * (m + p - 1) / m  # sums have the bubble of 1F1B, and all exchanges exposed
+        longer = (cutoff + covered) * (m + p - 1) / m  # objectives have the bubble of 1F1B and exposed exchanges
         outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)
         if not outcome.ranks:
             return None
@@ -429,14 +436,13 @@ class Finalists:
 
     @cached_property
     def _in_order_of_a_v(self) -> "Finalists":
-        """What makes plans where such an order is asked for: nothing travels under its products, so that layouts are
-        others."""
+        """Makes plans where a V is asked for: nothing overlaps with its matrix products, so layouts differ."""
         return self._asking(self.engine.in_a_v)
 
 
 def _in_order(found: Contender, schedule: str) -> Laying:
-    """What a contender is divided anew by, in an order of stages in a V: its configuration in that, and its way to
-    gather weights."""
+    """The key under which a contender is divided anew in a schedule with stages in a V: its configuration with that
+    schedule, and its way to gather weights."""
     return replace(found.configuration, virtual_stages=1, schedule=schedule), found.outcome.gathers
 
 

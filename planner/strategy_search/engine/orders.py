@@ -1,4 +1,4 @@
-"""Orders of turns of finalists: which may take a result less, and what it takes in the fastest."""
+"""Schedules of finalists: which may make a plan faster, and how long it takes in the fastest."""
 
 import math
 from dataclasses import dataclass, replace
@@ -24,24 +24,25 @@ from planner.strategy_search.engine.scheduling import (
 )
 
 _HELD = 0.5
-"""Of what a rank holds of micro-batches in flight, what another one holds at least: the rest may be of one block."""
+"""Share of a rank's activations that a schedule with more micro-batches in flight needs on top, at least; the rest may
+belong to one block."""
 
 
 @dataclass(kw_only=True)
 class Orders:
-    """Orders of turns of the results of a `maker`."""
+    """Schedules of the plans of a `maker`."""
 
     maker: PlanMaker
     overlapping: Overlapping
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
-        self._others: dict[int, tuple[Ranked, list[BoundPlan]]] = {}  # by identity
+        self._others: dict[int, tuple[Ranked, list[BoundPlan]]] = {}  # by id
 
     def in_other_orders(self, ranked: Ranked) -> Seconds:
-        """What a result of 1F1B takes at least in other orders of turns: where weight gradients are apart, without a
-        bubble and without its overlaps; in one that holds more micro-batches, for which there may be no room, with
-        transfers between stages under its work. Infinite where there are no others."""
+        """A lower bound on the step time of a 1F1B plan in other schedules: with deferred weight gradients, without a
+        bubble and without its overlaps; or in a schedule that holds more micro-batches, for which there may be no
+        memory, with transfers between stages overlapped. Infinite if there are no other schedules."""
         plan, pipeline = ranked.plan, ranked.plan.pipeline
         if pipeline == 1 or plan.schedule != "1f1b" or not reorders(self.request.pinned):
             return math.inf
@@ -53,8 +54,8 @@ class Orders:
         return min(apart, self.overlapping.expected(ranked).seconds - min(bubble, time[TRANSFER]))
 
     def in_any(self, ranked: Ranked) -> Seconds:
-        """What a result takes in the order of turns that takes it least, were there memory for that: the bubbles that
-        orders leave, in place of none."""
+        """The step time of a plan in its fastest schedule if memory were unlimited. Unlike `in_other_orders` it
+        includes the bubbles that schedules leave."""
         if self.in_other_orders(ranked) == math.inf:
             return ranked.seconds
         if id(ranked) not in self._others:
@@ -64,8 +65,8 @@ class Orders:
         return min([ranked.seconds, *(one.plan.prediction.step_seconds for one in others)])
 
     def reordered(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """A result in the order of turns that takes it least, as far as that, with what overlaps then, may take less
-        than `cutoff`, and less than it takes."""
+        """A plan in its fastest schedule, if another schedule, with the overlaps that remain in it, may take less than
+        `cutoff` and less than the plan does now."""
         if not self.overlapping.possible or asks(self.request.pinned):
             return self.scheduled(ranked, math.inf if self.overlapping.possible else cutoff)
         others = self.in_other_orders(ranked)
@@ -82,7 +83,7 @@ class Orders:
         return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
     def scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
-        """A result in the order of turns that takes it least; as it is where none can take less than that."""
+        """A plan in its fastest schedule; unchanged if no schedule can be faster."""
         limits, machine = self.maker.limits_of(ranked.configuration), self.engine.machine(ranked.configuration)
         if asks(self.request.pinned):
             bound = as_asked(ranked.bound, self.request, machine, limits)
@@ -92,6 +93,6 @@ class Orders:
         else:
             bound = fastest_schedule(ranked.bound, machine, limits, cutoff)
         if bound is ranked.bound:
-            return ranked  # of which more is known
+            return ranked  # `ranked` holds more than its bound plan
         configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
         return replace(ranked, bound=bound, configuration=configuration)

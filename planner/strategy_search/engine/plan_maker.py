@@ -1,4 +1,4 @@
-"""Contenders as plans: bound to their graph, priced by the judge, settled, with what is proved of them."""
+"""Contenders as plans: bound to their graph, priced by the judge, settled, with their proved bounds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,15 +39,16 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
 _LITTLE = 2e-3
-"""Share of a sum that settling a result may save, up to which it is settled only where it may win so."""
+"""Up to this share of the objective that settling may save, a result is settled only if it may win that way."""
 
 
 @dataclass(kw_only=True)
 class PlanMaker:
-    """Makes plans of what ranks run, where no plan has an objective below `bound`.
+    """Makes plans of what ranks run. No plan has an objective below `bound`.
 
-    `prepared` is the whole graph of the engine's template; `limits` the most bytes that a plan may be predicted to need
-    on a device of each group of the request; `covered`: whether the bound speaks about the fastest of them.
+    `prepared` is the whole graph of the engine's template; `limits` has the highest predicted peak, in bytes, that a
+    plan may have on a device of each group of the request; `covered`: whether the bound covers the fastest of the
+    plans.
     """
 
     request: SearchRequest
@@ -56,11 +57,11 @@ class PlanMaker:
     bound: float
     limits: tuple[float, ...]
     covered: bool
-    _saves: dict[int, tuple[Contender, Seconds]] = field(default_factory=dict)  # by identity
+    _saves: dict[int, tuple[Contender, Seconds]] = field(default_factory=dict)  # by id
     _wholes: dict[tuple[int, Fp8], OperatorGraph] = field(default_factory=dict)
 
     def limits_of(self, configuration: Configuration) -> tuple[float, ...]:
-        """The most bytes that a device of each pipeline rank may be predicted to need."""
+        """The highest predicted peak, in bytes, that a device of each pipeline rank may have."""
         return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
 
     def fits(self, configuration: Configuration, prediction: Prediction) -> bool:
@@ -68,12 +69,12 @@ class PlanMaker:
         return all_fit(prediction, self.limits_of(configuration))
 
     def overfull_by(self, ranked: Ranked) -> Bytes:
-        """What the fullest device lacks; negative where there is room."""
+        """The bytes that the fullest device lacks; negative if memory is left."""
         stages, limits = ranked.plan.prediction.stages, self.limits_of(ranked.configuration)
         return max(stage.peak_bytes - limit for stage, limit in zip(stages, limits, strict=True))
 
     def storable(self, ranked: Ranked) -> bool:
-        """Whether a plan fits on the devices, and beside them."""
+        """Whether a plan fits on the devices, and its offloaded tensors fit beside them."""
         fits = self.fits(ranked.configuration, ranked.plan.prediction)
         return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
 
@@ -84,9 +85,9 @@ class PlanMaker:
         later: Callable[[Ranked], Seconds] = lambda _: 0.0,
         worth: Callable[[Ranked], bool] = lambda _: True,
     ) -> Ranked:
-        """A result as a plan, bound to its graph and priced by the judge; settled where that is `worth` it and may save
-        more than little, by what is proved of its configuration. Neither buckets of other sizes nor that are tried
-        where it would not take less than `cutoff` by what they may save, and by what may be saved `later`."""
+        """The plan of a contender, bound to its graph and priced by the judge. It is settled if that is `worth` it and
+        may save more than little, by the bound of its configuration. If it would take `cutoff` or longer even with what
+        other buckets, settling and `later` changes may save, neither buckets of other sizes nor settling is tried."""
         made = self._made(found)
         if made.seconds - most_saved(made.bound) - found.outcome.open_seconds - later(made) >= cutoff:
             return made
@@ -94,14 +95,14 @@ class PlanMaker:
         return self.worth_settling(bucketed) if worth(bucketed) else bucketed
 
     def worth_settling(self, ranked: Ranked) -> Ranked:
-        """A result, settled where that may save more than little."""
+        """A plan, settled if that may save more than little."""
         found = ranked.found
         assert found is not None, "plans of other sources are not settled"
         return self.settled(ranked) if found.outcome.open_seconds > _LITTLE * found.objective else ranked
 
     def may_save(self, ranked: Ranked, seconds: Seconds) -> bool:
-        """Whether settling a result may save more than that: no more than its sum is above what is proved of its
-        configuration, nor than its slowest rank is above what is proved of that."""
+        """Whether settling a plan may save more than `seconds`. It saves at most the gap between its objective and the
+        bound of its configuration, and at most the gap between its slowest rank and the bound of that rank."""
         found = ranked.found
         if seconds < 0 or found is None or ranked.settled:
             return seconds < 0
@@ -114,14 +115,14 @@ class PlanMaker:
         return seconds < self._saves[id(found)][1]
 
     def unsettled(self, found: Contender) -> Ranked:
-        """A result as a plan, bound to its graph and priced by the judge."""
+        """The plan of a contender, bound to its graph and priced by the judge."""
         return self._bucketed(found, self._made(found))
 
     def _bucketed(self, found: Contender, ranked: Ranked) -> Ranked:
         return replace(ranked, bound=self._in_faster_buckets(found, ranked.bound))
 
     def _made(self, found: Contender) -> Ranked:
-        """A result as a plan, with the buckets that its sums assumed."""
+        """The plan of a contender, with the buckets that its objective assumed."""
         return Ranked(
             bound=self.made(found, found.outcome.ranks),
             configuration=found.configuration,
@@ -131,8 +132,8 @@ class PlanMaker:
         )
 
     def settled(self, ranked: Ranked) -> Ranked:
-        """A result with its slowest rank solved exactly, where it fits so and may be faster, and with what a solver
-        says of it."""
+        """A plan with its slowest rank solved exactly, if that fits and may be faster, and with what a solver says of
+        it."""
         if ranked.settled:
             return ranked
         found = ranked.found
@@ -143,8 +144,8 @@ class PlanMaker:
         ranked = replace(ranked, certificate=certificate, settled=True)
         if ranks == filled or not self._holds(found, ranks):
             return ranked
-        # less per step may not make up for more per part, and is not told from messages in smaller buckets than
-        # those that the objective assumes
+        # fewer seconds per step may not make up for more per micro-batch, and cannot be told from communication in
+        # smaller buckets than the objective assumes
         update = found.pipeline_of_kinds.chain.tables.update
         faster = self._update(update, found, ranks) != replace(update, gathers=found.outcome.gathers)
         faster = faster or found.sum_with(ranks) < found.sum_with(filled)
@@ -162,7 +163,7 @@ class PlanMaker:
         )
 
     def _in_faster_buckets(self, found: Contender, priced: BoundPlan) -> BoundPlan:
-        """A plan with its gradients in buckets of another size, where that is left to the search and faster."""
+        """The plan with its gradients in buckets of another size, if that is left to the search and faster."""
         fits = partial(self.fits, found.configuration)
         if self.request.update.buckets != AUTO_BUCKETS or not fits(priced.plan.prediction):
             return priced
@@ -172,23 +173,24 @@ class PlanMaker:
         )
 
     def _holds(self, found: Contender, ranks: Sequence[RankFilling]) -> bool:
-        """Whether other ways to run the ranks fit by their sums: another block's interior may be the largest."""
+        """Whether other ways to run the ranks fit by the memory that the search counts: another block's interior may be
+        the largest."""
         return all(own.peak <= capacity for own, capacity in zip(ranks, self._capacities(found), strict=True))
 
     def _capacities(self, found: Contender) -> tuple[float, ...]:
-        """The bytes that a device of each rank may fill by the sums of the search."""
+        """The bytes that a device of each rank may fill, as the search counts them."""
         configuration, capacities = found.configuration, self.engine.capacities
         return tuple(capacities[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
 
     def _overflows(self, found: Contender, ranks: Sequence[RankFilling], priced: BoundPlan) -> bool:
-        """Whether other ways to run the ranks do not fit: they hold as much more than what was found, which is
-        `priced`, as their sums say."""
+        """Whether other ways to run the ranks do not fit. Their memory exceeds that of the plan found, which is
+        `priced`, by as much as the search counts."""
         limits, stages = self.limits_of(found.configuration), priced.plan.prediction.stages
         more = (own.peak - before.peak for own, before in zip(ranks, found.outcome.ranks, strict=True))
         return any(one.peak_bytes + own > limit for one, own, limit in zip(stages, more, limits, strict=True))
 
     def made(self, found: Contender, ranks: Sequence[RankFilling]) -> BoundPlan:
-        """What ranks run as a plan, bound and priced."""
+        """The plan of what ranks run, bound and priced."""
         request, configuration = self.request, found.configuration
         chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
         blocks, in_a_v = self.engine.template.blocks, SCHEDULES[configuration.schedule].v_shaped
@@ -232,18 +234,18 @@ class PlanMaker:
             said = self._in_needed_buckets(alike, machine)
             if alike.plan == bound.plan or self.fits(configuration, said.plan.prediction):
                 return said
-            # blocks are not run one by one for it, and more is alive at a time
+            # blocks are not run one by one then, and more memory is in use at a time
         return self._in_needed_buckets(bound, machine)
 
     def _in_needed_buckets(self, bound: BoundPlan, machine: Machine) -> BoundPlan:
-        """A plan, priced, without buckets where those that are left to the search would be needless."""
+        """The plan, priced; without buckets if the search chose them and they would not be needed."""
         if self.request.update.buckets == AUTO_BUCKETS:
             bound = without_needless_buckets(bound)
         return self._predicted(bound, machine)
 
     def _update(self, update: Update, found: Contender, ranks: Sequence[RankFilling]) -> Update:
-        """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
-        search."""
+        """How gradients are handled. If the bucket size was left to the search, the buckets fit into the free memory of
+        the fullest rank."""
         update = replace(update, gathers=found.outcome.gathers)
         if not self.prepared.trains:  # there is nothing to reduce
             return replace(update, buckets=NO_BUCKETS)
@@ -255,16 +257,16 @@ class PlanMaker:
         return update
 
     def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
-        """A plan with what is predicted and proved of it."""
+        """The plan with its prediction and its bound."""
         plan = replace(bound_plan.plan, prediction=predict(bound_plan, machine))
         return self.proved(replace(bound_plan, plan=plan))
 
     def proved(self, bound_plan: BoundPlan) -> BoundPlan:
-        """A plan with what is proved of it."""
+        """The plan with its bound."""
         return replace(bound_plan, plan=proved(bound_plan.plan, self.bound, covered=self.covered))
 
     def _whole(self, training: Training) -> OperatorGraph:
-        """The whole graph with the batch of one micro-batch, and the layers in fp8 that a plan has there."""
+        """The whole graph with the batch of one micro-batch and the plan's layers in fp8."""
         key = training.part, training.fp8
         if key not in self._wholes:
             graph = rescale_batch(self.prepared, self.request.prepared_batch, training.part)

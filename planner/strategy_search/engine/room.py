@@ -1,4 +1,5 @@
-"""What of finalists fits: plans are found anew that leave room for what sums do not know of, and for overlaps."""
+"""Finalists that do not fit: plans are found again that leave memory for what the search does not count, and for
+overlaps."""
 
 import contextlib
 import math
@@ -23,41 +24,42 @@ from planner.strategy_search.engine.scheduling import (
 )
 
 _LEANER = 10
-"""Times that a contender which does not fit is looked at with less memory, at most."""
+"""Maximum number of attempts with less memory for a contender that does not fit."""
 
 _GROWS = 4
-"""By what the memory that is left grows from one time to the next."""
+"""Factor by which the memory that is left free grows from one attempt to the next."""
 
 _TIMES = 2
-"""Times that the room which some overlaps lack is left for them: what is found so may need more."""
+"""Number of times that the missing memory of some overlaps is left free for them: the plan found may need more
+again."""
 
 _LESS = 0.5
-"""Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
+"""More memory is left free for overlaps as long as each attempt reduces the missing memory to at most this share."""
 
 
 @dataclass(kw_only=True)
 class Room:
-    """Plans of contenders with less memory than their sums allow. `sources` are the engine that a contender was found
-    by, where it is another than that of the `maker`, and what it covers (see `Evaluation`)."""
+    """Plans of contenders with less memory than the search allows. `sources` gives, for a contender that another engine
+    than that of the `maker` found, this engine and the share it `covers` (see `Evaluation`)."""
 
     maker: PlanMaker
     overlapping: Overlapping
     orders: Orders
-    sources: dict[int, tuple[Contender, Engine, float]] = field(default_factory=dict)  # by identity
+    sources: dict[int, tuple[Contender, Engine, float]] = field(default_factory=dict)  # by id
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
 
     def hoped(self, ranked: Ranked) -> Seconds:
-        """What a result takes at least, about, with all its overlaps, in any order of turns, were there memory for it:
-        the plan of more room that has them takes as much more as its sum does."""
+        """A rough lower bound on the step time of a plan with all its overlaps, in any schedule, if there were memory
+        for it. A plan that leaves memory for the overlaps takes longer by as much as its objective is higher."""
         return min(self._in_its_order(ranked), self.orders.in_other_orders(ranked))
 
     def _in_its_order(self, ranked: Ranked) -> Seconds:
         return self.overlapping.expected(ranked).seconds - self.overlapping.saves(ranked)
 
     def least(self, ranked: Ranked, cutoff: Seconds) -> Seconds:
-        """The same in the orders of turns that leave bubbles, which are priced where hopes are on both sides of the
+        """The same in the schedules that leave bubbles. These are priced only if the estimates lie on both sides of the
         `cutoff`."""
         own = self._in_its_order(ranked) if self.overlapping.possible else ranked.seconds
         hoped = min(own, self.orders.in_other_orders(ranked))
@@ -66,29 +68,31 @@ class Room:
         return max(hoped, min(own, self.orders.in_any(ranked) - max(0.0, ranked.seconds - own)))
 
     def in_any_order(self, ranked: Ranked) -> Seconds:
-        """The same, without any bubble, where stages may lie in a V or take turns in other orders."""
+        """The same, without any bubble where stages may lie in a V or other schedules are possible."""
         hoped = self.hoped(ranked) if self.overlapping.possible else ranked.seconds
         turns = reorders(self.request.pinned) or may_lie_in_a_v(self.request)
         return min(hoped, ranked.seconds - ranked.bubble) if turns else hoped
 
     def lean(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """A plan of a contender that fits, and leaves room for its overlaps where that is faster."""
+        """A plan of a contender that fits, and leaves memory for its overlaps where that is faster."""
         leaner, ranked = self.leaner(found, ranked, cutoff)
         if not self.maker.fits(found.configuration, ranked.plan.prediction):
             return ranked
         return self.with_room(leaner, ranked, cutoff)
 
     def leaner(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> tuple[Contender, Ranked]:
-        """A contender that needs more memory than its sums know of, for its schedule or for redistributions on their
-        way, found again with as much less as that takes, as far as it may take less than `cutoff`; as it is where it
-        fits, or where nothing does, or where even with the memory that it lacks it would take `cutoff`, settled too."""
+        """A contender that needs more memory than the search counts, for its schedule or for redistributions on their
+        way, found again with as much less memory as that takes, as long as it may take less than `cutoff`. It is
+        unchanged if it fits, if nothing fits, or if even with the missing memory it would take `cutoff`, settled
+        too."""
         limits, any_order = self.maker.limits_of(found.configuration), reorders(self.request.pinned)
         leaner, other, missing, room, tried = found, ranked, self.maker.overfull_by(ranked), 0.0, 0
         if missing > 0 and self.in_any_order(ranked) - found.outcome.open_seconds >= cutoff:
             return found, ranked
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:
-                # as if what is left out grew with what is known; then what is missing, and more: plans differ by steps
+                # first as if the uncounted memory grew with the counted; then what is missing, and more, as plans
+                # change in steps
                 beside = self._beyond(found, other, room, missing)
                 room += max(
                     missing * _GROWS ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing), beside
@@ -102,7 +106,8 @@ class Room:
         return (leaner, other) if missing <= 0 else (found, ranked)
 
     def again(self, found: Contender, room: Bytes) -> Contender:
-        """What is found for a contender that leaves so much room, as it was found: without buckets, say."""
+        """A contender found again with `room` bytes left free, by the engine that found it: without buckets, for
+        example."""
         own = self.engine.source_of(found.outcome)
         engine, covering = self.sources.get(id(found), (found, own, 0.0))[1:]
         hint = (found.outcome.price, found.outcome.under)
@@ -114,8 +119,9 @@ class Room:
         return again
 
     def _beyond(self, found: Contender, ranked: Ranked, room: Bytes, missing: Bytes) -> Bytes:
-        """What more than `room` must be left of every device for plans that, as a result, hold so much more than their
-        sums say that they lack `missing` bytes: with what the rank that lacks most has left by its sums."""
+        """How many bytes beyond `room` must be left free of every device for plans that lack `missing` bytes because
+        they hold more than the search counts. The memory that the rank with the largest lack has left by that count is
+        included."""
         limits, stages = self.maker.limits_of(found.configuration), ranked.plan.prediction.stages
         rank = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes - limits[rank])
         if not ranked.filled:
@@ -124,21 +130,21 @@ class Room:
         return missing + max(0.0, capacity - room - ranked.filled[rank])
 
     def with_room(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so, and
-        as far as it may take less than `cutoff`."""
+        """A contender that leaves memory for its overlaps if it lacks that memory, if it is faster that way, and if it
+        may take less than `cutoff`."""
         if not self.overlapping.possible or seconds_left() < math.inf:
-            return ranked  # of a search whose time is limited the rest is for other contenders
+            return ranked  # with a time limit the rest of the time is for other contenders
         room, other, buckets = found.room, ranked, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)
         before, any_order, cutoff = math.inf, reorders(self.request.pinned), min(cutoff, ranked.seconds)
         with contextlib.suppress(LimitError):
-            # what is found with less memory may need more for its overlaps, then perhaps without an end, and more
-            # for buckets, which may be smaller now for lack of room
+            # a plan found with less memory may need more for its overlaps, perhaps without an end, and more for
+            # buckets, which may be smaller now for lack of memory
             tried, saves, hoped = 0, self.overlapping.saves(ranked), self.least(ranked, cutoff)
             while (
                 0 < (missing := self.overlapping.missing(other)) <= (before if saves else _LESS * before)
                 and tried < _LEANER
             ):
-                if other.filled and not saves:  # what plans of its sums need
+                if other.filled and not saves:  # what plans need beyond the count of the search
                     more = self._beyond(found, other, room, missing)
                 else:
                     more = max(missing * (2**tried if saves else 1), room / 4)
@@ -160,8 +166,8 @@ class Room:
         return ranked
 
     def _with_some_room(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """A contender that leaves room for those of its overlaps that need the least memory, as many as make it
-        faster, where room for all of them is too much."""
+        """A contender that leaves memory only for those overlaps that need the least, as many as make it faster, where
+        memory for all of them is too much."""
         best, any_order = ranked, reorders(self.request.pinned)
         if not self.overlapping.missing(ranked):
             return ranked
@@ -186,7 +192,7 @@ class Room:
         return best
 
     def _seconds(self, ranked: Ranked) -> Seconds:
-        """Of a step with the overlaps that fit; infinite where not even a plan without them does."""
+        """Seconds of a step with the overlaps that fit; infinite if the plan does not even fit without them."""
         overlapped = self.overlapping.overlapped(ranked)
         return overlapped.seconds if self.maker.storable(overlapped) else math.inf
 

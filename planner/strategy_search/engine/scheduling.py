@@ -1,15 +1,16 @@
 """Which schedule runs a plan of the search fastest.
 
-The search minimises a sum that knows one order of turns, 1F1B. What it has found, its stages, strategies and micro-
-batches, may be run in other orders of whole stages too (`COMPARED`): the judge prices each of them, pass by pass, with
-the memory that it holds, and the fastest that fits is taken. 1F1B stays where others win nothing to speak of (`WORTH`):
-they hold more. Interleaved stages are other stages, and are searched where they are asked for. Two stages on each rank
-in a V (`IN_A_V`) are divided anew, for the few results that would be the fastest without their bubble.
+The objective of the search assumes one schedule, 1F1B. The plan found, with its stages, strategies and micro-batches,
+may run in other schedules of whole stages too (`COMPARED`). The judge prices each of them, pass by pass, with the
+memory that it holds, and the fastest that fits is taken. 1F1B stays if the others save less than `WORTH`, because they
+hold more memory. Interleaved schedules have other stages, and are searched where they are asked for. Plans with two
+stages on each rank in a V (`IN_A_V`) are divided anew, for the few results that would be the fastest without their
+bubble.
 
-Interleaved micro-batches and slices of the sequence are tried on the best plan, schedules without a flush are for
-those who ask for them: the plan that was found is taken so, and priced.
+Interleaved micro-batches and slices of the sequence are tried on the best plan. Schedules without a flush run only if
+the user asks for them: the plan found is run that way and priced.
 
-Not good for: plans that another order would have divided otherwise, with fewer blocks where it holds more.
+Not good for: plans that another schedule would have divided otherwise, with fewer blocks where it holds more.
 """
 
 import math
@@ -32,13 +33,13 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
 
 COMPARED = tuple(name for name, schedule in SCHEDULES.items() if schedule.compared)
-"""Orders of whole stages and whole sequences, beside 1F1B."""
+"""Schedules of whole stages and whole sequences, besides 1F1B."""
 
 IN_A_V = tuple(name for name, schedule in SCHEDULES.items() if schedule.v_shaped)
-"""Orders of two stages on each rank, which are divided anew for them."""
+"""Schedules with two stages on each rank in a V; the blocks are divided anew for them."""
 
 Assumed: TypeAlias = Literal["1f1b", "forward", "in order", "offload"]
-"""What an objective counts that a schedule may do better (see `assumed`)."""
+"""What an objective assumes that a schedule may do better (see `assumed`)."""
 
 WORTH = 0.005
 """Share of the step that another schedule must save."""
@@ -47,9 +48,9 @@ WORTH = 0.005
 def fastest_schedule(
     bound: BoundPlan, cluster: Machine, limits: Sequence[Bytes], cutoff: float = math.inf
 ) -> BoundPlan:
-    """The same plan in the order that takes it least, on ranks whose devices may use so many bytes; orders are of no
-    interest where without any waiting it took longer than `cutoff`. Software other than ours runs what it was measured
-    with."""
+    """The same plan in its fastest schedule that keeps every rank within its limit of bytes. No schedule is tried if
+    the plan without its bubble takes `cutoff` or longer. Software other than ours runs the schedule that it was
+    measured with."""
     plan = bound.plan
     if (
         plan.pipeline == 1
@@ -64,8 +65,8 @@ def fastest_schedule(
 
 
 def in_orders(bound: BoundPlan, cluster: Machine, limits: Sequence[Bytes] | None = None) -> list[BoundPlan]:
-    """A plan of 1F1B in each of the other orders that are compared, priced; without those that need more bytes than the
-    limits say of a rank, if any."""
+    """A 1F1B plan in each of the other compared schedules, priced; without those that exceed the limits of bytes of a
+    rank, if limits are given."""
     others = [replace(bound, plan=replace(bound.plan, schedule=schedule)) for schedule in COMPARED]
     return [
         replace(other, plan=replace(other.plan, prediction=prediction))
@@ -75,7 +76,7 @@ def in_orders(bound: BoundPlan, cluster: Machine, limits: Sequence[Bytes] | None
 
 
 def fastest_of(bound: BoundPlan, others: Sequence[BoundPlan]) -> BoundPlan:
-    """A plan, or the fastest in other orders that are worth it."""
+    """The plan, or the fastest of the others if it saves `WORTH`."""
     best = bound
     for other in others:
         least = best.plan.prediction.step_seconds
@@ -88,8 +89,8 @@ def fastest_of(bound: BoundPlan, others: Sequence[BoundPlan]) -> BoundPlan:
 def with_turns(
     bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes], cutoff: Seconds = math.inf
 ) -> BoundPlan:
-    """The same plan with interleaved micro-batches, or slices of its sequence, where nobody decided about either and
-    that saves `WORTH` of its step, and takes less than `cutoff`."""
+    """The same plan with interleaved micro-batches, or slices of its sequence, if the user decided about neither, and
+    if that saves `WORTH` of its step and takes less than `cutoff`."""
     plan = bound.plan
     if not _turns_are_open(plan, pinned, cluster):
         return bound
@@ -105,18 +106,18 @@ def with_turns(
 
 
 def _without_bubble(plan: Plan) -> Seconds:
-    """What the busiest rank takes that waits for no other."""
+    """Step time of the busiest rank without waiting for others."""
     return plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE]
 
 
 def _not_in_parts(plan: Plan) -> Plan:
-    """A plan whose experts wait for their rows: in parts they are for other micro-batches."""
+    """The plan with the exchange of experts exposed: its parts are sized for other micro-batches."""
     return replace(plan, training=replace(plan.training, expert_overlap=()))
 
 
 def _sliced(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cutoff: Seconds) -> list[BoundPlan]:
-    """Those of some plans, which differ in their slices, the fewest first, that may take less than `cutoff`. Slices
-    shorten the bubble alone: more of them work and send for as long together, or longer."""
+    """Those of some plans that may take less than `cutoff`. The plans differ in their slices, the fewest first. Slices
+    only shorten the bubble: with more slices the work and the communication together take as long or longer."""
     found = list[BoundPlan]()
     for plan in plans:
         if _without_bubble(found[-1].plan if found else bound.plan) >= cutoff:
@@ -126,7 +127,7 @@ def _sliced(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cutoff: S
 
 
 def _interleaved(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cutoff: Seconds) -> list[BoundPlan]:
-    """Those of some plans, which differ in how many micro-batches they interleave, that take less than `cutoff`."""
+    """Those of some plans that take less than `cutoff`. The plans differ in how many micro-batches they interleave."""
     if not plans:
         return []
     try:
@@ -138,8 +139,8 @@ def _interleaved(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cuto
 
 
 def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:
-    """Whether the plan gathers weights together, for which micro-batches cannot take turns, and waits for messages for
-    so long that turns, with weights gathered one by one, may take it less."""
+    """Whether the plan has coalesced all-gathers, with which micro-batches cannot interleave, and so much exposed
+    communication that interleaving, with weights gathered one by one, may be faster."""
     plan = bound.plan
     if not _turns_are_open(plan, pinned, cluster) or plan.pipeline > 1 or not plan.training.update.by_block:
         return False
@@ -149,12 +150,12 @@ def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:
 
 
 def _turns_are_open(plan: Plan, pinned: Pinned, cluster: Machine) -> bool:
-    """Whether micro-batches and slices of the plan may take turns in another order."""
+    """Whether micro-batches and slices of the plan may run in another order."""
     return _turns_are_left(pinned, cluster) and plan.virtual_stages == 1
 
 
 def _turns_are_left(pinned: Pinned, cluster: Machine) -> bool:
-    """Whether nobody decided in which order micro-batches and slices take turns, and our own software runs them."""
+    """Whether the user left the order of micro-batches and slices open, and our own software runs them."""
     decided = pinned.interleave is not None or pinned.slices is not None or pinned.schedule is not None
     return runs_here(cluster) and not decided
 
@@ -165,31 +166,31 @@ def all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:
 
 
 def may_lie_in_a_v(request: SearchRequest) -> bool:
-    """Whether nobody decided how stages lie and in which order they are run, and our own software runs them."""
+    """Whether the user left the placement of stages and the schedule open, and our own software runs them."""
     pinned = request.pinned
     decided = (pinned.schedule, pinned.virtual_stages, pinned.interleave, pinned.slices, pinned.pattern)
     return runs_here(request.cluster) and not pinned.even and all(value is None for value in decided)
 
 
 def asks(pinned: Pinned) -> bool:
-    """Whether anything is asked for that is decided behind the search."""
+    """Whether the request asks for anything that is decided after the search."""
     kind = SCHEDULES[pinned.schedule or "1f1b"]
     behind = kind.sliced or not kind.flushes
     return behind or pinned.interleave not in (None, 1) or pinned.slices not in (None, 1)
 
 
 def runs_in_order(request: SearchRequest, configuration: Configuration) -> bool:
-    """Whether what is proved of a configuration is about steps, too, as all operators come in order: in one stage,
-    without turns, offload, or software that hides a share."""
+    """Whether the bound of a configuration is a bound on its step as well, because all operators run in order: in one
+    stage, without interleaving, slices or offload, and without software that hides a share of the communication."""
     hides = request.cluster.software.hidden != Hidden()
     return configuration.pipeline == 1 and not hides and not asks(request.pinned) and request.offload == NOTHING
 
 
 def assumed(request: SearchRequest, space: Iterable[Configuration]) -> tuple[Assumed, ...]:
-    """What objectives in a space assume that a step may do better: 1F1B with exposed transfers where there are
-    pipelines, or of forward passes alone that each takes as long as its slowest stage; else micro-batches one after the
-    other where they may take turns; and exposed offload. Nothing where no
-    step is shorter than its objective, nor of order where a V is asked for, of which the work is bounded."""
+    """What the objectives of a space assume and a step may do better: with pipelines, 1F1B with exposed transfers, or
+    forward passes alone that each take as long as their slowest stage; otherwise micro-batches one after the other,
+    where they may interleave; and exposed offload. Empty if no step is shorter than its objective. Nothing about the
+    schedule if a V is asked for, whose bound is by the work."""
     offload: tuple[Assumed, ...] = () if request.offload == NOTHING else ("offload",)
     return (*_assumed_order(request, space), *offload)
 
@@ -204,16 +205,16 @@ def _assumed_order(request: SearchRequest, space: Iterable[Configuration]) -> tu
 
 
 def reorders(pinned: Pinned) -> bool:
-    """Whether plans are run in other orders of turns than the search has them in."""
+    """Whether plans may run in other schedules than the search assumes."""
     return (pinned.schedule is None and pinned.pattern is None) or asks(pinned)
 
 
 def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
-    """The same plan with the interleaving and slices that are asked for, or the fastest number of them that fits, and
-    without a flush where that is asked for; on ranks whose devices may use so many bytes. Where nothing fits the
-    leanest is returned.
+    """The same plan with the interleaving and slices that the request asks for, or the fastest number of them that
+    fits, and without a flush if the request asks for that, within each rank's limit of bytes. If nothing fits, the
+    leanest plan is returned.
 
-    Raises RequestError, with the numbers, where the plan cannot be taken so.
+    Raises RequestError, with the numbers, if the plan cannot run this way.
     """
     found, refusal = _priced(_tried(bound.plan, request.pinned), bound, cluster)
     if not found:
@@ -227,7 +228,7 @@ def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits:
 
 
 def _tried(plan: Plan, pinned: Pinned) -> Iterator[Plan]:
-    """The plan with each number of interleaved micro-batches and of slices that is asked for."""
+    """The plan with each number of interleaved micro-batches and of slices that the request asks for."""
     for interleave in _asked(pinned.interleave, plan.training.micro_batches):
         training = replace(plan.training, interleave=interleave)
         for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
@@ -236,8 +237,8 @@ def _tried(plan: Plan, pinned: Pinned) -> Iterator[Plan]:
 
 
 def _priced(plans: Iterable[Plan], bound: BoundPlan, cluster: Machine) -> tuple[list[BoundPlan], PlannerError | None]:
-    """Other plans for the graph of a micro-batch that `bound` has, with their predictions; and why the last of those
-    that cannot be had cannot, if any."""
+    """Other plans for the graph of a micro-batch that `bound` has, with their predictions; and the error of the last
+    plan that is impossible, if any."""
     found, refusal, known = list[BoundPlan](), None, dict[tuple[int, bool], BoundPlan]()
     for plan in plans:
         try:
@@ -250,8 +251,8 @@ def _priced(plans: Iterable[Plan], bound: BoundPlan, cluster: Machine) -> tuple[
 
 
 def _bound_again(plan: Plan, bound: BoundPlan, known: dict[tuple[int, bool], BoundPlan]) -> BoundPlan:
-    """Another plan for the graph of a micro-batch that `bound` has. `known` keeps what is bound by its number of slices
-    and whether it interleaves: how many micro-batches it interleaves changes the schedule alone."""
+    """Another plan for the graph of a micro-batch that `bound` has. `known` keeps bound plans by their number of slices
+    and whether they interleave: the number of interleaved micro-batches changes the schedule only."""
     kind = (plan.slices, plan.training.interleave > 1)
     if kind not in known:
         known[kind] = bind_prepared(plan, bound.whole, bound.blocks)
@@ -260,5 +261,5 @@ def _bound_again(plan: Plan, bound: BoundPlan, known: dict[tuple[int, bool], Bou
 
 
 def _asked(count: int | None, of: int) -> tuple[int, ...]:
-    """The number, or where it is left to the search those that are tried."""
+    """The given number, or the numbers that are tried if it is left to the search."""
     return (count or 1,) if count != 0 else tuple(number for number in (1, 2, 4, 8, 16) if of % number == 0)
