@@ -1,20 +1,20 @@
-"""Seconds of head, blocks and tail, and what whole blocks make of them on the ranks of a pipeline.
+"""Seconds of head, blocks and tail, and the lower bound that whole blocks give on the ranks of a pipeline.
 
     rank 0            rank 1 ... p-2          rank p-1
     head + n blocks   n blocks                n blocks + tail         n whole, 1 at least; all blocks in all
 
-On the slowest rank stand M seconds or more:
+The slowest rank has M seconds or more:
 
     mean      the seconds of all over p
     ends      head and one block, or tail and one block; with equal ranks as many blocks as each holds
-    whole     the least T for which (p - 2) floor(T / b) + floor((T - head) / b) + floor((T - tail) / b) covers all
+    whole     the lowest T for which (p - 2) floor(T / b) + floor((T - head) / b) + floor((T - tail) / b) covers all
               blocks that take b, or all blocks where b is what the quickest takes
 
-With v stages on each rank, and m micro-batches that share out these seconds, a step takes
+With v stages on each rank, and m micro-batches over which these seconds are divided, a step takes
 
     (m - 1/v) max t + sum t / v  >=  p M (1 - 1 / (v m)) + p mean p / (v m)
 
-(costmodels.schedules), as ranks share out the devices, too: a rank has p times the seconds that stand on it.
+(costmodels.schedules), because ranks also divide the devices: a rank takes p times its seconds on all devices.
 """
 
 import math
@@ -30,16 +30,16 @@ from planner.strategy_search.request.space import Configuration
 Array = NDArray[np.float64]
 
 _ROUNDED_BYTES = 1e-6
-"""Share of the memory of a device by which sums of the same bytes in another order differ, at most."""
+"""Share of a device's memory by which sums of the same bytes in another order differ at most."""
 
 _ROUNDING = 1e-9
-"""Of a block: sums of the same numbers in another order are no less than a whole one."""
+"""Share of a block by which a sum may miss a whole block: sums of the same numbers in another order differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTimes:
     """Seconds of the experts of a block, spread over all devices: forward and backward `once`, with a second forward
-    pass where they are computed `again`, and what is `moved` of their weights with every micro-batch."""
+    pass if they are recomputed (`again`), and for the collectives of their weights with every micro-batch (`moved`)."""
 
     once: float
     again: float
@@ -49,11 +49,11 @@ class ExpertTimes:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockTimes:
     """Seconds of a batch with all devices in one stage, at every state of the boundary: of the head and of the tail,
-    (states), and of one block of each kind, (kinds, states); `counts` blocks of each kind are there, beside those in
-    the head and in the tail. `places` has operators of which nothing is counted yet, by the kind of their block: -1 for
-    the head, -2 for the tail. `live` has the least bytes that a device keeps of one block of each kind until its
-    backward pass, (kinds, states), and `ending` what the last block keeps less, where that is known; `more` are seconds
-    that all blocks together take beside these."""
+    (states), and of one block of each kind, (kinds, states). `counts` gives the blocks of each kind, without those in
+    the head and in the tail. `places` has the operators that do not count yet, by the kind of their block: -1 for the
+    head, -2 for the tail. `live` has the least bytes that a device keeps of one block of each kind until its backward
+    pass, (kinds, states), and `ending` what the last block keeps less, if that is known; `more` are extra seconds of
+    all blocks together."""
 
     head: Array
     blocks: Array
@@ -68,7 +68,7 @@ class BlockTimes:
     known: dict[tuple[int, bool], tuple[Array, Array]] = field(default_factory=dict)
 
     def times(self, factor: float) -> "BlockTimes":
-        """The same, so many times."""
+        """The block times, multiplied by a factor."""
         return replace(
             self,
             head=self.head * factor,
@@ -80,9 +80,9 @@ class BlockTimes:
         )
 
     def within(self, room: float, again: "BlockTimes | None") -> "BlockTimes":
-        """With what some blocks take more so that all of them keep no more than so many bytes: those that are run
-        `again` take and keep what they do there. Fractions of blocks, those first that save most bytes by a second;
-        infinitely long where nothing is enough, as where there is no other way to run them."""
+        """With the extra seconds of recomputing as many blocks as needed so that all keep at most `room` bytes: blocks
+        that are run `again` take and keep what they do there. Fractions of blocks count, those first that save most
+        bytes per second. Infinitely long if nothing is enough, or if there is no other way to run blocks."""
         assert self.live is not None
         counts = np.array(self.counts)[:, None]
         excess = (counts * self.live).sum(axis=0) + self.ending - room
@@ -99,7 +99,7 @@ class BlockTimes:
         return replace(self, more=np.where(possible, (shares * taken).sum(axis=0), math.inf), known={})
 
     def with_experts(self, seconds: Mapping[int, float]) -> "BlockTimes":
-        """With what operators take in each block that has them."""
+        """With the seconds of operators added in each block that has them."""
         head, tail, more = 0.0, 0.0, [0.0] * len(self.counts)
         for at, own in seconds.items():
             for place in self.places.get(at, ()):
@@ -113,7 +113,8 @@ class BlockTimes:
         return replace(self, head=self.head + head, tail=self.tail + tail, blocks=blocks, known={})
 
     def step_seconds(self, members: Sequence[Configuration]) -> float:
-        """Least step time of configurations that differ in their micro-batches and virtual stages only."""
+        """A lower bound on the step time of configurations that differ only in their micro-batches and virtual
+        stages."""
         found = math.inf
         for c in members:
             slowest, mean = self._on_ranks(c.pipeline, c.virtual_stages > 1 and not c.uneven)
@@ -126,7 +127,7 @@ class BlockTimes:
         return found
 
     def _on_ranks(self, ranks: int, equal: bool) -> tuple[Array, Array]:
-        """Least seconds that stand on the slowest of so many ranks, and on the average one."""
+        """Lower bounds on the seconds of the slowest rank, and of the average rank."""
         if (ranks, equal) not in self.known:
             mean = self._mean(ranks)
             self.known[ranks, equal] = self._slowest(ranks, mean, equal), mean
@@ -138,7 +139,7 @@ class BlockTimes:
         return whole / ranks
 
     def _slowest(self, ranks: int, mean: Array, equal: bool) -> Array:
-        """Least seconds that stand on the slowest of so many ranks, which hold equally many blocks or whole ones."""
+        """A lower bound on the seconds of the slowest rank, if ranks hold equally many blocks, or whole ones."""
         total = sum(self.counts)
         if ranks == 1 or not total:
             return mean
@@ -154,7 +155,7 @@ class BlockTimes:
         return found
 
     def _whole(self, ranks: int, count: int, own: Array) -> Array:
-        """Least seconds in which ranks have room for so many blocks that take some each."""
+        """The least seconds in which ranks can hold `count` whole blocks that take `own` each."""
         head, tail = self.head / own, self.tail / own
         least = (count + head + tail) / ranks
         best = np.full(least.shape, math.inf)
@@ -175,8 +176,8 @@ _HEAD, _TAIL, _ENDS = -1, -2, 2
 def block_times(
     chain: Chain, states: Array, values: tuple[Array, Array, Array], live: Array | None = None
 ) -> BlockTimes:
-    """What the values of head, inner blocks (kinds, states) and tail come to, and the bytes that these keep, of the
-    states that are possible."""
+    """The block times from the values of head, inner blocks (kinds, states) and tail, and the bytes that these keep,
+    for the states that are possible."""
     possible = np.isfinite(states).reshape(-1)
     head, tail = (np.broadcast_to(one, chain.shape).reshape(-1)[possible] for one in (values[0], values[2]))
     inner = values[1].reshape(len(values[1]), -1)[:, possible]

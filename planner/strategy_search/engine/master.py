@@ -1,6 +1,7 @@
-"""Prices of memory and shares of what travels, all at once, from the columns that are known: the master of the pieces.
+"""The master program: prices of memory and shares of exposed communication, all at once, from the known columns.
 
-A rank with n_k inner blocks of kind k runs columns j, x_j blocks in each, not whole ones (Dantzig and Wolfe 1960):
+A rank with n_k inner blocks of kind k runs columns j in x_j blocks each, where x_j may be a fraction (Dantzig and Wolfe
+1960):
 
     min   sum x_j (w part_j + step_j - reduction_j + uncovered_j) + w (f + b) + l
     with  sum over the columns of a piece x_j = its number on the rank           (head and tail: 1)
@@ -9,15 +10,17 @@ A rank with n_k inner blocks of kind k runs columns j, x_j blocks in each, not w
           sum x_j (backward excess_j - backward uncovered_j / w) <= b             share of the backward pass
           sum x_j (reduction_j - c backward_j) - c b <= l                         share of the last backward pass
 
-The interior, what is there for a moment, is a maximum. It is no less than the average over as many blocks as a rank may
-hold with the least that an operator needs, nor than what the tail has of both: a row for each.
+The interior, the memory that is used only for a moment, is a maximum over blocks. It is at least the average over the
+most blocks that a rank may hold, plus the least that an operator needs. It is also at least what the tail has of both.
+Each of the two gives a row.
 
-Its dual values are where the bound by all that is known is highest (`lagrangian`), so the pieces are solved for them
-next. What they find is either a new column, or the proof that no bound is higher. If memory alone binds, the price is
-the one at which two columns cost the same; up to four numbers are not found that way, one after the other.
+The dual values are the prices and shares at which the bound from all known columns is highest (`lagrangian`), so the
+pieces are solved for them next. That gives either a new column, or the proof that no bound is higher. If memory alone
+binds, the price is the one at which two columns cost the same. Up to four numbers cannot be found that way one after
+the other.
 
-GLOP solves it, some rows and at most a hundred columns, in a millisecond. Not good for: nothing that fits, of which it
-says nothing; the leanest columns come first then.
+GLOP solves the program, some rows and at most a hundred columns, in a millisecond. Not good for: problems in which
+nothing fits, of which the program says nothing; the leanest columns come first then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,17 +35,17 @@ from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.solvers.linear_program import LinearSolution, minimized
 
 _TRAVELS = 3
-"""Passes under whose work something travels, and rows of that."""
+"""Number of passes whose work overlaps communication; each has a row."""
 
 _NONE = 1e-9
-"""Blocks: none."""
+"""Fewer blocks than this count as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Master:
-    """What is best by all known columns: seconds of a step that a byte less costs, shares of what travels under work,
-    the share of the interior as the tail has it, the seconds of the rank, and the columns of each kind of blocks with
-    how many run so."""
+    """The optimum over all known columns: `price`, in seconds of a step per byte of memory; `under`, the shares of
+    exposed communication; `at_tail`, the share of the interior as the tail has it; the `seconds` of the rank; and
+    `shares`, the columns of each kind of block with the number of blocks that run each."""
 
     price: float
     under: Passes
@@ -53,7 +56,8 @@ class Master:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """Columns of which a rank takes so many, with micro-batches in flight; whether a share of their interior counts."""
+    """`count` columns that a rank takes in all, with micro-batches in flight; `shares`: whether a share of their
+    interior counts."""
 
     count: int
     flights: float
@@ -63,8 +67,8 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
-    """A row of memory: the capacity for what stays; of the interior of every column such a share, or all that the
-    columns of one group have for a moment."""
+    """A row of memory: the capacity for what stays, and either a share of the interior of every column, or all the
+    memory that the columns of one group use for a moment."""
 
     capacity: float
     interior: float = 0.0
@@ -79,9 +83,9 @@ def master_of(
     counts: Sequence[int],
     at_once: float | None = None,
 ) -> Master | None:
-    """The master of a rank with so many inner blocks of each kind in every chunk; None where no mixture of the known
-    columns fits. `setting` has the capacity of its devices. What lives for a moment counts as the bound has it, or as
-    so many bytes `at_once`."""
+    """The master of a rank with `counts` inner blocks of each kind in every chunk; None if no mixture of the known
+    columns fits. `setting` has the capacity of the rank's devices. Memory that is used for a moment counts as in the
+    bound, or as `at_once` bytes."""
     first, last, chain = rank == 0, rank == setting.ranks - 1, multipliers.chain
     flights, priced = setting.flights(rank), multipliers.priced
 
@@ -141,21 +145,21 @@ def master_of(
 
 
 def _duals(solution: LinearSolution) -> list[float]:
-    """What every row costs; memory and what travels are limits from above."""
+    """The dual value of every row; memory and exposed communication are limited from above."""
     found: list[float] = np.maximum(-solution.duals, 0.0).tolist()
     return found
 
 
 def _lengthens(multipliers: Multipliers) -> float:
-    """Share of what a backward pass waits for, by which it covers more reductions."""
+    """Share of a backward pass's exposed communication during which it overlaps further reductions."""
     return multipliers.covers if multipliers.single else 0.0
 
 
 def _solved(
     groups: Sequence[_Group], memory: Sequence[_Memory], multipliers: Multipliers
 ) -> tuple[LinearSolution, list[list[tuple[Column, float]]]] | None:
-    """The program, whose rows are those of memory, of what travels, and the numbers of columns; and how often each
-    column of every group is taken. None where none fits."""
+    """Solves the program, whose rows are those of memory, of exposed communication, and of the numbers of columns.
+    Returns the solution and how often each column of every group is taken; None if none fits."""
     columns = [(number, group, c) for number, group in enumerate(groups) for c in group.columns]
     limits, weight, covers = len(memory) + _TRAVELS, multipliers.weight, multipliers.covers
     rows = np.zeros((limits + len(groups), _TRAVELS + len(columns)))
@@ -166,7 +170,7 @@ def _solved(
     for at, (number, group, column) in enumerate(columns, _TRAVELS):
         a = column.amounts
         uncovered = a.uncovered_forward, a.uncovered_backward
-        once = min(1.0, weight) * sum(uncovered)  # which messages that take longer than the work have in them
+        once = min(1.0, weight) * sum(uncovered)  # communication that takes longer than the work includes it
         costs[at] = weight * a.part + a.step - a.reduction + once
         there, back = (seconds * min(1.0, 1 / weight) if weight else 0.0 for seconds in uncovered)
         for row, own in enumerate(memory):
@@ -190,5 +194,5 @@ def _solved(
 
 
 def _rounded(dual: float) -> float:
-    """A dual value as it is asked for: nothing hangs on the last digits of a linear program."""
+    """A dual value, rounded: the last digits of a linear program do not matter."""
     return float(f"{dual:.4g}")

@@ -1,7 +1,8 @@
-"""Which price of memory, and which shares of what travels, are tried next for a configuration.
+"""Chooses the price of memory, and the shares of exposed communication, to try next for a configuration.
 
-Those at which the bound of what is known of a rank is highest (`master`): of the slowest rank first, then of some
-others. Where nothing fits, the leanest choice, with what lives for a moment kept below a share of the capacity.
+It takes those at which the bound of a rank from all known columns is highest (`master`): for the slowest rank first,
+then for some others. Where nothing fits, it takes the leanest choice, with the memory that is used for a moment limited
+to a share of the capacity.
 """
 
 import math
@@ -15,25 +16,26 @@ from planner.strategy_search.decomposition.stage_filling import Filled
 from planner.strategy_search.engine.composition import Composition
 
 _IDLE = 0.97
-"""A rank that is busy for a smaller share of the time of the slowest could hold more blocks, if they were lean."""
+"""A rank that is busy for less than this share of the slowest rank's time could hold more blocks, if they were lean."""
 
 REDUCTIONS = 1e-2
-"""Share of a step that reductions take from which on ways to run blocks are looked for that wait for them: a backward
-pass may cover less than is hoped for."""
+"""If reductions take this share of a step or more, ways to run blocks with exposed reductions are looked for as well: a
+backward pass may overlap less than assumed."""
 
 _PROBES = 4
-"""Ranks, evenly spaced, beside the slowest, for whose micro-batches in flight prices are tried."""
+"""Number of ranks, evenly spaced, for whose micro-batches in flight prices are tried besides the slowest rank's."""
 
 CAPS = (4.0, 16.0, 64.0)
-"""Where the leanest choice does not fit because of what lives for a moment, that is kept below these shares of the
-capacity, one after the other."""
+"""If the leanest choice does not fit because of memory that is used for a moment, that memory is limited to the
+capacity divided by these numbers, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Prices to be tried for a kind of devices: of memory, and the micro-batches in flight for which it matters; shares
-    of what travels under work, and of the interior as the tail has it (`Multipliers.solve`). Where chunks run unlike
-    each other, micro-batches in flight `of_chunks`, none among them, in place of one number."""
+    """A price to try for one kind of devices: a price of memory, with the micro-batches in flight at which memory
+    matters; shares of exposed communication; and the share of the interior as the tail has it (`Multipliers.solve`). If
+    chunks run in different ways, `of_chunks` gives their micro-batches in flight, with none among them, in place of one
+    number."""
 
     kind: int
     price: float
@@ -44,9 +46,9 @@ class Asked:
 
 
 class NextPrice:
-    """Chooses by what was put together. `price`: seconds of the step that a byte more of memory would save, about;
-    `under`: shares that count of what travels under the work of each pass; `share`: of the capacity, one by so much, to
-    which what lives for a moment is kept, where 0 is no limit."""
+    """Chooses from what was composed. `price`: about the seconds of the step that a byte more of memory would save;
+    `under`: the shares that count of the communication that each pass's work cannot overlap; `share`: memory that is
+    used for a moment is limited to the capacity divided by this number, 0 for no limit."""
 
     def __init__(self, composition: Composition) -> None:
         self.composition, self.setting, self.chain = composition, composition.setting, composition.chain
@@ -59,11 +61,11 @@ class NextPrice:
 
     @property
     def knows_the_leanest(self) -> bool:
-        """Whether the least memory was asked for in every way, as where nothing fits."""
+        """Whether the least memory was asked for in every way that is tried where nothing fits."""
         return not self.shares
 
     def next(self, state: State, ranks: Sequence[Filled], division: Division | None) -> Asked | None:
-        """What to try at a state of the boundary; None where nothing is left to try."""
+        """What to try at a state of the boundary; None if nothing is left to try."""
         if division is None:
             return self._leaner(state, ranks)
         setting, kinds, held = self.setting, self.kinds, division.block_ranges
@@ -85,15 +87,15 @@ class NextPrice:
             idle = busy[rank] < _IDLE * busy[slowest] and wider is not None
             if idle and wider is not None and math.isinf(ranks[rank].busy[wider]):
                 asked = self.new(Asked(kinds[rank], math.inf, setting.flights(rank)))
-            else:  # with one block more it would take work off the others
+            else:  # with one more block it would relieve the others
                 asked = self._best(state, rank, wider if idle and wider is not None else held[rank])
             if asked is not None:
                 return asked
         return None
 
     def of_later_ranks(self, asked: Asked) -> list[Asked]:
-        """The same price for ranks with fewer micro-batches in flight, of which it proves nothing else: where they may
-        take all that one rank has no time for, nothing is proved of the step."""
+        """The same price for ranks with fewer micro-batches in flight, for which it proves nothing otherwise: if these
+        ranks could take all the work that one rank has no time for, nothing would be proved of the step."""
         if not 0 < asked.price < math.inf or self._unlike:
             return []
         last = self.setting.ranks - 1
@@ -102,7 +104,7 @@ class NextPrice:
         return [one for one in fewer if one.under[2] != WAITED and self.new(one) is not None]
 
     def _leaner(self, state: State, ranks: Sequence[Filled]) -> Asked | None:
-        """Where nothing fits: the least memory, of the ranks that lack most."""
+        """Where nothing fits: the least memory, for the ranks that lack most."""
         setting, kinds = self.setting, self.kinds
         shares = self.composition.shared(self.block_ranges.blocks // (setting.ranks * setting.copies))
         wanted = [float(filled.least[share]) for filled, share in zip(ranks, shares, strict=True)]
@@ -115,12 +117,13 @@ class NextPrice:
         if self.shares:
             self.share = self.shares.pop(0)
             return Asked(kinds[order[0]], math.inf, setting.flights(order[0]))
-        first = order[0]  # nothing known may fit: then the price of what does where there is as much memory
+        first = order[0]  # if no known column fits: the price of what would fit with as much memory
         return self._best(state, first, shares[first]) or self._best(state, first, shares[first], wanted[first])
 
     def _best(self, state: State, rank: int, block_range: int, capacity: float | None = None) -> Asked | None:
-        """The price and the shares at which the bound of a rank with a range of blocks is highest, by all that is
-        known; None where they have been tried, or nothing known fits. `capacity`: in place of that of its devices."""
+        """The price and the shares at which the bound of a rank with a range of blocks is highest, by all known
+        columns; None if they have been tried, or no known column fits. `capacity` replaces that of the rank's
+        devices."""
         master = self.composition.master(state, rank, block_range, capacity=capacity)
         if master is None:
             return None
@@ -131,12 +134,12 @@ class NextPrice:
         return self.new(Asked(self.kinds[rank], master.price, flights, under, master.at_tail, chunks))
 
     def _reductions(self, rank: int, block_range: int) -> float:
-        """The most seconds of reductions that a way to run the blocks of a rank hopes to be covered."""
+        """The most seconds of reductions that some way to run the blocks of a rank assumes to be overlapped."""
         every = self._amounts(rank, self.block_ranges.counts[:, block_range].tolist())
         return max((math.fsum(number * a.reduction for number, a in pairs) for pairs in every), default=0.0)
 
     def _amounts(self, rank: int, counts: Sequence[int]) -> list[list[tuple[int, Amounts]]]:
-        """What each known way to run the blocks of a rank comes to, or the whole model, where nothing repeats."""
+        """The amounts of each known way to run the blocks of a rank, or of the whole model if nothing repeats."""
         pool = self.composition.pool(rank)
         if pool:
             return [[(number, c.amounts) for number, c in zip(counts, way, strict=True)] for way in pool]
@@ -145,7 +148,7 @@ class NextPrice:
         return [[(1, priced.columns(priced.head, (), self.chain)[0].amounts)] for priced in self.multipliers[0].priced]
 
     def new(self, asked: Asked) -> Asked | None:
-        """What is to be tried, if it was not yet; it is noted."""
+        """The price to try, noted as tried; None if it was tried before."""
         key = replace(asked, price=float(f"{asked.price:.4g}"))
         if key in self.tried:
             return None

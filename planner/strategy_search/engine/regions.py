@@ -1,17 +1,17 @@
-"""What bounds many families of configurations before their tables are built: for spaces in which every axis has one
-purpose and operators have one pattern, as those of engines.
+"""Lower bounds for many families of configurations before their tables are built. They need spaces in which every axis
+has one purpose and operators have one pattern, as those of training engines.
 
-    memory    weights, gradients and states alone, as far as ZeRO, tensor and expert parallelism share them out
-    tensor    seconds of all that is neither attention nor experts nor parameters, at a degree of tensor parallelism
-    region    the same with attention, at degrees of a ring, of a context by heads and of tensor parallelism
+    memory    weights, gradients and states alone, as far as ZeRO, tensor and expert parallelism shard them
+    tensor    seconds of everything but attention, experts and parameters, at a degree of tensor parallelism
+    region    the same with attention, at degrees of ring attention, Ulysses and tensor parallelism
     experts   with the experts of one configuration
-    family    with what their weights take with every micro-batch, where ZeRO shares them out
+    family    with the collectives of expert weights for every micro-batch, where ZeRO shards them
 
-Data parallel devices give an operator the same piece of a sample, whatever else they share, so a region is priced once
+Data parallel devices give an operator the same piece of a sample, whatever else they shard. So a region is priced once
 for all of its families: as one stage on all devices, in which experts and parameters take no time, with as many samples
-as no device of its families has more of, since k times the batch takes at most k times as long. What that comes to for
-head, blocks and tail is shared out over the ranks of a pipeline in whole blocks (`block_times`). Where all blocks are
-recomputed in one way, so they are there.
+as any device of its families has at most. This is a bound since k times the batch takes at most k times as long. The
+seconds of head, blocks and tail are divided over the ranks of a pipeline in whole blocks (`block_times`). If all blocks
+are recomputed in one way, the region runs them that way.
 """
 
 import math
@@ -37,28 +37,28 @@ from planner.strategy_search.request.space import EXPERTS, PLAIN_PATTERN, Config
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable, ParameterTable, UseTable
 
 MANY = 100
-"""Families from which on they are bounded together: fewer are opened as soon."""
+"""From this many families on, families are bounded together: fewer are opened as quickly."""
 
-_KEPT = 16  # tables of one stage, the last ones: those who are recomputed in another way ask for them again
+_KEPT = 16  # tables of one stage, the latest: families that recompute otherwise need them again
 _Run = tuple[Running, Kept | None]
-"""How all blocks are run, and what those that are recomputed selectively keep."""
+"""How all blocks are run, and what those keep that are selectively recomputed."""
 
 _AS_IT_COMES: _Run = ("none", None)
 
-_WHOLE = frozenset({"tensor", "replica"})  # roles of axes over which ZeRO shares nothing out
-_MODULE = "moe"  # what experts are a part of, where modules are computed again
+_WHOLE = frozenset({"tensor", "replica"})  # roles of axes over which ZeRO shards nothing
+_MODULE = "moe"  # the module of experts, where modules are recomputed
 _CUT: tuple[Role, ...] = ("ring", "context", "tensor")  # roles of axes that cut a sample
 
 
 @dataclass(kw_only=True, eq=False)
 class Regions:
-    """Bounds of the families of a space; what several of them share is computed once."""
+    """Lower bounds of the families of a space. Whatever several of them share is computed once."""
 
     engine: Engine
     families: Sequence[tuple[Configuration, ...]]
-    _looked: dict[int, int] = field(default_factory=dict)  # how much is known of families, by their place in memory
+    _looked: dict[int, int] = field(default_factory=dict)  # levels tried for a family, by id
     _built: dict[object, CostTables] = field(default_factory=dict)
-    _parts: dict[BlockTimes, BlockTimes] = field(default_factory=dict)  # of the batch, by what times of it take
+    _parts: dict[BlockTimes, BlockTimes] = field(default_factory=dict)  # of one batch, by those of several
 
     def __post_init__(self) -> None:
         graph, template = self.engine.template.graph, self.engine.template
@@ -74,15 +74,15 @@ class Regions:
         for members in self.families:
             degrees, ranks = _degrees(members[0]), members[0].pipeline
             self._ranks[degrees] = math.lcm(self._ranks[degrees], ranks)
-            whole = ranks * math.prod(degrees[:-1])  # what cuts a sequence cuts samples where a stage has all devices
+            whole = ranks * math.prod(degrees[:-1])  # axes that cut a sequence cut samples if a stage has all devices
             self._ranks[degrees[-1]] = math.lcm(self._ranks[degrees[-1]], whole)
 
     def fits(self, c: Configuration) -> bool:
-        """Whether what a device holds of parameters leaves room at all."""
+        """Whether the parameters of a device fit at all."""
         return self.least_bytes(c) <= self.engine.capacities[0]
 
     def least_bytes(self, c: Configuration) -> float:
-        """Least bytes of weights, gradients and optimizer states on the fullest device."""
+        """A lower bound on the bytes of weights, gradients and optimizer states on the fullest device."""
         decided, request = c.under(self.engine.request.pinned), self.engine.request
         zero, tensor = decided.zero or 0, _degrees(c)[-1]
         update = self.engine.update_of(c)
@@ -98,7 +98,7 @@ class Regions:
         return held / c.pipeline
 
     def better(self, members: tuple[Configuration, ...], bound: float) -> float | None:
-        """A better bound on a family than what is known of it; None where there is none but that of its tables."""
+        """A better bound of a family than the known `bound`; None if only its tables can give one."""
         levels = (self._by_tensor, self._by_region, self._by_experts, self._by_family, self._by_memory)
         while (level := self._looked.get(id(members), 0)) < len(levels):
             self._looked[id(members)] = level + 1
@@ -108,8 +108,8 @@ class Regions:
         return None
 
     def with_its_micro_batch(self, c: Configuration) -> float:
-        """Least step time of a configuration, with the pieces that its own micro-batch leaves: as many samples on each
-        device of one stage, but for the work of other ranks."""
+        """A lower bound on the step time of a configuration with the pieces that its own micro-batch leaves: with as
+        many samples on each device of one stage, except for the work of other ranks."""
         degrees, part = _degrees(c), self.engine.request.padded_batch // c.micro_batches
         pieces = self._of_stage(c, degrees, self._experts, part * c.pipeline, _AS_IT_COMES)
         pieces = pieces.times(c.micro_batches / c.pipeline)
@@ -136,22 +136,24 @@ class Regions:
         return self._region(first).with_experts(work).step_seconds(members)
 
     def _by_family(self, members: tuple[Configuration, ...]) -> float:
-        """And with what the weights of experts take with every micro-batch."""
+        """And with the collectives of expert weights for every micro-batch."""
         first, zero = members[0], members[0].under(self.engine.request.pinned).zero or 0
         if not self._experts or zero <= 1:
             return 0.0
         return min(self._moving(c, _run(first)).step_seconds([c]) for c in members)
 
     def _by_memory(self, members: tuple[Configuration, ...]) -> float:
-        """And with what blocks take that are computed again where all of them keep more than there is room for."""
+        """And with the recomputation of blocks where all blocks together keep more than the memory allows."""
         return min(self._in_memory(c).step_seconds([c]) for c in members)
 
     def _in_memory(self, c: Configuration) -> BlockTimes:
-        """All m micro-batches of a configuration, of which rank r of p holds f(r) at a time and P(r) bytes of
-        parameters, in C bytes. Its blocks keep l bytes of the batch on each device of one stage, so that
+        """The block times of all m micro-batches of a configuration within its memory: rank r of p holds f(r)
+        micro-batches at a time and P(r) bytes of parameters, in C bytes. Its blocks keep l bytes of the batch on each
+        device of one stage, so that
 
             f(r) p/m sum l + P(r) <= C      on each rank,
-            sum l <= m/p (C sum 1/f - sum P / max f)      on all."""
+            sum l <= m/p (C sum 1/f - sum P / max f)      on all.
+        """
         pinned, setting = c.under(self.engine.request.pinned), self.engine.setting(c)
         others = [way for way in pinned.recomputation if way != "none"] if pinned.recompute is None else []
         once = self._moving(c, _run(c))
@@ -164,8 +166,8 @@ class Regions:
         return once.within(max(room, 0.0) * c.micro_batches / c.pipeline, again[0] if again else None)
 
     def _moving(self, c: Configuration, run: _Run) -> BlockTimes:
-        """The region of a configuration whose blocks are run so, with its experts, and what their weights take with
-        every micro-batch."""
+        """The region of a configuration with blocks run this way, with its experts, and with the collectives of their
+        weights for every micro-batch."""
         region, zero = self._region(c, run), c.under(self.engine.request.pinned).zero or 0
         if not self._experts:
             return region
@@ -185,7 +187,7 @@ class Regions:
         return known[key]
 
     def _with_experts(self, c: Configuration, part: int, *, parameters: bool) -> dict[int, ExpertTimes]:
-        """What the experts of a block take for so many samples, by operator."""
+        """Seconds of the experts of a block for `part` samples, by operator."""
         engine = self.engine
         template = engine.scaled_to(part)
         builder, restriction = engine.builder(c, engine.groups[0]), decided_of(engine.request, c, template)
@@ -196,7 +198,7 @@ class Regions:
             waits = prices.late[0] + prices.late[1]
             forward = prices.forward + prices.inner_forward
             each = forward + prices.backward - waits + prices.inner_backward
-            moves = engine.gathers == (EACH,)  # others may travel under work
+            moves = engine.gathers == (EACH,)  # other ways may overlap
             found[at] = ExpertTimes(
                 once=float(each.min()) / c.pipeline,
                 again=float((each + forward - prices.late[0]).min()) / c.pipeline,
@@ -207,7 +209,7 @@ class Regions:
     def _of_all(
         self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], ranks: int, run: _Run
     ) -> BlockTimes:
-        """Seconds of the batch in one stage on all devices: a part of what so many times the batch takes."""
+        """Seconds of the batch in one stage on all devices: a share of what `ranks` times the batch takes."""
         whole = self._of_stage(c, degrees, but, self.engine.request.padded_batch * ranks, run)
         if whole not in self._parts:
             self._parts[whole] = whole.times(1 / ranks)
@@ -216,8 +218,8 @@ class Regions:
     def _of_stage(
         self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], part: int, run: _Run
     ) -> BlockTimes:
-        """Seconds of so many samples in one stage on all devices, which cut samples so, without some operators and
-        without parameters."""
+        """Seconds of `part` samples in one stage on all devices, which cut samples by these degrees, without the
+        operators in `but` and without parameters."""
         decided = c.decided
         assert decided is not None
         cuts = None if decided.pattern is None else decided.pattern.vocabulary
@@ -228,7 +230,7 @@ class Regions:
         return known[key]
 
     def _tables(self, c: Configuration, but: tuple[int, ...], part: int) -> CostTables:
-        """The tables of one stage, those asked for last."""
+        """The tables of one stage; the latest are kept."""
         key = (c, but, part)
         if key not in self._built:
             while len(self._built) >= _KEPT:
@@ -254,13 +256,13 @@ class Regions:
 
 
 def _degrees(c: Configuration) -> tuple[int, int, int]:
-    """Degrees of a ring, of a context by heads, and of tensor parallelism."""
+    """Degrees of ring attention, of Ulysses, and of tensor parallelism."""
     named = dict(zip(c.roles, c.mesh, strict=True))
     return named.get("ring", 1), named.get("context", 1), named.get("tensor", 1)
 
 
 def _run(c: Configuration) -> _Run:
-    """The way in which a configuration runs its blocks that takes the least seconds."""
+    """The fastest way in which a configuration may run its blocks."""
     decided = c.decided
     assert decided is not None
     kept = None if decided.pattern is None else decided.pattern.kept
@@ -268,14 +270,15 @@ def _run(c: Configuration) -> _Run:
 
 
 def _work(experts: ExpertTimes, run: _Run) -> float:
-    """Seconds that the experts of a block take that is run so."""
+    """Seconds of the experts of a block that is run this way."""
     way, kept = run
     again = way == "full" or (way == "selective" and kept is not None and _MODULE in kept.but)
     return experts.again if again else experts.once
 
 
 def _one_stage(c: Configuration, degrees: tuple[int, int, int]) -> Configuration:
-    """One stage on all devices of a configuration, which cut a sample so, with one micro-batch and no experts apart."""
+    """One stage on all devices of a configuration, which cut a sample by these degrees, with one micro-batch and
+    without separate experts."""
     devices = c.pipeline * math.prod(c.mesh)
     named = {"data": devices // math.prod(degrees), **dict(zip(_CUT, degrees, strict=True))}
     real = [(role, size) for role, size in named.items() if size > 1]
@@ -303,7 +306,8 @@ def _of_class(graph: OperatorGraph, op_class: str) -> tuple[int, ...]:
 
 
 def _least_moved(parameter: ParameterTable) -> float:
-    """Least seconds in which a weight comes once and its gradient goes, with every micro-batch."""
+    """A lower bound on the seconds of a weight's all-gather and its gradient's reduction, once for every
+    micro-batch."""
     each = parameter.prices.accumulation
     for use in parameter.uses:
         ways = [use] if use.together is None else [use, use.together]
@@ -312,8 +316,8 @@ def _least_moved(parameter: ParameterTable) -> float:
 
 
 def _without(tables: CostTables, but: Collection[int]) -> CostTables:
-    """Tables in which parameters take no time, and some operators neither that nor memory, nor what comes to these and
-    goes from them."""
+    """Tables in which parameters take no time, and the operators in `but` take neither time nor memory. The
+    redistributions to and from these operators take none either."""
     return replace(
         tables,
         operators=tuple(_timeless(one) if at in but else one for at, one in enumerate(tables.operators)),

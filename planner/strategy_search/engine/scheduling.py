@@ -111,7 +111,8 @@ def _without_bubble(plan: Plan) -> Seconds:
 
 
 def _not_in_parts(plan: Plan) -> Plan:
-    """The plan with the exchange of experts exposed: its parts are sized for other micro-batches."""
+    """The plan with the exchange of experts exposed: experts in parts overlap with other interleaved micro-batches
+    only."""
     return replace(plan, training=replace(plan.training, expert_overlap=()))
 
 

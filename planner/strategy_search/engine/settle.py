@@ -1,12 +1,12 @@
 """The exact problem of one rank of a found plan, for solvers that know nothing of pieces, columns or prices.
 
-What is given: how many blocks stand in the stage, how many of them run each way, and, in a pipeline, the layout in
-which stages meet. What is decided: the strategy of every operator, the stored layouts of every parameter, the operators
-that keep their results, for all blocks of a group alike.
+Given are the number of blocks in the stage, how many of them run each way, and, in a pipeline, the layout at which
+stages meet. Decided are the strategy of every operator, the stored layouts of every parameter, and the operators that
+keep their results, for all blocks of a group alike.
 
     minimise  m part + step      with  fixed + in_flight live + replay + transient  within the capacity
 
-All m micro-batches of the slowest rank count, those that fill the pipeline too.
+All m micro-batches of the slowest rank count, including those that fill the pipeline.
 
 Two groups of recomputed blocks share one interior: the larger one counts.
 """
@@ -31,19 +31,19 @@ from planner.strategy_search.solvers.elimination.order import EXACT
 from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 
 GAP = 1e-5
-"""The slowest rank is settled to this, relatively."""
+"""Relative gap to which the slowest rank is settled."""
 
 _FRONTS = 10_000
-"""Entries of a Pareto front, at most, where nobody asks for a certificate: with ten times as many deep pipelines of
-experts took twice as long; of 21 such plans 15 were as fast, the others up to 0.13% faster."""
+"""Maximum entries of a Pareto front if no certificate is asked for. With ten times as many, deep pipelines of experts
+took twice as long; of 21 such plans 15 were as fast, the others up to 0.13% faster."""
 
 ILP_SECONDS = 60.0
-"""An integer program may take so long where the request has no time limit."""
+"""Time limit, in seconds, of an integer program if the request has no time limit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankProblem:
-    """The problem of a rank, the columns that the plan has for its parts, and their choice in the problem."""
+    """The problem of a rank, the columns of the plan for its parts, and their choice in the problem."""
 
     found: PartsProblem
     columns: tuple[Column, ...]
@@ -56,15 +56,15 @@ class RankProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What an independent solver says of the slowest rank of a plan, its division into groups of blocks given.
+    """What an independent solver says of the slowest rank of a plan, with its division into groups of blocks given.
 
     Attributes:
-        solver, status: who, and what it proved (see `Solution.status`).
+        solver, status: the solver, and what it proved (see `Solution.status`).
         busy_seconds: of the rank in a step, as planned.
-        found_seconds: the least that the solver found; infinite if nothing.
-        bound_seconds: it proved that nothing takes less.
+        found_seconds: the lowest that the solver found; infinite if nothing.
+        bound_seconds: the lower bound that it proved.
         variables: of the problem.
-        seconds: the solver took.
+        seconds: run time of the solver.
     """
 
     solver: str
@@ -77,15 +77,16 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """How much less, relatively, the rank could be busy at most."""
+        """The relative gap: at most this share less could the rank be busy."""
         return max(0.0, 1 - self.bound_seconds / self.busy_seconds) if self.busy_seconds else 0.0
 
 
 def settle_and_certify(
     request: SearchRequest, pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, outcome: Outcome
 ) -> tuple[tuple[RankFilling, ...], float, Certificate | None]:
-    """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
-    long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
+    """Solve the slowest rank exactly, with its division into groups given, by the solver of the request's algorithm.
+    Returns the ranks, how long the slowest is busy then, and, if the request asks for it, what the integer program says
+    of that rank as it was planned."""
     ranks = list(outcome.ranks)
     slowest, found = _slowest(pipeline_of_kinds, setting, outcome)
     busy = found.problem.evaluate(found.choice).time
@@ -105,8 +106,8 @@ def settle_and_certify(
 
 
 def settling_saves(pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, outcome: Outcome) -> float:
-    """Seconds of a step that settling may save at most, by what memory at the best price proves of the slowest rank, of
-    which the rest may stay as it is; infinite where the problem is too wide to tell."""
+    """An upper bound on the seconds of a step that settling may save: what memory at the best price proves of the
+    slowest rank, with the rest of the step unchanged; infinite if the problem is too wide to tell."""
     _, found = _slowest(pipeline_of_kinds, setting, outcome)
     try:
         least = dynamic_programming.lower_bound(found.problem, cell_limit=EXACT)
@@ -116,7 +117,7 @@ def settling_saves(pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, o
 
 
 def _slowest(pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, outcome: Outcome) -> tuple[int, RankProblem]:
-    """The slowest rank of what was found, and its problem."""
+    """The index of the slowest rank of an outcome, and its problem."""
     ranks = outcome.ranks
     slowest = max(range(len(ranks)), key=lambda rank: _busy(ranks[rank], setting))
     own_setting = pipeline_of_kinds.setting_of(setting, slowest)
@@ -125,14 +126,14 @@ def _slowest(pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, outcome
 
 
 def _busy(filling: RankFilling, setting: Setting) -> float:
-    """About what a rank takes for a step, to tell which is the slowest."""
+    """About the seconds of a step that a rank takes, to find the slowest."""
     held = [column.amounts for column in (filling.head, filling.tail) if column is not None]
     held += [column.amounts for column in filling.inner]
     return math.fsum(setting.micro_batches * own.part + own.step for own in held)
 
 
 def _peak(found: RankProblem, columns: Sequence[Column], peak: float) -> float:
-    """What a rank needs with these columns, whose problem says `peak`: another interior may be the largest now."""
+    """Peak bytes of a rank with these columns, if its problem says `peak`: another interior may be the largest now."""
     interiors = [column.amounts.replay for column in columns]
     counted = next(own for part, own in zip(found.found.parts, interiors, strict=True) if part.interior)
     return peak + max(interiors) - counted
@@ -141,8 +142,8 @@ def _peak(found: RankProblem, columns: Sequence[Column], peak: float) -> float:
 def _certificate(
     solver: str, found: RankProblem, busy: float, request: SearchRequest
 ) -> tuple[Certificate, Solution] | None:
-    """What a solver says; None where dynamic programming is asked, and the problem is too wide for that, or where a
-    limit of the planner is reached."""
+    """The certificate and the solution of a solver; None if dynamic programming is asked and the problem is too wide
+    for it, or if a limit of the planner is reached."""
     options: dict[str, Any] = {}
     if solver == "dynamic_programming":
         options.update(relative_gap=GAP, cell_limit=EXACT, known=found.choice)
@@ -176,7 +177,8 @@ def _certificate(
 
 
 def _refilled(filling: RankFilling, columns: Sequence[Column], peak: float) -> RankFilling:
-    """The rank with other columns, of this peak by themselves, in place of its own, in the order of the model."""
+    """The rank with other columns in place of its own, in the order of the model; `peak` is that of the columns by
+    themselves."""
     left = list(columns)
     head = left.pop(0) if filling.head is not None else None
     tail = left.pop() if filling.tail is not None else None
@@ -186,7 +188,7 @@ def _refilled(filling: RankFilling, columns: Sequence[Column], peak: float) -> R
 
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:
-    """The problem of one rank."""
+    """The exact problem of one rank."""
     ran = _ran(chain, setting, rank, filling)
     counted = max(range(len(ran)), key=lambda place: ran[place][1].amounts.replay)
     parts = [
@@ -221,8 +223,8 @@ def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
 
 
 def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> list[tuple[Part, Column]]:
-    """What a rank runs, equal blocks together, in the order of the model. Chunks that run unlike each other hold most
-    at one moment, for which they count."""
+    """The parts and columns of a rank, with equal blocks together, in the order of the model. Chunks that run in
+    different ways count at the moment at which they hold most."""
     chunks, rows = filling.of_chunks(setting.copies), setting.fullest[rank]
     most = [max(numbers) for numbers in zip(*rows, strict=True)]
     flights = (setting.flights(rank),) if setting.uneven else setting.in_flight[rank]
@@ -246,7 +248,7 @@ def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> lis
 
 
 def _kept(filling: RankFilling, chunks: Sequence[Sequence[Column]], flights: Sequence[float]) -> float:
-    """Bytes that a rank keeps of micro-batches, of which so many are in flight of each chunk."""
+    """Bytes that a rank keeps with the given numbers of micro-batches in flight for each chunk."""
     inner = (number * column.amounts.live for number, own in zip(flights, chunks, strict=True) for column in own)
     ends = ((filling.head, flights[0]), (filling.tail, flights[-1]))
     return math.fsum(inner) + math.fsum(number * column.amounts.live for column, number in ends if column is not None)
