@@ -1,4 +1,4 @@
-"""Searches around the best plan: what they tell while they run, and what comes of them."""
+"""Helpers for searches around the best plan: their progress and their results."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ Stop = Callable[[], bool]
 
 
 def exact(request: SearchRequest) -> bool:
-    """Whether the search is the exact one, of all configurations, on devices of one kind: what is searched around its
-    plan is searched likewise."""
+    """Whether the search is the exact one, of all configurations, on devices of one kind. Searches around its plan are
+    exact in the same sense."""
     return request.algorithm == "dynamic_programming" and request.prune and isinstance(request.cluster, Cluster)
 
 
@@ -27,10 +27,10 @@ def in_a_v(ranked: Ranked) -> bool:
 
 
 def bound_of_like(ranked: Ranked, result: SearchResult, request: SearchRequest, shared: Shared) -> float:
-    """What no plan of a request that is like one takes less than, by a result of it. Where the best plan has stages
-    that lie one after the other, its bound is about such; of stages in a V less is known.
+    """The lower bound from a result of the request that holds for this plan. If the best plan has its stages one after
+    the other, the bound of the result is about such plans; for stages in a V a weaker bound holds.
 
-    Raises LimitError where a limit of the planner is reached.
+    Raises LimitError if a limit of the planner is reached.
     """
     if not in_a_v(ranked) or in_a_v(result.plans[0]):
         return result.bound_seconds
@@ -38,7 +38,7 @@ def bound_of_like(ranked: Ranked, result: SearchResult, request: SearchRequest, 
 
 
 def together(first: Statistics, second: Statistics) -> Statistics:
-    """Of two searches, one after the other."""
+    """The statistics of two searches, one after the other."""
     return replace(
         first,
         configurations=first.configurations + second.configurations,
@@ -49,12 +49,12 @@ def together(first: Statistics, second: Statistics) -> Statistics:
 
 
 def fastest_of(plans: Sequence[Ranked], top: int) -> tuple[Ranked, ...]:
-    """So many plans, the fastest first."""
+    """The `top` fastest plans, fastest first."""
     return tuple(sorted(plans, key=lambda one: one.seconds))[:top]
 
 
 def told(on_progress: Listener, result: SearchResult, phase: str) -> Listener:
-    """Tells of a search around the best plan, which is never worse than what is known."""
+    """Reports the progress of a search around the best plan, which is never worse than what is known."""
 
     def tell(progress: Progress) -> None:
         best = min(progress.best_seconds, result.plans[0].seconds)

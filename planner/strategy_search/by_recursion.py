@@ -1,4 +1,4 @@
-"""Recursive programming over numbers of ranks and micro-batches, in place of families of configurations best first."""
+"""Recursive programming over numbers of ranks and micro-batches, in place of the best-first search over families."""
 
 import math
 from collections import Counter
@@ -11,22 +11,23 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
 _SWEPT = 3
-"""Configurations that are decided once more, with sweeps."""
+"""Number of configurations that are decided once more, with sweeps."""
 
 _SLOWER = 2
-"""Numbers of pipeline ranks in turn, each slower than the best, after which no more of them are tried."""
+"""After this many numbers of pipeline ranks in a row that are slower than the best, no more are tried."""
 
 
 class ByRecursion(BestFirst):
     """The search of one request, axis by axis (`planner.strategy_search.engine.recursive`)."""
 
     def _explore(self) -> bool:
-        """Axis by axis for numbers of ranks and micro-batches.
+        """Search axis by axis for numbers of ranks and micro-batches.
 
         For a number of ranks the micro-batches are tried outwards from one sample on every device, as long as that
-        helps; more ranks until `_SLOWER` numbers of them in turn were slower; virtual stages where a shorter bubble may
-        make the same with one stage on each rank the fastest: a heuristic, like what it calls. The best are then
-        decided once more with sweeps. Returns whether it was stopped before its end.
+        helps. More ranks are tried until `_SLOWER` numbers of them in a row were slower. Virtual stages are tried where
+        a shorter bubble may make a configuration with one stage on each rank the fastest. This is a heuristic, like the
+        search of an axis itself. The best are then decided once more with sweeps. Returns whether the search was
+        stopped before its end.
         """
         found: dict[Configuration, float] = {}
         slower: Counter[object] = Counter()  # by the purposes of axes
@@ -61,14 +62,14 @@ class ByRecursion(BestFirst):
         return self._goes_no_further()
 
     def _goes_no_further(self) -> bool:
-        """Whether somebody has stopped the search. Raises LimitError at a limit of the planner."""
+        """Whether the user has stopped the search. Raises LimitError at a limit of the planner."""
         check()
         return self.cancelled()
 
     def _lines(self) -> list[tuple[Configuration, ...]]:
-        """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
+        """Configurations that differ only in their micro-batches; without a given mesh one stands for all meshes."""
         self.queue.clear()
-        self.proved = min(map(self.engine.bound, self.space))  # of all: not every one is looked at
+        self.proved = min(map(self.engine.bound, self.space))  # of all, as not every one is looked at
         given = self.request.pinned.mesh is not None or bool(self.request.shards)
         lines: dict[object, list[Configuration]] = {}
         for c in self.space:
@@ -79,7 +80,7 @@ class ByRecursion(BestFirst):
         return [tuple(sorted(line, key=lambda c: c.micro_batches)) for line in every]
 
     def _descend(self, configuration: Configuration, *, sweeps: int) -> float:
-        """Evaluate what recursive programming finds for a configuration; its seconds."""
+        """Evaluate the plan that recursive programming finds for a configuration. Returns its seconds."""
         try:
             found = self.engine.recursive(configuration, sweeps=sweeps)
             if found is None:

@@ -1,4 +1,5 @@
-"""What else a search has priced, named in the plans that it gives, so that a report needs no search of its own."""
+"""Other plans that a search has priced, named in the plans that it returns, so that a report needs no search of its
+own."""
 
 from dataclasses import replace
 
@@ -13,8 +14,8 @@ from planner.strategy_search.result import SearchResult
 
 
 def with_candidates(request: SearchRequest, result: SearchResult) -> SearchResult:
-    """The result with what was priced as candidates in its plans; without where something was decided by hand, as then
-    there may be better ones."""
+    """The result, with the priced plans as candidates in its plans. Without candidates if the user decided something,
+    as there may be better plans then."""
     if result.statistics.stopped or not _undecided(request):
         return replace(result, priced=())
     shown = [*result.plans, *(() if result.simpler is None else (result.simpler.fastest,))]
@@ -36,7 +37,7 @@ def _undecided(request: SearchRequest) -> bool:
 
 
 def _place(ranked: Ranked) -> tuple[object, ...]:
-    """Where in the space a plan is, whatever was made of its schedule."""
+    """The place of a plan in the space, whatever its schedule."""
     c = ranked.configuration
     return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles
 

@@ -1,4 +1,4 @@
-"""The search for layers in fp8, and both of its ends: every layer in fp8 that could be, and none.
+"""The search over layers in fp8, and its two extremes: every layer in fp8 that can be, and none.
 
     open     the search decides for each layer and strategy       a bound, and a plan
     all      every layer in fp8                                   the plans that are found where that is asked for
@@ -6,11 +6,12 @@
     gathered the first, with weights gathered in fp8, where       a bound of its own, and a plan; the bound of both is
              that can be                                          the lower one
 
-The space of the first has that of the others in it, and its bound holds for them. Its best sums need not be the fastest
-steps: what an identity shares out counts as overlapped with whichever reader covers most, and a layer in fp8 covers
-nothing. So the ends are searched, too, as if they had been asked for, and no plan is slower than these. They come
-first: what is found there is known to the searches behind, which look for what is faster, and make few plans of what is
-not. Where time is limited the open search comes first, as nothing else has its bound.
+The space of the first includes that of the others, so its bound holds for them. The plans with its lowest objectives
+need not have the fastest steps: the communication that an identity shares out counts as overlapped with whichever
+reader overlaps most, and a layer in fp8 overlaps nothing. So the extremes are searched as well, as if they had been
+asked for, and no plan is slower than theirs. They come first: the searches after them know their plans, look only for
+faster plans, and make few plans of slower ones. With a time limit the open search comes first, as only it gives the
+bound.
 """
 
 import math
@@ -29,13 +30,13 @@ from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
 
 Solve = Callable[[SearchRequest, float, Ranked | None], SearchResult]
-"""The best plans of a request whose objectives are below a cutoff, where a plan of another may be known."""
+"""The best plans of a request with objectives below a cutoff; a plan of another request may be known."""
 
 
 def with_fp8_ends(
     request: SearchRequest, solve: Solve, cutoff: float, cancelled: Callable[[], bool] = lambda: False
 ) -> SearchResult:
-    """`solve`, never slower than with all layers in fp8 or with none where the search decides which are.
+    """`solve`, never slower than with all layers in fp8 or with none, if the search decides which layers are.
 
     Raises what `solve` raises.
     """
@@ -44,7 +45,7 @@ def with_fp8_ends(
     opened, ends = _opened(request), ends_of(request)
     order = (*reversed(ends), *opened) if seconds_left() == math.inf else (*opened, *ends)
     found, of_ends, errors = list[SearchResult](), list[SearchResult](), list[InfeasibleError]()
-    asked = list[SearchRequest]()  # of what was found
+    asked = list[SearchRequest]()  # the requests of `found`
     for number, one in enumerate(order):
         is_end = one in ends
         if is_end and found and (cancelled() or reached() or found[-1].statistics.stopped):
@@ -80,7 +81,7 @@ def with_fp8_ends(
             break
         try:
             plans.append((plan, bound_of(plan)))
-        except LimitError:  # before it was known of stages in a V; there is a plan without, of which it is
+        except LimitError:  # before the bound for stages in a V was known; a plan without a V, with its bound, exists
             stopped = True
     proofs = tuple(with_proof(plan, its, covered=proved) for plan, its in plans)
     priced = tuple(plan for one in (*found, *of_ends) for plan in one.priced)
@@ -92,8 +93,8 @@ def with_fp8_ends(
 
 
 def _opened(request: SearchRequest) -> tuple[SearchRequest, ...]:
-    """The requests in which the search decides on layers: with weights gathered as they are, and in fp8 where that can
-    be. The bound of all is the lower one."""
+    """The requests in which the search decides on layers: with weights gathered as they are, and in fp8 if possible.
+    The lower bound of the two is the bound of all."""
     gathered = gathering_in_fp8(request)
     return (request,) if gathered is None else (request, gathered)
 

@@ -1,6 +1,6 @@
-"""A training job: which model is trained on which machine, and every default of that.
+"""A training job: which model is trained on which machine, and all defaults for that.
 
-The command line, `planner.search`, imports and validation resolve here what nobody said. So the same words mean the
+The command line, `planner.search`, imports and validation take their defaults from here. So the same words mean the
 same job everywhere:
 
     devices         as many as the profile says that it has
@@ -47,39 +47,40 @@ if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
 
 _LOG = logging.getLogger(__name__)
-"""What --verbose shows."""
+"""Messages for --verbose."""
 
 SAMPLES_PER_DEVICE = 4
-"""Of a step, where nobody says: sequences, and samples of which nothing is known."""
+"""Default samples of a step per device: for sequences, and for samples of unknown kind."""
 
 IMAGES_PER_DEVICE = 32
-"""The same of images: Goyal et al. 2017 (arXiv 1706.02677), section 2."""
+"""The same for images: Goyal et al. 2017 (arXiv 1706.02677), section 2."""
 
 _IMAGES, _COLOURS = 4, 3  # dims of images, B C H W, and size of C
 
 PRECISION = "bf16"
-"""What accelerators compute in where nobody says."""
+"""Default precision of accelerators."""
 
 Trace = Callable[["BuiltModel"], OperatorGraph]
 """Traces a built model."""
 
 
 def default_precision(cluster: Machine) -> str:
-    """What is computed in where nobody says: bf16, on CPUs fp32."""
+    """The default precision: bf16, on CPUs fp32."""
     return "fp32" if device_type_of(cluster) == "cpu" else PRECISION
 
 
 def machine_from(
     profile: Machine | str, *, levels: str | None = None, software: str | None = None, devices: int | None = None
 ) -> Machine:
-    """A profile by its name or file, or groups of several, with `devices` in use.
+    """The machine of a profile, given by name or file, or of groups of several profiles, with `devices` in use.
 
-    `levels` replaces those of the profile (`hardware_profiles.compose`), `software` is the name of a training stack. A
-    machine that is given as such keeps its own, with the interval of peaks of that stack where it has none.
+    `levels` replaces the levels of the profile (`hardware_profiles.compose`), `software` is the name of a training
+    stack. A machine that is passed as an object keeps its own software, with the interval of measured peaks of that
+    stack if it has none.
 
     Raises:
         HardwareProfileError: for a profile or software that is not known.
-        RequestError: for bad levels, and for any of several groups, which have levels of their own.
+        RequestError: for bad levels, and for any levels of several groups, which have levels of their own.
     """
     machine = profile if not isinstance(profile, str) else load_machine(profile)
     if levels is not None:
@@ -91,7 +92,8 @@ def machine_from(
 
 
 def _with_interval_of_peaks(machine: Machine) -> Machine:
-    """A machine that was built in Python says nothing of measured peaks: those of its stack (`peak_spread`)."""
+    """The machine with the interval of measured peaks of its stack (`peak_spread`), if it was built in Python without
+    one."""
     software = machine.software
     if (software.peak_low, software.peak_high) != (1.0, 1.0):
         return machine
@@ -100,7 +102,7 @@ def _with_interval_of_peaks(machine: Machine) -> Machine:
 
 
 def with_memory_margin(machine: Machine, margin: float) -> Machine:
-    """The machine with that share of a predicted peak left free, instead of what errors of measured runs ask for.
+    """The machine with this share of a predicted peak left free, instead of the margin from errors of measured runs.
     Raises RequestError for a share below 0 or above 1."""
     if not 0 <= margin <= 1:
         raise RequestError(f"memory_margin = {margin}: it is a share of the predicted peak, from 0 to 1")
@@ -121,12 +123,12 @@ def _composed(machine: Machine, levels: str) -> Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A traced model, whose example inputs have `batch` samples, on a machine, with nothing left open.
+    """A traced model on a machine, with nothing left open. The example inputs of the model have `batch` samples.
 
     Attributes:
-        samples_per_device: of a step, where nobody says.
-        asked_batch: samples of a step that were asked for.
-        only_batch: why the model computes with micro-batches of `batch` samples alone; None where it does with any.
+        samples_per_device: of a step, if the user does not say.
+        asked_batch: samples of a step that the user asked for.
+        only_batch: why the model computes only with micro-batches of `batch` samples; None if it computes with any.
     """
 
     model: ModelReference
@@ -144,8 +146,8 @@ class Job:
         return self.samples_per_device * self.cluster.devices if self.asked_batch is None else self.asked_batch
 
     def request(self, **asked: Any) -> SearchRequest:
-        """A request for plans of this job; `asked` are other fields of `SearchRequest`. The search decides which
-        linear layers are in fp8 where nothing is said of them. Raises RequestError."""
+        """A request for plans of this job; `asked` are other fields of `SearchRequest`. If none of them says which
+        linear layers are in fp8, the search decides. Raises RequestError."""
         if asked.get("fp8_layers") and not asked.get("fp8"):
             raise RequestError(f"fp8_layers: {', '.join(asked['fp8_layers'])} is to be in fp8; name a recipe (fp8)")
         request = SearchRequest(
@@ -176,15 +178,15 @@ def named_job(
     graph_cache: Path | None = None,
     noted: Callable[[str], None] = lambda _: None,
 ) -> Job:
-    """The job of a model that is named: of the zoo, a configuration's, or a factory's.
+    """The job of a named model: of the zoo, of a configuration, or of a factory.
 
     Args:
-        trace: traces what is built.
+        trace: traces the built model.
         graph_cache: a folder that keeps traced graphs (`planner.plan.graph_cache`).
-        rule_cache: see `discover`, which finds rules of operators that have none and says in `noted` what must be
-            known of them.
+        rule_cache: see `discover`, which finds rules for operators that have none and reports through `noted` what the
+            user must know about them.
 
-    Raises ModelError where it cannot be built or traced, RuleError where an operator cannot get a rule.
+    Raises ModelError if the model cannot be built or traced, RuleError if an operator cannot get a rule.
     """
     precision = default_precision(cluster) if precision is None else _known(precision)
     with_rules: list[OperatorGraph] = []
@@ -215,8 +217,8 @@ def traced_named(
     cache: Path | None,
     ruled: Callable[[OperatorGraph], OperatorGraph] | None = None,
 ) -> Carried:
-    """The graph of a model that is named: one that is kept, or traced, and kept from then on where it can be. A model
-    that is not ours is traced at a second batch, too, where `ruled` gives its operators rules; else it is not kept."""
+    """The graph of a named model: from the cache, or traced and, where possible, kept. A model that is not ours is
+    traced at a second batch, too, if `ruled` gives its operators rules; without `ruled` it is not kept."""
     from planner.models.zoo import build_model, is_of_zoo
 
     key = None if cache is None else graph_key(name, dtype=dtype, sequence_length=sequence_length)
@@ -275,7 +277,8 @@ def given_job(
 
 
 def samples_per_device(graph: OperatorGraph, batch: int, name: str | None = None) -> int:
-    """Of a step, where nobody says: what the zoo says of a model with that name, or by what its samples are."""
+    """Default samples of a step per device: those of the zoo for a model with that name, or those for the kind of its
+    samples."""
     from planner.models.zoo import is_of_zoo, zoo_entry
 
     said = zoo_entry(name).samples_per_device if name is not None and is_of_zoo(name) else None
@@ -301,13 +304,13 @@ def _samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 
 def _is_ours(module: Any) -> bool:
-    """Whether a module is a model of the zoo, as those are that some configurations are built as."""
+    """Whether a module is a model of the zoo. Some configurations are built as such models."""
     return type(module).__module__.startswith("planner.models.")
 
 
 def _batch_fault(model: "BuiltModel", graph: OperatorGraph, trace: Trace) -> str | None:
-    """See `batch_fault`. Alike blocks were compared where `graph` was traced. Only where the second trace shows a fault
-    does another compare them again: blocks that are not alike would be one."""
+    """See `batch_fault`. Similar blocks were compared when `graph` was traced. They are compared again, in another
+    trace, only if the second trace shows a fault: blocks that are not alike would be such a fault."""
     fault = batch_fault(graph, model.batch, lambda n: trace(_with_samples(model, n, compared=True)))
     return fault and batch_fault(graph, model.batch, lambda n: trace(_with_samples(model, n, compared=False)))
 

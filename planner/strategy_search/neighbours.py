@@ -1,13 +1,13 @@
-"""The nearest numbers of samples and of devices that divide better than those that were asked for.
+"""The nearest numbers of samples and of devices that divide better than those that the user asked for.
 
-    global batch    the nearest of which the devices share more, such as 96 for 97 on 8 devices
+    global batch    the nearest number that shares a larger factor with the devices, such as 96 for 97 on 8 devices
     devices         the nearest by which more of the weights divides, such as 96 for 88, with as many samples on each
 
-A number is offered where a plan that was found for it does more samples a second, on each device, than the best plan
-for what was asked. Not everything is searched for it: the conventional plan with which a search begins
-(see `planner.strategy_search.engine.incumbent`), and where that is no better, the best plan of the same configuration.
-So its own search finds a step as short or a shorter one. At most one number of each kind is looked at, and none where
-how devices or samples are divided was decided.
+A number is offered if a plan found for it does more samples per second and device than the best plan for the request.
+The search for it is not complete. It covers the conventional plan with which a search begins (see
+`planner.strategy_search.engine.incumbent`) and, if that is no better, the best plan of the same configuration. So a
+full search for this number finds a step as short or shorter. At most one number of each kind is tried, and none if the
+user decided how devices or samples are divided.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from planner.strategy_search.result import Neighbour, Progress, SearchResult
 from planner.strategy_search.search import search
 
 REACH = 0.15
-"""How far from what was asked for a number may be, relatively."""
+"""Relative distance from the requested number within which a number may lie."""
 
 LITTLE = 0.5
-"""Devices that cut the weights into so small a share of the pieces that they could, or a smaller one, divide badly."""
+"""Devices divide badly if they cut the weights into at most this share of the possible pieces."""
 
 WORTH = 0.02
-"""Gains in samples a second that are less are not offered."""
+"""Smaller relative gains in samples per second are not offered."""
 
 Listener = Callable[[Progress], None]
 Stop = Callable[[], bool]
@@ -42,7 +42,7 @@ def with_neighbours(
     on_progress: Listener = lambda _: None,
     cancelled: Stop = lambda: False,
 ) -> SearchResult:
-    """The result of a request, with the nearest numbers that do better where what was asked for divides badly."""
+    """The result of a request, with the nearest numbers that do better if the requested ones divide badly."""
     if result.statistics.stopped or not _open(request):
         return result
     found = list[Neighbour]()
@@ -56,8 +56,8 @@ def with_neighbours(
 
 
 def better_batch(batch: int, devices: int) -> int | None:
-    """The nearest number of samples, within `REACH`, that has most in common with the devices; None where the one that
-    was asked for has as much."""
+    """The nearest number of samples, within `REACH`, that has the largest common factor with the devices; None if that
+    of the requested number is as large."""
     reach = int(batch * REACH)
     near = range(max(1, batch - reach), batch + reach + 1)
     best = max(near, key=lambda one: (math.gcd(one, devices), -abs(one - batch), -one))
@@ -65,8 +65,8 @@ def better_batch(batch: int, devices: int) -> int | None:
 
 
 def better_devices(graph: OperatorGraph, cluster: Cluster) -> Cluster | None:
-    """The cluster with the nearest number of devices, within `REACH`, by which most of the weights divides; None where
-    what is in use divides well, or nothing near does better."""
+    """The cluster with the nearest number of devices, within `REACH`, by which most of the weights divide; None if the
+    devices in use divide well, or no near number does better."""
     own = divided(graph, cluster.devices)
     if own >= LITTLE:
         return None
@@ -81,18 +81,19 @@ def better_devices(graph: OperatorGraph, cluster: Cluster) -> Cluster | None:
 
 
 def divided(graph: OperatorGraph, devices: int) -> float:
-    """Into how many pieces the weights can be cut, as a share of the devices; on average over their elements. A weight
-    is cut along all of its dims, so into as many pieces as its elements and the devices have in common."""
+    """The number of pieces into which the weights can be cut, as a share of the devices; averaged over their elements.
+    A weight is cut along all of its dims. So it is cut into as many pieces as the common factor of its elements and the
+    devices."""
     weights = [graph.types[parameter.name].numel for parameter in graph.parameters]
     return sum(size * math.gcd(size, devices) for size in weights) / devices / max(1, sum(weights))
 
 
 def _open(request: SearchRequest) -> bool:
-    """Whether it was left to the search how devices and samples are divided, and everything is searched for it."""
+    """Whether the user left open how devices and samples are divided, and the search covers everything."""
     pinned = request.pinned
     decided = (pinned.mesh, pinned.data, pinned.micro_batch, pinned.micro_batches)
     exact = request.algorithm == "dynamic_programming" and request.objective == "time" and request.prune
-    exact = exact and request.space is None  # what an engine can be told of another number is not looked at
+    exact = exact and request.space is None  # settings of engines are not tried for other numbers
     return exact and isinstance(request.cluster, Cluster) and all(one is None for one in decided)
 
 
@@ -110,7 +111,8 @@ def _others(request: SearchRequest) -> Iterator[SearchRequest]:
 
 
 def _as_many_each(request: SearchRequest, devices: int) -> int:
-    """Samples of which each of so many devices has what it has in the request, where that is a whole number."""
+    """The global batch with as many samples for each of `devices` devices as in the request, if that is a whole
+    number."""
     samples = request.global_batch * devices
     return request.global_batch if samples % request.cluster.devices else samples // request.cluster.devices
 
@@ -118,7 +120,7 @@ def _as_many_each(request: SearchRequest, devices: int) -> int:
 def _compared(
     request: SearchRequest, result: SearchResult, other: SearchRequest, on_progress: Listener, cancelled: Stop
 ) -> Neighbour | None:
-    """What another request takes, where that is better than the best plan for what was asked."""
+    """The plan of another request as a neighbour, if it is better than the best plan for the request."""
     here = result.plan.prediction.samples_per_second / request.cluster.devices
     for found in _quickly(other, on_progress, cancelled):
         prediction = found.plan.prediction
@@ -135,7 +137,7 @@ def _compared(
 
 
 def _quickly(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> Iterator[SearchResult]:
-    """The plan with which a search begins; then the best of its configuration, where that leaves more open."""
+    """The plan with which a search begins; then the best of its configuration, if that leaves more open."""
     known = False
 
     def note(progress: Progress) -> None:

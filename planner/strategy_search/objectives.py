@@ -1,7 +1,7 @@
-"""What a plan can be best at beside time: memory, cost, and the front between time and memory.
+"""Objectives besides time: memory, cost, and the front between time and memory.
 
-memory   the least peak at which anything fits, by bisection of the limit; then the fastest plan within it
-cost     device-seconds of a step: the fastest plan on every number of devices that divides those there are
+memory   the lowest peak at which anything fits, by bisection of the limit; then the fastest plan within it
+cost     device-seconds of a step: the fastest plan on every number of devices that divides the given number
 front    the fastest plan, then the fastest within a little less memory than that took, and so on
 """
 
@@ -32,21 +32,22 @@ from planner.strategy_search.variants import best_of_variants
 from planner.strategy_search.within import anything_fits, best_plans
 
 PRECISION = 0.01
-"""How close to the least memory the limit is brought, relatively."""
+"""Relative accuracy of the memory limit in the bisection."""
 
 FRONT_STEP = 0.9
-"""Each point of the front may take this much of the memory of the one before, what is reserved left out."""
+"""Each point of the front may take this share of the memory of the point before, without the reserved memory."""
 
 Listener = Callable[[Progress], None]
 Stop = Callable[[], bool]
 
 
 def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """The best plans by the objective of the request, with tables on the host as it has it, the simplest of those that
-    are nearly the fastest first, and numbers of samples and devices nearby that do better where those of the request
-    divide badly; and with what the request leaves open of who owns states and what is padded.
+    """The best plans by the objective of the request. Tables on the host are as the request has them. The first plan is
+    the simplest of those that are nearly the fastest. The result also has numbers of samples and devices nearby that do
+    better if those of the request divide badly, and decides who owns states and what is padded if the request leaves
+    that open.
 
-    Raises RequestError where servers were asked for, and the best plan has nothing for them.
+    Raises RequestError if the request asks for servers, and the best plan has nothing for them.
     """
     score = {"memory": _peak, "cost": _cost}.get(request.objective, _step)
     with limited(request.time_limit):
@@ -89,13 +90,13 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
     found = settled(request, result)
     whole = with_neighbours(found, result, on_progress, cancelled)
     shared = engines.get((found.update.placed, found.offload), Shared())
-    if found.fp8 != request.fp8:  # they are of another graph
+    if found.fp8 != request.fp8:  # they belong to another graph
         shared = Shared()
     return with_candidates(request, with_simplicity(found, whole, shared, on_progress, cancelled))
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
-    """A request with the tables given as a result of it has placed them, and offload as it was needed."""
+    """A request with tables, offload and other open choices decided as in a result of it."""
     plan = result.plan.training.update
     given, update = decided_as(request, result.plan), request.update
     if update.zero_by == AUTO_ZERO_BY:
@@ -126,7 +127,7 @@ def _time(result: SearchResult) -> float:
 
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
+    """The fastest plan within the least memory, to `PRECISION`, in which any plan was found to fit."""
     with sharing(3):
         found = best_plans(request, _named(on_progress, "for any plan"), cancelled)
     most = high = found.plan.prediction.peak_bytes
@@ -148,7 +149,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
             found = best_plans(replace(request, memory_limit=high), told, cancelled)
     except LimitError:
         late = True
-    except InfeasibleError as error:  # plans state more than bounds count, as what is received ahead
+    except InfeasibleError as error:  # plans predict more than bounds count, such as prefetched weights
         found, late = _within(request, found, high, error.needed, on_progress, cancelled)
     return found.cut_short() if late else found
 
@@ -161,8 +162,9 @@ def _within(
     on_progress: Listener,
     cancelled: Stop,
 ) -> tuple[SearchResult, bool]:
-    """`least_memory` between a limit within which no plan is found and the peak of one that is, by whole searches, the
-    first of them within what a plan `needed`, where one was made; and whether there was too little time."""
+    """`least_memory` between a limit within which no plan was found and the peak of a plan that was found, by whole
+    searches. The first of them is within what a plan `needed`, if one was made. Returns also whether there was too
+    little time."""
     high = found.plan.prediction.peak_bytes
     try:
         while high - low > PRECISION * high and not cancelled():
@@ -181,7 +183,7 @@ def _within(
 
 
 def _named(on_progress: Listener, what: str) -> Listener:
-    """Tells of one of several searches, by what it is for."""
+    """Reports one of several searches, by its purpose."""
     return lambda progress: on_progress(replace(progress, phase=f"{progress.phase} {what}"))
 
 
@@ -195,7 +197,7 @@ def _gib(nbytes: float) -> str:
 
 
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """The plans of the least device-seconds, on all devices or on fewer; all of them first."""
+    """The plans with the fewest device-seconds, on all devices or on fewer; all devices first."""
     best: list[SearchResult] = []
     cost, late, quickest = math.inf, False, math.inf
     clusters = list(_parts(request.cluster))
@@ -223,12 +225,13 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
         if cancelled():
             break
     if not best:
-        return best_plans(request, on_progress, cancelled)  # says what is missing
+        return best_plans(request, on_progress, cancelled)  # raises with what is missing
     return best[-1].cut_short() if late else best[-1]
 
 
 def _parts(cluster: Machine) -> Iterator[Machine]:
-    """The cluster with every number of devices that divides its own, all first; not those that fill no whole nodes."""
+    """The cluster with every number of devices that divides its own, all devices first; without numbers that do not
+    fill whole nodes."""
     for devices in reversed(divisors(cluster.devices)):
         with contextlib.suppress(TopologyError):
             yield cluster.with_devices(devices)
@@ -267,7 +270,7 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
             if isinstance(error, LimitError):
                 points[-1] = points[-1].cut_short()
             break
-        # with less memory other plans contend, of which one may be faster by its schedule
+        # with less memory other plans contend, and the schedule of one of them may be faster
         points = [*(point for point in points if point.plans[0].seconds < found.plans[0].seconds), found]
         limit = reserved + (found.plan.prediction.peak_bytes - reserved) * FRONT_STEP
     return tuple(points)

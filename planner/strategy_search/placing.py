@@ -1,4 +1,4 @@
-"""Which tables of embeddings leave the devices, where the search is to say so.
+"""Which embedding tables are offloaded to the host, if the search decides.
 
     table      rows      look-ups of a sample    rows a look-up        k = 2
     items    10,000,000           1                10,000,000     ─┐ on the host
@@ -6,18 +6,18 @@
     days            365           1                       365     ─┐ on the devices
     sexes             3           1                         3     ─┘
 
-On the devices a table costs what its rows cost: memory, a gradient that is reduced, an update of every row. On the host
-it costs what its look-ups cost. Both grow with the width of a row. So whether it pays to move a table depends on its
-rows a look-up, and so does how many bytes a second of host time frees. In that order only the first k tables are worth
-moving, for some k, as long as latencies and the sizes of single tables are not what decides:
+On the devices the cost of a table grows with its rows: memory, a gradient that is reduced, an update of every row. On
+the host it grows with its look-ups. Both grow with the width of a row. So the rows per look-up decide whether it is
+worth moving a table, and how many bytes a second of host time frees. In that order only the first k tables are worth
+moving, for some k, as long as latencies and the sizes of single tables do not decide:
 
     best(k)    seconds of the fastest plan with the first k on the host, infinite where it does not fit
     k          first falls, where a table costs more on the devices, then rises: bisected on the sign of
                best(k + 1) - best(k); devices that are too full ask for a larger k, hosts that are bound k from above
 
-Each best(k) is a search of its own, with all of its proofs for that k: 2 log2(tables) searches and those of no table
-and of all. A test compares with all subsets on small models. Not good for: tables whose look-ups differ much in number
-while memory is short, where a knapsack would mix them otherwise; servers, which are taken where they are asked for.
+Each best(k) is a search of its own, with all proofs for that k: 2 log2(tables) searches, and those with no table and
+with all. A test compares with all subsets on small models. Not good for: tables whose look-ups differ much in number
+while memory is short, where a knapsack would mix them otherwise; servers, which are used only if asked for.
 """
 
 import math
@@ -37,16 +37,16 @@ from planner.strategy_search.result import SearchResult
 Solve = Callable[[SearchRequest], SearchResult]
 """The best plans of a request."""
 Score = Callable[[SearchResult], float]
-"""What is minimised."""
+"""The value that is minimised."""
 
-_MOSTLY = 0.5  # of the bytes of a model's parameters
-_KEPT = {"adamw": 3}  # rows on the host for each of a table: itself and two moments
+_MOSTLY = 0.5  # share of the bytes of a model's parameters
+_KEPT = {"adamw": 3}  # copies on the host of each row of a table: itself and two moments
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The best plans with some tables on the host; None where nothing fits."""
+    """The best plans with some tables on the host; None if nothing fits."""
 
     result: SearchResult | None
     seconds: float
@@ -58,11 +58,11 @@ _NOTHING = _Found(result=None, seconds=math.inf)
 def with_placing(
     request: SearchRequest, solve: Solve, score: Score, cancelled: Callable[[], bool] = lambda: False
 ) -> SearchResult:
-    """`solve`, with tables on the host as `request.placing` has it: "auto" where that is better, "fit" where nothing
-    fits otherwise and the model is mostly tables, "given" no others than those of the request. The time limit of the
-    request is that of all searches together; when it is over, or `cancelled` says so, the best so far is returned.
+    """`solve`, with tables on the host as `request.placing` says: "auto" where that is better, "fit" if nothing fits
+    otherwise and the model is mostly tables, "given" only those of the request. The time limit of the request is that
+    of all searches together. When it is over, or `cancelled` says so, the best result so far is returned.
 
-    Raises what `solve` raises for the tables that are given, where nothing else fits either.
+    Raises what `solve` raises for the given tables, if nothing else fits either.
     """
     given = replace(request, placing="given")
     tables = () if request.placing == "given" or request.alltoall is not True else movable(request)
@@ -83,8 +83,8 @@ def with_placing(
 
 
 def movable(request: SearchRequest) -> tuple[str, ...]:
-    """The tables that could be on the host beside those that are placed already, with the most rows a look-up first;
-    none where the request rules that out. Those that the hosts have no room for are left out, with all after them."""
+    """The tables that could be on the host besides those that are placed already, those with the most rows per look-up
+    first; empty if the request rules that out. The list ends with the first table that does not fit on the hosts."""
     cluster, update = request.cluster, request.update
     if isinstance(cluster, MixedCluster) or request.optimizer in ("lamb", "muon") or update.clip_norm is not None:
         return ()
@@ -110,7 +110,7 @@ def _rows_a_look_up(graph: OperatorGraph, name: str) -> float:
 
 
 def _host_bytes(request: SearchRequest, name: str) -> Bytes:
-    """Of a table on the hosts, wide, with what its optimizer keeps."""
+    """Bytes of a table on the hosts, in full precision, with its optimizer states."""
     kind = request.graph.types[name]
     trained = next(p.trainable for p in request.graph.parameters if p.name == name)
     return float(kind.numel * max(4, kind.element_bytes) * (_KEPT.get(request.optimizer, 1) if trained else 1))
@@ -143,7 +143,7 @@ class _Bisection:
         return result
 
     def best(self) -> SearchResult | None:
-        """The best plans of those with some on the host, or none; None where nothing fits."""
+        """The best plans with some tables on the host, or none; None if nothing fits."""
         low, high = 0, len(self._tables)
         self._at(high)
         while low < high:
@@ -170,7 +170,7 @@ class _Bisection:
         placed = (*self._request.update.placed, *_as_patterns(self._request.graph, self._tables[:count]))
         try:
             update = replace(self._request.update, placed=placed)
-            with sharing(2):  # with the next, where the tables are others
+            with sharing(2):  # shared with the next search, which has other tables
                 result = self._solve(replace(self._request, update=update))
         except LimitError:
             self._late = True

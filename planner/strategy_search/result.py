@@ -1,4 +1,4 @@
-"""What a search says while it runs, and what it has found."""
+"""The progress of a search while it runs, and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,13 +16,13 @@ from planner.strategy_search.request.space import Configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where the search is.
+    """The state of a running search.
 
     Attributes:
-        total: configurations in all.
-        done: evaluated so far.
-        best_seconds: objective of the best plan yet; infinite before the first.
-        bound_seconds: no plan has a smaller one, as far as is known.
+        total: number of configurations.
+        done: number of configurations evaluated so far.
+        best_seconds: objective of the best plan so far; infinite before the first.
+        bound_seconds: the lower bound on objectives proved so far.
         phase: what is being done.
     """
 
@@ -35,8 +35,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What the search did: configurations there were, evaluated ones, problems solved, seconds; whether it was stopped
-    before its end, and whether that was as its own memory was `full`."""
+    """What the search did: number of configurations, of evaluated ones and of problems solved, and seconds; whether it
+    was stopped before its end, and whether because its own memory was `full`."""
 
     configurations: int
     evaluated: int
@@ -48,12 +48,12 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Another number of samples or devices, near the one that was asked for, which divides better.
+    """Another number of samples or devices, near the requested one, which divides better.
 
     Attributes:
         step_seconds: of a plan that was found; the search for this number finds one as fast, or a faster one.
         samples_per_second: of that plan, in all.
-        gain: how many more samples a second and device that is than the best plan for what was asked, relatively.
+        gain: relative gain in samples per second and device over the best plan for the request.
     """
 
     devices: int
@@ -70,7 +70,7 @@ class Simpler:
     Attributes:
         fastest: the plan that would be the first otherwise.
         decisions: of the first plan, in words (`planner.plan.layout.decisions`).
-        fastest_decisions: of the fastest one; they are more.
+        fastest_decisions: of the fastest plan, which has more.
     """
 
     fastest: Ranked
@@ -79,29 +79,31 @@ class Simpler:
 
 
 Apart: TypeAlias = tuple[Literal["v", "slices", "unequal", "unequal, v", "unequal, slices"], float]
-"""Plans of which less is known than of others, and how much faster than one of them one of the others could be."""
+"""Plans with a weaker bound than others, and how much faster than the first plan one of these others could be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The fastest plans, fastest first, of different configurations, and what is proved about them.
 
-    No plan in the space of the request, in which alike blocks beside a pipeline's run alike, has an objective below
-    `bound_seconds`, and none with its stages one after the other and sequences taken whole has one below
-    `usual_seconds`, nor, if all virtual stages hold equal blocks, below `equal_seconds`. Unequal ones count with as
-    many micro-batches in flight as the average one of their rank has. A step may take less than its objective (see
-    `planner.strategy_search.engine.contenders`). Where
-    axes are free, that is the space of meshes of one and two axes, whose virtual stages on a rank run alike where
-    blocks are of several kinds; `covered` is False where the best plan has more axes, so that nothing is proved about
-    its like. `placements` is how many ways to place tables on the host were compared, 0 where there was no choice: what
-    is proved is about the one that was taken. `contexts` compares ways to split the sequence, where there was a choice.
-    `neighbours` are numbers of samples or devices nearby that do better (see `planner.strategy_search.neighbours`).
-    `limits`: the most bytes that a plan may be predicted to need on a device of each group. `close` are configurations
-    whose objectives were close to the least, that first; `priced` are plans of these, until the plans of the result
-    name them (`Plan.candidates`). Where a simpler plan was preferred to the fastest one it stands before it, and
-    `simpler` says so. `on_devices_alone` is the best plan that offloads nothing, where one that does was taken though
-    that one fits (see `planner.strategy_search.offloading`). `bounds` is what is proved of each configuration.
-    `assumed` is what objectives assume that a step may do better: what is proved compares plans so.
+    Bounds: no plan in the space of the request has an objective below `bound_seconds`. In this space equal blocks
+    outside pipelines run alike. No plan with its stages one after the other and whole sequences has an objective below
+    `usual_seconds`, nor, if all virtual stages hold equal numbers of blocks, below `equal_seconds`. Unequal virtual
+    stages count with as many micro-batches in flight as the average stage of their rank has. A step may take less than
+    its objective (see `planner.strategy_search.engine.contenders`); `assumed` is what objectives assume that a step may
+    do better, and bounds compare plans with these assumptions. If axes are free, the space is that of meshes of one and
+    two axes, and with several kinds of blocks the virtual stages of a rank run alike. `covered` is False if the best
+    plan has more axes, so that nothing is proved about plans like it. `bounds` has the lower bound of each
+    configuration.
+
+    Alternatives: `placements` is how many ways to place tables on the host were compared, 0 if there was no choice; the
+    bounds are about the chosen one. `contexts` compares ways to split the sequence, if there was a choice. `neighbours`
+    are numbers of samples or devices nearby that do better (see `planner.strategy_search.neighbours`). `limits` has the
+    highest predicted peak, in bytes, that a plan may have on a device of each group. `close` has the configurations
+    whose objectives were close to the lowest, that first. `priced` has plans of these, until the plans of the result
+    name them (`Plan.candidates`). If a simpler plan was preferred to the fastest, it comes first, and `simpler` says
+    so. `on_devices_alone` is the best plan without offload, if it fits and a plan with offload was taken all the same
+    (see `planner.strategy_search.offloading`).
     """
 
     plans: tuple[Ranked, ...]
@@ -155,20 +157,22 @@ class SearchResult:
 
     @property
     def slower(self) -> float:
-        """How much longer than the fastest, relatively, the step of the first plan takes, as it is simpler."""
+        """How much longer, relatively, the step of the first plan takes than that of the fastest, because it is
+        simpler."""
         return 0.0 if self.simpler is None else self.plans[0].seconds / self.simpler.fastest.seconds - 1
 
     @property
     def gap(self) -> float:
-        """How much less than the step of the first plan, relatively, the objective of another one could be at most;
-        less than its objective, where that is longer than its step."""
+        """How much less, relatively, the objective of another plan could be at most than the step of the first plan, or
+        than its objective, if that is longer."""
         return gap_of(self.plan, self.bound_seconds)
 
     @property
     def apart(self) -> Apart | None:
-        """Of which plans less is known than of others, and how much less than the step of the first plan, relatively,
-        the objective of one of the others could be at most: those in a V, or with sequences in slices, where it is one
-        of them, and those whose virtual stages hold unequal blocks, where less is known of these."""
+        """The plans with a weaker bound, and how much less, relatively, the objective of one of the other plans could
+        be at most than the step of the first plan. A weaker bound holds for plans in a V, or with sequences in slices,
+        if the first plan is one of them, and for plans whose virtual stages hold unequal blocks, if their bound is
+        weaker."""
         if not self.bound_seconds < self.equal_seconds or not self.usual_seconds:
             return None
         gap = gap_of(self.plan, self.equal_seconds)
@@ -181,11 +185,11 @@ class SearchResult:
 
     @property
     def equal_gap(self) -> float:
-        """`gap`, if virtual stages that hold unequal blocks are left out where less is known of them."""
+        """`gap`, without virtual stages of unequal blocks if their bound is weaker."""
         return self.gap if self.apart is None or self.apart[0] != "unequal" else self.apart[1]
 
     def cut_short(self) -> "SearchResult":
-        """The same of a search that was stopped before its end."""
+        """The same result as that of a search that was stopped before its end."""
         return replace(self, statistics=replace(self.statistics, stopped=True))
 
     @property

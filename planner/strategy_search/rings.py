@@ -1,16 +1,17 @@
-"""Attention by a ring, or by heads inside a ring, around the best plan that has none.
+"""Ring attention, or Ulysses inside a ring, around the best plan that has no ring.
 
     best plan    data 4 x tensor 2 x context 8, attention by heads (Ulysses)
     tried        context 8 as ring 2 x heads 4, 4 x 2, 8 x 1
                  and context 16 in all such ways, with half of the data or tensor devices, or of a pipeline that
                  nobody decided
 
-A ring overlaps keys and values with attention and needs no heads to divide, so it can win where a context reaches over
-slow links or further than there are heads. On meshes of its own it would double the space and seldom win, so it is
-searched around the best plan alone: where that splits sequences, with its micro-batches, without a proof. Each set of
-degrees is a search with everything else free, cut off by the best plan yet. `--context-by auto` searches all of it.
+A ring overlaps the transfer of keys and values with attention and needs no heads to divide. So it can win if a context
+reaches over slow links, or has more devices than there are heads. On meshes of its own it would double the space and
+seldom win. So it is searched only around the best plan if that splits sequences, with its micro-batches, without a
+proof. Each set of degrees is a search with everything else free, cut off by the best plan so far. `--context-by auto`
+searches all of it.
 
-Where nothing fits without a ring, and there are fewer samples than devices, everything is searched with rings.
+If nothing fits without a ring, and there are fewer samples than devices, everything is searched with rings.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 
 WORTH = 0.001
-"""A plan with a ring is taken where its step is shorter by this share: it is one more thing to explain."""
+"""A plan with a ring is taken if its step is shorter by this share: a ring is one more thing to explain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class _Degrees:
     context: int
 
     def around(self, pinned: Pinned) -> "Iterator[_Degrees]":
-        """These degrees, and those with twice the context and half of another that is not decided."""
+        """These degrees, and those with twice the context degree and half of another degree that the user left open."""
         yield self
         for name in ("data", "tensor", "pipeline"):
             if getattr(pinned, name) is not None:
@@ -61,9 +62,9 @@ def with_rings(
     on_progress: Listener = lambda _: None,
     cancelled: Stop = lambda: False,
 ) -> SearchResult:
-    """`solve`, and where it was left to the search how attention is split, rings around its best plan.
+    """`solve`, and, if the user left open how attention is split, rings around its best plan.
 
-    Raises what `solve` raises where rings do not fit either.
+    Raises what `solve` raises if rings do not fit either.
     """
     if not _left_open(request):
         return solve(request)
@@ -81,7 +82,7 @@ def with_rings(
 
 
 def _left_open(request: SearchRequest) -> bool:
-    """Whether axes are free, for plans of our own runtime or its prices, and attention can go by a ring."""
+    """Whether axes are free, for plans of our own runtime or with its prices, and attention can use a ring."""
     pinned = request.pinned
     free = pinned.context_by is None and pinned.free and pinned.mesh is None and not request.certify
     decided = request.space or request.alternatives or request.shards or request.stores or request.default != "search"
@@ -96,7 +97,7 @@ def _has_rings(request: SearchRequest) -> bool:
 def _improved(
     request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
 ) -> SearchResult:
-    """The result, with a plan that has a ring before it where one is faster."""
+    """The result, with a plan that has a ring first if that is faster."""
     best = result.plans[0]
     words = roles(best.bound)
     if words.context == 1 or words.replicated > 1:
@@ -144,7 +145,7 @@ def _improved(
 
 
 def _by_rings(request: SearchRequest, degrees: _Degrees, best: Ranked) -> SearchRequest:
-    """The request for such degrees and micro-batches, with attention split in whichever way."""
+    """The request with these degrees and the micro-batches of the best plan, with attention split in any way."""
     pinned = replace(
         request.pinned,
         context_by="auto",

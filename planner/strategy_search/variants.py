@@ -1,18 +1,18 @@
-"""Choices that are tried one after the other, each by a search of its own, where they are left to the search by `auto`.
+"""Choices that are left to the search by `auto` and tried one after the other, each in a search of its own.
 
     zero_by = auto      slices | whole parameters                       the better by the objective of the request
     padding = auto      nothing padded | what 2, 4, 8 .. do not divide, of weights and of the global batch; each also
                         with rows of whole words of 16 bytes, where products of others take longer (`Device.misaligned`)
     alltoall = auto     everywhere | inside a node, where there are several | nowhere
 
-Without the all-to-all is no part of the space with it: redistributions take the way that moves the fewest bytes, and on
-slow or many links an all-gather of more bytes can be the faster one.
+The space without the all-to-all is not part of the space with it: redistributions take the way that moves the fewest
+bytes, and on slow or many links an all-gather of more bytes can be faster.
 
-What is proved is about the choices that were taken. Parameters on servers are taken where they are asked for.
+The bounds are about the chosen variant. Parameters on servers are used only if asked for.
 
-For some number of shards those weights are padded whose rows it does not divide: rows of whole heads where it does not
-divide the heads of an attention (`rows / heads` each), single rows else. A weight that cannot be padded stays as it is:
-an operator looks at all of its rows, or something that depends on them cannot grow (`planner.sharding.padding`).
+For a number of shards, the weights are padded whose rows it does not divide: with rows of whole heads if it does not
+divide the heads of an attention (`rows / heads` each), else with single rows. A weight that cannot be padded stays as
+it is: an operator looks at all of its rows, or something that depends on them cannot grow (`planner.sharding.padding`).
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import SearchResult
 
 _MOST = 8
-"""Shards for which weights are padded where nobody says how many there are: those of a node, as a rule."""
+"""Up to this number of shards weights are padded if the tensor degree is left open: usually those of a node."""
 _SHORT = 2  # bytes of an element
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
@@ -47,7 +47,8 @@ def best_of_variants(
 ) -> SearchResult:
     """The best of `solve` over the choices that a request leaves to it.
 
-    Raises what `solve` raises for the first of them, where it raises something for each."""
+    Raises what `solve` raises for the first of them, if it raises something for each.
+    """
     found: list[SearchResult] = []
     errors: list[PlannerError] = []
     variants = list(variants_of(request))
@@ -63,7 +64,7 @@ def best_of_variants(
 
 
 def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:
-    """The requests that decide what one leaves to the search; itself, where that is nothing."""
+    """The requests that decide what a request leaves to the search; the request itself if that is nothing."""
     update = request.update
     owners: tuple[str, ...] = (update.zero_by,)
     if update.zero_by == AUTO_ZERO_BY:
@@ -78,14 +79,14 @@ def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:
 
 
 def _with_alltoall(request: SearchRequest) -> Iterator[SearchRequest]:
-    """The request with every choice of where the all-to-all is that can be had, where that is left to the search."""
+    """The request with every possible choice of where the all-to-all is used, if that is left to the search."""
     if request.alltoall != AUTO:
         yield request
         return
     yield replace(request, alltoall=True)
     several = any(len(part.group(part.devices, 1).spans) > 1 for part in parts_of(request.cluster))
     for alltoall in (NODE, False) if several else (False,):
-        with contextlib.suppress(RequestError):  # what is decided is made of it
+        with contextlib.suppress(RequestError):  # the user's decisions need it
             yield replace(request, alltoall=alltoall)
 
 
@@ -102,7 +103,8 @@ def _paddings(request: SearchRequest) -> list[Padded]:
 
 
 def _batches(request: SearchRequest) -> list[int]:
-    """Samples that may be added to the global batch, so that the devices that share it divide it, and micro-batches."""
+    """Samples that may be added to the global batch, so that it divides over the devices that share it, and
+    micro-batches."""
     pinned, batch, given = request.pinned, request.global_batch, request.update.padding_samples
     if request.padding != "auto" or request.space is not None or given or request.update.per_replica:
         return [given]  # replicas have equally many samples
@@ -112,8 +114,8 @@ def _batches(request: SearchRequest) -> list[int]:
 
 
 def padding_for(graph: OperatorGraph, shards: int, given: Padded = ()) -> Padded:
-    """Patterns of weights, and multiples of their rows, with which so many shards divide what they can of a graph,
-    beside what is `given`."""
+    """Patterns of weights, and multiples for their rows, with which `shards` shards divide as much as possible of a
+    graph, beside what is `given`."""
     found, larger = given, with_padding(graph, given)
     for multiple_of in (_of_heads, _of_rows):
         for pattern in _patterns(graph):
@@ -131,8 +133,8 @@ def padding_for(graph: OperatorGraph, shards: int, given: Padded = ()) -> Padded
 
 
 def aligned(graph: OperatorGraph, given: Padded) -> Padded:
-    """What is given, and multiples of the rows of 16-bit weights of products with which these are whole words of 16
-    bytes, where that is possible: they are columns of a product, or what its gradients are summed over."""
+    """What is given, plus multiples for the rows of 16-bit weights of matrix products, so that these rows are whole
+    words of 16 bytes where that is possible: they are columns of a product, or what its gradients are summed over."""
     found, larger, multiplied = given, with_padding(graph, given), _multiplied(graph)
     for pattern in _patterns(graph):
         name = _first(graph, pattern)
@@ -151,7 +153,7 @@ def aligned(graph: OperatorGraph, given: Padded) -> Padded:
 
 
 def misaligned_rows(request: SearchRequest) -> dict[str, int]:
-    """Weights whose rows nobody pads though products of them take longer so, and how many these are."""
+    """Weights whose rows are not padded though their products take longer that way, and the number of these rows."""
     mine = request.cluster.software.name == PYTORCH.name and request.space is None
     if not mine or request.padding == "auto" or not _misaligned(request):
         return {}
@@ -165,7 +167,7 @@ def _misaligned(request: SearchRequest) -> bool:
 
 
 def _of_heads(graph: OperatorGraph, name: str, shards: int) -> int | None:
-    """The multiple that makes the heads whose rows a weight has divide, were they its rows; None where they do."""
+    """The multiple that makes the heads divide whose rows the weight holds, if these are its rows; None if they do."""
     rows = graph.types[name].shape[0]
     for op in graph.operators:
         rule = rule_of(graph, op)
@@ -183,7 +185,7 @@ def _of_rows(graph: OperatorGraph, name: str, shards: int) -> int | None:
 
 
 def _whole_heads(graph: OperatorGraph, shards: int) -> int:
-    """How many attentions have heads that so many shards divide."""
+    """The number of attentions whose heads `shards` divides."""
     rules = (rule_of(graph, op) for op in graph.operators)
     return sum(
         heads_of(rule) % shards == 0 and (key_heads_of(rule) % shards == 0 or key_heads_of(rule) == 1)
@@ -199,7 +201,7 @@ def _patterns(graph: OperatorGraph) -> list[str]:
 
 
 def _multiplied(graph: OperatorGraph) -> frozenset[str]:
-    """Matrices that products read, as they are or by a view; not tables whose rows are only looked up."""
+    """Matrices that matrix products read, directly or through a view; not tables whose rows are only looked up."""
     found: set[str] = set()
     seen = {name: name for name in graph.parameter_names if len(graph.types[name].shape) == 2}
     for op in graph.operators:

@@ -20,9 +20,9 @@ from planner.strategy_search.tables.cost_table import CostTables
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assembly:
-    """All columns in the order of the model: what stands before the blocks, every block, what stands after them.
+    """All columns in the order of the model: the column before the blocks, every block, and the column after them.
 
-    `chunks` has the number of blocks of every stage, virtual ones too, in the order of the model.
+    `chunks` has the number of blocks of every stage, including virtual stages, in the order of the model.
     """
 
     tables: CostTables
@@ -81,7 +81,7 @@ def groups_of(graph: OperatorGraph, blocks: Blocks, found: Assembly) -> tuple[Gr
 
 
 def input_layouts(found: Assembly) -> tuple[tuple[str, Layout], ...]:
-    """Every input is loaded in the layout in which its first consumer wants it."""
+    """The layouts of the inputs: every input is loaded in the layout that its first consumer needs."""
     tables = found.tables
     graph = tables.template.graph
     layouts = []
@@ -105,12 +105,12 @@ def column_of(found: Assembly, index: int) -> Column:
 
 
 def candidate(found: Assembly, column: Column, index: int) -> int:
-    """What a column says of an operator of the template."""
+    """The candidate that a column chooses for an operator of the template."""
     return column.candidates.get(found.alias.get(index, index), 0)
 
 
 def _signature(found: Assembly, column: Column, kind: int) -> tuple[object, ...]:
-    """All that a block of a kind takes from its column."""
+    """Everything that a block of a kind takes from its column."""
     template = found.tables.template
     alias, chosen = found.alias, column.candidates
     choice = tuple([chosen.get(alias.get(at, at), 0) for at in template.held[kind]])
@@ -126,7 +126,7 @@ def _strategy(found: Assembly, column: Column, index: int) -> tuple[str | None, 
 
 
 def stored(found: Assembly, columns: Sequence[Column], name: str) -> StoredParameter:
-    """What the first of some columns that holds a parameter says of it; full copies if none does."""
+    """The stored layouts of a parameter, from the first column that holds it; replicated if none does."""
     key = found.alias.get(name, name)
     for column in columns:
         for table in found.tables.parameters:
@@ -156,7 +156,7 @@ def _outside(graph: OperatorGraph, blocks: Blocks, found: Assembly, name: str, *
 
 
 def _inside(graph: OperatorGraph, blocks: Blocks, found: Assembly, first: int, count: int) -> Group:
-    """Equal blocks, from the first one on."""
+    """The group of `count` equal blocks that begins with block `first`."""
     column, kind = found.blocks[first], blocks.kinds[first]
     held = found.tables.template.held[kind]
     shift = blocks.borders[first] - held.start

@@ -1,18 +1,18 @@
-"""The size of the buckets of gradients of a plan, where that is left to the search.
+"""The size of the gradient buckets of a plan, if it is left to the search.
 
-    large     few messages, hardly any of it latency; but a bucket starts when its last gradient is there, and what is
-              in the last one is waited for
-    small     starts early, under the rest of the backward pass; every message begins with a latency
+    large     few collectives, hardly any latency; but a bucket starts only when its last gradient is there, and the
+              last bucket is exposed
+    small     starts early and overlaps with the rest of the backward pass; but every collective has a latency
 
-A search assumes the size at which latency is a small share of a message (`planner.pricing.bucket_size`). Which is the
-fastest depends on how long the backward pass is, that is on the plan: so it is halved as long as steps become shorter.
-A gradient that is larger than a bucket starts early where two buckets would have room for it. Where they have not, they
-are made so large, if there is memory for that.
+The search assumes the size at which latency is a small share of a collective (`planner.pricing.bucket_size`). Which
+size is fastest depends on the duration of the backward pass, and so on the plan. So the size is halved as long as steps
+become shorter. A gradient that is larger than a bucket starts early only if it fits into two buckets. If it does not,
+buckets are made that large, if there is memory for it.
 
-Where some of the reductions are exposed all the same, buckets end with blocks: each with one; or each has twice as many
-as the one behind it, or three times, down to two halves of the last block, so that few messages keep the link busy, and
-the last one, which is exposed, is small. What comes before the blocks is through when the last block is, and goes with
-its second half, as far as it goes the same way:
+If some reductions are still exposed, buckets are tried that end with blocks. Either each bucket has one block, or each
+has two or three times as many blocks as the bucket behind it, down to two halves of the last block. Then few
+collectives keep the link busy, and the last bucket, which is exposed, is small. The gradients before the blocks are
+ready when the last block is, and go with its second half, if they are reduced the same way:
 
     last backward pass   block 7 | block 6 | block 5 | block 4 | block 3 | block 2 | block 1 | block 0
     buckets              [           7 .. 4                    ][      3 .. 2     ][    1    ][   ][    ...
@@ -33,20 +33,20 @@ from planner.sharding.buckets import trainable_positions
 from planner.sharding.update import NO_BUCKETS, Update
 
 _WORTH = 2e-3
-"""Share of a step that reductions take, from which on sizes are tried."""
+"""Bucket sizes are tried if reductions take at least this share of a step."""
 
 _GROWTHS = (2, 3)
-"""By which buckets that end with blocks grow."""
+"""Factors by which buckets that end with blocks grow."""
 
 _TRIES = 2
-"""Sizes in turn that are slower, after which no smaller one is tried."""
+"""After this many slower sizes in a row no smaller one is tried."""
 
 
 def in_faster_buckets(
     bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPlan], fits: Callable[[BoundPlan], bool]
 ) -> BoundPlan:
-    """A plan, priced, with its gradients in smaller buckets, or in such as end with blocks, where its step is shorter
-    so and it `fits`. `predicted` prices one."""
+    """The plan, priced, with its gradients in smaller buckets, or in buckets that end with blocks, if that makes its
+    step shorter and the plan `fits`. `predicted` prices a plan."""
     best, tried, slower = _with_room(bound, predicted, fits), bound.plan.training.update, 0
     if _bucketed(bound) <= _WORTH * bound.plan.prediction.step_seconds:
         return best
@@ -72,8 +72,8 @@ def in_faster_buckets(
 def _with_room(
     bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPlan], fits: Callable[[BoundPlan], bool]
 ) -> BoundPlan:
-    """A plan, or the same with buckets so large that gradients have room on the way which are larger than a bucket, as
-    those of experts are, and wait for the end of the backward pass without."""
+    """The plan, or the same plan with buckets so large that gradients larger than a bucket, such as those of experts,
+    can start early. Without such buckets they wait for the end of the backward pass."""
     update, step = bound.plan.training.update, bound.plan.prediction.step_seconds
     time = dict(bound.plan.prediction.time)
     waits = time.get(REDUCTION, 0.0) - _bucketed(bound)
@@ -90,9 +90,9 @@ def _with_room(
 
 
 def _of_blocks(bound: BoundPlan) -> Iterator[tuple[int, ...]]:
-    """Positions at which buckets end, so that each has the gradients of one block; or so that the last two have half a
-    block each, the last one with what comes before the blocks, and those before them grow by one of `_GROWTHS` from one
-    to the next."""
+    """Positions at which buckets end. Each bucket has the gradients of one block; or the last two have half a block
+    each, the last one together with what comes before the blocks, and each earlier bucket is larger by one of
+    `_GROWTHS`."""
     blocks, consumers = bound.blocks, bound.graph.consumers
     own: dict[int, list[int]] = {}  # positions of the parameters of each block
     for name, position in trainable_positions(bound.graph).items():
@@ -109,7 +109,7 @@ def _of_blocks(bound: BoundPlan) -> Iterator[tuple[int, ...]]:
 
 
 def without_needless_buckets(bound: BoundPlan) -> BoundPlan:
-    """A plan without buckets where each would have one member, and no gradient would set out earlier in one."""
+    """The plan without buckets if each bucket would have one member and no gradient would start earlier in one."""
     update = bound.plan.training.update
     if not update.bucketed or shares_buckets(bound) or reduces_in_buckets(bound):
         return bound
@@ -122,13 +122,14 @@ def _bucketed(bound: BoundPlan) -> Seconds:
 
 
 def most_saved(bound: BoundPlan) -> Seconds:
-    """What buckets of other sizes save of a step at most: what it waits for reductions, in a pipeline all of them."""
+    """An upper bound on what buckets of other sizes save of a step: the exposed reductions, and in a pipeline all
+    reductions."""
     time = dict(bound.plan.prediction.time)
     exposed = time.get(REDUCTION, 0.0) + time.get(UNCOVERED, 0.0)
     return exposed if bound.plan.pipeline > 1 else exposed - _bucketed(bound)
 
 
 def with_update(bound: BoundPlan, update: Update) -> BoundPlan:
-    """A plan that updates its parameters otherwise."""
+    """The plan with another update of its parameters."""
     training = replace(bound.plan.training, update=update)
     return replace(bound, plan=replace(bound.plan, training=training))

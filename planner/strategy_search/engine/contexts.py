@@ -1,7 +1,8 @@
-"""Ways to split the sequence beside each other: what the search found about each of them, which it finds anyway.
+"""Ways to split the sequence: what the search found about each of them as a side result.
 
-A way is a degree of ring and a degree by heads. Of one that was looked at there is the best objective that was found,
-or the bytes that its leanest plan needs where nothing fits; of one that was left out, the bound that ruled it out.
+A way is a degree of ring attention and a degree of Ulysses. For a way that was looked at, the result is the best
+objective found, or the bytes that its leanest plan needs if nothing fits. For a way that was ruled out, it is the bound
+that ruled it out.
 """
 
 import math
@@ -12,10 +13,10 @@ from planner.strategy_search.request.space import Configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOutcome:
-    """One way to split the sequence: degrees of ring and by heads, None where every operator splits as it likes.
-    `seconds` is the least objective that was found, infinite where none was; no plan
-    of this way has one below `bound`, and none fits where that is infinite. `least` has the bytes of the leanest plan
-    that was looked at and did not fit, infinite where there is none."""
+    """One way to split the sequence: degrees of ring attention and Ulysses, None if every operator splits as it likes.
+    `seconds` is the lowest objective found, infinite if there was none; no plan of this way has an objective below
+    `bound`, and nothing fits if that is infinite. `least` has the bytes of the leanest plan that did not fit, infinite
+    if there is none."""
 
     ring: int | None
     heads: int | None
@@ -26,8 +27,8 @@ class ContextOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class ContextNotes:
-    """Collects what becomes of configurations, by their way to split the sequence; `free`: whether some have axes that
-    serve every operator as it likes."""
+    """Collects the results of configurations by their way to split the sequence; `free`: whether some configurations
+    have axes that serve every operator as it likes."""
 
     free: bool
     _known: dict[tuple[int | None, int | None], tuple[float, float, float]] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class ContextNotes:
         self._known[way] = (min(known[0], new[0]), min(known[1], new[1]), min(known[2], new[2]))
 
     def outcomes(self) -> tuple[ContextOutcome, ...]:
-        """The ways, best first: those with plans, those with bounds, those that do not fit. Empty where there was no
+        """The ways, best first: those with plans, those with bounds, those that do not fit. Empty if there was no
         choice."""
         found = [
             ContextOutcome(ring=ring, heads=heads, seconds=seconds, bound=min(bound, seconds), least=least)

@@ -1,15 +1,16 @@
-"""Whether the exchange of experts runs under other work of their block, and under which.
+"""Whether the exchange of experts (dispatch and combine) overlaps with other work of their block, and with which.
 
-The search sums up messages of experts as if they were waited for. What it has found is taken apart here: experts
-whose exchange can run under the operators beside them (`planner.plan.layout.expert_overlap`), with as many of these
-while rows go to their experts as saves most. The judge prices it, with the memory that it takes; it is taken where it
-fits and saves `WORTH` of the step. On CPUs there is none unless somebody asks: their messages take the cores that
+The objective counts the exchange of experts as exposed. Here overlaps are chosen for the plan found: experts whose
+exchange can run beside other operators (`planner.plan.layout.expert_overlap`), with the number of operators beside the
+dispatch that saves most. The judge prices the plan with the memory that this takes. It is taken if it fits and saves
+`WORTH` of the step. On CPUs there is no overlap unless the user asks for it: their communication takes the cores that
 compute.
 
-Where micro-batches take turns nothing of a block needs to be beside its experts: another micro-batch computes while
-rows are on their way, there and back, forward and backward (`runtime.executor.interleaving`).
+With interleaved micro-batches no operator of the block has to run beside its experts: another micro-batch computes
+during dispatch and combine, forward and backward (`runtime.executor.interleaving`).
 
-Not good for: plans whose sum, with everything waited for, is far from the least, and which would be the fastest so.
+Not good for: plans whose objective, with everything exposed, is far from the lowest, and which would be the fastest
+with overlap.
 """
 
 from collections.abc import Sequence
@@ -30,16 +31,17 @@ Chosen = tuple[tuple[str, int], ...]
 
 
 def may_exchange_under_work(pinned: Pinned, cluster: Machine) -> bool:
-    """Whether experts may be exchanged under other work: where that is asked for, and on devices of our runtime."""
+    """Whether exchanges of experts may overlap with other work: the request must allow it, and our runtime must run the
+    devices."""
     asked = pinned.expert_overlap
     return runs_here(cluster) and asked is not False and (asked is not None or device_type_of(cluster) != "cpu")
 
 
 def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Overlapped:
-    """The same plan with experts exchanged under other work, where that is faster or asked for; on ranks whose devices
-    may use so many bytes. And what it lacks to have that, if it is only memory.
+    """The same plan with overlapped exchanges of experts, if that is faster or asked for, within each rank's limit of
+    bytes; and the memory that it lacks for that, if only memory is missing.
 
-    Raises OverlapError where it is asked for, and no experts of the plan are exchanged, or there is no memory for it.
+    Raises OverlapError if the request asks for it and the plan exchanges no experts, or has no memory for it.
     """
     if not may_exchange_under_work(pinned, cluster):
         return Overlapped(bound)
@@ -68,8 +70,8 @@ def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
 
 
 def in_parts(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan:
-    """The same plan with all experts in parts, for others to compute while their rows are on their way, where that may
-    be; its prediction is that of the plan as it was."""
+    """The same plan with all experts in parts, where that is possible, so that other micro-batches compute during their
+    exchange. The prediction remains that of the plan before."""
     if not may_exchange_under_work(pinned, cluster):
         return bound
     names = {expert_overlap_name(at, bound) for at, _ in possible_expert_overlaps(bound, overlaps_of(bound))}
@@ -78,7 +80,8 @@ def in_parts(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan:
 
 
 def best_expert_overlaps(bound: BoundPlan, cluster: Machine, *, every: bool = False) -> Chosen:
-    """Those that save time, or `every` one, each with as many operators while rows go there as save most."""
+    """The overlaps that save time, or `every` possible one, each with the number of operators beside the dispatch that
+    saves most."""
     if not any(operator.rule.op_class == "experts" for operator in bound.operators):
         return ()
     walks, found = tuple[Walk, ...](), dict[str, int]()

@@ -1,8 +1,8 @@
-"""Which layers are in fp8 in a plan: what the candidates of its blocks say, alike in all blocks of a kind.
+"""Which layers of a plan are in fp8: what the candidates of its blocks say, the same in all blocks of a kind.
 
-Ways to run blocks of a kind may have a layer in fp8 and without it. Then all of them take the way that takes less in
-their sum, forward (once more where a block is recomputed) and backward; a way that a strategy has no candidate for is
-worse under it.
+Columns of the same kind of block may have a layer in fp8 or not. Then all of them take the choice that takes less in
+total, forward (twice if a block is recomputed) and backward. A choice counts as worse if a strategy has no candidate
+for it.
 """
 
 import math
@@ -16,7 +16,8 @@ from planner.strategy_search.request.fp8_layers import places_of
 
 
 def chosen_layers(found: Assembly, prepared: OperatorGraph, fp8: Fp8) -> Fp8:
-    """What is in fp8 in a plan of some columns, of a graph that has all layers in it of which the search decides."""
+    """The layers in fp8 of a plan with these columns. In `prepared` all layers that the search decides about are in
+    fp8."""
     template = found.tables.template
     plain: set[int] = set()
     for at in sorted(template.either):
@@ -40,7 +41,7 @@ def _columns(found: Assembly, at: int) -> Iterator[Column]:
 
 
 def _pays(found: Assembly, at: int, columns: list[Column]) -> bool:
-    """Whether a layer takes less in fp8, over all columns."""
+    """Whether a layer takes less time in fp8, over all columns."""
     table, template = found.tables.operators[at], found.tables.template
     places = {way: place for place, way in enumerate(table.candidates.ways)}
     sums = {True: 0.0, False: 0.0}

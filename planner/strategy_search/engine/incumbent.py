@@ -1,16 +1,16 @@
-"""What the search begins with: the conventional plans that an expert would try, in the order in which he would.
+"""Conventional plans that the search begins with: those that an expert would try, in the order of an expert.
 
     axes                  what they are for             what stays open
     n                     data, or tensor inside a node ZeRO (each tensor by itself), recomputation, division of blocks
     n/t x t               data, tensor inside a node    the same, and which matmul is split by rows, which by columns
     p ranks of these      pipeline                      the same
 
-One purpose for an axis leaves an operator one candidate or a few, so that such a configuration is evaluated in a tenth
-of a second, however large the model. What comes first has the least idle time by its bound, then the fewest ranks of a
-pipeline, then the narrowest tensor parallelism; micro-batches have one sample for each data-parallel device, and where
-that fits more, as long as it helps. Every one is a configuration of the request with purposes for its axes, so whatever
-was decided holds. It is where a search that is stopped early falls back to, and its seconds cut off what is slower;
-nothing is proved with it.
+With one purpose for an axis an operator has one candidate or a few. So such a configuration is evaluated in a tenth of
+a second, however large the model. The plans with the lowest bound, that is the least idle time, come first, then those
+with the fewest pipeline ranks, then those with the lowest tensor degree. Micro-batches have one sample for each
+data-parallel device, and more if that fits, as long as it helps. Every one is a configuration of the request with
+purposes for its axes, so all decisions of the user hold. A search that is stopped early falls back to this plan, and
+its seconds cut off slower plans; it proves nothing.
 """
 
 import math
@@ -22,14 +22,14 @@ from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.request.space import Configuration, Role
 
 TRIED = 6
-"""Conventional configurations that are evaluated until one fits, at most."""
+"""Maximum number of conventional configurations that are evaluated until one fits."""
 
 _PURPOSES: dict[int, tuple[tuple[Role, ...], ...]] = {0: ((),), 1: (("data",), ("tensor",)), 2: (("data", "tensor"),)}
 
 
 def conventional(engine: Engine, families: Sequence[Sequence[Configuration]]) -> list[list[Configuration]]:
-    """The first few of the conventional ways to use the devices of a request, each with its micro-batches, the smallest
-    first; none where meshes of more axes were asked for."""
+    """The first few conventional ways to use the devices of a request, each with its micro-batches, the smallest first;
+    empty if the request asks for meshes of more axes."""
     nodes = {group.levels[0].fan_out or group.devices for group in parts_of(engine.request.cluster)}
     found: dict[object, list[tuple[int, int, int, Configuration]]] = {}
     decided = engine.request.pinned.mesh is not None
@@ -59,5 +59,5 @@ def _degrees(mesh: Sequence[int], roles: Sequence[Role]) -> tuple[int, int]:
 
 
 def _coarse(seconds: float) -> float:
-    """To two digits: what differs by less is as good."""
+    """Rounded to two digits: smaller differences do not matter."""
     return float(f"{seconds:.2g}")

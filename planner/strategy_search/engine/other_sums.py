@@ -1,4 +1,5 @@
-"""What sums lack of the step of a finalist: where it takes longer than its sum, plans of other sums are priced."""
+"""Other objectives for a finalist: if its step takes longer than its objective, plans that other objectives find are
+priced."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -19,22 +20,24 @@ from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.room import Room
 
 _MESSAGES = 2e-3
-"""Share of a step that messages may take beyond what the search knows of them, before others are tried."""
+"""Share of a step that communication may take beyond the objective before other plans are tried."""
 
 _HOPED = 0.05
-"""Share by which a step may take longer than its sum, before blocks are sought that cover more of what travels."""
+"""Share by which a step may exceed its objective before blocks are looked for that overlap more of their
+communication."""
 
 _COVERS = (1.0, 0.25)
-"""Shares of what travels that count then, whatever covers it."""
+"""Shares of the communication beyond the work beside it that always count then."""
 
 IDLE = 0.05
-"""Share of a step that a pipeline must be idle, before its stages are tried in a V: some of it is left there, and
-dividing them anew takes as long as it took before."""
+"""A pipeline's stages are tried in a V if it is idle for more than this share of a step: a V leaves some idle time, and
+dividing the blocks anew takes as long as before."""
 
 
 def chosen(ranks: Sequence[RankFilling]) -> Hashable:
-    """What ranks run, and what a micro-batch and a step of that take. Two ways to gather weights that come to the same
-    gather none, and are one plan: those that a block gathers by itself are in its own seconds, others are not."""
+    """What ranks run, with the seconds of a micro-batch and of a step of it. If two ways to gather weights give the
+    same, they gather nothing and are one plan: weights that a block gathers by itself are in its own seconds, others
+    are not."""
     return tuple(
         tuple(
             (
@@ -48,8 +51,8 @@ def chosen(ranks: Sequence[RankFilling]) -> Hashable:
 
 
 def _gathers_none(outcome: Outcome) -> bool:
-    """Whether the best that gathers weights ahead gathers none, whatever memory there is: then it is the best of all
-    ways, as none takes longer ahead (see `Engine.evaluate`)."""
+    """Whether the best plan with prefetched weights gathers nothing, whatever memory there is. Then it is the best for
+    all ways to gather, as prefetching takes no longer than other ways (see `Engine.evaluate`)."""
     if outcome.gathers != AHEAD or outcome.price or not outcome.ranks:
         return False
     return not any(one.amounts.under for filling in outcome.ranks for one in filling.columns)
@@ -57,7 +60,7 @@ def _gathers_none(outcome: Outcome) -> bool:
 
 @dataclass(kw_only=True)
 class OtherSums:
-    """Plans of contenders that other sums find."""
+    """Plans of contenders that other objectives find."""
 
     maker: PlanMaker
     overlapping: Overlapping
@@ -68,8 +71,8 @@ class OtherSums:
         self.request, self.engine = self.maker.request, self.maker.engine
 
     def one_by_one(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """A pipeline that stays idle, or what is found for it with weights gathered one by one, in an order
-        that takes less: gradients that go together are not deferred, which would fill the bubble."""
+        """A pipeline that stays idle, or the plan found for it with weights gathered one by one, in a faster schedule:
+        coalesced gradients are not deferred, and deferred gradients would fill the bubble."""
         idle = ranked.bubble > IDLE * ranked.seconds
         if not idle or found.outcome.gathers == EACH:
             return ranked
@@ -95,14 +98,17 @@ class OtherSums:
     def best(
         self, found: Contender, ranked: Ranked, cutoff: Seconds = math.inf, roomy: Ranked | None = None
     ) -> tuple[Contender, Ranked]:
-        """The plan of a contender, or a faster one that takes less than `cutoff`, with what it was made of. The sums of
-        the search know the least that messages take: those of weights that go together, and those of buckets, for which
-        a full device may have no room. Where that was much too little, other ways to gather weights are priced, too,
-        and plans that leave room for buckets, or have none; where it was more, and not for lack of room, plans whose
-        blocks cover more of what travels. Of a small model what is found with buckets as large as the links ask for is
-        priced, too. Sums hope that a backward pass covers all reductions but the last: where it does not, the best that
-        waits for them is priced. What leaves room for overlaps is to be beaten by what leaves as much, where a
-        `roomy` plan is given."""
+        """The plan of a contender, or a faster one that takes less than `cutoff`, with its contender.
+
+        The objective counts the least that communication may take: that of coalesced all-gathers, and that of buckets,
+        for which a full device may have no memory. If the step exceeds the objective by `_MESSAGES`, other ways to
+        gather weights are priced, and plans that leave memory for buckets, or have none. If it exceeds the objective by
+        `_HOPED`, and not for lack of memory, plans whose blocks overlap more communication are priced. For a small
+        model the plan with buckets as large as the links need is priced as well. The objective also assumes that a
+        backward pass overlaps all reductions but the last; if it does not, the best plan with exposed reductions is
+        priced. If a `roomy` plan is given, it leaves memory for overlaps, and only plans that leave as much compete
+        with it.
+        """
         overlapped = self.overlapping.expected(ranked) if self.overlapping.possible else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine.source_of(found.outcome)
         others = list[tuple[Engine, str, Bytes, float]]()
@@ -140,7 +146,7 @@ class OtherSums:
                 other = self.maker.as_found(
                     contender,
                     least,
-                    lambda one: one.waited,  # perhaps not any more
+                    lambda one: one.waited,  # it may be overlapped then
                     partial(self._may_take, least + replace(outcome, bound=bound).open_seconds),
                 )
                 fits = self.maker.fits(other.configuration, other.plan.prediction)
@@ -150,29 +156,31 @@ class OtherSums:
         return source, ranked
 
     def _may_take(self, seconds: Seconds, ranked: Ranked) -> bool:
-        """Whether a result may take less in some order of turns."""
+        """Whether a plan may take less than `seconds` in some schedule."""
         return self.room.in_any_order(ranked) < seconds
 
     def _may_take_settled(self, seconds: Seconds, ranked: Ranked) -> bool:
-        """Whether a result may take less settled, in an order of turns that was priced."""
+        """Whether a plan may take less than `seconds` once settled, in a schedule that was priced."""
         return self.maker.may_save(ranked, self.room.least(ranked, seconds) - seconds)
 
     def _capped(self, found: Contender) -> bool:
-        """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the
-        part that it is of a full one, so that either size charges another share of its latency than it takes."""
+        """Whether the model is so small that the objective assumes smaller buckets than the links need. Communication
+        counts as its share of a full bucket, so with either size another share of the latency counts than it really
+        takes."""
         tables, groups = found.pipeline_of_kinds.chain.tables, self.engine.groups
         if self.request.update.buckets != AUTO_BUCKETS or not tables.update.bucketed:
             return False
         return tables.update.bucket_size < max(auto_bucket(tables.mesh, group) for group in groups)
 
     def _other_buckets(self, found: Contender, ranked: Ranked) -> list[tuple[Engine, str, Bytes]]:
-        """Where buckets are left to the search: leaving room for those of the size that it assumed, and without any."""
+        """If buckets are left to the search: engines without buckets, and with memory left for buckets of the assumed
+        size."""
         assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
         if self.request.update.buckets != AUTO_BUCKETS or not assumed.bucketed:
             return []
         others = [(engine.without_buckets, way, 0.0) for way in engine.gathers]
         own = ranked.plan.training.update
         lacking = self.maker.overfull_by(ranked) + room_of(assumed.bucket_size) - room_of(own.bucket_size)
-        if own.bucketed and lacking > 0:  # its buckets are no smaller for their own sake alone
+        if own.bucketed and lacking > 0:  # its buckets are smaller for lack of memory
             others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
         return others

@@ -1,4 +1,4 @@
-"""What the evaluation of a configuration comes to."""
+"""The result of the evaluation of a configuration."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ Stored: TypeAlias = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankFilling:
-    """One rank: inner blocks of all its chunks, one after the other, and what it holds before and after them.
+    """One rank: the inner blocks of all its chunks, one after the other, and the columns before and after them.
 
     `peak` bytes in all, `beside` of them for what other stages hand over.
     """
@@ -28,17 +28,17 @@ class RankFilling:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """All of them, in order."""
+        """All columns, in order."""
         return tuple(one for one in (self.head, *self.inner, self.tail) if one is not None)
 
     def of_chunks(self, chunks: int) -> tuple[tuple[Column, ...], ...]:
-        """Inner blocks of each of so many chunks, which hold equally many."""
+        """The inner blocks of each of `chunks` chunks, which hold equally many."""
         own = len(self.inner) // chunks
         return tuple(self.inner[chunk * own : (chunk + 1) * own] for chunk in range(chunks))
 
 
 COARSE = 0.02
-"""Share of its seconds by which a result may be above its bound before others are tried, where memory is free."""
+"""Where memory is free, a result may be above its bound by this share before other prices are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,22 +46,22 @@ class Outcome:
     """What is known about a configuration.
 
     Attributes:
-        seconds: of the best division found; infinite where none was.
-        waiting: of these, what virtual stages of unequal blocks wait for each other
-            (`planner.strategy_search.engine.uneven_stages`), of which no sum knows.
-        bound: no plan of this configuration takes less; infinite where nothing fits.
-        free: what of that is proved whatever the memory, or less.
+        seconds: of the best division found; infinite if there was none.
+        waiting: of these, how long virtual stages of unequal blocks wait for each other
+            (`planner.strategy_search.engine.uneven_stages`), which no objective counts.
+        bound: no plan of this configuration takes less; infinite if nothing fits.
+        free: the bound for any memory, or less.
         state: candidates at the boundary.
-        ranks: what each rank runs; empty where nothing was found.
-        least: where nothing fits, bytes per device that the leanest way found would need.
+        ranks: what each rank runs; empty if nothing was found.
+        least: if nothing fits, bytes per device that the leanest way found would need.
         fullest: the rank that would need them.
         overfull: whether nothing that was looked at fits, however long it takes.
-        price: seconds of the step that a byte more of memory would save, about.
-        solved: problems solved.
-        under: shares that counted of what travels under the work of each pass, beyond that work.
+        price: about the seconds of the step that a byte more of memory would save.
+        solved: number of problems solved.
+        under: for each pass, the share that counted of the communication that its work cannot overlap.
         gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
         apart: whether launches count by pass and kind of block (`planner.strategy_search.tables.launches`).
-        stored: how weights are stored that were divided among blocks, in which all agree: numbers of stored layouts.
+        stored: the stored layouts, by number, on which all blocks agree for the weights that are divided among blocks.
     """
 
     seconds: float
@@ -82,24 +82,24 @@ class Outcome:
 
     @property
     def open_seconds(self) -> float:
-        """By how much its sum is above what is proved: what settling may save at most."""
+        """The gap between objective and bound: an upper bound on what settling may save."""
         return max(0.0, self.seconds - self.waiting - self.bound)
 
     @property
     def coarse(self) -> bool:
-        """Whether what was found is far from what is proved, and memory does not matter."""
+        """Whether the plan found is far from its bound, and memory does not bind."""
         return bool(self.ranks) and not self.price and self.open_seconds > self.bound * COARSE
 
 
 def best_try(outcomes: Sequence[Outcome]) -> Outcome:
-    """The fastest of what was found for one way to gather weights, in several tries, with all that they prove."""
+    """The fastest result of several tries for one way to gather weights, with all that they prove."""
     best = min(outcomes, key=lambda outcome: outcome.seconds)
     solved = sum(outcome.solved for outcome in outcomes)
     return replace(best, bound=max(outcome.bound for outcome in outcomes), solved=solved)
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """The fastest of what was found for the ways to gather weights, with what is proved, or missing, of all of them."""
+    """The fastest result over the ways to gather weights, with the bound, or the missing memory, over all of them."""
     best = min(outcomes, key=lambda outcome: (outcome.seconds, outcome.bound))
     leanest = min(outcomes, key=lambda outcome: outcome.least)
     return replace(
@@ -113,26 +113,27 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def proving_most(outcome: Outcome, other: Outcome, cutoff: float) -> Outcome:
-    """Of two sums of a configuration the outcome of the one that proves more, of the first where the other neither
-    found a plan nor ruled out all that take less than `cutoff`: no plan takes less than either sum."""
+    """The outcome of the objective with the higher bound, since no plan takes less than either objective. The first, if
+    the other neither found a plan nor ruled out everything below `cutoff`."""
     solved = outcome.solved + other.solved
     known = other.ranks or other.bound >= cutoff
     return replace(other if known and other.bound > outcome.bound else outcome, solved=solved)
 
 
 def ruled_out(gathers: str, seconds: float) -> Outcome:
-    """Of a way to gather weights that was not tried, as it takes so many seconds or more."""
+    """The outcome of a way to gather weights that was not tried, because it takes at least `seconds`."""
     return Outcome(
         seconds=math.inf, bound=seconds, state=(), ranks=(), least=math.inf, price=0.0, solved=0, gathers=gathers
     )
 
 
 _AGREED = 3
-"""Ways to store weights in which blocks are made to agree, at most."""
+"""Maximum number of ways to store weights on which blocks are made to agree."""
 
 
 def ways_to_store(outcome: Outcome, divided: Sequence[str]) -> list[Stored]:
-    """How blocks that each chose for itself store the weights that were divided among them, the most common first."""
+    """The ways in which blocks, each choosing for itself, store the weights that are divided among them; the most
+    common first."""
     columns = [column for rank in outcome.ranks for column in rank.columns if divided[0] in column.candidates]
     chosen = Counter(
         tuple((name, column.candidates[name]) for name in divided if name in column.candidates) for column in columns

@@ -1,4 +1,4 @@
-"""What of finalists overlaps, and whether there is memory for it: every result is priced with its overlaps once."""
+"""The overlaps of finalists, and whether there is memory for them: every plan is priced with its overlaps once."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ from planner.strategy_search.engine.proofs import Ranked
 
 
 class _WithOverlap(NamedTuple):
-    """A result, the same with its overlaps, and the bytes that it lacks to have more, with what these save (see
-    `Overlapped`)."""
+    """A plan, the same plan with its overlaps, and the bytes that it lacks to have more, with the seconds that these
+    save (see `Overlapped`)."""
 
     plain: Ranked
     overlapped: Ranked
@@ -32,49 +32,49 @@ class _WithOverlap(NamedTuple):
 
 @dataclass(kw_only=True)
 class Overlapping:
-    """Overlaps of the results of a `maker`."""
+    """Overlaps of the plans of a `maker`."""
 
     maker: PlanMaker
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
-        self._overlapped: dict[int, _WithOverlap] = {}  # by identity
-        self._every: dict[int, tuple[BoundPlan, Everything]] = {}  # of plans, likewise
+        self._overlapped: dict[int, _WithOverlap] = {}  # by id
+        self._every: dict[int, tuple[BoundPlan, Everything]] = {}  # of plans, by id
 
     @property
     def possible(self) -> bool:
-        """Whether tensor parallelism may communicate under its products."""
+        """Whether collectives of tensor parallelism may overlap with its matrix products."""
         return may_overlap(self.request.pinned, self.request.cluster)
 
     def expected(self, ranked: Ranked) -> Ranked:
-        """A result with all the overlaps of its tensor parallelism that save time, whether they fit or not."""
+        """A plan with all the overlaps of its tensor parallelism that save time, whether they fit or not."""
         return (
             self.overlapped(ranked) if self.engine.has_experts else replace(ranked, bound=self.everything(ranked).bound)
         )
 
     def overlapped(self, ranked: Ranked) -> Ranked:
-        """A result whose tensor parallelism communicates under its products, and whose experts under other work, where
-        that is faster or asked for."""
+        """A plan whose tensor parallelism overlaps with its matrix products, and its exchange of experts with other
+        work, if that is faster or asked for."""
         if id(ranked) not in self._overlapped:
             self._overlapped[id(ranked)] = self._with_overlap(ranked)
         return self._overlapped[id(ranked)].overlapped
 
     def missing(self, ranked: Ranked) -> Bytes:
-        """What a result lacks to have more overlaps."""
+        """The bytes that a plan lacks to have more overlaps."""
         if not self.engine.has_experts:
             return self.everything(ranked).missing
         self.overlapped(ranked)
         return self._overlapped[id(ranked)].missing
 
     def saves(self, ranked: Ranked) -> Seconds:
-        """What those would save that no sum of the search knows of."""
+        """The seconds that those overlaps would save and that no objective counts."""
         if not self.engine.has_experts:
             return 0.0
         self.overlapped(ranked)
         return self._overlapped[id(ranked)].saves
 
     def everything(self, ranked: Ranked) -> Everything:
-        """A result with all overlaps of its tensor parallelism that save time, and what it lacks for them."""
+        """A plan with all overlaps of its tensor parallelism that save time, and the bytes that it lacks for them."""
         if id(ranked.bound) not in self._every:
             machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
             found = with_everything(ranked.bound, self.request.pinned, machine, limits)
@@ -82,8 +82,8 @@ class Overlapping:
         return self._every[id(ranked.bound)][1]
 
     def fewer(self, ranked: Ranked, below: Seconds) -> Iterator[Everything]:
-        """A result with ever more of the overlaps of its tensor parallelism, but not all, and what it lacks for each;
-        as far as it lacks anything, and takes less than `below` with them."""
+        """A plan with ever more of the overlaps of its tensor parallelism, but not all, and the bytes that it lacks for
+        each. Only those that lack memory and take less than `below`."""
         machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
         return with_fewer(self.everything(ranked).bound, machine, limits, below)
 
@@ -91,7 +91,7 @@ class Overlapping:
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
             every = self.everything(ranked)
-            if every.missing and self.maker.overfull_by(ranked) > 0:  # and with some of them, too
+            if every.missing and self.maker.overfull_by(ranked) > 0:  # with some of them as well
                 return _WithOverlap(ranked, ranked, every.missing)
             bound, missing, _ = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits, every)
             bound, more, saves = with_expert_overlap(bound, self.request.pinned, machine, limits)
@@ -103,5 +103,5 @@ class Overlapping:
         return _WithOverlap(ranked, ranked)
 
     def leave(self, ranked: Ranked) -> None:
-        """Take a result as it is: its overlaps are of no interest."""
+        """Take a plan without overlaps."""
         self._overlapped.setdefault(id(ranked), _WithOverlap(ranked, ranked))

@@ -1,12 +1,12 @@
-"""Which collectives of tensor parallelism run under their products, and in how many chunks.
+"""Which collectives of tensor parallelism overlap with its matrix products, and in how many chunks.
 
-The search chooses layouts by what overlaps leave to wait for (`planner.strategy_search.tables.under_products`). The
-overlaps of what it has found (`planner.plan.layout.overlapped_products`) are chosen here: each of them is priced with
-some numbers of chunks, forward and backward, and has the best of them, if any saves time. As passes are sums, that is
-the best choice for a plan. The judge prices it, with the memory that it takes; as many overlaps as fit are taken where
-they save `WORTH` of the step. Where micro-batches take turns, or the backward pass is in two parts, there are no
-overlaps: then the plan without the one is compared with the plan without the other. On CPUs there are none unless
-somebody asks: their messages take the cores that compute.
+The search chooses layouts by what overlap leaves exposed (`planner.strategy_search.tables.under_products`). For the
+plan found, the overlaps (`planner.plan.layout.overlapped_products`) are chosen here. Each is priced with several
+numbers of chunks, forward and backward, and gets the best of them, if any saves time. As passes are sums, this is the
+best choice for the plan. The judge prices the plan with the memory that the overlaps take. As many overlaps as fit are
+taken, if they save `WORTH` of the step. With interleaved micro-batches, or a backward pass in two parts, there are no
+overlaps: then the plan without the former is compared with the plan without the latter. On CPUs there are none unless
+the user asks for them: their communication takes the cores that compute.
 """
 
 import functools
@@ -42,7 +42,8 @@ Chosen = tuple[Chunked, ...]
 
 
 class OverlapError(RequestError):
-    """An overlap is asked for that a plan cannot have; if only for memory, it would have with so many bytes left."""
+    """The request asks for an overlap that the plan cannot have; if only memory is missing, it needs `needed` bytes
+    left free."""
 
     def __init__(self, message: str, *, needed: Bytes = 0.0) -> None:
         super().__init__(message)
@@ -50,8 +51,8 @@ class OverlapError(RequestError):
 
 
 class Overlapped(NamedTuple):
-    """A plan with its overlaps, if any; and the bytes that it lacks, on the rank that lacks most, to have others that
-    would save `WORTH` of its step, with the seconds of it that no sum of the search knows of."""
+    """A plan with its overlaps, if any; the bytes that the rank with the largest lack needs for other overlaps that
+    would save `WORTH` of its step; and the seconds that these save and no objective counts."""
 
     bound: BoundPlan
     missing: Bytes = 0.0
@@ -59,20 +60,21 @@ class Overlapped(NamedTuple):
 
 
 class Everything(NamedTuple):
-    """A plan with all overlaps that save time, priced, whether they fit or not; as it is where they save nothing to
-    speak of. The rank that lacks most for them lacks so many bytes."""
+    """A plan with all overlaps that save time, priced, whether they fit or not; without overlaps if they save less than
+    `WORTH`. `missing`: bytes that the rank with the largest lack needs for them."""
 
     bound: BoundPlan
     missing: Bytes = 0.0
 
     @property
     def seconds(self) -> Seconds:
-        """Of a step with all of them."""
+        """Seconds of a step with all of them."""
         return self.bound.plan.prediction.step_seconds
 
 
 def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
-    """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
+    """Whether collectives may overlap with matrix products: the request must allow it, and our runtime must run the
+    devices."""
     asked = pinned.tensor_overlap
     return runs_here(cluster) and asked != 1 and (asked is not None or device_type_of(cluster) != "cpu")
 
@@ -84,10 +86,10 @@ def with_tensor_overlap(
     limits: Sequence[Bytes],
     everything: Everything | None = None,
 ) -> Overlapped:
-    """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
-    `everything`: with all of them, where that is known.
+    """The same plan with overlaps, if that is faster or asked for, within each rank's limit of bytes. `everything`: the
+    plan with all overlaps, if known.
 
-    Raises OverlapError where chunks are asked for, and nothing of the plan can be in so many.
+    Raises OverlapError if the request asks for a number of chunks that nothing in the plan can have.
     """
     found, missing = everything or with_everything(bound, pinned, cluster, limits)
     if not missing:
@@ -100,9 +102,10 @@ def with_tensor_overlap(
 
 
 def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Everything:
-    """The same plan with all overlaps that save time, or that are asked for.
+    """The same plan with all overlaps that save time, or that the request asks for.
 
-    Raises OverlapError where chunks are asked for, and nothing of the plan can be in so many, or they do not fit.
+    Raises OverlapError if the request asks for a number of chunks that nothing in the plan can have, or that does not
+    fit.
     """
     asked = pinned.tensor_overlap
     if not may_overlap(pinned, cluster):
@@ -129,7 +132,7 @@ def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: 
 
 
 def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan | None:
-    """The plan with as many of its overlaps as fit, those that need the least memory, if any does."""
+    """The plan with as many of its overlaps as fit, those that need the least memory; None if none fits."""
     chosen = [one for one, _ in _by_need(overlapped, cluster)]
     fitting, overfull, best = 0, len(chosen), None
     while overfull - fitting > 1:
@@ -145,9 +148,10 @@ def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -
 def with_fewer(
     overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes], below: Seconds = math.inf
 ) -> Iterator[Everything]:
-    """A plan of which all overlaps that save time are priced, with ever more of them, but not all, those first that
-    need the least memory; as far as it lacks memory, and takes less than `below`. More overlaps take less time and no
-    less memory, so that the last plan says whether there are any, and halving where they begin."""
+    """A plan with ever more of its overlaps, but not all, those first that need the least memory; only those that lack
+    memory and take less than `below`. In `overlapped` all overlaps that save time are priced. More overlaps take less
+    time and no less memory. So the last plan says whether there are any such plans, and bisection finds where they
+    begin."""
     chosen = _by_need(overlapped, cluster)
     counts = [count for count in range(1, len(chosen)) if chosen[count][1] > chosen[count - 1][1]]
 
@@ -164,7 +168,7 @@ def with_fewer(
 
 
 def _by_need(overlapped: BoundPlan, cluster: Machine) -> list[tuple[Chunked, Bytes]]:
-    """The overlaps of a plan, and bytes while their operators run, the least first."""
+    """The overlaps of a plan, with the bytes used while their operators run, the least first."""
     walks, needs = walks_of(overlapped, cluster), dict[str, Bytes]()
     for one in overlaps_of(overlapped):
         name, products = name_of(one, overlapped), walks[walks[0].rank_of[one.at]].products
@@ -174,25 +178,25 @@ def _by_need(overlapped: BoundPlan, cluster: Machine) -> list[tuple[Chunked, Byt
 
 
 def _with(overlapped: BoundPlan, chosen: Sequence[Chunked], cluster: Machine) -> BoundPlan:
-    """A plan with some of its overlaps, priced."""
+    """The plan with some of its overlaps, priced."""
     training = replace(overlapped.plan.training, tensor_overlap=tuple(sorted(chosen)))
     fewer = replace(overlapped, plan=replace(overlapped.plan, training=training))
     return replace(fewer, plan=replace(fewer.plan, prediction=predict(fewer, cluster)))
 
 
 def lacking(prediction: Prediction, limits: Sequence[Bytes]) -> Bytes:
-    """What the rank that lacks most lacks."""
+    """Bytes that the rank with the largest lack needs."""
     return max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
 
 
 def taken_by(overlapped: Prediction, plain: Prediction) -> Bytes:
-    """What overlaps take, on the rank where they take most."""
+    """Bytes that overlaps take on the rank where they take most."""
     pairs = zip(overlapped.stages, plain.stages, strict=True)
     return max(one.peak_bytes - other.peak_bytes for one, other in pairs)
 
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
-    """Those overlaps of a plan that save time, each with the numbers of chunks that save most."""
+    """The overlaps of a plan that save time, each with the numbers of chunks that save most."""
     walks, found = tuple[Walk, ...](), dict[str, tuple[int, int, int]]()
     for one in unlike_overlaps(bound):
         name = name_of(one, bound)
@@ -207,7 +211,8 @@ def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CH
 def _best(
     one: Overlap, bound: BoundPlan, products: ProductOverlap, chunks: Sequence[int]
 ) -> tuple[int, int, int] | None:
-    """The chunks there and back, and products in chunks, that save most; None where none saves anything."""
+    """The numbers of chunks forward and backward, and the first product in chunks, that save most; None if none saves
+    time."""
     there, back = [(0.0, 1, 0)], [(0.0, 1)]
     for number in chunks:
         for first in range(len(one.products)):
@@ -222,16 +227,16 @@ def _best(
 
 
 def _all(bound: BoundPlan, chunks: int) -> Chosen:
-    """All overlaps of a plan that so many chunks divide."""
+    """All overlaps of a plan that this number of chunks divides."""
     every = (one for one in possible_overlaps(bound) if in_chunks(one, bound, (chunks, chunks)) is not None)
     return tuple((name, chunks, chunks, 0) for name in sorted({name_of(one, bound) for one in every}))
 
 
 def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan | None:
-    """The plan with the overlaps that are asked for, or its best, perhaps under 1F1B; None where it can have none."""
+    """The plan with the overlaps that the request asks for, or its best, perhaps in 1F1B; None if it can have none."""
     plan, asked = bound.plan, pinned.tensor_overlap
     free = pinned.schedule is None and pinned.interleave is None and pinned.slices is None
-    free = free and not plan.schedule_kind.v_shaped  # whose stages lie otherwise
+    free = free and not plan.schedule_kind.v_shaped  # its stages lie differently
     for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
         if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
             continue

@@ -1,6 +1,6 @@
-"""The best plans, and what is proved of each: how much less another could take at most.
+"""The best plans, and the gap of each: how much less time another plan could take at most.
 
-gap = 1 - bound / seconds        no plan takes less than the bound; seconds is what of this one that is about
+gap = 1 - bound / seconds        no plan takes less than the bound; seconds are those of this plan that it bounds
 """
 
 import math
@@ -18,17 +18,17 @@ from planner.strategy_search.engine.settle import Certificate
 from planner.strategy_search.request.space import Configuration
 
 OPTIMAL = 1e-9
-"""Within this of the bound, relatively, a result counts as optimal."""
+"""A result within this relative distance of the bound counts as optimal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
     """One of the best plans, bound to its graph, and its configuration.
 
-    `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
-    not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
-    `filled` are the bytes of every rank by the sums of the search, where the plan comes of those, and `found` is what
-    it was made of; whether it was `settled`.
+    `memory_price`: about the seconds of the step that a byte more on every device would save; 0 if memory does not
+    bind. `certificate`: what an independent solver says that knows nothing of how the plan was found, if one was asked.
+    `filled`: the bytes of every rank as the search counts them, if the plan comes from the search. `found`: the
+    contender that it was made of. `settled`: whether it was settled.
     """
 
     bound: BoundPlan
@@ -48,13 +48,13 @@ class Ranked:
 
     @property
     def seconds(self) -> float:
-        """Of a step, as its schedule runs it."""
+        """Seconds of a step, as its schedule runs it."""
         return self.plan.prediction.step_seconds
 
     @property
     def objective(self) -> float:
-        """Of a step in which everything waits, one operator after the other, but what of the reductions of gradients
-        the last backward passes cover."""
+        """Seconds of a step with all communication exposed, one operator after the other, except for the reductions of
+        gradients that the last backward passes overlap."""
         return self.plan.prediction.objective_seconds
 
     @property
@@ -64,29 +64,30 @@ class Ranked:
 
     @property
     def waited(self) -> float:
-        """For collectives of tensor parallelism, which its sum may have hoped to be under products."""
+        """Exposed seconds of collectives of tensor parallelism, which its objective may assume to overlap with matrix
+        products."""
         time = dict(self.plan.prediction.time)
         return time[COMMUNICATION] + time.get(UNDER_PRODUCTS, 0.0)
 
     @property
     def reduced(self) -> float:
-        """Seconds of reductions of gradients once a step, whatever covers them."""
+        """Seconds of reductions of gradients once per step, overlapped or not."""
         return dict(self.plan.prediction.time).get(REDUCTION, 0.0)
 
     @property
     def bounded(self) -> float:
-        """What the search proves something about."""
+        """The seconds that the bound of the search is about."""
         return bounded_seconds(self.plan)
 
 
 def with_proof(ranked: Ranked, bound: float, *, covered: bool) -> Ranked:
-    """A result with what has been proved since it was made."""
+    """The plan with what has been proved since it was made."""
     plan = proved(ranked.plan, bound, covered=covered)
     return replace(ranked, bound=replace(ranked.bound, plan=plan))
 
 
 def proved(plan: Plan, bound: float, *, covered: bool) -> Plan:
-    """A plan with what is proved of it: none takes less than `bound`."""
+    """The plan with its proof: no plan takes less than `bound`."""
     gap = gap_of(plan, bound)
     provenance = replace(
         plan.provenance,
@@ -97,9 +98,10 @@ def proved(plan: Plan, bound: float, *, covered: bool) -> Plan:
 
 
 def bounded_seconds(plan: Plan) -> Seconds:
-    """What of a plan a bound is compared with: its step. In pipelines, with offload, and where micro-batches or slices
-    take turns, steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of
-    its step and its sum, with what every rank saves by launching ahead. Of stages in a V the work alone is bounded."""
+    """The seconds of a plan that a bound is compared with: its step. In pipelines, with offload, and with interleaved
+    micro-batches or slices, steps may be shorter than the objectives that are bounded, and those of other plans, too.
+    Then it is the longer of its step and its objective, the latter minus what every rank saves by launching ahead. For
+    stages in a V only the work is bounded."""
     prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
     in_order = plan.pipeline == 1 and not turns and not prediction.offloaded
     if in_order or plan.schedule_kind.v_shaped:
@@ -111,11 +113,11 @@ def bounded_seconds(plan: Plan) -> Seconds:
 
 
 def gap_of(plan: Plan, bound: Seconds) -> float:
-    """How much less, relatively, another plan could take at most, where none takes less than `bound`."""
+    """How much less time, relatively, another plan could take at most if none takes less than `bound`."""
     return max(0.0, 1 - bound / bounded_seconds(plan))
 
 
 def _rounded_up(share: float) -> float:
-    """A share with three digits that is never less than it is."""
+    """A share rounded up to three digits."""
     digits = 10.0 ** (2 - math.floor(math.log10(share)))
     return float(f"{math.ceil(round(share * digits, 6)) / digits:.3g}")

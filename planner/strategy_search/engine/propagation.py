@@ -1,12 +1,13 @@
-"""Sharding propagation: what the user has decided for some operators spreads to all others with the least traffic.
+"""Sharding propagation: what the user has decided for some operators spreads to all others with the least
+communication.
 
     decided      q_proj  b,o        as pinned
-    the rest     whatever moves the least: redistributions forward and backward, gradients, weights gathered
+    the rest     whatever moves the least: redistributions forward and backward, gradients, gathered weights
 
-Every operator takes part in one problem, the same as in any other search but for its weights: seconds of communication
-count in full, those of computation hardly (they only decide between choices that move the same). This is the
-semi-automatic mode of the GSPMD line of work (Xu et al. 2021) and of MindSpore's sharding propagation, solved exactly
-where those propagate greedily, operator by operator.
+Every operator takes part in one problem, which differs from any other search only in its weights: seconds of
+communication count in full, those of computation hardly (they only decide between choices that move the same). This is
+the semi-automatic mode of the GSPMD line of work (Xu et al. 2021) and of MindSpore's sharding propagation, solved
+exactly, where those propagate greedily, operator by operator.
 """
 
 from collections import Counter
@@ -23,14 +24,14 @@ from planner.strategy_search.request.space import Running
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable, ParameterTable
 
 COMPUTATION = 1e-3
-"""What a second of computation counts, beside a second of communication."""
+"""Weight of a second of computation relative to a second of communication."""
 
 
 def propagated(
     tables: CostTables, setting: Setting, cluster: Cluster, recomputation: tuple[Running, ...]
 ) -> Fixed | None:
-    """The strategies that move the least and fit; None where none fit. Blocks of a kind all take those of most of
-    them."""
+    """The strategies that move the least and fit; None if none fit. All blocks of a kind take those that most of them
+    have."""
     quiet = replace(
         tables,
         operators=tuple(_quiet(table) for table in tables.operators),

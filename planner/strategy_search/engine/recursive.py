@@ -9,24 +9,23 @@
 
     data | data | data | data | data | tensor | tensor   ->   32 x 4
 
-    then sweeps:        every axis is decided once more, given all others; so is one axis of the meshes that are nearest
+    then sweeps:        every axis is decided once more, given all others; so is one axis of the nearest meshes
                         (two axes joined, a factor shifted to the neighbour, an axis split), until nothing gets faster
 
 The same is done once more with whole levels of the network in place of primes. An operator has as many candidates as
-factors, and the mesh stays small, so the time of one axis is linear in the operators of the template and hardly grows
+factors, and the mesh stays small. So the time of one axis is linear in the operators of the template and hardly grows
 with the mesh: log(devices) problems of some dozens of variables. Prices, stages, recomputation and the handling of
-memory are those of any other search. Cutting the
-devices recursively is due to Tofu (Wang, Huang and Li 2019).
+memory are those of any other search. Dividing the devices recursively is due to Tofu (Wang, Huang and Li 2019).
 
-Memory: what is kept when an axis is decided will be divided further by the axes after it, so the limit is the usable
-memory times their product, and exact at the last axis. If something cannot be divided so far, some axis finds nothing
-that fits; then the axes before it are decided again with limits that are tighter by what was missing, in the end with
-the least memory that each axis can reach.
+Memory: tensors that are kept when an axis is decided will be divided further by the axes after it. So the limit is the
+usable memory times the product of these axes, and exact at the last axis. If something cannot be divided that far, some
+axis finds nothing that fits. Then the axes before it are decided again with limits that are tighter by what was
+missing, in the end with the least memory that each axis can reach.
 
-Where the user has decided about operators, the mesh is given, and its axes are decided in turn.
+If the user has decided about operators, the mesh is given, and its axes are decided in turn.
 
-It is a heuristic. An axis is decided without knowing what the next ones do, so the result may be slower than the best
-on the same mesh, and that nothing was found does not prove that nothing fits. All blocks of a kind are run alike
+It is a heuristic. An axis is decided without knowing what the next ones do. So the result may be slower than the best
+on the same mesh, and if nothing is found, that does not prove that nothing fits. All blocks of a kind are run alike
 while axes are decided: as most of them are.
 """
 
@@ -55,11 +54,11 @@ from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import TableBuilder
 
 _ROUNDING = 1e-9  # relative: sums of the same numbers in another order differ by less
-_MARGIN = 1.05  # how much tighter than by what was missing
+_MARGIN = 1.05  # how much tighter limits get than by what was missing
 _MOST_AXES = 4
-_NEW_AXIS = 0.01  # how much faster, relatively, a further axis must make it
-_ROUNDS = 5  # prices of memory tried for an axis
-_TRIES = 4  # at the limits, the last of them at the least memory
+_NEW_AXIS = 0.01  # relative gain that a further axis must bring
+_ROUNDS = 5  # number of prices of memory tried for an axis
+_TRIES = 4  # attempts at limits, the last at the least memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +67,12 @@ class Task:
 
     Attributes:
         template: the graph with the batch of one micro-batch.
-        configuration: ranks, virtual stages, micro-batches; and the mesh, where it is `given`.
+        configuration: ranks, virtual stages, micro-batches; and the mesh, if it is `given`.
         offload: what may be offloaded.
         recomputation: ways to run a block.
         decided: what the user has decided about operators.
         sweeps: how often at most all axes are decided once more at the end.
-        alltoall: on which axes there is that collective.
+        alltoall: the axes on which there is that collective.
         gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
         fp8: what layers with delayed scales keep of the steps before.
     """
@@ -94,7 +93,7 @@ class Task:
     fp8: Fp8 = NO_FP8
 
     def starts(self) -> tuple[tuple[int, ...], ...]:
-        """What is decided one after the other: the finest axes, or those of whole levels at once."""
+        """The axes that are decided one after the other: the finest, or whole levels at once."""
         if self.given:
             return (self.configuration.mesh,)
         levels = level_sizes(self.cluster.devices // self.configuration.pipeline, self.cluster)
@@ -103,14 +102,14 @@ class Task:
 
 
 class _Builders:
-    """A table builder for every mesh that was met, so that what it has priced is priced once."""
+    """Keeps a table builder for every mesh, so that everything is priced once."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._known: dict[tuple[tuple[int, ...], int], TableBuilder] = {}
 
     def of(self, sizes: tuple[int, ...], rest: int = 1) -> TableBuilder:
-        """For a mesh of these sizes, every point of which stands for `rest` devices."""
+        """The builder for a mesh of these sizes, every point of which stands for `rest` devices."""
         task = self._task
         if (sizes, rest) not in self._known:
             self._known[sizes, rest] = TableBuilder(
@@ -128,7 +127,7 @@ class _Builders:
 
 @dataclass(frozen=True, kw_only=True)
 class RecursivePlan:
-    """A mesh, the one candidate on it of each operator and parameter of the template, and seconds of a step."""
+    """A mesh, the only candidate of each operator and parameter of the template on it, and the seconds of a step."""
 
     mesh: Mesh
     chosen: Fixed
@@ -136,23 +135,24 @@ class RecursivePlan:
 
 
 def plan_recursively(task: Task, capacity: float) -> RecursivePlan | None:
-    """The best plan that was found, or None. `capacity`: bytes of tensors that a device can hold."""
+    """The best plan found, or None. `capacity`: bytes of tensors that a device can hold."""
     descent = _Descent(task, capacity)
     found = descent.run()
     return None if found is None else descent.polished(*found)
 
 
 def refine(task: Task, mesh: tuple[int, ...], chosen: Fixed, seconds: float, capacity: float) -> RecursivePlan | None:
-    """A plan that takes less than so many seconds, from one on a mesh: with its axes split, joined, of other sizes.
+    """A plan that takes less than `seconds`, by splitting, joining and resizing the axes of a plan on a mesh.
 
-    None where nothing better was found.
+    None if nothing better was found.
     """
     found = _Descent(task, capacity).polished(_Decided(sizes=mesh, chosen=chosen), seconds)
     return found if found.seconds < seconds else None
 
 
 def level_sizes(devices: int, cluster: Cluster) -> tuple[int, ...]:
-    """So many devices as a product, slowest links first, with what divides each level of the network in one factor."""
+    """The number of devices as a product, slowest links first, with one factor for the part that divides each network
+    level."""
     sizes: list[int] = []
     for level in cluster.levels:
         sizes.append(devices if level.fan_out is None else math.gcd(devices, level.fan_out))
@@ -174,7 +174,7 @@ def _primes(number: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decided:
-    """Axes that are decided, and what everything does on them."""
+    """The decided axes, and what every operator and parameter does on them."""
 
     sizes: tuple[int, ...]
     chosen: Fixed
@@ -198,7 +198,8 @@ class _Decided:
         )
 
     def with_factor(self, size: int, free: bool) -> "list[_Decided]":
-        """The devices grown by a factor: as a wider last axis, as one more axis; only the latter on a given mesh."""
+        """The devices multiplied by a factor: as a wider last axis, or as one more axis; only the latter on a given
+        mesh."""
         if not free:
             return [self.with_axis(size)]
         wider = _Decided(sizes=(*self.sizes[:-1], math.prod(self.sizes[-1:]) * size), chosen=self.chosen)
@@ -215,7 +216,7 @@ class _Decided:
         )
 
     def shifted(self, axis: int, towards: int) -> "_Decided | None":
-        """An axis with a factor less, which its neighbour has instead."""
+        """A factor of an axis moved to its neighbour."""
         to, factor = axis + towards, _primes(self.sizes[axis])[0]
         if not 0 <= to < len(self.sizes) or self.sizes[axis] == factor:
             return None
@@ -239,7 +240,7 @@ class _Decided:
 
 
 _Move = tuple[Callable[[_Decided, int], _Decided | None], int, float]
-_MOVES: tuple[_Move, ...] = (  # what to try, the axis that is free then beside the first, and the time it must beat
+_MOVES: tuple[_Move, ...] = (  # change, offset of the free axis, factor of the time that it must beat
     (_Decided.joined, 0, 1 + _ROUNDING),
     (lambda state, axis: state.shifted(axis, 1), 1, 1 - _ROUNDING),
     (lambda state, axis: state.shifted(axis, -1), -1, 1 - _ROUNDING),
@@ -258,7 +259,7 @@ def _each(chosen: Fixed, change: Callable[[Layout], Layout]) -> dict[str, Stored
 
 
 class _Descent:
-    """Axis after axis."""
+    """Decides axis after axis."""
 
     def __init__(self, task: Task, limit: float) -> None:
         self.task, self.limit, self.builders = task, limit, _Builders(task)
@@ -269,7 +270,7 @@ class _Descent:
         return min(found, key=lambda one: one[1], default=None)
 
     def _from(self, axes: tuple[int, ...]) -> tuple[_Decided, float] | None:
-        """All axes decided, with limits as tight as it takes."""
+        """All axes decided, with limits as tight as needed."""
         tightened = 1.0
         for attempt in checked(range(1, _TRIES + 1)):
             outcome = self._decide(axes, tightened)
@@ -281,9 +282,9 @@ class _Descent:
         return None
 
     def _decide(self, axes: tuple[int, ...], tightened: float) -> tuple[_Decided, float] | float:
-        """All axes, or how many times too much memory they take, infinite where the first already takes too much.
+        """All axes decided; or the factor by which they take too much memory, infinite if the first axis already does.
 
-        Limits are tighter by a factor.
+        Limits are tighter by the factor `tightened`.
         """
         decided, seconds = _Decided.nothing(self.task.template), math.inf
         if not axes:
@@ -306,13 +307,13 @@ class _Descent:
         return decided, seconds
 
     def _last_axis(self, state: _Decided, rest: int, tightened: float, bar: float) -> tuple[_Decided, float] | float:
-        """The last axis decided for good, given those before it, or how many times too much memory it takes; `rest`
-        devices are left to the axes after it, and only what is faster than `bar` is wanted."""
+        """The last axis decided for good, given those before it, or the factor by which it takes too much memory.
+        `rest` devices are left to the axes after it, and only plans that are faster than `bar` are wanted."""
         builder, most = self.builders.of(state.sizes, rest), self.limit * rest
         among = self._among(state, len(state.sizes) - 1)
         found = self._solved(builder, among, max(self.limit, most / tightened), bar)
         if isinstance(found, float) and found <= most:
-            found = self._solved(builder, among, found, bar)  # as little as this axis can
+            found = self._solved(builder, among, found, bar)  # the least that this axis can reach
         if isinstance(found, float):
             return found / most
         return _Decided(sizes=state.sizes, chosen=found[0]), found[1]
@@ -340,7 +341,7 @@ class _Descent:
         return fixed_of(assembly(chain, outcome.ranks, setting.chunks, uneven=setting.uneven)), outcome.seconds
 
     def polished(self, decided: _Decided, best: float) -> RecursivePlan:
-        """Every axis once more given all others, and meshes that differ by a little, until nothing gets faster."""
+        """Decide every axis once more given all others, and meshes that differ a little, until nothing gets faster."""
         for _ in range(self.task.sweeps):
             before = best
             for axis in reversed(range(len(decided.sizes))):
@@ -358,7 +359,7 @@ class _Descent:
         return RecursivePlan(mesh=self.builders.of(decided.sizes).mesh, chosen=decided.chosen, seconds=best)
 
     def _freed(self, state: _Decided, axis: int, bar: float) -> tuple[_Decided, float] | None:
-        """One axis decided given all others, if that beats the bar and the others can be as they are."""
+        """One axis decided given all others, if that beats the bar and the others can stay as they are."""
         builder, among = self.builders.of(state.sizes), self._among(state, axis)
         if not among.possible(self.task.template.graph, builder.mesh):
             return None

@@ -1,26 +1,26 @@
-"""Virtual stages that hold unequal numbers of blocks, from what the search has found for one range of blocks on each
+"""Virtual stages with unequal numbers of blocks, from the plan that the search found for one range of blocks on each
 rank.
 
     found, rank by rank     b B b b b | b B b b b     B: a lean block, the recomputed one of five
     virtual stages          0 1 0 1, rank r holds stages r, p + r, 2p + r, ...: of 2 and 3 blocks, 3 and 2
 
-A rank keeps the number of blocks, and of lean ones, that the search has found: with blocks of one kind it takes as long
-and holds as much as was found. Its stages hold equally many, but for one block. Lean blocks are dealt to the stages of
-a rank one by one, and come first in each.
+A rank keeps the number of blocks, and of lean ones, that the search found: with blocks of one kind it takes as long and
+holds as much as the search counted. The sizes of its stages differ by at most one block. Lean blocks are dealt to the
+stages of a rank one by one, and come first in each.
 
-Where blocks are of several kinds a rank holds others than the search had there: blocks are moved from one stage to
+With blocks of several kinds a rank holds other blocks than in the search. Then blocks are moved from one stage to
 another as long as the busiest rank gets less busy, or stages more equal.
 
-Ranks that are equally busy wait for each other all the same where their stages take unequally long, a tenth of the step
-and more. Least where the larger stages follow each other, from one rank to the next and back to the first:
+Ranks that are equally busy still wait for each other if their stages take unequally long, for a tenth of the step and
+more. They wait least if the larger stages follow each other, from one rank to the next and back to the first:
 
     larger stages last      1 1 1 1 2 2 2 2     waits for 9% (four ranks of two stages, 32 micro-batches)
     one after the other     1 1 2 2 2 2 1 1     2.6%
 
-So a few ways to say which stages are the larger ones are simulated: of each rank the same, or of the first half of the
-ranks the next. What is left of the waiting, which no sum knows, is added to the sum.
+So a few choices of the larger stages are simulated: the same stage of every rank, or the next one for the first half of
+the ranks. The waiting time that remains is not part of any objective, so it is added to it.
 
-Not good for: blocks of several kinds whose memory differs a lot; the judge sees it, and the search leaves more room.
+Not good for: blocks of several kinds whose memory differs a lot; the judge notices, and the search leaves more memory.
 """
 
 import itertools
@@ -41,28 +41,28 @@ from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.space import Configuration
 
 Passes: TypeAlias = tuple[Seconds, Seconds]
-"""Of a micro-batch, forward and backward."""
+"""Seconds of a micro-batch, forward and backward."""
 
 _ROUNDS = 4
-"""Micro-batches for each rank with which ways to cut ranks into stages are compared."""
+"""Micro-batches per rank with which ways to cut ranks into stages are compared."""
 
 _ROUNDS_OF_MANY = 2
 _MANY = 16
-"""The same for more ranks than that, whose step has many turns."""
+"""With more ranks than this, fewer micro-batches (`_ROUNDS_OF_MANY`) are used, as a step has many passes then."""
 
 _DIGITS = 2
-"""Digits of what stages take, in blocks, by which ways are compared."""
+"""Digits to which the time of stages, in blocks, is rounded for the comparison."""
 
 _MOVES = 64
-"""Blocks that are moved from one stage to another, at most."""
+"""Maximum number of blocks that are moved from one stage to another."""
 
 _LESS = 1e-9
-"""What the busiest rank, or the unevenness of stages, has to get less, relatively."""
+"""Relative amount by which the busiest rank, or the unevenness of stages, has to improve."""
 
 
 def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> list[tuple[Column, ...]]:
-    """Inner blocks of `virtual` stages of every rank, stage by stage in the order of the model. A stage holds one or
-    more; the first and the last, which hold what stands before the blocks and behind them, may hold none."""
+    """Inner blocks of `virtual` stages of every rank, stage by stage in the order of the model. A stage holds at least
+    one block; the first and the last stage, which also hold what comes before and after the blocks, may hold none."""
     names = list(dict.fromkeys(piece.kind for piece in chain.inner))
     kinds = [names[kind] for kind in chain.block_ranges.kinds]
     usual = _usual_seconds(ranks)
@@ -85,8 +85,8 @@ def uneven_stages(chain: Chain, ranks: Sequence[RankFilling], virtual: int) -> l
 
 
 def waiting_of_uneven(chain: Chain, ranks: Sequence[RankFilling], configuration: Configuration) -> Seconds:
-    """Seconds of a step that ranks wait for each other as their stages take unequally long, without what travels and
-    what comes once a step."""
+    """Seconds of a step that ranks wait for each other because their stages take unequally long, without communication
+    and without the work that is done once per step."""
     stages = [list(inner) for inner in uneven_stages(chain, ranks, configuration.virtual_stages)]
     stages[0] += [one for one in (ranks[0].head,) if one is not None]
     stages[-1] += [one for one in (ranks[-1].tail,) if one is not None]
@@ -98,8 +98,8 @@ def waiting_of_uneven(chain: Chain, ranks: Sequence[RankFilling], configuration:
 def _best_sizes(
     ranks: tuple[int, ...], blocks: tuple[Passes, ...], ends: tuple[Passes, ...], kinds: int
 ) -> tuple[int, ...]:
-    """Inner blocks of every stage, of ranks with so many: of the ways to say which stages hold a block more, the one
-    with which ranks wait least for each other."""
+    """Inner blocks of every stage, for ranks with these numbers of blocks: of the ways to choose the stages with one
+    block more, the one with which ranks wait least for each other."""
     p, virtual = len(ranks), len(ends) // len(ranks)
     total, beside = [math.fsum(one) for one in blocks], [math.fsum(one) for one in ends]
     ways = [[virtual - 1] * (p - 1) + [0]]
@@ -120,7 +120,7 @@ def _best_sizes(
 
 
 def _to(passes: Passes, mean: Seconds) -> Passes:
-    """Shares of what a block takes on average, so coarse that what is alike is looked at once."""
+    """Shares of the average time of a block, rounded so that equal cases are simulated once."""
     ahead, back = passes
     return (round(ahead / mean, _DIGITS), round(back / mean, _DIGITS)) if mean else (0.0, 0.0)
 
@@ -134,8 +134,8 @@ def _summed(several: Sequence[Passes]) -> Passes:
 
 
 def _waiting(stages: Sequence[Passes], ranks: int, micro_batches: int) -> Seconds:
-    """By how much a step of such stages is longer pass by pass (`costmodels.timeline`) than it is counted, by how long
-    each rank is busy."""
+    """By how much a step of these stages, simulated pass by pass (`costmodels.timeline`), is longer than the sum by the
+    busy time of each rank."""
     chunks = [
         ChunkSeconds(forward=(PassSeconds(computation=ahead),), backward=(PassSeconds(computation=back),))
         for ahead, back in stages
@@ -149,9 +149,9 @@ def _waiting(stages: Sequence[Passes], ranks: int, micro_batches: int) -> Second
 
 
 def _sizes(blocks: Sequence[int], ends: Sequence[float], seconds: float, first: Sequence[int]) -> list[int]:
-    """Inner blocks of every stage, of ranks with so many that take so long each, beside what takes stages so long at
-    the `ends`: each block goes to the quickest stage of its rank, of equals to the `first` one of that rank, or else to
-    the one before."""
+    """Inner blocks of every stage, for ranks with these numbers of blocks that take `seconds` each; `ends` has the
+    other seconds of stages. Each block goes to the quickest stage of its rank; of equal stages to the `first` of that
+    rank, or else to the one before."""
     sizes, virtual = [0] * len(ends), len(ends) // len(blocks)
     for rank, inner in enumerate(blocks):
         places = range(rank, len(ends), len(blocks))
@@ -164,7 +164,7 @@ def _sizes(blocks: Sequence[int], ends: Sequence[float], seconds: float, first: 
 
 
 def _usual_seconds(ranks: Sequence[RankFilling]) -> dict[int, Passes]:
-    """Seconds of a block of each kind in either pass, on average over those that were found."""
+    """Average seconds of a block of each kind in either pass, over the blocks that were found."""
     found: dict[int, list[Passes]] = {}
     for column in (column for rank in ranks for column in rank.inner):
         found.setdefault(column.kind, []).append(_passes(column))
@@ -173,8 +173,8 @@ def _usual_seconds(ranks: Sequence[RankFilling]) -> dict[int, Passes]:
 
 
 def _levelled(sizes: Sequence[int], seconds: Sequence[float], ends: Sequence[float], ranks: int) -> list[int]:
-    """Sizes of stages for blocks that take so long each, with one block after another in the stage where it makes the
-    busiest rank least busy, and stages equal."""
+    """Sizes of stages for blocks that take `seconds` each: blocks are moved, one after the other, to the stage where
+    they make the busiest rank least busy and stages most equal."""
     sums = np.concatenate(([0.0], np.cumsum(seconds)))
     usual, stages = float(sums[-1]) / len(seconds), len(sizes)
 
@@ -206,8 +206,8 @@ def _levelled(sizes: Sequence[int], seconds: Sequence[float], ends: Sequence[flo
 
 
 def _dealt(own: Sequence[Column], every: Sequence[Column], stages: Sequence[Sequence[int]]) -> list[tuple[Column, ...]]:
-    """Ways to run the blocks of the stages of a rank, which have blocks of such kinds: those that were found for it, as
-    often, and those of `every` rank for a kind of which it had none."""
+    """The columns of the blocks in the stages of a rank, which have blocks of these kinds. They are those found for the
+    rank, in the same shares, and those of `every` rank for a kind of which it had none."""
     found: list[list[Column | None]] = [[None] * len(stage) for stage in stages]
     for kind in sorted({kind for stage in stages for kind in stage}):
         left = [[at for at, one in enumerate(stage) if one == kind] for stage in stages]
@@ -215,7 +215,7 @@ def _dealt(own: Sequence[Column], every: Sequence[Column], stages: Sequence[Sequ
         ways = [column for column in own if column.kind == kind]
         ways = ways or [column for column in every if column.kind == kind]
         for column, number in _numbers(ways, needed):
-            for _ in range(number):  # to the stage that has fewest of them
+            for _ in range(number):  # to the stage with the fewest of them
                 dealt = [sum(one is column for one in stage) for stage in found]
                 stage = min((at for at, places in enumerate(left) if places), key=lambda at: (dealt[at], at))
                 found[stage][left[stage].pop(0)] = column
@@ -223,7 +223,7 @@ def _dealt(own: Sequence[Column], every: Sequence[Column], stages: Sequence[Sequ
 
 
 def _numbers(ways: Sequence[Column], needed: int) -> list[tuple[Column, int]]:
-    """How many of so many blocks are run in each of some ways, in the same shares, the leaner ones rounded up."""
+    """How many of `needed` blocks run in each of some ways, in the same shares, the leaner ones rounded up."""
     distinct = {id(column): column for column in ways}
     counts = {key: sum(id(column) == key for column in ways) for key in distinct}
     found, left, of = list[tuple[Column, int]](), needed, len(ways)

@@ -1,21 +1,21 @@
-"""Stages in a V, from what the search has found for one stage on each rank.
+"""Stages in a V, from the plan that the search found for one stage on each rank.
 
     found, rank by rank     b b B b | b B b b        B: the embedding, the loss and lean blocks count, too
     chunks                  0 1 | 2 3                rank r holds chunk r and chunk 2p-1-r
 
-The search fills p ranks with consecutive blocks, under the memory that the schedule holds on each, and says how every
-block is run. In a V a rank holds blocks of both halves of the model, so ranks are filled anew: strategies and ways
-to run blocks stay, and stages are cut from outside to inside so that the busiest rank is as little busy as can be, and
-its two stages as equal as that leaves them:
+The search fills p ranks with consecutive blocks, under the memory that the schedule holds on each, and decides how
+every block is run. In a V a rank holds blocks of both halves of the model, so ranks are filled anew. Strategies and
+ways to run blocks stay. Stages are cut from outside to inside so that the busiest rank is as little busy as possible,
+and its two stages are as equal as that allows:
 
     busy(r, i, j) = min over a, b of max(busy(r-1, i-a, j-b), front(i-a .. i) + back(j-b .. j))
 
-i and j blocks are given to the first r+1 ranks from the front and from the back, about r+1 stages of each. Blocks of a
-rank that are run in a lean way come first where the search fills them; they are dealt out evenly over its blocks, since
-the two halves of them lie on two ranks now.
+i and j blocks are given to the first r+1 ranks from the front and from the back, about r+1 stages of each. The search
+puts the lean blocks of a rank first. Here they are dealt out evenly over its blocks, because the two halves of them lie
+on two ranks now.
 
 O(p n d) states with d^2 choices each, d = 2 `_SLACK` + 1. Not good for: blocks whose memory differs a lot, which is
-divided by their time all the same; the judge sees it, and the search leaves more room.
+divided by their time all the same; the judge notices, and the search leaves more memory.
 """
 
 import math
@@ -29,13 +29,13 @@ from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.outcome import RankFilling
 
 _UNITS = 10**4
-"""To which an average block is rounded."""
+"""Units of an average block, to which times are rounded."""
 
 _Best = tuple[tuple[int, int], tuple[tuple[int, int], ...]]
 """How busy the busiest rank is and how uneven stages are, and the blocks of both stages of each rank."""
 
 _SLACK = 2
-"""Blocks that a stage may have more or less than the average."""
+"""Number of blocks by which a stage may differ from the average."""
 
 
 def spread_out(ranks: Sequence[RankFilling]) -> tuple[RankFilling, ...]:
@@ -58,7 +58,7 @@ def _dealt(columns: tuple[Column, ...]) -> tuple[Column, ...]:
 
 
 def v_stages(found: Assembly, chain: Chain, ranks: int, micro_batches: int) -> tuple[Stage, ...]:
-    """Two stages for each of so many ranks, which have blocks enough."""
+    """Two stages for each of `ranks` ranks; there must be enough blocks."""
 
     def seconds(column: Column) -> float:
         return column.amounts.part + column.amounts.step / micro_batches
@@ -77,10 +77,11 @@ def v_stages(found: Assembly, chain: Chain, ranks: int, micro_batches: int) -> t
 
 
 def v_counts(seconds: Sequence[float], ranks: int) -> tuple[int, ...]:
-    """Blocks of each of 2 `ranks` stages in a V for blocks that take so long, 2 `ranks` at least."""
+    """Blocks of each of 2 `ranks` stages in a V for blocks that take `seconds` each; there must be at least 2 `ranks`
+    blocks."""
     count, share, mean = len(seconds), len(seconds) / (2 * ranks), math.fsum(seconds) / len(seconds)
     sums = [0]
-    for one in seconds:  # in whole numbers, so that what takes as long is told to
+    for one in seconds:  # in whole numbers, so that equal times compare equal
         sums.append(sums[-1] + round(one / mean * _UNITS))
     back = [sums[count] - sums[count - number] for number in range(count + 1)]
     sizes = range(max(1, math.floor(share) - _SLACK), math.ceil(share) + _SLACK + 1)

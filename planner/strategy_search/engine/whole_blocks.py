@@ -1,15 +1,15 @@
-"""What whole blocks prove of a configuration.
+"""Lower bounds for a configuration from whole blocks.
 
-Prices of memory bound stages of any share of a block, of which any share is recomputed. Stages hold whole blocks, and
-engines recompute equally many of every stage. So each piece gets one *ideal* way to be run, and one to be recomputed:
-the least that any choice comes to, of seconds, of bytes that stay and of bytes that live with a micro-batch, each by
-itself. No stage is faster or leaner than one that is filled with these, so no plan is faster than what they make:
+Prices of memory bound stages with any fraction of a block, any fraction of it recomputed. But stages hold whole blocks,
+and engines recompute equally many of every stage. So each piece gets one *ideal* way to run it, and one to recompute
+it: the least of any choice in seconds, in bytes that stay and in bytes per micro-batch, each by itself. No stage is
+faster or leaner than one that is filled with these, so no plan is faster than the result:
 
     ideal ways ─ fill, with c recomputed blocks in every stage ─▶ prices of all ranges of blocks ─ divide ─▶ seconds
-    the least of these over all c is a bound; c ends where free memory is of no more use
+    the least of these over all c is a bound; c ends where more free memory no longer helps
 
-Where operators have one pattern, little is left to choose in a block, and the ideal ways are nearly real ones. Where
-they have many strategies it proves less than prices do, and is not asked for.
+If operators have one pattern, little is left to choose in a block, and the ideal ways are nearly real ones. If they
+have many strategies, this proves less than prices do, and is not used.
 """
 
 import itertools
@@ -30,10 +30,10 @@ from planner.strategy_search.engine.composition import Composition
 Array = NDArray[np.float64]
 
 _TIE = 1e-30
-"""What a second is worth where something else is asked for: what cannot be had stays infinite."""
+"""Weight of a second if something else is minimised: impossible choices stay infinite."""
 
 _BELOW = 1 - 1e-12
-"""Sums of the same numbers in another order, and ties, are no more than so much above the least."""
+"""Sums of the same numbers in another order, and ties, exceed the least by no more than this."""
 
 _ASKED: dict[str, Weights] = {
     "part": Weights(part=1.0),
@@ -50,15 +50,15 @@ _TRAVELLING: dict[str, Weights] = {
 
 
 class WholeBlocks:
-    """Bounds on the plans of a configuration on one kind of devices, state by state."""
+    """Lower bounds for the plans of a configuration on one kind of devices, state by state."""
 
     def __init__(self, composition: Composition) -> None:
         self.composition, self.chain, self.setting = composition, composition.chain, composition.setting
         self.block_ranges, self.capacity = composition.block_ranges, composition.capacity(0)
 
     def step_seconds(self, state: State, limit: float) -> float:
-        """Least seconds of a step at a state, infinite where nothing fits; about as much as the limit where it is no
-        less."""
+        """A lower bound on the seconds of a step at a state, infinite if nothing fits; about the limit if the bound
+        reaches it."""
         pool = self._pool(state)
         if not self.block_ranges.blocks or pool is None:
             return 0.0
@@ -72,7 +72,7 @@ class WholeBlocks:
         for count in range(most + 1):
             best = min(best, self._seconds(ranks, pool, count))
             if best < math.inf and self._seconds(ranks, pool, count + 1, room=math.inf) >= min(best, limit):
-                break  # more only take longer
+                break  # more recomputed blocks only take longer
         return best
 
     def _seconds(
@@ -84,8 +84,8 @@ class WholeBlocks:
         room: float | None = None,
         free: Sequence[Way] | None = None,
     ) -> float:
-        """Least seconds with so many recomputed blocks in every stage, or any, and so many bytes; `free` are the ways
-        that take the least seconds per micro-batch, whatever the memory."""
+        """A lower bound on the step with `count` recomputed blocks in every stage, or any number, and `room` bytes;
+        `free` are the ways that take the least seconds per micro-batch, whatever the memory."""
         filled = self._filled(ranks, pool, count, self.capacity if room is None else room)
         least = filled if free is None else self._filled(ranks, free, None, math.inf)
         return least_seconds(
@@ -107,8 +107,8 @@ class WholeBlocks:
         return [known[rank] for rank in ranks]
 
     def _pool(self, state: State) -> list[Way] | None:
-        """The ideal ways to run blocks of each kind, kept and recomputed; None where recomputing saves memory and no
-        time is lost, of which nothing is proved."""
+        """The ideal ways to run blocks of each kind, kept and recomputed; None if recomputing saves memory without
+        losing time, where nothing is proved."""
         kept = tuple(self._ideal(pieces, state, recompute=False) for pieces in self.chain.kinds)
         again = tuple(self._ideal(pieces, state, recompute=True) for pieces in self.chain.kinds)
         if any(column is None for column in kept):
@@ -127,7 +127,7 @@ class WholeBlocks:
         return [faster, leaner]
 
     def _variants(self, rank: int, state: State) -> tuple[Rank, ...]:
-        """A rank with what stands on it beside inner blocks."""
+        """A rank with what it holds besides inner blocks."""
         heads = self._ends(self.chain.head, state) if rank == 0 else [None]
         tails = self._ends(self.chain.tail, state) if rank == self.setting.ranks - 1 else [None]
         return tuple(
@@ -141,7 +141,8 @@ class WholeBlocks:
         return [column for column in found if column is not None] or [None]
 
     def _ideal(self, pieces: Iterable[Piece], state: State, *, recompute: bool) -> Column | None:
-        """The least of everything that pieces come to at a state, of those that are recomputed, or are not."""
+        """The least of every amount over the pieces at a state, for those that are recomputed, or those that are
+        not."""
         own = [piece for piece in pieces if piece.recompute == recompute]
         if not own:
             return None
@@ -155,7 +156,7 @@ class WholeBlocks:
 
     @cached_property
     def _least(self) -> dict[int, dict[str, Array]]:
-        """Of every piece the least of each amount, by itself, at every state."""
+        """For every piece the least of each amount, by itself, at every state."""
         pieces = (*self.chain.head, *self.chain.inner, *self.chain.tail)
         weights = {**_ASKED, **(_TRAVELLING if self.chain.travels else {})}
         asked = [(piece, name, Asked(piece=piece, weights=own)) for name, own in weights.items() for piece in pieces]
@@ -166,19 +167,19 @@ class WholeBlocks:
 
 
 def _below(value: float) -> float:
-    """No more than a value, whatever its sign, but for rounding."""
+    """Slightly below a value, whatever its sign, to allow for rounding."""
     return value * _BELOW if value > 0 else value / _BELOW
 
 
 def _no_larger(column: Column, than: Column) -> Column:
-    """A column whose bytes are no more than those of another."""
+    """The column with no more bytes than another."""
     own, other = column.amounts, than.amounts
     least = {"fixed": min(own.fixed, other.fixed), "live": min(own.live, other.live)}
     return replace(column, amounts=replace(own, **least))
 
 
 def _no_slower(column: Column, than: Column) -> Column:
-    """A column that takes no longer than another."""
+    """The column with no more seconds than another."""
     own, other = column.amounts, than.amounts
     least = {"part": min(own.part, other.part), "step": min(own.step, other.step)}
     return replace(column, amounts=replace(own, **least))
