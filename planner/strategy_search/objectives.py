@@ -249,7 +249,7 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
     open_words = (request.padding, request.update.zero_by, request.alltoall)
     if request.placing != "given" or AUTO in open_words:
         alone = replace(request, objective="time", top=1, simplicity=0.0)
-        with sharing(2):  # with the points
+        with sharing(2):  # shared with the points
             request = settled(request, plan_for(alone, on_progress, cancelled))
     points, shared = list[SearchResult](), dict[object, Shared]()
     limit, reserved = request.memory_limit, _reserved(request)
@@ -261,7 +261,7 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
                 asked, own = replace(one, memory_limit=limit, top=1), shared.setdefault(one.offload, Shared())
                 return best_plans(asked, told, cancelled, shared=own)
 
-            with sharing(2):  # with the next, which is like it
+            with sharing(2):  # shared with the next point
                 found = solve(request) if points else with_offload(request, solve, cancelled)
             request = decided_as(request, found.plan)
         except InfeasibleError as error:

@@ -137,7 +137,7 @@ class _Bisection:
         self._known = {0: _NOTHING}
 
     def begin(self) -> SearchResult:
-        """The best plans with no more tables on the host. Raises what the search raises."""
+        """The best plans without further tables on the host. Raises what the search raises."""
         result = self._solve(self._request)
         self._known[0] = _Found(result=result, seconds=self._score(result))
         return result

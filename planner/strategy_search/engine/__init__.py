@@ -1,1 +1,1 @@
-"""Configurations evaluated in turn, and the best of them settled."""
+"""The engine of the search: it evaluates configurations one by one, and makes plans of the best of them."""

@@ -67,7 +67,7 @@ def stages_of(found: Assembly) -> tuple[Stage, ...]:
 
 
 def groups_of(graph: OperatorGraph, blocks: Blocks, found: Assembly) -> tuple[Group, ...]:
-    """The groups of a plan: equal neighbours among the blocks are one."""
+    """The groups of a plan: neighbouring blocks that are equal form one group."""
     groups = [_outside(graph, blocks, found, "before the blocks" if blocks.count else "all", before=True)]
     if blocks.count:
         first = 0

@@ -142,7 +142,7 @@ class OtherSums:
                 known.add(key)
                 contender = replace(engine.contender(found.configuration, outcome), room=room)
                 own = engine is self.engine.source_of(found.outcome) and gathers == found.outcome.gathers
-                bound = max(outcome.bound, found.outcome.bound) if own else outcome.bound  # of fewer plans, or as many
+                bound = max(outcome.bound, found.outcome.bound) if own else outcome.bound  # both bounds hold
                 other = self.maker.as_found(
                     contender,
                     least,

@@ -59,7 +59,7 @@ class Ranked:
 
     @property
     def bubble(self) -> float:
-        """Seconds of a step that its pipeline is idle."""
+        """Seconds of a step during which the pipeline is idle."""
         return dict(self.plan.prediction.time)[PIPELINE_BUBBLE]
 
     @property

@@ -321,7 +321,8 @@ class _Descent:
     def _solved(
         self, builder: TableBuilder, among: Restriction, limit: float, bar: float = math.inf
     ) -> tuple[Fixed, float] | float:
-        """The best of the candidates, or, where none fits, the least bytes; infinite where none beats the bar."""
+        """The best of the candidates and its seconds; or, if none fits, the least bytes that one needs; infinite if
+        none beats the bar."""
         task = self.task
         tables = builder.build(task.template, among)
         chain = cut(

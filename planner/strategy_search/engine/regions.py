@@ -127,7 +127,7 @@ class Regions:
         return self._region(members[0]).step_seconds(members)
 
     def _by_experts(self, members: tuple[Configuration, ...]) -> float:
-        """With the work of experts."""
+        """The bound of the region, with the work of experts."""
         if not self._experts:
             return 0.0
         first = members[0]
@@ -136,14 +136,15 @@ class Regions:
         return self._region(first).with_experts(work).step_seconds(members)
 
     def _by_family(self, members: tuple[Configuration, ...]) -> float:
-        """And with the collectives of expert weights for every micro-batch."""
+        """The bound with experts, and with the collectives of their weights for every micro-batch."""
         first, zero = members[0], members[0].under(self.engine.request.pinned).zero or 0
         if not self._experts or zero <= 1:
             return 0.0
         return min(self._moving(c, _run(first)).step_seconds([c]) for c in members)
 
     def _by_memory(self, members: tuple[Configuration, ...]) -> float:
-        """And with the recomputation of blocks where all blocks together keep more than the memory allows."""
+        """The bound with experts and their collectives, and with the recomputation of blocks where all blocks together
+        keep more than the memory allows."""
         return min(self._in_memory(c).step_seconds([c]) for c in members)
 
     def _in_memory(self, c: Configuration) -> BlockTimes:
