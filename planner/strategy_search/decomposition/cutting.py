@@ -1,18 +1,18 @@
-"""The template cut into pieces: every price of the cost tables in its place.
+"""The template cut into pieces; every price of the cost tables goes to one of them.
 
-    head     what stands before the blocks (and the first block, where what enters it does not come from the boundary)
+    head     operators before the blocks (and the first block, if its input is not that of the other blocks)
     inner    one block that stands for all of its kind
-    tail     what stands after them (and the last block, where what leaves it does not come from the boundary)
+    tail     operators after the blocks (and the last block, if its output is not that of the other blocks)
 
-Weights that blocks share are variables of the boundary. Where these are more than `_SHARED`, or all ways to store them
-more than `_JOINT` together, as in a model whose layers share all weights (ALBERT), they are divided among the blocks
-instead: each block stores them as suits it, and bears its part of what they cost. Of blocks that agree that is exact,
-so it bounds all; and what suits most of them is tried for all (`planner.strategy_search.engine.engine`), as `stored`
-here.
+Weights that blocks share are variables of the boundary. If there are more than `_SHARED` of them, or if they can be
+stored in more than `_JOINT` ways together, as in a model whose layers share all weights (ALBERT), their cost is divided
+among the blocks instead: each block stores them as suits it best, and bears its part of their cost. This is exact if
+the blocks agree, so it is a lower bound for every choice. What most blocks choose is then tried for all
+(`planner.strategy_search.engine.engine`), as `stored` in this file.
 
-Which operators and edges a piece has, how often they count, and whether their bytes live for every micro-batch in
-flight or for one recomputed block, is decided here and nowhere else; the judge (planner.plan.prediction.predict) says
-the same in another way, operator by operator.
+Only this file and its `PieceMaker` decide which operators and edges a piece has, how often they count, and whether
+their bytes are kept for every micro-batch in flight or for one recomputed block. The judge
+(planner.plan.prediction.predict) computes the same independently, operator by operator.
 """
 
 import math
@@ -39,12 +39,12 @@ from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, Par
 Array = NDArray[np.float64]
 
 _JOINT = 64
-"""Ways to store weights that blocks share, all together, that are looked at."""
+"""The largest number of joint ways to store the shared weights of blocks for which they become variables."""
 
 _SHARED = 16
-"""Weights that blocks share of which each is an axis of the boundary: numpy has 32 of them."""
+"""The largest number of shared weights that become axes of the boundary; numpy arrays have 32 axes."""
 
-_STATE_TABLES = 16  # numbers that are kept for every state of the boundary, about
+_STATE_TABLES = 16  # about as many numbers are kept for every state of the boundary
 
 
 def cut(
@@ -63,17 +63,24 @@ def cut(
     like: Chain | None = None,
     stored: Mapping[str, int] = MappingProxyType({}),
 ) -> Chain:
-    """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
-    of a `machine`.
+    """Cut a template into pieces.
 
-    `stages` is the number of pipeline ranks: a parameter of the first and of the last is priced in both. Operators in
-    `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
-    `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save. `gathers` is how
-    weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`. `kept` says what recomputed
-    blocks keep; None leaves it to the weights of the search. `early`: whether gradients that are reduced once a step
-    may set out under the last backward pass. `like` is what was cut of the same tables, cluster and stages otherwise:
-    what crosses between its pieces is taken from there. `stored` says how weights are stored that blocks share, where
-    that is decided; what comes out has tables without their other ways.
+    Args:
+        tables: the prices.
+        cluster: the devices; may be one group of a `machine`.
+        recomputation: the ways in which blocks may be run.
+        stages: pipeline ranks. A parameter of the first and the last stage is priced in both.
+        free: operators that cost nothing, nor do their edges. The result is a lower bound for templates that differ
+            only in these operators.
+        activations: where the inputs of recomputed blocks may be stored.
+        saved: where the saved activations of other blocks may be stored.
+        gathers: how weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`.
+        kept: what recomputed blocks keep; None lets the weights of the search decide.
+        early: whether gradients that are reduced once a step may be reduced under the last backward pass.
+        like: a chain of the same tables, cluster and stages that was cut otherwise; what crosses between its pieces is
+            reused.
+        stored: how weights that blocks share are stored, if that is decided. The tables of the result have no other
+            ways.
     """
     return Cutter(
         tables=tables.storing(stored),
@@ -93,7 +100,7 @@ def cut(
 
 @dataclass(kw_only=True)
 class Cutter:
-    """What all pieces of a chain share: aliases, the boundary, what crosses it."""
+    """What all pieces of a chain share: aliases, the boundary, and the values that cross it."""
 
     tables: CostTables
     cluster: Cluster
@@ -129,7 +136,7 @@ class Cutter:
         room(_STATE_TABLES * states * 8, f"the states of the boundary between blocks{self._why_many()}")
         first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
         final = (*template.held[blocks.kinds[-1]], *after) if into_tail else tuple(after)
-        ways = self._ways()  # to run blocks, of which there may be none in the head or in the tail
+        ways = self._ways()  # ways to run blocks; head and tail may have no block
         of_head = Share(blocks=int(into_head), first=True, last=False)
         of_tail = Share(blocks=int(into_tail), first=False, last=True)
         head = [self._piece(first, of_head, *way) for way in (ways if into_head else ways[:1])]
@@ -180,8 +187,8 @@ class Cutter:
         )
 
     def _ways(self) -> list[tuple[Running, Home]]:
-        """Ways to run a block that need a piece of their own: keeping nothing is a choice of a "selective" piece. What
-        flows into a recomputed one may be offloaded, and what another one saves."""
+        """The ways to run a block that need their own piece. Keeping nothing is a choice within a "selective" piece.
+        The inputs of a recomputed block may be offloaded, and so may the saved activations of another one."""
         ways: list[tuple[Running, Home]] = []
         if "none" in self.recomputation:
             ways += [("none", home) for home in self.saved]
@@ -194,7 +201,7 @@ class Cutter:
 
     @property
     def reduces(self) -> bool:
-        """Whether gradients are reduced while the last backward pass runs: in buckets, by our runtime."""
+        """Whether gradients are reduced in buckets during the last backward pass, as our runtime does."""
         update = self.tables.update
         ours = self.cluster.software.name == PYTORCH.name and not update.served
         return self.early and ours and update.bucketed
@@ -205,8 +212,8 @@ class Cutter:
 
     @cached_property
     def decided(self) -> Kept | None:
-        """What recomputed blocks keep, where that is decided. Software that recomputes modules chooses no operators: it
-        is what is never kept that runs again, or else core attention."""
+        """What recomputed blocks keep, if that is decided. Software that recomputes whole modules does not choose
+        operators: it recomputes what is never kept, or else core attention."""
         never = self.tables.template.never_kept
         if self.kept is not None or not self._recomputes_modules or "selective" not in self.recomputation:
             return self.kept
@@ -215,7 +222,7 @@ class Cutter:
 
     @cached_property
     def _kept_of_kinds(self) -> tuple[frozenset[int], ...] | None:
-        """Places in a block of each kind of the operators whose results it keeps where that is decided."""
+        """For each kind of block, the places of the operators whose results it keeps; None if that is not decided."""
         if self.decided is None:
             return None
         graph, words = self.tables.template.graph, self.decided
@@ -223,7 +230,7 @@ class Cutter:
 
     @cached_property
     def always_kept(self) -> frozenset[int] | None:
-        """Operators whose results a recomputed block keeps, where that is decided."""
+        """The operators whose results a recomputed block keeps; None if that is not decided."""
         if self._kept_of_kinds is None:
             return None
         held = zip(self.tables.template.held, self._kept_of_kinds, strict=True)
@@ -231,8 +238,8 @@ class Cutter:
 
     @cached_property
     def run_again(self) -> frozenset[int] | None:
-        """Operators that software which recomputes modules runs again in a block that keeps some results, where that is
-        decided."""
+        """The operators that are recomputed by software that recomputes whole modules, in blocks that keep some
+        results; None if that is not decided."""
         if self._kept_of_kinds is None or not self._recomputes_modules:
             return None
         graph, held = self.tables.template.graph, self.tables.template.held
@@ -242,15 +249,15 @@ class Cutter:
         return frozenset(again | full)
 
     def _offloads(self) -> bool:
-        """Whether nothing but blocks reads what flows into them, as `planner.plan.layout.activation_offload` wants
-        it."""
+        """Whether only blocks read the inputs of blocks, which `planner.plan.layout.activation_offload` requires."""
         entering = {table.edge.name for table in self.tables.edges if table.edge.kind == "enter"}
         return not any(table.edge.kind == "outside" and table.edge.name in entering for table in self.tables.edges)
 
     def _aliases(self, makers: Sequence[int]) -> dict[int, int] | None:
-        """Makers before the blocks that may stand for the makers at the boundary; None where the first block differs.
+        """A map from operators before the blocks to the makers at the boundary whose choice they may share; None if the
+        first block differs.
 
-        They may where every block, the first too, pays the same for what it reads.
+        They may share it if every block, the first included, pays the same for its inputs.
         """
         entering = {(t.edge.consumer, t.edge.operand): t for t in self.tables.edges if t.edge.kind == "enter"}
         first = self.tables.template.held[0]
@@ -273,8 +280,8 @@ class Cutter:
         return alias if len(set(alias.values())) == len(alias) and set(alias.values()) == set(makers) else None
 
     def _alike_outside(self) -> dict[Key, Key]:
-        """Operators and parameters of alike blocks outside of the blocks choose as those of the first one do, where
-        they have the same candidates: so a tower of images costs the search no more than one of its blocks."""
+        """Equal blocks outside of the pipelined blocks share the choices of the first of them, if they have the same
+        candidates. So an image tower costs the search no more than one of its blocks."""
         settled = {*self.boundary, *self.alias, *self.alias.values()}
         return {
             key: first
@@ -289,7 +296,7 @@ class Cutter:
         return candidates.strategies, candidates.narrow
 
     def _boundary(self, makers: Sequence[int]) -> tuple[Key, ...]:
-        """Operators and parameters that more than one piece reads."""
+        """The operators and parameters that more than one piece reads."""
         template = self.tables.template
         low, high = template.start, template.stop
         outside = {
@@ -306,15 +313,16 @@ class Cutter:
 
     @cached_property
     def _common(self) -> list[ParameterTable]:
-        """Weights that blocks share."""
+        """The weights that blocks share."""
         own, weights = self.tables.template.every_own_parameter, self.tables.parameters
         low, high = self.tables.template.start, self.tables.template.stop
         return [one for one in weights if one.name not in own and any(low <= use.consumer < high for use in one.uses)]
 
     @cached_property
     def divided(self) -> Mapping[str, int]:
-        """Weights that blocks of a single stage share in too many ways: among how many each is divided, of blocks, what
-        stands before them, and what stands after."""
+        """Shared weights of a single stage whose cost is divided, since they can be stored in too many ways. The value
+        is the number of parts: one for each block that reads the weight, one for the operators before the blocks, and
+        one for those after them."""
         few = len(self._common) <= _SHARED and math.prod(len(one.stored) for one in self._common) <= _JOINT
         if self.stages > 1 or few:
             return {}
@@ -323,13 +331,14 @@ class Cutter:
         return {name: len(read - {*kinds}) + sum(kind in read for kind in kinds) for name, read in readers.items()}
 
     def readers(self, uses: Sequence[UseTable]) -> set[int]:
-        """Where uses of a weight are: kinds of blocks, -1 for before, and -2 for after them."""
+        """Where a weight is used: the kinds of blocks, -1 before the blocks, and -2 after them."""
         template = self.tables.template
         found = [(use.consumer, template.kind_of(use.consumer)) for use in uses]
         return {(-1 if at < template.start else -2) if kind is None else kind for at, kind in found}
 
     def _why_many(self) -> str:
-        """The weights that blocks share, whose ways to be stored multiply, and what helps; empty for none."""
+        """Words for an error message: the shared weights whose storage options multiply, and what helps; empty if there
+        are none."""
         many = [one for one in self._common if one.name not in self.divided]
         return f", which share {len(many)} weights (--zero decides how these are stored)," if len(many) > 1 else ""
 
@@ -352,7 +361,8 @@ class Cutter:
         return maker.make()
 
     def counted(self, name: str, share: Share, used: bool) -> bool:
-        """Whether a parameter is priced in a piece: once in all where one stage holds everything."""
+        """Whether a piece includes the price of a parameter. If one stage holds the whole model, it counts once in
+        all."""
         if name not in self.boundary:
             return used
         template = self.tables.template
@@ -363,7 +373,7 @@ class Cutter:
         return (share.first and any(at < low for at in uses)) or (share.last and any(at >= high for at in uses))
 
     def tied(self, parameter: ParameterTable) -> Array:
-        """Seconds to sum the gradient of a parameter that the first and the last stage both hold."""
+        """Seconds to sum the gradient of a parameter that both the first and the last stage hold."""
         template = self.tables.template
         trainable = parameter.name in template.graph.differentiable
         local = self.tables.update.is_local(parameter.name)
@@ -376,8 +386,8 @@ class Cutter:
         return np.array([tied_seconds(n, links) for n in nbytes])
 
     def _tied(self) -> tuple[Array, Array]:
-        """Seconds per micro-batch and per step that a rank with both ends is spared of what they take: one of two
-        updates of each parameter that both have, and the sums of its gradient."""
+        """Seconds per micro-batch and per step that a rank with both head and tail saves: one of the two updates of
+        each parameter that both have, and the sums of its gradient."""
         part = step = self._nothing()
         for name in [key for key in self.boundary if isinstance(key, str)] if self.stages > 1 else ():
             ends = (Share(blocks=0, first=first, last=not first) for first in (True, False))
@@ -398,7 +408,7 @@ class Cutter:
         if self.stages == 1:
             return _no_crossing(self._of_states(self._nothing()))
         graded = template.graph.differentiable
-        known = graded if len(template.held) == 1 else ()  # of several kinds not all keep it where they run again
+        known = graded if len(template.held) == 1 else ()  # with several kinds, not all blocks keep it when recomputed
         passing = [name for name in template.passing if name in known]
         staying = [name for name in template.passing if name not in known]
         over = cache(self._over)
@@ -419,14 +429,15 @@ class Cutter:
         )
 
     def _received(self, names: Sequence[str]) -> Array:
-        """Bytes of these values, of each state of the boundary."""
+        """Bytes of these values for each state of the boundary."""
         found = self._nothing()
         for name in names:
             found = found + self._along(self.tables.template.graph.producer[name], self.tables.result_bytes[name])
         return self._of_states(found)
 
     def _over(self, links: tuple[Group, ...]) -> tuple[Array, Array]:
-        """Seconds in which what crosses passes over some links, and its gradients, of each state of the boundary."""
+        """Seconds for the values that cross, and for their gradients, over some links, for each state of the
+        boundary."""
         graph, template = self.tables.template.graph, self.tables.template
         forward = backward = self._nothing()
         for name in (*template.carried, *template.crossing):
@@ -459,22 +470,22 @@ class Cutter:
         return self._of_states(found)
 
     def _nothing(self) -> Array:
-        """Zero of every state of the boundary, to which values `_along` its axes are added."""
+        """Zeros for the states of the boundary, to which values `_along` its axes are added."""
         return np.zeros([1] * len(self.boundary))
 
     def _along(self, key: Key, values: Array) -> Array:
-        """Values of the candidates of a maker, or of a parameter, along its axis of the boundary."""
+        """Values of the candidates of a maker or a parameter, along its axis of the boundary."""
         shape = [1] * len(self.boundary)
         shape[self.boundary.index(key)] = values.size
         return values.reshape(shape)
 
     def _of_states(self, values: Array) -> Array:
-        """Values of every state of the boundary, which take the memory of those along their own axes."""
+        """Values for every state of the boundary; a view that takes the memory of the given axes only."""
         return np.broadcast_to(values, [self._size(key) for key in self.boundary])
 
 
 def _no_crossing(none: Array) -> Crossing:
-    """Of a single stage."""
+    """The crossing of a single stage."""
     return Crossing(
         nbytes=none, passing=none, staying=none, forward=none, backward=none, forward_around=none, backward_around=none
     )

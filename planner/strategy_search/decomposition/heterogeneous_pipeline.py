@@ -1,22 +1,22 @@
-"""Pipeline ranks on several kinds of devices: pieces priced for every kind, and what they prove together.
+"""Pipeline ranks on several kinds of devices: pieces priced for each kind, and the bounds that they prove together.
 
-    kind       0    0    1    1         which kind of devices a rank has; one chain of pieces for every kind
+    kind       0    0    1    1         the kind of devices of a rank; there is one chain of pieces per kind
     rank       0 ── 1 ── 2 ── 3         the states of the boundary are the same for all
 
-A stage of n blocks on a rank of kind k is busy for a_k + n b_k or more, for every (a, b) that the prices of that kind
-prove (`planner.strategy_search.decomposition.lagrangian`). Within a time T rank r has room for some blocks, room_r(T),
-more with more time. So no division keeps all ranks below the least T that has room for all blocks, the pace. The second
-part of a step is what one micro-batch takes on all ranks, and that is the less the more blocks stand on quick devices,
-for which the pace may have to be slower:
+A stage of n blocks on a rank of kind k is busy for at least a_k + n b_k, for every (a, b) that the prices of that kind
+prove (`planner.strategy_search.decomposition.lagrangian`). Within a time T, rank r can hold room_r(T) blocks, and more
+in more time. So no division of the blocks makes all ranks faster than the pace: the least T in which all blocks fit.
+The second part of a step is the time of one micro-batch on all ranks. It falls as more blocks stand on quick devices,
+which may require a slower pace:
 
     step >= min over T >= pace of   T + lone(T)
             lone(T) = least sum of n_r c_k   with   n_r <= room_r(T),  sum n_r = N
 
-where c_k are the least seconds of a micro-batch in a block on kind k. lone falls with T, so between two times it is no
-less than at the later one: the minimum is bounded from below on a grid that is finest at the pace.
+c_k are the least seconds of a micro-batch in a block on kind k. lone falls with T, so between two times it is at least
+its value at the later one: this bounds the minimum from below on a grid that is finest at the pace.
 
-With one kind of devices `Multipliers.bounds` says the same, and more where micro-batches are few. Not good for: virtual
-stages, which hold equal blocks on every rank.
+With one kind of devices `Multipliers.bounds` proves the same, and more if there are few micro-batches. Not good for:
+virtual stages, which hold equal blocks on every rank.
 """
 
 import math
@@ -35,13 +35,13 @@ from planner.strategy_search.decomposition.setting import Setting
 Array = NDArray[np.float64]
 
 _GRID = (0.0, *(1e-7 * 1.5**step for step in range(44)))
-"""How much longer than the pace, relatively, the times of the grid are: up to four times as long."""
+"""Relative excess of the times of the grid over the pace, up to about four."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeterogeneousPipeline:
-    """The pieces of a template for every kind of devices, the kind of every pipeline rank, and the bytes that a device
-    of each kind may fill. The chains differ in their prices only."""
+    """The pieces of a template for each kind of devices, the kind of each pipeline rank, and the bytes that may be used
+    on a device of each kind. The chains differ in their prices only."""
 
     chains: tuple[Chain, ...]
     kinds: tuple[int, ...]
@@ -57,34 +57,33 @@ class HeterogeneousPipeline:
 
     @staticmethod
     def alike(chain: Chain, setting: Setting) -> "HeterogeneousPipeline":
-        """All ranks on the same devices."""
+        """A pipeline with the same devices on all ranks."""
         return HeterogeneousPipeline(chains=(chain,), kinds=(0,) * setting.ranks, capacities=(setting.capacity,))
 
     @property
     def chain(self) -> Chain:
-        """For what does not depend on the devices."""
+        """The chain for whatever does not depend on the devices."""
         return self.chains[0]
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of memory that its pieces take."""
+        """Bytes of memory that the pieces take."""
         return sum(chain.nbytes for chain in self.chains)
 
     def chain_of(self, rank: int) -> Chain:
-        """The pieces by the prices of the devices of a rank."""
+        """The pieces with the prices for the devices of a rank."""
         return self.chains[self.kinds[rank]]
 
     def setting_of(self, setting: Setting, rank: int) -> Setting:
-        """How the pipeline is run, with the capacity of the devices of a rank."""
+        """The setting with the capacity of the devices of a rank."""
         return replace(setting, capacity=self.capacities[self.kinds[rank]])
 
     def with_room(self, room: Bytes) -> "HeterogeneousPipeline":
-        """The same with so many bytes of every device left for something else."""
+        """The same pipeline with `room` bytes of every device set aside."""
         return replace(self, capacities=tuple(capacity - room for capacity in self.capacities)) if room else self
 
     def blocks_of(self, setting: Setting) -> tuple[int, float]:
-        """Inner blocks of a rank about which most is to be proved, and for which one has memory at most, on the devices
-        that may fill most (see `Setting.most` and `Setting.holds`)."""
+        """`Setting.most` and `Setting.holds` for the devices with the most memory."""
         roomiest = replace(setting, capacity=max(self.capacities))
         return roomiest.most(self.chain), roomiest.holds(self.chain)
 
@@ -100,8 +99,8 @@ def step_bounds(
     some: States | None = None,
     limit: float = math.inf,
 ) -> Array:
-    """Least seconds of a step for every state of the boundary, or for `some`, as many, from what the multipliers of
-    every kind prove; of those that take as long as the `limit` less may be proved."""
+    """Lower bounds on the step seconds for every state of the boundary, or for those of `some`, from the multipliers of
+    every kind. A bound that reaches `limit` may be lower than the best provable one."""
     if len(multipliers) == 1:
         return multipliers[0].bounds(setting, some, limit)
     found = _Mixed(pipeline_of_kinds, multipliers, setting).bounds()
@@ -109,7 +108,7 @@ def step_bounds(
 
 
 class _Mixed:
-    """What several kinds of devices prove together."""
+    """The bounds that several kinds of devices prove together."""
 
     def __init__(
         self, pipeline_of_kinds: HeterogeneousPipeline, multipliers: Sequence[Multipliers], setting: Setting
@@ -132,7 +131,8 @@ class _Mixed:
         return np.where(self.possible, best, math.inf)
 
     def _in_units(self, units: Array) -> Array:
-        """What is proved where blocks are measured in some units; rules out states in which they do not fit."""
+        """The bounds with blocks measured in some units. Clears `self.possible` for states in which the blocks do not
+        fit."""
         total = self.multipliers[0].whole(units)
         lines = [
             one.lines(setting, self.possible, units, self.pipeline_of_kinds.ranks_of(kind))
@@ -150,8 +150,8 @@ class _Mixed:
         return found
 
     def _lone(self, lines: Sequence[Sequence[Lines]], units: Array, total: Array, times: Array) -> Array:
-        """Least seconds of one micro-batch on all ranks where none is busy for longer than each of some times, and,
-        last, however long, (times + 1, *states); infinite where not all blocks fit then."""
+        """Least seconds of one micro-batch on all ranks if no rank is busy for longer than each of the times, and in
+        the last row without such a limit, (times + 1, *states); infinite where not all blocks fit."""
         costs = np.array(
             [
                 np.where(self.possible, (inner / units).min(axis=0), 0.0) if len(inner) else total * 0.0
@@ -169,7 +169,7 @@ class _Mixed:
         return found
 
     def _rooms(self, line: Lines, times: Array) -> Array:
-        """Units for which the ranks of a line have room in each of some times, and, last, in any."""
+        """Units that the ranks of a line can hold within each of the times, and in the last row in any time."""
         most = np.minimum(line.room, self.multipliers[0].whole_blocks(line.within(times[:, None]) + 1e-9))
         room: Array = np.maximum(np.concatenate([most, line.room[None]]), 0.0) * line.ranks
         return room

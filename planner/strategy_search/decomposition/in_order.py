@@ -1,15 +1,16 @@
-"""Blocks of several kinds in the order in which they stand: the least time in which all ranks have room for them.
+"""Blocks of several kinds in the order of the model: the least time in which all ranks can hold them.
 
     blocks      d d d e e e e e e e e e e          every rank takes as many as the time allows, from the first on
     rank        0 0 0 0 0 1 1 1 2 2 2 3 3
 
-A price of memory proves that a rank with blocks i ... j - 1 is busy for a + P(j) - P(i) or more, where P adds up what
-blocks take at the price (`planner.strategy_search.decomposition.lagrangian`); with more blocks than it speaks of, for
-no less than any so many of them in a row. So in a time a rank comes no further than to some block, later from a later
-one. Where ranks that come as far as they can do not come to the end, no division of the blocks keeps all of them within
-that time.
+A price of memory proves that a rank with blocks i ... j - 1 is busy for at least a + P(j) - P(i), where P adds up the
+values of the blocks at that price (`planner.strategy_search.decomposition.lagrangian`). The price holds up to some
+number of blocks; a rank with more blocks is busy for at least as long as any that many of them in a row. So within a
+time a rank reaches at most some block, and a later one if it starts later. If the ranks do not reach the last block
+although each goes as far as it can, then no division of the blocks keeps all ranks within that time.
 
-With the last kind alone ahead all that counts is how many blocks the other ranks have room for, together.
+Once only blocks of the last kind are left, it is enough to count how many of them the remaining ranks can hold
+together.
 """
 
 import math
@@ -23,14 +24,16 @@ Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
 _ROUNDING = 1e-9
-"""Of a block, or of a capacity: sums in another order differ by less."""
+"""Relative to a block or a capacity: sums in different orders differ by less."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reach:
-    """What the prices prove of some ranks in a row that are alike, `ranks` in all: busy for `ends` (prices, states)
-    beside inner blocks, of which each takes `inner` (prices, kinds, states), as long as there are no more than `most`;
-    and `left` (leanest, states) bytes for these, of which each takes `leanest` (leanest, kinds, states)."""
+    """Bounds for `ranks` consecutive equal ranks.
+
+    A rank is busy for `ends` (prices, states) plus `inner` (prices, kinds, states) for each inner block, as long as it
+    has no more than `most` of them. It has `left` (leanest, states) bytes for inner blocks; each takes at least
+    `leanest` (leanest, kinds, states)."""
 
     ends: Array
     inner: Array
@@ -40,32 +43,32 @@ class Reach:
     ranks: int
 
     def among(self, some: NDArray[np.bool_]) -> "Reach":
-        """The same of some states."""
+        """The same bounds for a subset of the states."""
         picked = {name: getattr(self, name)[..., some] for name in ("ends", "inner", "left", "leanest")}
         return replace(self, **picked)
 
 
 class InOrder:
-    """Ranks in their order before blocks in theirs; `along` says how many of the first 0, 1, ... blocks are of each
-    kind, (kinds, blocks + 1)."""
+    """The ranks of a pipeline and the blocks of the model, both in their order. `along` says how many of the first 0,
+    1, ... blocks are of each kind, (kinds, blocks + 1)."""
 
     def __init__(self, reaches: Sequence[Reach], along: Array) -> None:
         self.reaches, self.along = reaches, along
         self.blocks = along.shape[1] - 1
         steps = np.diff(along, axis=1)
-        self.last = int(steps[:, -1].argmax())  # kind of the last blocks
+        self.last = int(steps[:, -1].argmax())  # the kind of the last blocks
         others = np.flatnonzero(steps[self.last] == 0)
-        self.alike = int(others[-1]) + 1 if others.size else 0  # from there on all are of that kind
+        self.alike = int(others[-1]) + 1 if others.size else 0  # from this block on all are of that kind
         self.sums = [(self._sums(one.inner), self._sums(one.leanest)) for one in reaches]
 
     def _sums(self, inner: Array) -> Array:
-        """What the first blocks take, (prices, blocks + 1, states)."""
+        """The sums of the values of the first blocks, (prices, blocks + 1, states)."""
         found: Array = np.moveaxis(np.tensordot(inner, self.along, axes=([1], [0])), -1, 1)
         return found
 
     def pace(self, halvings: int, limit: Array | None = None) -> Array:
-        """The least time, for every state, in which the ranks have room for all blocks, or the limit where that is not
-        enough; infinite where they never have."""
+        """The least time, for every state, in which the ranks can hold all blocks; `limit` where that time is too
+        short, and infinity where they never can."""
         shape = self.reaches[0].ends.shape[1:]
         never = ~self._enough(np.full(shape, math.inf))
         if limit is not None:
@@ -86,7 +89,7 @@ class InOrder:
         return np.where(never, math.inf, low)
 
     def _enough(self, time: Array) -> NDArray[np.bool_]:
-        """Whether all ranks come to the last block in a time, of every state."""
+        """Whether the ranks reach the last block within a time, for every state."""
         start = np.zeros(time.shape, dtype=np.intp)
         possible = np.ones(time.shape, dtype=np.bool_)
         for one, (seconds, nbytes) in zip(self.reaches, self.sums, strict=True):
@@ -103,14 +106,14 @@ class InOrder:
         return found
 
     def _end(self, one: Reach, seconds: Array, nbytes: Array, start: Numbers, time: Array) -> Numbers:
-        """Where a rank ends at the latest that begins at a block, of every state; before that where it has no time for
-        what else it has."""
+        """The last block that a rank can reach from block `start`, for every state; before `start` if the time is too
+        short for whatever else the rank holds."""
         end = _last(seconds, start, time - one.ends, one.most)
         return np.minimum(end, _last(nbytes, start, one.left, self.blocks)) if len(nbytes) else end
 
     def _alike(self, one: Reach, time: Array) -> Numbers:
-        """How many blocks of the last kind a rank has room for, of every state; less than none where it has no time for
-        what else it has."""
+        """How many blocks of the last kind a rank can hold, for every state; negative if the time is too short for
+        whatever else the rank holds."""
         more = np.floor((time - one.ends) / one.inner[:, self.last] + _ROUNDING)
         more = np.where(more >= one.most, self.blocks, more).min(axis=0)
         if len(one.left):
@@ -120,8 +123,9 @@ class InOrder:
 
 
 def _last(sums: Array, start: Numbers, limits: Array, most: int) -> Numbers:
-    """Up to which block, from one on, sums (prices, blocks + 1, states) come to no more than their limits, (prices,
-    states); of more than `most` blocks no so many in a row do."""
+    """The last block that a rank starting at `start` can reach so that its sums (prices, blocks + 1, states) stay
+    within their limits, (prices, states). With more than `most` blocks, every `most` of them in a row must stay within
+    the limits."""
     before = np.take_along_axis(sums, np.broadcast_to(start, (len(sums), 1, *start.shape)), axis=1)
     at = np.maximum(np.arange(sums.shape[1]) - most, 0)
     tolerance = _ROUNDING * sums[:, -1:] / max(1, sums.shape[1] - 1)

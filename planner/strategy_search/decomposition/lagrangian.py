@@ -1,19 +1,19 @@
-"""Prices of memory, and what they prove.
+"""Lagrangian lower bounds: prices of memory, and what each price proves.
 
-With a price y (seconds per byte) in place of the limit, every piece is a problem without limits, solved exactly for
-every state of the boundary. No stage of n blocks that fits is then busy for less than
+A price y (seconds per byte) replaces the memory limit. Each piece is then a problem without limits, and it is solved
+exactly for every state of the boundary. The values bound the busy time of any stage of n blocks that fits in memory:
 
-    head + n inner + tail - y capacity                                                  (Lagrange)
+    busy >= head + n inner + tail - y capacity                                          (Lagrange)
 
-and that for every y. Where blocks are of several kinds, n inner is a sum over them, in the order in which they stand
-(`planner.strategy_search.decomposition.in_order`). Where stages are not one range of blocks each, or on devices of
-several kinds, they are measured in units: a block of kind k is u_k of them, for any u, and a stage with n units is busy
-for n min_k (inner_k / u_k) at least. Every price suggests units, in which that is exact for it.
+This holds for every y. With blocks of several kinds, n inner is a sum over the kinds, in the order of the model
+(`planner.strategy_search.decomposition.in_order`). If the blocks of a stage are not one range, or if ranks have devices
+of several kinds, blocks are measured in units instead: a block of kind k counts u_k units, for any choice of u. A stage
+with n units is then busy for at least n min_k (inner_k / u_k). Every price suggests units for which this is exact.
 
-The pieces of a larger micro-batch prove the same for its k-th parts: k parts take no less time together than the whole,
-and hold no less than a k-th of its activations each.
+The pieces of a larger micro-batch also bound its k-th parts: together, k parts take at least as long as the whole, and
+each part holds at least a k-th of its activations.
 
-One file, in the order of this argument: prices, units, bounds.
+The file follows this argument: prices, units, bounds.
 """
 
 import functools
@@ -44,28 +44,28 @@ from planner.strategy_search.decomposition.setting import Setting
 Array = NDArray[np.float64]
 State = tuple[int, ...]
 States = tuple[NDArray[np.intp], ...]
-"""Some states of the boundary: as many numbers for each of its axes."""
+"""Some states of the boundary: one array per axis, all of the same length."""
 
 _Combination = tuple[tuple[int, float], ...]
-"""Numbers of prices, and shares of what they say."""
+"""Indices into `Multipliers.priced`, and the share with which the values of each count."""
 
 _Alike = tuple[tuple[tuple[_Combination, _Combination], ...], bool, bool, tuple[int, ...]]
 
 _HALVINGS = 24
-"""Of the interval in which a pace is sought: the bound is low by a ten-millionth at most; half as many for bounds that
-only say in which order to go on."""
+"""Bisection steps in the search for a pace. The bound is at most a ten-millionth too low. Bounds that only decide what
+is searched next use half as many steps."""
 
 _SUGGESTING = 4
-"""Prices, the last ones, that suggest units, beside the first."""
+"""The number of prices that suggest units: the last ones, and the first one in addition."""
 
 _ROUNDING = 1e-12
-"""Of sums of the same numbers in another order, relatively."""
+"""Relative difference between sums of the same numbers in different orders."""
 
 NEVER = 1e15
-"""Blocks: more than there are."""
+"""A number of blocks that is larger than any model has."""
 
 _LEAN = 1e-6
-"""Bytes that a second is worth where the least memory is asked for: only breaks ties."""
+"""Value of a second in bytes when the least memory is asked for. It only breaks ties."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,19 +76,19 @@ class Priced:
     flights: float
     under: Passes
     proves: bool  # whether the values bound the busy time of a rank
-    at_tail: float  # share of what is there for a moment that counts as the tail has it
+    at_tail: float  # share of transient bytes that is counted at the tail
     head: tuple[Solved, ...]
-    inner: tuple[tuple[Solved, ...], ...]  # of every kind of block
+    inner: tuple[tuple[Solved, ...], ...]  # for each kind of block
     tail: tuple[Solved, ...]
-    values: tuple[Array, Array, Array]  # of head, inner (kinds, *states) and tail
+    values: tuple[Array, Array, Array]  # head, inner (kinds, *states) and tail
     known: dict[tuple[int, State], Column] = field(default_factory=dict)
 
     def columns(self, pieces: Sequence[Solved], state: State, chain: Chain) -> list[Column]:
-        """The choices of some pieces at a state, one for each way to run blocks."""
+        """The chosen columns of some pieces at a state, one for each way to run the blocks."""
         return [self._column(solved, state, chain) for solved in pieces]
 
     def best_column(self, pieces: Sequence[Solved], state: State, chain: Chain) -> Column | None:
-        """The cheapest way to run the blocks of some pieces at this price."""
+        """The column of the piece that costs least at this price and state; None without pieces."""
         costs = [float(over(chain, solved)[state]) for solved in pieces]
         return self._column(pieces[costs.index(min(costs))], state, chain) if pieces else None
 
@@ -102,9 +102,11 @@ class Priced:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lines:
-    """What is proved for some equal ranks: busy for a + n b with n units of inner blocks, up to `most` of them,
-    (states), for every (a, b) of `ends` and `slopes`, (prices, states) each; and no `room` for more units, (states).
-    `wholes` is what all blocks take."""
+    """Bounds for `ranks` equal ranks. Arrays are per state of the boundary.
+
+    A rank with n units of inner blocks is busy for at least a + n b, for every pair (a, b) of `ends` and `slopes`
+    (prices, states). Each pair holds up to n = `most` units. A rank cannot hold more than `room` units. `wholes`
+    (prices, states) is the value of all inner blocks of the model together."""
 
     ends: Array
     slopes: Array
@@ -114,27 +116,30 @@ class Lines:
     ranks: int
 
     def within(self, time: Array) -> Array:
-        """Units for which a rank has room in a time by every price, (states), or in several, (times, 1, states); no
-        limit where that is more than it speaks of."""
+        """The number of units that a rank can hold within a time, by all prices: (states), or (times, states) for times
+        of shape (times, 1, states). `NEVER` where the number exceeds what the price holds for."""
         units = (time - self.ends) / self.slopes
         least: Array = np.where(units >= self.most, NEVER, units).min(axis=-1 - self.room.ndim)
         return least
 
     def among(self, some: NDArray[np.bool_]) -> "Lines":
-        """The same of some states."""
+        """The same bounds for a subset of the states."""
         picked = {name: getattr(self, name)[..., some] for name in ("ends", "slopes", "wholes", "most", "room")}
         return replace(self, **picked)
 
     def busy(self, share: float) -> Array:
-        """Least busy seconds with such a share of all blocks, the same of every kind."""
+        """Least busy seconds of a rank that holds this share of the blocks of every kind."""
         best: Array = (self.ends + share * self.wholes).max(axis=0)
         return best
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Question:
-    """Pieces to be solved for a price of memory, and the share `under` of what messages take in each pass more than the
-    work that covers them: those of the head, the tail and every kind of block, so many each."""
+    """Pieces to solve for one price of memory.
+
+    `under` has the shares with which excess counts: the seconds by which collectives exceed the computation that
+    overlaps them. `asked` holds the pieces of head, tail and every kind of block one after the other; `numbers` says
+    how many pieces belong to each."""
 
     price: float
     flights: float
@@ -146,15 +151,20 @@ class _Question:
 
 
 class Multipliers:
-    """The pieces of a chain solved for any number of prices.
+    """The pieces of a chain, solved for any number of prices.
 
-    `weight`: how often a micro-batch counts (see `Setting.weight`). `parts`: how many of those micro-batches one of the
-    chain's is cut into, where these are to be bounded. `allowed`: the candidates that some operators may choose.
-    `most`: inner blocks of a rank, up to which the largest interior of those that are recomputed is taken as their
-    average (see `Setting.most`). `holds`: inner blocks for which a rank has memory at most.
-    `columns`: whether choices are asked for, not bounds alone.
-    `single`: whether all is to be on one rank: then reductions of gradients wait for its last backward pass.
-    `like`: those of the same chain, parts and candidates by another weight; they share what does not depend on it.
+    Args:
+        chain: the pieces.
+        weight: how often a micro-batch counts (see `Setting.weight`).
+        parts: the micro-batches to bound are this many times smaller than those of the chain.
+        allowed: the candidates that some operators may choose.
+        most: largest number of inner blocks on a rank for which the average interior of recomputed blocks stands for
+            the largest one (see `Setting.most`).
+        holds: largest number of inner blocks for which a rank has memory.
+        columns: whether choices are needed, or bounds alone.
+        single: whether everything is on one rank: gradient reductions then wait for its last backward pass.
+        like: multipliers for the same chain, parts and candidates with another weight. They share whatever does not
+            depend on the weight.
     """
 
     def __init__(
@@ -184,7 +194,7 @@ class Multipliers:
         self.single = single
         self.priced: list[Priced] = []
         self._alone: Priced | None = None
-        self._averaged: dict[int, Array] = {}  # by virtual stages
+        self._averaged: dict[int, Array] = {}  # by the number of virtual stages
         self._lone: dict[int, Array] = {}
 
     def solve(
@@ -196,14 +206,22 @@ class Multipliers:
         *,
         at_tail: float = 0.0,
     ) -> None:
-        """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
-        least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass, beyond
-        that work: max(0, excess) is no less than any share of it. So it is with what of the reductions R of gradients
-        is left beyond the last backward pass B, which makes none before the first of its slots is over
-        (`planner.plan.prediction.bucket_overlap`): R - (1 - 1 / slots) B. With a cap on the bytes that an operator
-        needs for a moment nothing is proved, but found. The largest interior of a recomputed block is no smaller than
-        the average, nor than what the tail replays, and the most that an operator needs for a moment is no less than
-        the least, nor than that of one in the tail: both count so by a share, the latter by the share `at_tail`."""
+        """Solve the pieces for a price of memory, with `flights` micro-batches in flight. An infinite price asks for
+        the least memory.
+
+        `under` has a share s from 0 to 1 for each pass. Collectives that overlap with computation cost max(0, excess),
+        where excess is their seconds minus those of the computation. Since max(0, excess) >= s excess, every s gives a
+        lower bound. The same holds for gradient reductions R under the last backward pass B. None of them can start
+        before the first slot of that pass is over (`planner.plan.prediction.bucket_overlap`), so their excess is
+
+            R - (1 - 1 / slots) B
+
+        With a `cap` on the transient bytes of an operator the result is a source of plans and proves no bound.
+
+        The largest interior of a recomputed block is at least the average interior, and at least the interior in the
+        tail. The largest transient memory of an operator is at least the least one, and at least that of an operator in
+        the tail. Both maxima count as a weighted mean of these two bounds; the bound from the tail has the share
+        `at_tail`."""
         self._add([self._priced(price, flights, under, cap, at_tail)])
 
     def solve_all(
@@ -213,19 +231,20 @@ class Multipliers:
         *,
         at_tail: float = 0.0,
     ) -> None:
-        """`solve` for several prices, flights and shares, and `solve_average` if a setting is given, at once."""
+        """`solve` for several (price, flights, under) together, and the question of `_average` if a setting is
+        given."""
         questions = [self._priced(price, flights, under, at_tail=at_tail) for price, flights, under in prices]
         self._add([*questions, self._average(average)] if average is not None else questions)
         if average is not None:
             self._note_average(average)
 
     def knows(self, price: float, flights: float, under: Passes, at_tail: float = 0.0) -> bool:
-        """Whether the pieces were solved at that price, without a cap."""
+        """Whether the pieces were solved at this price without a cap."""
         asked = (price, flights, under, at_tail)
         return any((one.price, one.flights, one.under, one.at_tail) == asked and one.proves for one in self.priced)
 
     def begin(self, setting: Setting) -> None:
-        """Solve the pieces with memory for free, first of all, and for what the average rank takes."""
+        """Solve the pieces for free memory, if nothing was solved before, and for the average rank."""
         free = [] if self.priced else [(0.0, 0.0, NEITHER)]
         if free or setting.ranks > 1:
             self.solve_all(free, average=setting if setting.ranks > 1 else None)
@@ -277,18 +296,20 @@ class Multipliers:
         )
 
     def _of_interior(self, most: int) -> float:
-        """Share of the interior of each block that counts, with so many inner blocks on a rank."""
+        """The share of the interior of each block that counts if a rank holds up to `most` inner blocks."""
         return 1 / max(1, most + self.chain.blocks_at_ends)
 
     @property
     def interior(self) -> float:
-        """The share that counts with a price."""
+        """The share of the interior of each block that counts when memory has a price."""
         return self._of_interior(self.most)
 
     def _uncovered(self, under: Passes, covering: float) -> tuple[float, float]:
-        """Shares that count of what is uncovered in a pass, U, once a step. Where a pass works for W and messages take
-        H, it takes max(W, H), and once max(W + U, H) >= s H + (1 - s) (W + U), for the share s that counts of
-        messages. Of a last backward pass, of which such a share is `covering` reductions, less counts."""
+        """Shares of the seconds U that are uncovered once a step, in the forward and in the backward pass.
+
+        A pass with computation W and collectives H takes max(W, H), and once a step max(W + U, H). For a share s of the
+        excess this is at least s H + (1 - s) (W + U). The last backward pass already counts `covering` of the
+        reductions, so less of U counts there."""
         return (1 - under[0]) * min(1.0, self.weight), (1 - under[1]) * min(1.0, self.weight - covering)
 
     def _add(self, questions: Sequence["_Question"]) -> None:
@@ -308,7 +329,7 @@ class Multipliers:
             return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
 
         ending, single, chain = weights, 1 / self.parts, self.chain
-        if flights > single:  # what follows the blocks is in flight once, whatever the rank's chunks
+        if flights > single:  # behind the blocks one micro-batch at a time is in flight
             ending = replace(weights, live=weights.live / flights * single)
         beginning = weights if chain.interior_in_head else replace(weights, replay=0.0)
         ending = ending if chain.blocks_in_tail else replace(ending, replay=0.0)
@@ -340,17 +361,18 @@ class Multipliers:
         )
 
     def bounds(self, setting: Setting, some: States | None = None, limit: float = math.inf) -> Array:
-        """Least seconds of a step for every state of the boundary, or for `some`, as many; of those that take as long
-        as the `limit` no more than that is proved.
+        """Lower bounds on the step seconds for every state of the boundary, or for the states of `some`.
 
-        `setting` has the micro-batches that are bounded, but flights counted in those of the chain.
+        `setting` has the micro-batches to bound, but counts flights in micro-batches of the chain. A bound that reaches
+        `limit` may be lower than the best provable one.
 
-        Rank s with n inner blocks is busy for a + n b or more, for every a and b that a price proves. The slowest rank
-        is busy for at least the time in which all ranks together have room for all blocks, whole ones, of several kinds
-        in their order.
+        Rank s with n inner blocks is busy for at least a + n b, for every (a, b) that a price proves. So the slowest
+        rank needs at least the time within which all ranks together can hold all blocks. They hold whole blocks, and
+        blocks of several kinds in the order of the model.
         """
         possible = self._possible(setting, some)
-        # the slowest rank takes as long as the average one; what of its weight the prices have not counts so
+        # the slowest rank is at least as slow as the average one; that bounds the part of the weight that the prices
+        # leave out
         own_weight = 1 / setting.chunks + (setting.weight - self.weight) / setting.ranks
         lone = np.zeros(possible.shape)
         if setting.ranks > 1:
@@ -376,15 +398,15 @@ class Multipliers:
         some: States | None,
         within: Array | None,
     ) -> Array:
-        """Least busy seconds of the slowest rank where blocks are measured in units, of `some` states; rules out those
-        that are not `possible` in which they do not fit."""
+        """Least busy seconds of the slowest rank, with blocks measured in units, for the states of `some`. Clears
+        `possible`, in place, for states in which the blocks do not fit."""
         slowest, last = np.zeros(possible.shape), setting.ranks - 1
-        # where no two ranks are alike, the slowest is the first, the last, or about the second
+        # if all ranks differ, the slowest is the first, the last, or close to the second
         among = sorted({0, min(1, last), last}) if setting.unlike(self.chain) else None
         for units in self.units(possible, some):
             total = self.whole(units)
             lines = self.lines(setting, possible, units, among, some)
-            busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
+            busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all hold equally many
             if setting.shares_equally:
                 possible &= np.min([line.room for line in lines], axis=0) >= total / setting.ranks * (1 - _ROUNDING)
             else:
@@ -400,13 +422,15 @@ class Multipliers:
         return _HALVINGS if self.columns else _HALVINGS // 2
 
     def averages(self, setting: Setting) -> bool:
-        """Whether it is known what the average rank takes, or there is but one."""
+        """Whether the value for the average rank is known, or there is only one rank."""
         return setting.ranks == 1 or setting.chunks in self._averaged
 
     def whatever_memory(self, known: Setting, setting: Setting) -> float:
-        """Least seconds of a step where memory is free, and all ranks are as quick as the average one, of the setting
-        that is known, or one with more virtual stages: there a micro-batch counts for a part of what it does for the
-        one that is known, takes no less than that part, and its transfers come to what they do between all stages."""
+        """A lower bound on the step seconds for free memory and ranks that are all as quick as the average one.
+
+        `known` is the setting that was solved. `setting` is the same, or one with more virtual stages: a micro-batch
+        then has a smaller weight. Without transfers it takes at least the known seconds in the ratio of the weights.
+        The transfers between all its stages are added."""
         if setting.ranks == 1:
             return float(self.bounds(setting).min())
         seconds = self._averaged[known.chunks]
@@ -416,20 +440,19 @@ class Multipliers:
         return float(seconds.min())
 
     def where_free(self, setting: Setting) -> Array | None:
-        """Least seconds of a step for every state where memory is free, as far as that was asked; None if it was
-        not."""
+        """Lower bounds on the step seconds of every state for free memory; None if that was not solved."""
         if not self.priced or not self.averages(setting):
             return None
         return np.maximum(self._unpriced(setting), self._averaged.get(setting.chunks, 0.0))
 
     def _unpriced(self, setting: Setting) -> Array:
-        """Least seconds of a single rank, of every state, where memory is free; nothing of several."""
+        """Least seconds of every state for a single rank with free memory; zeros for several ranks."""
         if setting.ranks == 1 and self.priced and self.priced[0].proves and not self.priced[0].price:
             return self.value(self.priced[0])
         return np.zeros(self.chain.shape)
 
     def _possible(self, setting: Setting, some: States | None) -> NDArray[np.bool_]:
-        """States for which there is a choice, whatever it takes: as the first price has it, if it lets all count."""
+        """States with any choice at all, however slow. The first price tells, if it allows every candidate."""
         if setting.ranks == 1 and self.priced and self.priced[0].proves:
             return np.isfinite(self.value(self.priced[0], some))
         return np.isfinite(_picked(self._sum_of_parts(setting), some))
@@ -437,9 +460,11 @@ class Multipliers:
     def leanest(
         self, flights: Sequence[float], most: float, interiors: Sequence[tuple[float, float, float]]
     ) -> list[list[tuple[Array, Array, Array]]]:
-        """Least bytes of head, inner blocks (kinds, *states) and tail for every state, in which no operator needs more
-        than so many for a moment, but where it cannot do with less; with such parts of the interior of each of these,
-        and so many micro-batches in flight."""
+        """Least bytes of head, inner blocks (kinds, *states) and tail for every state.
+
+        One list per entry of `interiors`, with one result per number of micro-batches in `flights`. No operator may
+        need more than `most` transient bytes, unless all of its candidates do. `interiors` has the shares of the
+        interior of head, inner blocks and tail that count."""
         sides = (len(self.chain.head), len(self.chain.tail), sum(map(len, self.chain.kinds)))
         asked = []
         for (head, inner, tail), number in itertools.product(interiors, flights):
@@ -461,7 +486,8 @@ class Multipliers:
         return found.values[1]
 
     def least_bytes(self, setting: Setting) -> float:
-        """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
+        """Least bytes per rank, on average over the ranks, that any plan needs, as far as the least memory was asked
+        for."""
         least = 0.0
         for known in self.priced:
             if math.isinf(known.price) and known.flights <= self.least_flights(setting) * (1 + 1e-12):
@@ -469,27 +495,27 @@ class Multipliers:
         return least
 
     def least_flights(self, setting: Setting) -> float:
-        """Micro-batches in flight of the last rank, of which no other has fewer; of the chunk that has fewest, on
-        whichever rank, where chunks run unlike each other."""
+        """Micro-batches in flight on the last rank, which has the fewest. If the chunks of a rank run unlike each
+        other: of the chunk with the fewest on any rank."""
         if setting.unlike(self.chain):
             return min(map(min, setting.in_flight))
         return setting.flights(setting.ranks - 1)
 
     def value(self, priced: Priced, some: States | None = None) -> Array:
-        """What all pieces come to at a price, for every state or for `some`."""
+        """The value of the whole model at a price, for every state or for those of `some`."""
         head, inner, tail = (_picked(values, some) for values in priced.values)
         whole: Array = head + self.whole(inner) + tail
         return whole
 
     def whole(self, inner: Array) -> Array:
-        """Values of all inner blocks, from those of one of each kind."""
+        """The values of all inner blocks together, from the value of one block of each kind."""
         return sum(
             (count * values for count, values in zip(self.counts, inner, strict=True)), np.zeros(inner.shape[1:])
         )
 
     def units(self, possible: NDArray[np.bool_], some: States | None = None) -> list[Array]:
-        """Units to measure blocks in, of every kind and state, or of `some` states: one where there is one kind, else
-        what they take at the prices."""
+        """Units to measure blocks in, each (kinds, *states): ones for a single kind; for several kinds the values of
+        the blocks at each suggesting price."""
         shape = (len(self.counts), *possible.shape)
         if len(self.counts) < 2:
             return [np.ones(shape)]
@@ -508,8 +534,8 @@ class Multipliers:
         among: Sequence[int] | None = None,
         some: States | None = None,
     ) -> list["Lines"]:
-        """What the prices prove for the ranks, or some `among` them, at `some` states, if not at all; those for which
-        the same is known are taken together."""
+        """Bounds for the ranks, or for those in `among`, for all states or those of `some`. Ranks with the same bounds
+        share one entry."""
         every = range(setting.ranks) if among is None else among
         alike: dict[_Alike, list[int]] = {}
         for rank in every:
@@ -520,7 +546,8 @@ class Multipliers:
         ]
 
     def reaches(self, setting: Setting, possible: NDArray[np.bool_], some: States | None = None) -> list[Reach]:
-        """What the prices prove for the ranks in their order, at `some` states, if not at all."""
+        """Bounds for the ranks in their order, for all states or those of `some`. Neighbours with the same bounds share
+        one entry."""
         return [
             self._reach(setting, possible, usable, list(ranks), some)
             for (usable, *_), ranks in itertools.groupby(
@@ -529,22 +556,22 @@ class Multipliers:
         ]
 
     def _alike(self, setting: Setting, rank: int) -> _Alike:
-        """The prices that prove something of a rank, whether it is the first, or the last, and its links; the same is
-        known of ranks in which these are the same."""
+        """A key of the bounds of a rank: its usable prices, whether it is first or last, and its links. Ranks with
+        equal keys have equal bounds."""
         usable = self.combinations(setting, rank)
         between = tuple(map(id, self.chain.crossing.between[max(0, rank - 1) : rank + 1]))
         return usable, rank == 0, rank == setting.ranks - 1, between
 
     def combinations(self, setting: Setting, rank: int) -> tuple[tuple[_Combination, _Combination], ...]:
-        """The prices that prove something of a rank, and what of them: for its inner blocks, and for what stands before
-        them on the first one. With fewer micro-batches in flight than a rank has they prove no more than there is.
+        """The prices that bound a rank: pairs of a combination for its inner blocks and one for the head on the first
+        rank. A price is usable if it was solved with no more micro-batches in flight than the rank has.
 
-        Chunks that run unlike each other have flights n_c of their own. What a block takes at a price is the least of
-        sums, linear in n, so it is concave in n, and between two numbers no less than their chord:
+        Chunks that run unlike each other have own flights n_c. The value g of a block at a price is a minimum of sums
+        that are linear in n. So g is concave, and between two solved numbers it is at least the chord:
 
             1/v sum_c g(n_c) >= 1/v sum_c (chord of g at n_c)
 
-        With no micro-batch in flight it takes no less than with memory for free, and no less than no byte."""
+        With no micro-batch in flight, g is at least the value for free memory, and at least zero bytes."""
         if not setting.unlike(self.chain):
             flights = setting.flights(rank) * (1 + 1e-12)
             return tuple(
@@ -559,7 +586,7 @@ class Multipliers:
         found = []
         for (price, under, _), own in groups.items():
             points = sorted((self.priced[at].flights if price else math.inf, at) for at in own)
-            if price and points[0][0] > 0:  # none in flight
+            if price and points[0][0] > 0:  # the point with none in flight
                 free = None if math.isinf(price) else groups.get((0.0, under, 0.0))
                 if free is None and price < math.inf:
                     continue
@@ -574,11 +601,11 @@ class Multipliers:
         return tuple(found)
 
     def _combined(self, combination: _Combination, place: int, some: States | None) -> Array:
-        """Values of some pieces (`Priced.values`) by shares of prices; what takes nothing has the number -1."""
+        """A combination of `Priced.values[place]`. The index -1 stands for zeros."""
         known = [(share, _picked(self.priced[at].values[place], some)) for at, share in combination if at >= 0]
         if len(known) == 1 and known[0][0] == 1.0:
             return known[0][1]
-        with np.errstate(invalid="ignore"):  # what is impossible takes for ever, however little of it counts
+        with np.errstate(invalid="ignore"):  # an impossible state stays infinite, however small its share
             counted = [np.where(np.isinf(values), values, share * values) for share, values in known]
         return functools.reduce(np.add, counted, np.zeros(()))
 
@@ -590,7 +617,7 @@ class Multipliers:
         ranks: Sequence[int],
         some: States | None,
     ) -> Reach:
-        """What the prices that are `usable` prove for ranks that are alike."""
+        """The bounds that the `usable` prices prove for equal ranks."""
         rank = ranks[0]
         first, last = rank == 0, rank == setting.ranks - 1
         crossing = _picked(self.crossing_seconds(setting, rank), some) * (self.weight / self.parts)
@@ -626,7 +653,7 @@ class Multipliers:
         )
 
     def _line(self, reach: Reach, setting: Setting, possible: NDArray[np.bool_], units: Array) -> "Lines":
-        """The same where blocks are measured in units."""
+        """The bounds of a `Reach` with blocks measured in units."""
 
         def slope(blocks: Array) -> Array:
             found: Array = (blocks / units).min(axis=0) if len(blocks) else np.full(possible.shape, 1.0)
@@ -645,7 +672,8 @@ class Multipliers:
         )
 
     def units_of_most(self, units: Array) -> Array:
-        """Units of `most` inner blocks at least, of every state: of the smallest, as many as there are."""
+        """The least units of `most` inner blocks, for every state: the smallest blocks of the model are counted
+        first."""
         by_size = np.argsort(units, axis=0)
         counts = np.asarray(self.counts)[by_size]
         before = np.cumsum(counts, axis=0) - counts
@@ -653,20 +681,20 @@ class Multipliers:
         return found
 
     def whole_blocks(self, units: Array) -> Array:
-        """Whole blocks, where every block is a unit."""
+        """Rounds down to whole blocks if every block is one unit; with several kinds units stay as they are."""
         return np.floor(units) if len(self.counts) < 2 else units
 
     def least_transient(self, first: bool, last: bool) -> float:
-        """Bytes that live for a moment on a rank, whatever is chosen."""
+        """Transient bytes that a rank needs under every choice."""
         sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
         held = [pieces for pieces, here in sides if here and pieces]
         return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
 
     def pace(self, lines: Sequence["Lines"], high: Array, total: Array, limit: Array | None = None) -> Array:
-        """The least time, for every state, in which the ranks have room for all units, or the limit where that is not
-        enough; found by bisection from below.
+        """The least time, for every state, within which the ranks can hold all units; `limit` where that time is too
+        short. Found by bisection from below.
 
-        `high` is the time that the slowest takes if all hold as many.
+        `high` is the time of the slowest rank if all hold equally many.
         """
         if limit is not None:
             found: Array = np.maximum(limit, 0.0)
@@ -683,7 +711,8 @@ class Multipliers:
         return low
 
     def _room(self, lines: Sequence["Lines"], time: Array) -> Array:
-        """Units for which all ranks together have room in a time, of every state; none where a rank has too little."""
+        """Units that all ranks together can hold within a time, for every state; minus infinity if the time is too
+        short for the ends of some rank."""
         room = np.zeros(time.shape)
         for line in lines:
             most = line.within(time)
@@ -691,7 +720,7 @@ class Multipliers:
         return room
 
     def crossing_seconds(self, setting: Setting, rank: int) -> Array:
-        """Seconds of a micro-batch of the chain to receive and to send back, of every state."""
+        """Seconds in which a rank receives a micro-batch of the chain and sends back its gradients, for every state."""
         between, last = self.chain.crossing.between, setting.ranks - 1
         if not between:
             return np.broadcast_to(self._crossing_seconds(setting, rank == 0, rank == last), self.chain.shape)
@@ -700,7 +729,7 @@ class Multipliers:
         return found if rank == last else found + between[rank][1]
 
     def _crossing_seconds(self, setting: Setting, first: bool, last: bool) -> Array:
-        """The same with axes of one for what does not decide about it."""
+        """The same for equal links, with axes of length one where an axis makes no difference."""
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
         chunks, (forward, backward, around, around_back) = setting.chunks, self.chain.crossing.along_own_axes
@@ -717,13 +746,13 @@ class Multipliers:
         return self._alone
 
     def _sum_of_parts(self, setting: Setting) -> Array:
-        """Least seconds of one micro-batch on all ranks."""
+        """Least seconds of one micro-batch on all ranks together."""
         if setting.chunks not in self._lone:
             self._lone[setting.chunks] = self.value(self.alone()) + self.crossings(setting)
         return self._lone[setting.chunks]
 
     def _average(self, setting: Setting) -> "_Question":
-        """For ranks that are all as quick as the average one: best where micro-batches are few."""
+        """The question for ranks that are all as quick as the average one. It bounds best with few micro-batches."""
         weight = self._average_weight(setting)
         weights = Weights(
             part=weight / self.parts,
@@ -735,17 +764,17 @@ class Multipliers:
         return self._question(weights, 0.0, 0.0, proves=False)
 
     def _note_average(self, setting: Setting) -> None:
-        """The last answer is to that."""
+        """Store the last answer as that of the average rank."""
         seconds = self.value(self.priced[-1]) + self._average_weight(setting) * self.crossings(setting)
         self._averaged[setting.chunks] = seconds
 
     def busy_in_a_v(self, setting: Setting) -> float:
-        """Least busy seconds of the slowest rank in a step with two stages on each, in a V: transfers between stages,
-        and what may travel under work, left out; infinite where there are too few blocks.
+        """Least busy seconds per step of the slowest rank, with two stages on each rank in a V. Leaves out transfers
+        between stages and everything that may overlap with computation. Infinite if there are too few blocks.
 
-        The slowest takes no less than the average one, nor than the first rank, which has what is before the blocks and
-        what follows them, and weights that both share once. Every stage has a block or more. Where blocks are of one
-        kind, with n of N on the first rank, another one has (N - n) / (ranks - 1) or more, a whole number."""
+        The slowest rank is at least as slow as the average rank, and as the first one, which has both head and tail and
+        holds the weights that they share only once. Every stage has at least one block. With N blocks of one kind, n of
+        them on the first rank, some other rank has at least (N - n) / (ranks - 1) of them, rounded up."""
         weight, others = float(setting.micro_batches), setting.ranks - 1
         if 2 * setting.ranks > self.blocks + self.chain.blocks_at_ends:
             return math.inf
@@ -788,14 +817,15 @@ class Multipliers:
         return np.broadcast_to(self._own_least(solved), self.chain.shape)
 
     def _own_least(self, solved: tuple[Solved, ...]) -> Array:
-        """The least values of some pieces, with axes of one for what is not on their boundary: of the many states of a
-        chain a piece may know few."""
+        """The least values of some pieces, with axes of length one for variables that are not on their boundary. A
+        piece may know only few of the many states of a chain."""
         own = [_own(self.chain, one) for one in solved] or [np.zeros((1,) * len(self.chain.shape))]
         return functools.reduce(np.minimum, own)
 
 
 def first_bounds(members: Sequence[tuple[Multipliers, Setting]]) -> None:
-    """Solve the pieces of each for memory that is free and, of several ranks, for the average one; all at once."""
+    """Solve the pieces of each member, all together: for the average rank if there are several ranks, else for free
+    memory."""
     asked = [
         (multipliers, multipliers._average(setting) if setting.ranks > 1 else multipliers._priced(0.0, 0.0))
         for multipliers, setting in members
@@ -807,7 +837,7 @@ def first_bounds(members: Sequence[tuple[Multipliers, Setting]]) -> None:
 
 
 def _answers(asked: Sequence[tuple[Multipliers, _Question]]) -> list[Priced]:
-    """All questions solved at once."""
+    """Solves all questions together."""
     solved = iter(solve([one for _, question in asked for one in question.asked]))
     return [
         multipliers._answer(question, list(itertools.islice(solved, len(question.asked))))
@@ -816,14 +846,15 @@ def _answers(asked: Sequence[tuple[Multipliers, _Question]]) -> list[Priced]:
 
 
 def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
-    """Neither recomputation nor offloading pays where memory is free."""
+    """The pieces worth solving: where memory is free, recomputation and offload never pay."""
     if price == 0.0 and pieces and not pieces[0].recompute and pieces[0].home == "device":
         return pieces[:1]
     return pieces
 
 
 def _on_chords(points: Sequence[tuple[float, int]], number: float) -> _Combination:
-    """Shares of the points, in their order, whose chord is at a number; of the last one where that is beyond it."""
+    """Shares of two neighbouring points, sorted by flights, whose chord meets `number`; the last point alone beyond
+    them."""
     behind = next((place for place, (flights, _) in enumerate(points) if flights >= number), len(points) - 1)
     (high, at) = points[behind]
     if not behind or number >= high:
@@ -839,17 +870,17 @@ def over(chain: Chain, solved: Solved) -> Array:
 
 
 def _picked(values: Array, some: States | None) -> Array:
-    """Values of `some` states, if not of all; axes before those of the boundary stay."""
+    """The values of `some` states, or of all if None. Axes in front of those of the boundary stay."""
     return values if some is None else values[(..., *some)]  # type: ignore[arg-type]  # numpy's stubs
 
 
 def _axes(chain: Chain, solved: Solved) -> list[int]:
-    """The axes of the chain's boundary that are on that of a piece."""
+    """The axes of the chain's boundary that the boundary of a piece has."""
     return [chain.boundary.index(name) for name in solved.piece.boundary]
 
 
 def _own(chain: Chain, solved: Solved) -> Array:
-    """Values of a piece, with axes of one for what is not on its boundary."""
+    """Values of a piece, with axes of length one for variables that are not on its boundary."""
     shape = [1] * len(chain.boundary)
     for axis, size in zip(_axes(chain, solved), solved.values.shape, strict=True):
         shape[axis] = size

@@ -1,22 +1,22 @@
-"""In which states of the boundary nothing fits, whatever time it takes.
+"""The states of the boundary in which no plan fits in memory, however slow.
 
 A rank with n inner blocks holds at least
 
-    head + n inner + tail  +  largest interior  +  t          t: what its operator that needs most for a moment needs
+    head + n inner + tail  +  largest interior  +  t          t: transient bytes of the operator that needs most of them
 
-where head, inner and tail are the leanest ways to run them, each problem solved exactly (`Multipliers`, with an
-infinite price). Chosen each by itself, the leanest ways and the least t are those of different plans: what is lean for
-good may be what is large for a moment. So plans are told apart by their t:
+where head, inner and tail are the leanest ways to run them. Each is a problem that is solved exactly (`Multipliers`,
+with an infinite price). But the leanest ways and the least t belong to different plans: an operator that keeps little
+may need much transient memory. So plans are grouped by their t:
 
-    t in [a, b]     operators that need more than b for a moment are ruled out; holds the sum of the leanest ways, and a
+    t in [a, b]     excludes operators that need more than b; holds at least the sum of the leanest ways, and a
 
-The interval that allows the leanest plan is halved until nothing fits in any, or some rounds have shown nothing. The
-largest interior, of those that are recomputed, is no smaller than that of the tail, or of the head, or the average of
-the blocks: each is a bound, and the best of them counts.
+The interval that allows the leanest plan is halved until no interval allows a plan, or after a fixed number of rounds.
+The largest interior of a recomputed block is at least that of the tail, that of the head, and the average over the
+blocks. Each of these gives a bound, and the best one counts.
 
-Ranks differ in their micro-batches in flight: what is asked for few of them holds for more. A rank has room for so many
-blocks; where all together have not room for all there are, nothing fits; nor where they have not for those of one kind,
-all others left out. Every step of this is a relaxation, so what is ruled out is ruled out by proof.
+Ranks differ in their micro-batches in flight: a bound for few of them holds for more. A rank can hold some number of
+blocks. If all ranks together cannot hold all blocks, nothing fits. The same is checked for each kind of block with all
+others left out. Every step is a relaxation, so a state is excluded only by proof.
 """
 
 import functools
@@ -34,26 +34,26 @@ from planner.strategy_search.decomposition.setting import Setting
 Array = NDArray[np.float64]
 
 _HALVINGS = 6
-"""Of the interval that allows the leanest plan, for every number of micro-batches in flight."""
+"""How often the interval that allows the leanest plan is halved, for each number of micro-batches in flight."""
 
 _FLIGHTS = 3
-"""Numbers of micro-batches in flight that are looked at, of the ranks of a pipeline."""
+"""Different numbers of micro-batches in flight, over the ranks of a pipeline, that are examined."""
 
 _ROUNDING = 1e-9
-"""Of the capacity: sums in another order differ by less."""
+"""Relative to the capacity: sums in different orders differ by less."""
 
 
 _Flights = tuple[tuple[float, float], ...]
-"""Micro-batches in flight of the blocks of a rank, from those of the first chunk on, and what share of the blocks."""
+"""Micro-batches in flight of the blocks of a rank, from the first chunk on, each with its share of the blocks."""
 
 Leanest = tuple[Array, Array, Array, float]
-"""Least bytes of head, one inner block (any kind, then each kind by itself; *states) and tail, of every state; and the
-inner blocks up to which they are proved."""
+"""Least bytes of the head, of one inner block (any kind, then each kind by itself; *states) and of the tail, for every
+state; and the number of inner blocks up to which they are proved."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Interval:
-    """Plans whose operators need between `low` and `high` bytes for a moment, at most; what of them is known."""
+    """Bounds for plans whose largest transient memory of an operator is between `low` and `high` bytes."""
 
     low: float
     high: float
@@ -61,8 +61,8 @@ class _Interval:
 
 
 def impossible(chain: Chain, setting: Setting) -> NDArray[np.bool_]:
-    """States of the boundary in which no plan fits into the capacity, as far as that can be proved. A chain that is the
-    same on all ranks."""
+    """A mask of the states of the boundary in which no plan fits in the capacity, as far as this can be proved. The
+    chain must be the same on all ranks."""
     return _Proof(chain, setting).run()
 
 
@@ -72,11 +72,11 @@ class _Proof:
         self.multipliers = Multipliers(chain, setting.weight, columns=False)
         self.blocks = chain.block_ranges.blocks
         kinds = chain.block_ranges.totals if len(chain.block_ranges.totals) > 1 else ()
-        self.counts = np.array((self.blocks, *kinds)).reshape(-1, *(1,) * len(chain.shape))  # of any kind, and of each
+        self.counts = np.array((self.blocks, *kinds)).reshape(-1, *(1,) * len(chain.shape))  # of any kind, then of each
         equal = setting.shares_equally
-        self.share = math.ceil(self.blocks / setting.ranks)  # some rank holds as many
+        self.share = math.ceil(self.blocks / setting.ranks)  # some rank holds at least this many
         averages = (self.share,) if equal else dict.fromkeys((self.share, min(self.blocks, 2 * self.share)))
-        self.counted: list[tuple[tuple[float, float, float], float]] = []  # parts of interiors, up to so many blocks
+        self.counted: list[tuple[tuple[float, float, float], float]] = []  # shares of interiors, most blocks
         self.counted += [((0.0, 1 / most, 0.0), float(most)) for most in averages if most]
         self.counted += [((0.0, 0.0, 1.0), math.inf)] if chain.tail else []
         self.counted += [((1.0, 0.0, 0.0), math.inf)] if chain.head else []
@@ -87,7 +87,7 @@ class _Proof:
 
     @staticmethod
     def _least(pieces: Sequence[Piece]) -> float:
-        """Bytes that some operator needs for a moment, whatever is chosen."""
+        """Transient bytes that some operator needs under every choice."""
         return min((piece.least_transient for piece in pieces), default=0.0)
 
     def run(self) -> NDArray[np.bool_]:
@@ -111,8 +111,9 @@ class _Proof:
         return found
 
     def _with_free_chunks(self) -> NDArray[np.bool_]:
-        """The same where chunks run unlike each other: some rank has no room for its share. Chunks with about as many
-        micro-batches in flight have the fewest of them."""
+        """The same if chunks run unlike each other: excludes states in which some rank cannot hold its share of the
+        blocks. Chunks with similar numbers of micro-batches in flight are grouped, and counted with the fewest of the
+        group."""
         setting, found = self.setting, np.zeros(self.chain.shape, dtype=np.bool_)
         for rank in sorted({0, setting.ranks // 2, setting.ranks - 1}):
             groups = np.array_split(np.array(setting.in_flight[rank]), min(_FLIGHTS, setting.chunks))
@@ -122,8 +123,8 @@ class _Proof:
         return found
 
     def _rooms(self, flights: _Flights) -> dict[tuple[bool, bool], Array]:
-        """Inner blocks (any kind, then each kind by itself; *states) for which a rank has room: first or not, last or
-        not; minus infinity where not even for none."""
+        """Inner blocks (any kind, then each kind by itself; *states) that a rank can hold, by whether it is the first
+        and whether it is the last; minus infinity where its ends alone do not fit."""
         setting = self.setting
         kinds = dict.fromkeys((rank == 0, rank == setting.ranks - 1) for rank in range(setting.ranks))
         intervals = [self._interval(flights, 0.0, float(self.sizes[-1]))]
@@ -158,8 +159,8 @@ class _Proof:
         return _Interval(low=low, high=high, leanest=tuple(found))
 
     def _room(self, interval: _Interval, first: bool, last: bool) -> Array:
-        """Inner blocks for which a rank has room in such plans; no limit where there is room for more than the average
-        of interiors speaks about."""
+        """Inner blocks that a rank can hold in plans of an interval; infinity beyond the number of blocks for which the
+        average of interiors holds."""
         setting, chain = self.setting, self.chain
         own = last and self.blocks and not chain.blocks_in_tail
         less = np.minimum(chain.ending, 0.0) * setting.in_flight[-1][-1] if own else 0.0

@@ -1,8 +1,8 @@
 """The coefficients of one piece: seconds and bytes of every candidate of its operators, edges and parameters.
 
-    head, inner block or tail  ──  how often each price counts, for whom each byte is kept  ──>  Piece
+    head, inner block or tail  ──  how often each price counts, and how long each byte is kept  ──>  Piece
 
-Which pieces there are and what they share is decided by `planner.strategy_search.decomposition.cutting`.
+`planner.strategy_search.decomposition.cutting` decides which pieces there are and what they share.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 LEAST_WAITING = "least waiting"
-"""The least that any way takes in which weights are waited for: seconds as where those of a block come together, memory
-as where each comes by itself, but for the weight of an operator beside it for a moment, which a block that has all of
-its own does not add. What is found so is a bound on all of them."""
+"""A lower bound over all ways to gather weights with exposed all-gathers. Seconds are those of coalesced all-gathers of
+the weights of a block. Memory is that of weights gathered one by one, without the transient memory of a weight next to
+its operator, which a block that gathers all of its weights together does not add."""
 
 _COLUMNS = (
     "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "k_work", "transient",
@@ -60,7 +60,7 @@ class PieceMaker:
     def make(self) -> Piece:
         self.tables = self.cutter.tables
         self.template = self.tables.template
-        self.repeated = range(self.template.start, self.template.stop)  # operators of blocks
+        self.repeated = range(self.template.start, self.template.stop)  # operators inside of blocks
         self.gathers = self.cutter.gathers
         update = replace(self.tables.update, gathers=self.gathers if self.gathers in GATHERS else EACH)
         self.at_once = gathered_at_once(self.cutter.cluster.software, update)
@@ -77,17 +77,17 @@ class PieceMaker:
         self.place = {key: position for position, key in enumerate(keys)}
         sizes = tuple(self.cutter._size(key) for key in keys)
         ends = tuple(accumulate(sizes, initial=0))
-        self.cells = tuple(slice(start, stop) for start, stop in pairwise(ends))  # of the candidates of each variable
+        self.cells = tuple(slice(start, stop) for start, stop in pairwise(ends))  # the candidates of each variable
         self.columns: dict[str, Array] = {name: np.zeros(ends[-1]) for name in _COLUMNS}
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
         self.begins = False
         self.always = set[int]()
-        self.keepable = set[int]()  # as it is decided here
+        self.keepable = set[int]()  # operators that may keep their results, if the search decides
         for index in self.operators:
             check()
             if index not in self.cutter.free:
                 self._operator(index)
-            else:  # whatever is chosen, no more work may cover what travels
+            else:  # no choice has more computation to overlap collectives with
                 prices, second = self.tables.operators[index].prices, self.tables.operators[index].prices_again
                 once, key = np.full(prices.forward.size, prices.forward.max()), self._key(index)
                 again = np.full_like(once, second.forward.max() * self._again(index) + prices.backward.max())
@@ -118,7 +118,7 @@ class PieceMaker:
         return bool(held) if kind == "enter" else not held
 
     def _keys(self, edges: Sequence[EdgeTable], parameters: Sequence[str]) -> list[Key]:
-        """Variables of the piece, those of the boundary last."""
+        """The variables of the piece, with those of the boundary last."""
         alias = self.alias
         named: list[Key] = [alias.get(index, index) for index in self.operators]
         named += [alias.get(at, at) for at in [table.edge.producer for table in edges]]
@@ -134,27 +134,27 @@ class PieceMaker:
         return self.way != "none" and index in self.repeated
 
     def _held(self, index: int) -> str:
-        """For whom an operator keeps its bytes: every micro-batch in flight, or its own backward pass, which for what
-        follows the blocks comes at once."""
+        """How long the bytes that an operator saves are kept: "live" until the backward pass of each micro-batch in
+        flight, or "replay" for one backward pass at a time. What follows the blocks runs backward at once."""
         brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
-        passing = not self.template.alive.trains and index in self.repeated  # of one block at a time
+        passing = not self.template.alive.trains and index in self.repeated  # for one block at a time
         return "replay" if brief or passing or (self._again(index) and not self._apart(index)) else "live"
 
     def _apart(self, index: int) -> bool:
-        """Whether it is in a recomputed block, but in no module that runs again."""
+        """Whether an operator is in a recomputed block, but in no module that is recomputed."""
         return self.modules is not None and self._again(index) and index not in self.modules
 
     def _offloaded(self, index: int) -> bool:
-        """Whether an operator stands in a block that offloads what it saves."""
+        """Whether an operator is in a block that offloads its saved activations."""
         return self.way == "none" and self.home != "device" and index in self.repeated
 
     def _away(self, nbytes: Array) -> Array:
-        """Seconds to bring each of these out and back, which are charged in full."""
+        """Seconds to offload these bytes and bring them back; they count as exposed."""
         cluster = self.cutter.cluster
         return sum(away_seconds(nbytes, cluster.store(self.home), cluster.device.launch_latency), np.zeros_like(nbytes))
 
     def _works(self, index: int) -> NDArray[np.bool_]:
-        """Under which of its candidates an operator is computed once more where its block is recomputed."""
+        """A mask of the candidates with which an operator is recomputed."""
         joins = self.tables.operators[index].prices.joined > 0
         if self.modules is not None and self._again(index):
             return np.full(joins.shape, index in self.modules)
@@ -164,13 +164,14 @@ class PieceMaker:
         return found
 
     def _moves(self, index: int) -> bool:
-        """Whether it gets its operands once more."""
+        """Whether the operands of an operator are redistributed again for recomputation."""
         if self.modules is not None and self._again(index):
             return index in self.modules
         return self._again(index) and self.template.moves(index)
 
     def _brings(self, table: EdgeTable) -> bool:
-        """Whether a value is brought once more: to what runs again, and from it, as a module runs to its end."""
+        """Whether the value of an edge is redistributed again: it enters or leaves recomputed operators, since a
+        recomputed module runs to its end."""
         edge = table.edge
         if self.modules is None or edge.kind != "inside" or not self._again(edge.consumer):
             return self._moves(edge.consumer)
@@ -182,7 +183,7 @@ class PieceMaker:
             self.columns[name][cells] += values
 
     def _most(self, key: Key, transient: Array) -> None:
-        """Of what lives at no other time as much as at the worst."""
+        """Raise the transient bytes of the candidates to these, if they are larger: only the maximum counts."""
         known = self.columns["transient"][self.cells[self.place[key]]]
         np.maximum(known, transient, out=known)
 
@@ -228,8 +229,9 @@ class PieceMaker:
             self._hand_on(index, again=again)
 
     def _hand_on(self, index: int, *, again: bool) -> None:
-        """What is kept of what it hands on, beside what its own block keeps: as the next one does, or in the interior
-        of a recomputed block as what follows the last, where that is more."""
+        """Bytes that are kept of the outputs of an operator, in addition to those kept inside its own block: as the
+        next block keeps them; in a recomputed block also those that the operators behind the last block keep, if they
+        keep more."""
         template = self.template
         for name in template.graph.operators[index].results:
             if name is None or name not in template.outliving:
@@ -241,11 +243,11 @@ class PieceMaker:
                 self._add(self._key(index), **{"replay" if again else "live": more * self.tables.result_bytes[name]})
 
     def _saved_apart(self, index: int) -> Array:
-        """Bytes of what it makes in a module that an operator of the block keeps which is in none, and nobody else
-        reads."""
+        """Bytes of the outputs of an operator in a recomputed module that only operators outside of such modules, in
+        the same block, read and save."""
         template, table = self.template, self.tables.operators[index]
         found, prices = np.zeros_like(table.own), table.prices
-        if not table.own.any():  # such as what is kept in pieces
+        if not table.own.any():  # for example operators whose results are kept in parts
             return found
         results = [name for name in template.graph.operators[index].results if name is not None]
         for place, name in enumerate(results):
@@ -258,7 +260,7 @@ class PieceMaker:
         return found
 
     def _entering(self) -> None:
-        """What comes to modules from the rest of their block is kept, unless it is anyway."""
+        """The inputs of recomputed modules from the rest of their block are kept, unless they are kept anyway."""
         seen, template = set(), self.template
         for table in self.tables.edges:
             edge = table.edge
@@ -270,8 +272,8 @@ class PieceMaker:
                 self._add(self._key(edge.producer), live=self.tables.result_bytes[edge.name])
 
     def _checkpoints(self, inside: set[int]) -> None:
-        """A recomputed block keeps what flows into it; what it offloads is on the device while it leaves and comes
-        back, beside that of a neighbour. The transfers are charged in full."""
+        """A recomputed block keeps its inputs. If it offloads them, they are on the device during both transfers,
+        together with those of a neighbouring block. The transfers count as exposed."""
         if self.way == "none" or not any(self.template.in_block(index) for index in inside):
             return
         held = bool(self.share.first and self.share.blocks)
@@ -281,7 +283,7 @@ class PieceMaker:
         everywhere = {table.edge.name for table in self.tables.edges if table.edge.kind == "every"}
         for table in self.tables.edges:
             edge = table.edge
-            read = edge.kind == "every" and edge.consumer in inside  # blocks of another kind may not
+            read = edge.kind == "every" and edge.consumer in inside  # blocks of another kind may not read it
             flows = read or edge.kind == ("enter" if held else "loop")
             if flows and edge.name not in seen and edge.name in self.template.graph.differentiable:
                 seen.add(edge.name)
@@ -307,8 +309,9 @@ class PieceMaker:
             self._join(*keys, part=part, backward=backward, **{where: table.kept})
 
     def _lost(self, table: EdgeTable) -> Array | float:
-        """Seconds that an edge does not save under the product whose result it takes, where that is kept. Whether it is
-        may be open: then the least that it loses is charged for keeping it, and given back where nothing is sent."""
+        """Seconds that an edge loses if the result of the product that makes its value is kept: the collective then no
+        longer overlaps with that product. If keeping the result is a choice, the least loss over the layouts with a
+        collective is charged to that choice, and subtracted again from layouts without one."""
         edge = table.edge
         if table.under is None or edge.producer not in self.always | self.keepable:
             return 0.0
@@ -322,10 +325,11 @@ class PieceMaker:
         return np.where(sends, 0.0, -least[:, None])
 
     def _comes_later(self, table: EdgeTable, later: Later) -> None:
-        """What an operand saves that comes again for the gradients of its rows alone, as the results of all products
-        that read it are kept: of each product its share where it keeps its results, or reads something else. Where only
-        some of them keep theirs, nothing is saved. What comes to each of several readers by itself saves as if they
-        were kept, so that it is not credited to those that what they share has come to."""
+        """Credits the seconds saved if an operand is gathered again while the gradients of its rows are computed. This
+        is so if a recomputed block keeps the results of all products that read the operand. Each product is credited
+        with its share if it keeps its results, or if it reads something else. If only some of them keep their results,
+        nothing is saved in fact. If several readers gather the operand separately, they are credited as if the results
+        were kept; otherwise the credit would go to the readers that share a gathered operand."""
         edge = table.edge
         shared = self.template.graph.operators[edge.producer].op == IDENTITY
         one, other, most = self._key(edge.producer), self._key(edge.consumer), later.seconds.max(axis=0)
@@ -343,9 +347,10 @@ class PieceMaker:
                 self._join(other, self._key(at), part=seconds, backward=seconds)
 
     def _use(self, use: UseTable, name: str) -> None:
-        """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed
-        block keeps what it has gathered until its backward pass is done. What travels while other blocks run takes no
-        time of its own."""
+        """Prices the gathers of a weight and the reduction of its gradient for one operator. The weight is gathered
+        again if the backward pass needs it, or if the block is recomputed. A recomputed block keeps its gathered
+        weights until its backward pass is over. Collectives that overlap with the computation of other blocks go to
+        `under` instead of `part`."""
         again = self._again(use.consumer) and not self._apart(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
         way = use if self.gathers == EACH or use.together is None else use.together
@@ -359,7 +364,7 @@ class PieceMaker:
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
             first_gather, first_reduce = (self.overlapped * one for one in (way.first_gather, way.first_reduce))
             there, back = first_gather, first_gather * twice + first_reduce
-            seconds, backward = seconds - there - back, backward - back  # what follows a first message is waited for
+            seconds, backward = seconds - there - back, backward - back  # collectives after the first are exposed
             self._join(*keys, under=there, under_again=back, last=first_reduce)
             if use.consumer < self.template.start:
                 self.begins = True
@@ -371,7 +376,7 @@ class PieceMaker:
         first, second = self.place[one], self.place[other]
         if not self.reduces:
             amounts.pop("backward", None)
-        if first == second:  # reads its own result of the block before
+        if first == second:  # the operator reads its own result from the previous block
             self._add(one, **{name: np.diagonal(values) for name, values in amounts.items()})
             return
         if first > second:
@@ -403,8 +408,8 @@ class PieceMaker:
         self._most(key, prices.transient)
 
     def _goes_early(self, parameter: ParameterTable) -> bool:
-        """Whether its gradient may be reduced under the last backward pass: not where that of what stands before the
-        blocks is in it, which comes last."""
+        """Whether the gradient of a parameter may be reduced under the last backward pass. A parameter that operators
+        before the blocks use has its gradient last, so its reduction is exposed."""
         before = self.template.start if self.template.blocks.count else 0
         return self.reduces and all(use.consumer >= before for use in parameter.uses)
 

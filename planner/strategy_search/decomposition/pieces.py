@@ -1,16 +1,16 @@
-"""Pieces: the graph cut where the repeated blocks meet, each piece a small problem of its own.
+"""Pieces: the graph cut between its repeated blocks; each piece is a small problem of its own.
 
-    head ──l──> inner ──l──> inner ──l──> ... ──l──> tail        l: the boundary, a layout that all blocks hand on
+    head ──l──> inner ──l──> inner ──l──> ... ──l──> tail        l: the boundary, the layouts that every block hands on
 
-A piece has a variable for every operator and every parameter in it. What a choice costs is kept as coefficients, so
-that one piece serves every pipeline stage, every number of micro-batches and every price of memory:
+A piece has a variable for every operator and every parameter in it. Costs are kept as coefficients, so that one piece
+serves every pipeline stage, every number of micro-batches and every price of memory:
 
     seconds of a step = m part + step                 m micro-batches
     bytes             = fixed + in_flight live        and `replay` bytes of one recomputed block at a time
 
-All blocks, of whatever kind, agree on the candidates at the boundary and are free in everything else. An inner block
-can be run in three ways: what autograd needs is kept ("none"), or the block is recomputed, with some operators' results
-kept all the same ("selective"), or with none kept ("full"). Which results to keep is decided operator by operator.
+Blocks of all kinds agree on the candidates at the boundary and choose freely otherwise. An inner block can be run in
+three ways: it keeps what autograd needs ("none"); it is recomputed and keeps the results of some operators
+("selective"); or it is recomputed and keeps none ("full"). Each operator decides by itself whether to keep its results.
 """
 
 import math
@@ -36,22 +36,23 @@ Array = NDArray[np.float64]
 _KEPT = 2**26  # bytes of tables and messages up to which problems are solved together, and their tables kept
 
 Passes: TypeAlias = tuple[float, float, float]
-"""Of the forward and of the backward pass of a micro-batch, and of the last backward pass of a step."""
+"""One number each for the forward and backward pass of a micro-batch, and for the last backward pass of a step."""
 
 NEITHER: Passes = (0.0, 0.0, 0.0)
 
 WAITED = -1.0
-"""For the last backward pass: as if it covered nothing, of which nothing is proved."""
+"""For the last backward pass: reductions count as exposed. That is a way to find plans; it proves no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What a second per micro-batch, a second per step and a byte of each kind cost.
+    """The cost of a second per micro-batch, a second per step, and a byte of each kind.
 
-    `steady` is a surcharge on seconds per micro-batch that do not depend on its size; `excess` and `under` price
-    messages that travel under the work of the forward and of the backward pass (see `Amounts`), `uncovered` those with
-    which the first pass of a step begins and the last one ends. What a second less of
-    the backward pass saves is `backward`, and of reductions, which are in those per step, `reduction`.
+    `steady` is a surcharge on the seconds per micro-batch that do not depend on its size. `excess` and `under` price
+    collectives that overlap with the computation of the forward and the backward pass (see `Amounts`). `uncovered`
+    prices those at the beginning of the first pass of a step and at the end of the last one. `backward` is what is
+    credited for a second of the backward pass, and `reduction` for a second of gradient reductions; reductions are part
+    of `step`.
     """
 
     part: float
@@ -65,17 +66,19 @@ class Weights:
     fixed: float = 0.0
     live: float = 0.0
     replay: float = 0.0
-    transient: float = 0.0  # of the operator that needs most for a moment, whatever is chosen
+    transient: float = 0.0  # of the operator with the largest least transient memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """What a choice of a piece comes to: seconds per micro-batch and per step, bytes; `transient` is the largest. Of a
-    micro-batch `under` travels while other blocks run, beside `part`: each `excess` has what it takes in a pass more
-    than the work that may cover it, less than nothing where it is covered; `last` is the part of it that reduces
-    gradients. What stands before the blocks has nothing before it in the first pass of a step, nor behind it in the
-    last: so much of `under` is `uncovered` there. Of `step` so much `reduction` of gradients may travel under the last
-    backward pass, whose seconds in `part` are `backward`."""
+    """What a choice of a piece costs: seconds per micro-batch, seconds per step, and bytes. `transient` is a maximum.
+
+    Per micro-batch, `under` seconds of collectives overlap with the computation of other blocks; they are not in
+    `part`. `excess_forward` and `excess_backward` are their seconds minus those of the computation that can overlap
+    them, negative where they are covered. `last` is the part of `under` that reduces gradients. Collectives of the head
+    have no computation before them in the first forward pass of a step, and none behind them in the last backward pass:
+    these seconds are `uncovered_forward` and `uncovered_backward`. `reduction` is the part of `step` that can overlap
+    with the last backward pass, and `backward` has the seconds of a backward pass within `part`."""
 
     part: float = 0.0
     step: float = 0.0
@@ -95,8 +98,8 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Column:
-    """One choice for a piece: a candidate for every variable, the operators whose results are kept, what it costs, and
-    the kind of block where the piece is one. `home` is where recomputed blocks keep what flows into them."""
+    """One choice for a piece: a candidate for every variable, the operators whose results are kept, and the cost; for a
+    block also its kind. `home` is where a recomputed block stores its inputs."""
 
     recompute: bool
     candidates: Mapping[Key, int]
@@ -108,21 +111,28 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Piece:
-    """Variables and coefficients of a piece, all cells of all tables in a row: nodes first, then pairs of variables.
+    """Variables and coefficients of a piece. All cells of all tables stand in one array: first those of the variables
+    (nodes), then those of the pairs of variables.
 
-    `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
-    `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not. `under` and `uncovered` are those of `Amounts`, of both passes, and `last` is; None where nothing travels under
-    work, as are the seconds of the nodes that may be `covering` it, beyond which there is `excess`, and `keeping_work`:
-    what is not run again covers nothing in the backward pass. So are `reduction`, of the nodes, and `backward`; what
-    keeping results changes at a node is all of the backward pass.
-    `outside`: the interior of what stands before a block that is in it, or behind: bounds have that of the block alone.
+    Attributes:
+        boundary: the last variables of `keys`, in the order of the axes of `solve`.
+        steady: the part of `part` that does not depend on the size of the micro-batch.
+        step, fixed: nodes only, as they have no pairs.
+        keeping_part, keeping_live, keeping_replay: the change at a node if an operator of a recomputed block keeps its
+            results; zero where it may not.
+        under, uncovered, last: as in `Amounts`, the first two per pass. None where no collective overlaps with
+            computation.
+        covering: seconds of the nodes, per pass, that overlap collectives; `under` beyond them is excess.
+        keeping_work: seconds that no longer overlap collectives if results are kept, since they are not recomputed.
+        reduction, backward: as in `Amounts`. Whatever keeping results changes at a node is part of the backward pass.
+        outside: the interior outside of a block in the same piece, before or behind it. Bounds use that of the block
+            alone.
     """
 
     keys: tuple[Key, ...]
     sizes: tuple[int, ...]
     plan: Schedule
-    boundary: tuple[Key, ...]  # the last variables of `keys`, in the order of the axes of `solve`
+    boundary: tuple[Key, ...]
     recompute: bool
     part: Array
     steady: Cells
@@ -134,8 +144,8 @@ class Piece:
     keeping_live: Array
     keeping_replay: Array
     transient: tuple[Array, ...]
-    kind: int = 0  # of an inner block
-    home: Home = "device"  # of what flows into its recomputed block
+    kind: int = 0  # for an inner block
+    home: Home = "device"  # of the input of a recomputed block
     outside: Cells | None = None
     under: tuple[Cells, Cells] | None = None
     last: Cells | None = None
@@ -143,8 +153,8 @@ class Piece:
     keeping_work: Array | None = None
     reduction: Array | None = None
     backward: Cells | None = None
-    uncovered: tuple[Cells, Cells] | None = None  # None, too, where nothing of it stands before the blocks
-    always: frozenset[int] = frozenset()  # operators that keep their results, whatever is chosen
+    uncovered: tuple[Cells, Cells] | None = None  # also None where no operator of the piece stands before the blocks
+    always: frozenset[int] = frozenset()  # operators that keep their results under every choice
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -153,29 +163,30 @@ class Piece:
 
     @cached_property
     def _places(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Where each table begins; and of each pair the first variable, the second, and its candidates."""
+        """The start of each table; for each pair its first variable, its second one, and the candidates of the
+        second."""
         pairs = np.array(self.plan.pairs, dtype=np.intp).reshape(-1, 2)
         sizes, starts = np.array(self.sizes, dtype=np.intp), np.array(self._starts[:-1], dtype=np.intp)
         return starts, pairs[:, 0], pairs[:, 1], sizes[pairs[:, 1]]
 
     @cached_property
     def least_transient(self) -> float:
-        """Bytes that some operator needs for a moment, whatever is chosen."""
+        """Transient bytes that some operator needs under every choice."""
         return max((float(values.min()) for values in self.transient), default=0.0)
 
     @cached_property
     def least_fixed(self) -> float:
-        """Bytes of its parameters, whatever is chosen."""
+        """Bytes of the parameters that are needed under every choice."""
         return math.fsum(float(self.fixed[self.node_cells(at)].min()) for at in range(len(self.sizes)))
 
     @property
     def nodes(self) -> int:
-        """Cells of the nodes."""
+        """The number of cells of nodes."""
         return self.step.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that its coefficients take."""
+        """Bytes of memory that the coefficients take."""
         single = (self.part, self.steady, self.step, self.fixed, self.live, self.replay, self.keeping_part,
                   self.keeping_live, self.keeping_replay, self.outside, self.last, self.keeping_work, self.reduction,
                   self.backward)  # fmt: skip
@@ -185,16 +196,16 @@ class Piece:
         )
 
     def node_cells(self, position: int) -> slice:
-        """Where the node of a variable is."""
+        """The cells of a variable."""
         return slice(self._starts[position], self._starts[position + 1])
 
     def pair_cells(self, place: int) -> slice:
-        """Where a pair of `plan.pairs` is."""
+        """The cells of a pair of `plan.pairs`."""
         start = len(self.sizes) + place
         return slice(self._starts[start], self._starts[start + 1])
 
     def weigh(self, weights: Weights) -> tuple[Array, NDArray[np.bool_]]:
-        """The cost of every cell, and at which nodes keeping an operator's results is cheaper."""
+        """The cost of every cell, and the nodes at which keeping an operator's results is cheaper."""
         cost, nodes = weights.part * self.part, self.nodes
         for weight, cells in (
             (weights.steady, self.steady),
@@ -226,7 +237,7 @@ class Piece:
         return cost, keeps
 
     def banned(self, allowed: Mapping[int, NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """The nodes that are ruled out where operators may choose only some of their candidates."""
+        """A mask of the nodes that are excluded where operators may choose only the `allowed` candidates."""
         found = np.zeros(self.nodes, dtype=np.bool_)
         for position, key in enumerate(self.keys):
             if isinstance(key, int) and key in allowed:
@@ -234,13 +245,13 @@ class Piece:
         return found
 
     def bulky(self, cap: float) -> NDArray[np.bool_]:
-        """The nodes that need more than so many bytes for a moment; none of a variable that has no others."""
+        """A mask of the nodes that need more than `cap` transient bytes, but for the least one of each variable."""
         return np.concatenate(
             [(values > cap) & (values > values.min()) for values in self.transient] or [np.zeros(0, dtype=np.bool_)]
         )
 
     def tables(self, costs: Array) -> list[Array]:
-        """Costs of all cells, (problems, cells), as a table for every variable, then one for every pair."""
+        """The costs of all cells, (problems, cells), as one table per variable, then one per pair."""
         starts, count = self._starts, len(self.sizes)
         tables = [costs[:, starts[i] : starts[i + 1]] for i in range(count)]
         for place, (first, second) in enumerate(self.plan.pairs):
@@ -249,7 +260,7 @@ class Piece:
         return tables
 
     def chosen(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Column:
-        """A choice, made elsewhere, as a column."""
+        """A choice that was made elsewhere, as a column."""
         own = {key: candidates[key] for key in self.keys}
         amounts = self.amounts_of(own, kept)
         return Column(
@@ -262,14 +273,14 @@ class Piece:
         )
 
     def amounts_of(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Amounts:
-        """What a choice costs in which these operators keep their results."""
+        """The cost of a choice in which the operators of `kept` keep their results."""
         keeps = np.zeros(self.nodes, dtype=np.bool_)
         for position, key in enumerate(self.keys):
             keeps[self.node_cells(position)] = key in kept
         return self.amounts([candidates[key] for key in self.keys], keeps)[0]
 
     def amounts(self, choice: Sequence[int], keeps: NDArray[np.bool_]) -> tuple[Amounts, frozenset[int]]:
-        """What a choice costs, and the operators that keep their results."""
+        """The cost of a choice, and the operators that keep their results."""
         starts, rows, columns, width = self._places
         chosen, count = np.array(choice, dtype=np.intp), len(self.sizes)
         nodes = starts[:count] + chosen
@@ -306,14 +317,14 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Asked:
-    """A piece to be solved for some weights, with some nodes banned."""
+    """A piece to solve for some weights, with some nodes banned."""
 
     piece: Piece
     weights: Weights
     banned: NDArray[np.bool_] | None = None
 
     def costs(self) -> tuple[Array, NDArray[np.bool_]]:
-        """The cost of every cell, and the nodes that keep their results."""
+        """The cost of every cell, and the nodes at which results are kept."""
         cost, keeps = self.piece.weigh(self.weights)
         if self.banned is not None:
             cost[: self.piece.nodes][self.banned] = np.inf
@@ -322,9 +333,11 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Solved:
-    """A piece solved for one set of weights: `values` has the least cost for every state of its boundary, infinite
-    where all is banned; no more than that where the schedule of the piece is relaxed. `tables` are those of several
-    problems of its structure, of which it is number `place`; None where they are too large to be kept."""
+    """A piece solved for one set of weights.
+
+    `values` has the least cost for every state of the boundary, infinite where everything is banned; a lower bound if
+    the schedule of the piece is relaxed. `tables` belong to several problems of the same structure, this one at number
+    `place`; None if they are too large to keep."""
 
     asked: Asked
     tables: list[Array] | None
@@ -338,7 +351,7 @@ class Solved:
         return self.asked.piece
 
     def column(self, state: Sequence[int]) -> Column:
-        """The cheapest choice at one state of the boundary, as far as the schedule can tell."""
+        """The cheapest choice at one state of the boundary; a good one if the schedule is relaxed."""
         piece, tables, place = self.piece, self.tables, self.place
         if tables is None:
             tables, place = _eliminated([self.asked.costs()[0]], piece), 0
@@ -357,8 +370,8 @@ class Solved:
 
 
 def solve(asked: Sequence[Asked]) -> list[Solved]:
-    """The cheapest choices for every state of the boundary; pieces of one structure are solved together, as many at a
-    time as are small together."""
+    """The least costs for every state of the boundary. Pieces of one structure are solved together, up to a limit of
+    memory."""
     alike: dict[tuple[int, int], list[int]] = {}
     for at, each in enumerate(asked):
         alike.setdefault((id(each.piece.plan), len(each.piece.boundary)), []).append(at)
@@ -380,7 +393,7 @@ def solve(asked: Sequence[Asked]) -> list[Solved]:
 
 
 def _eliminated(costs: Sequence[Array], piece: Piece) -> list[Array]:
-    """Tables and messages of problems of the structure of a piece."""
+    """Tables and messages of several problems with the structure of a piece."""
     room(16 * len(costs) * piece.part.size, "the cost tables of a piece")
     together = np.stack(costs) if len(costs) > 1 else costs[0][None]
     return eliminate_together(piece.plan, piece.tables(together), len(piece.boundary))
@@ -390,14 +403,14 @@ def _eliminated(costs: Sequence[Array], piece: Piece) -> list[Array]:
 class Chain:
     """All pieces of a template on one mesh at one micro-batch size.
 
-    `head` and `tail` may hold the first and the last block (`blocks_in_head`, `blocks_in_tail`): where what enters the
-    first block, or leaves the last, does not come from the boundary. `head`, `inner` and `tail` have a piece for every
-    way to run the blocks in them, `inner` for every kind of block that is left. Without repeated blocks all is in
-    `head`, and `inner` and `tail` are empty.
+    `head` and `tail` may contain the first and the last block (`blocks_in_head`, `blocks_in_tail`): this is so where
+    the input of the first block, or the output of the last one, is not that of the boundary. `head`, `inner` and `tail`
+    have one piece for every way to run their blocks; `inner` for each kind of the remaining blocks. A model without
+    repeated blocks has everything in `head`, and `inner` and `tail` are empty.
     """
 
     tables: CostTables
-    alias: Mapping[Key, Key]  # operators and parameters that choose as others do
+    alias: Mapping[Key, Key]  # operators and parameters that take the choice of another one
     boundary: tuple[Key, ...]
     shape: tuple[int, ...]  # candidates of each variable of the boundary
     head: tuple[Piece, ...]
@@ -406,19 +419,19 @@ class Chain:
     blocks_in_head: int
     blocks_in_tail: int
     crossing: "Crossing"
-    handed: Array  # bytes of what a block hands on that the next one keeps as it is, of each state
-    ending: Array  # bytes that the last block keeps more, or less, than the others, of each state
-    tied: tuple[Array, Array]  # seconds per micro-batch and per step that a rank with head and tail is spared
-    divided: tuple[str, ...] = ()  # weights that blocks share, of which each block has its part (see `cutting`)
+    handed: Array  # bytes of the outputs of a block that the next one keeps unchanged, per state
+    ending: Array  # bytes that the last block keeps in addition to what others keep (may be negative), per state
+    tied: tuple[Array, Array]  # seconds per micro-batch and per step that a rank with both head and tail saves
+    divided: tuple[str, ...] = ()  # shared weights whose cost is divided among the blocks (see `cutting`)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that its pieces take."""
+        """Bytes of memory that the pieces take."""
         return sum(piece.nbytes for piece in (*self.head, *self.inner, *self.tail))
 
     @cached_property
     def block_ranges(self) -> BlockRanges:
-        """The inner blocks, and what of them a stage may hold."""
+        """The inner blocks, and the ranges of them that a stage may hold."""
         blocks = self.tables.template.blocks
         kinds = blocks.kinds[self.blocks_in_head : blocks.count - self.blocks_in_tail] if self.inner else ()
         order = {kind: number for number, kind in enumerate(dict.fromkeys(piece.kind for piece in self.inner))}
@@ -426,37 +439,38 @@ class Chain:
 
     @property
     def blocks_at_ends(self) -> int:
-        """Blocks in head and tail."""
+        """The number of blocks in head and tail."""
         return self.blocks_in_head + self.blocks_in_tail
 
     @property
     def interior_in_head(self) -> bool:
-        """Whether the interior of the head is that of a block, or of all there is."""
+        """Whether the interior of the head is that of a block, or that of the whole model."""
         return self.blocks_in_head > 0 or not self.inner
 
     @cached_property
     def least_fixed(self) -> float:
-        """Bytes that an inner block keeps of its parameters, however it is run and whichever its kind; none without."""
+        """Least bytes of the parameters of an inner block, over all kinds and ways to run it; 0 without inner
+        blocks."""
         return min((piece.least_fixed for piece in self.inner), default=0.0)
 
     @cached_property
     def travels(self) -> bool:
-        """Whether weights or their gradients may travel while other blocks run."""
+        """Whether collectives of weights or gradients may overlap with the computation of other blocks."""
         return any(cells.any() for piece in self.inner for cells in piece.under or ())
 
     @cached_property
     def begins(self) -> bool:
-        """Whether weights of what stands before the blocks may go together."""
+        """Whether weights of operators before the blocks may share a coalesced all-gather."""
         return any(piece.uncovered is not None for piece in self.head)
 
     @cached_property
     def reduces(self) -> bool:
-        """Whether gradients may be reduced while the last backward pass runs."""
+        """Whether gradient reductions may overlap with the last backward pass."""
         return any(piece.reduction is not None for piece in (*self.head, *self.inner, *self.tail))
 
     def shares(self, under: Passes, ranks: int) -> Passes:
-        """Shares that count of what travels under work, where anything does. What is left of reductions beyond the last
-        backward pass counts without a pipeline alone: there a step has no less than that pass for every micro-batch."""
+        """The shares of `under` that apply to this chain. Reductions beyond the last backward pass count only without a
+        pipeline: there a step takes at least that pass for every micro-batch."""
         forward, backward, last = under
         travels = (forward, backward) if self.travels else (0.0, 0.0)
         return (*travels, max(last, 0.0) if self.reduces and ranks == 1 else 0.0)
@@ -470,12 +484,13 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Crossing:
-    """What crosses from one pipeline stage to the next, of each state of the boundary.
+    """What crosses from one pipeline stage to the next. Arrays are per state of the boundary.
 
-    Bytes received, which a stage keeps: of what the block before hands on, of what is `passing`, as every block reads
-    it, and of either what has no gradients, `staying`; seconds per micro-batch to receive them, and for their gradients
-    to come back: from the next rank, or all `around`, between the last rank and the first. `between` has the seconds
-    there and back from each rank to the next, where links differ from rank to rank; else it is empty.
+    A stage keeps the bytes that it receives: `nbytes` for the outputs of the block before it, `passing` for values that
+    every block reads, and `staying` for those of either kind that have no gradients. Seconds are per micro-batch:
+    `forward` to receive these values, `backward` for their gradients to come back, both for neighbouring ranks;
+    `forward_around` and `backward_around` between the last rank and the first. `between` has the seconds forward and
+    backward from each rank to the next if links differ from rank to rank; else it is empty.
     """
 
     nbytes: Array
@@ -489,10 +504,11 @@ class Crossing:
 
     @cached_property
     def along_own_axes(self) -> tuple[Array, ...]:
-        """Seconds forward and backward, to the next rank and around, without the axes along which they are the same."""
+        """Seconds forward, backward, forward around and backward around, each with axes of length one where it is
+        constant."""
         return tuple(map(_own_axes, (self.forward, self.backward, self.forward_around, self.backward_around)))
 
 
 def _own_axes(values: Array) -> Array:
-    """Values of every state without the axes along which they are the same."""
+    """The values of every state, with axes of length one where they are constant."""
     return values[tuple(slice(None) if stride else slice(1) for stride in values.strides)]

@@ -1,11 +1,11 @@
 """From ways to run a block to whole stages.
 
-A stage of n blocks runs some of them one way (fast) and the rest another (lean), just as many lean ones as its memory
-asks for. So every range of blocks has a price on every stage, by which `planner.strategy_search.decomposition.division`
-divides the blocks.
+A stage of n blocks runs some blocks in one way (fast) and the others in another (lean): no more lean ones than its
+memory requires. So every range of blocks has a price on every stage, and
+`planner.strategy_search.decomposition.division` divides the blocks by these prices.
 
-Blocks may be of several kinds: a way then says how to run a block of each, and ranges of blocks that hold the same
-kinds in the same order cost the same (`planner.strategy_search.decomposition.block_ranges`).
+With several kinds of blocks, a way says how to run a block of each kind. Ranges of blocks with the same kinds in the
+same order cost the same (`planner.strategy_search.decomposition.block_ranges`).
 """
 
 import math
@@ -28,8 +28,8 @@ Way = tuple[Column, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """Bytes that the blocks of a chunk keep of a micro-batch of what others hand to them (see `Rank`); the `ending` of
-    the last chunk of the model, 0 on other ranks."""
+    """Bytes that the blocks of a chunk keep per micro-batch of values that other blocks hand to them (see `Rank`).
+    `ending` belongs to the last chunk of the model; it is 0 on other ranks."""
 
     received: float
     passing: float
@@ -38,7 +38,8 @@ class Handed:
     outliving: float
 
     def of(self, blocks: int, recomputed: int, *, first: bool, last: bool) -> float:
-        """Where so many blocks, the first ones, are recomputed; of the `first` chunk of the model, or the `last`."""
+        """The bytes for a chunk of `blocks` blocks of which the first `recomputed` are recomputed; `first` and `last`
+        say whether it is the first or last chunk of the model."""
         again, ahead = recomputed > 0, recomputed == blocks
         found = self.outliving if again and not ahead else 0.0
         found += 0.0 if first else self.staying + (0.0 if again else self.received + self.passing)
@@ -47,23 +48,28 @@ class Handed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """What one rank of the pipeline holds beside its inner blocks, and how it is run.
+    """What one rank of the pipeline holds in addition to its inner blocks, and how it is run.
 
     Attributes:
-        chunks: virtual stages on the rank; its inner blocks are as many and run alike in each.
-        in_flight: micro-batches whose activations the chunks hold, all together.
-        ends: what the first and the last chunk of the model have on top: amounts, and in how many flights.
-        received: bytes that a chunk keeps of what the block before hands on, times micro-batches in flight, if its
+        chunks: virtual stages on the rank. Each holds the same number of inner blocks and runs them alike.
+        in_flight: micro-batches whose activations all chunks hold together.
+        ends: what the first and the last chunk of the model hold in addition: amounts, and their micro-batches in
+            flight.
+        received: bytes that a chunk keeps of the outputs of the block before it, times micro-batches in flight, if its
             first block is not recomputed.
-        passing: the same of what every block reads, if none is recomputed: a recomputed one keeps that by itself.
-        staying: the same of what has no gradients, or is read by blocks of some kinds, however blocks are run.
-        ending: bytes that the last block keeps on top, if it is not recomputed, times its flights.
-        outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
-        before, after: whether the block in the head, and the one in the tail, is recomputed; None where none is there.
+        passing: the same for values that every block reads, if no block is recomputed: a recomputed block keeps them as
+            its own input.
+        staying: the same for values without gradients, or read by blocks of some kinds only, however blocks are run.
+        ending: bytes that the last block keeps in addition if it is not recomputed, times its micro-batches in flight.
+        outliving: bytes that a recomputed block hands to one that is not recomputed and keeps them, times micro-batches
+            in flight.
+        before, after: whether the block in the head, or in the tail, is recomputed; None if there is no such block.
         seconds: transfers from and to other ranks, per micro-batch.
-        first: whether it computes what stands before the blocks.
-        begins: whether weights of that go together, and are waited for in the place of those of a block.
-        relays: whether its passes let weights come for each other: then weights are waited for once a step.
+        first: whether the rank computes the operators before the blocks.
+        begins: whether the weights of these operators share a coalesced all-gather. Its exposed seconds then take the
+            place of those of a block.
+        relays: whether weights for one pass of the rank are gathered during another. The uncovered seconds are then
+            exposed once a step.
         handed: what one chunk keeps of one micro-batch.
     """
 
@@ -85,13 +91,14 @@ class Rank:
 
     @property
     def uncovered(self) -> float:
-        """Seconds of what the head gathers together with nothing before it that this could travel under, and of its
-        gradients with nothing behind."""
+        """Seconds of the coalesced all-gather of the head that have no computation before them to overlap with, and of
+        its gradient reductions that have none behind them."""
         head = self.ends[0][0] if self.begins else Amounts()
         return head.uncovered_forward + head.uncovered_backward
 
     def handing_over(self, blocks: Sequence[bool]) -> float:
-        """Bytes that inner blocks, recomputed or not, in the order of the model, hold of what others hand to them."""
+        """Bytes that inner blocks hold of values that others hand to them. `blocks` says for each block, in the order
+        of the model, whether it is recomputed."""
         ways = [way for way in (self.before, *blocks, self.after) if way is not None]
         if not ways:
             return self.received + self.passing + self.staying + self.ending
@@ -102,8 +109,8 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Inner blocks of one chunk: `lean` of them run in the way `second` of the pool, the rest in the way `first`;
-    `variant` is the choice for what the rank holds beside them."""
+    """Inner blocks of one chunk: `lean` of them run in way number `second` of the pool, the others in way number
+    `first`. `variant` is the choice for whatever else the rank holds."""
 
     variant: int
     first: int
@@ -113,10 +120,10 @@ class Filling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Filled:
-    """The best fillings of a rank for every range of blocks of inner blocks a chunk.
+    """The best fillings of a rank, for every range of inner blocks of a chunk.
 
-    Seconds per micro-batch, per step and busy in a whole step, bytes at the peak and, of them, `beside` the columns for
-    what other blocks hand over; infinite where nothing fits.
+    Seconds per micro-batch, per step, and busy in a whole step; bytes at the peak, and as part of them `beside`, which
+    are held of values that other blocks hand over and are not in the columns. Infinite where nothing fits.
     """
 
     part: Array
@@ -124,7 +131,7 @@ class Filled:
     busy: Array
     peak: Array
     beside: Array
-    least: Array  # bytes without which no number of blocks fits
+    least: Array  # the least bytes in which the range fits
     variant: NDArray[np.intp]
     pair: NDArray[np.intp]
     lean: NDArray[np.intp]
@@ -137,7 +144,7 @@ class Filled:
         )
 
     def among(self, some: NDArray[np.intp], count: int) -> "Filled":
-        """The same, of so many ranges of blocks of which it has some; the others take for ever."""
+        """The same for `count` ranges of blocks, of which these are `some`; the others get infinity."""
         spread: dict[str, Any] = {}
         for name in (*_SECONDS_AND_BYTES, "least", *_CHOICES):
             spread[name] = np.zeros(count, dtype=np.intp) if name in _CHOICES else np.full(count, math.inf)
@@ -145,7 +152,7 @@ class Filled:
         return replace(self, **spread)
 
     def or_else(self, other: "Filled", variant: int) -> "Filled":
-        """For every range of blocks the faster of the two."""
+        """The faster of two fillings for every range of blocks."""
         better = other.busy < self.busy
         fields = (*_SECONDS_AND_BYTES, "pair", "lean")
         taken = {name: np.where(better, getattr(other, name), getattr(self, name)) for name in fields}
@@ -167,7 +174,7 @@ def fill_best(
     some: NDArray[np.intp] | None = None,
     recomputed: int | None = None,
 ) -> list[Filled]:
-    """`fill`, each rank with the best of several choices for what it holds beside its inner blocks."""
+    """`fill`, where each rank takes the best of several variants of what it holds in addition to its inner blocks."""
     every = iter(
         fill([rank for variants in ranks for rank in variants], pool, block_ranges, weight, capacity, some, recomputed)
     )
@@ -189,15 +196,15 @@ def fill(
     some: NDArray[np.intp] | None = None,
     recomputed: int | None = None,
 ) -> list[Filled]:
-    """Price every range of blocks of inner blocks on every rank, or `some` of them and infinity for the others, with
-    the ways of the pool, at most two at a time.
+    """Price every range of inner blocks on every rank, with at most two ways of the pool at a time. If `some` are
+    given, the other ranges get infinity.
 
-    A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step, but
-    for reductions of gradients that the last backward pass covers.
+    A rank is busy for `weight` (the number of micro-batches) times its seconds per micro-batch, plus its seconds per
+    step, minus the gradient reductions that overlap with the last backward pass.
 
-    Where it is given, just `recomputed` blocks of every chunk are, or all of a shorter one.
+    With `recomputed`, exactly that many blocks of every chunk are recomputed, or all blocks of a shorter chunk.
 
-    The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
+    The lean blocks come first in a stage: if they are recomputed, it need not keep what it receives. An empty pool
     stands for a model without inner blocks.
     """
     priced = block_ranges if some is None else block_ranges.only(some)
@@ -240,14 +247,14 @@ def _filled(
             waits = waits + np.maximum(own + mixed.total(name) + mixed.change(name, lean), 0.0)
         alone, once = outer.uncovered, outer.uncovered_once
         alone = np.maximum(alone, outer.waits * mixed.least("under"))
-        waits = np.maximum(waits, alone)  # of a block that the excess counts, too
+        waits = np.maximum(waits, alone)  # the excess counts this block, too
         once = np.maximum(np.maximum(once, outer.ends * mixed.least("last")) - waits, 0.0)
         busy = busy + weight * waits + once
     covered = np.zeros(1)
     if mixed.reduces:
         sent = outer.reduction + mixed.total("reduction") + mixed.change("reduction", lean) - mixed.reduced_last()
         works = outer.backward + mixed.total("backward") + mixed.change("backward", lean)
-        first = np.where(some, 1 / (1 + block_ranges.lengths), 0.0)  # part of the pass, which makes the first of them
+        first = np.where(some, 1 / (1 + block_ranges.lengths), 0.0)  # the slot with the first gradients
         covered = np.minimum(sent, works * (1 - first))
         busy = busy - covered
     busy = np.where(fits, busy, math.inf)
@@ -287,9 +294,9 @@ def _filled(
 
 
 class _Mixed:
-    """What every range of blocks comes to where the blocks at its beginning run in one way of the pool, `lean`, and the
-    others in another, `fast`; arrays are of ranks, pairs of ways and block_ranges. `pays` says whether a pair does, on
-    a rank."""
+    """The cost of every range of blocks whose first blocks run in one way of the pool, `lean`, and the others in
+    another, `fast`. Arrays are (ranks, pairs of ways, ranges of blocks). `pays` says for each rank which pairs can be
+    of use."""
 
     def __init__(self, ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float) -> None:
         self.ranks, self.block_ranges = ranks, block_ranges
@@ -304,7 +311,7 @@ class _Mixed:
         chunks, in_flight = (
             np.array([getattr(rank, name) for rank in ranks])[:, None, None] for name in ("chunks", "in_flight")
         )
-        self.costs = {  # (ranks, or 1 where all are alike, ways, kinds)
+        self.costs = {  # (ranks, or 1 if all are equal; ways; kinds)
             "part": chunks * part,
             "step": chunks * step,
             "busy": chunks * (weight * part + step),
@@ -325,8 +332,8 @@ class _Mixed:
         self.fast, self.lean, self.pays = self._pairs()
 
     def _pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Every way with itself, and with each that can make a stage fit in its place, at a price: that takes no more
-        memory for any kind of block, and less for one."""
+        """Every way with itself, and with each leaner but slower way that could make a stage fit: that way takes no
+        more memory for any kind of block, and less for at least one of them."""
         memory, busy = self.costs["memory"], self.costs["busy"]
         no_more = (memory[:, None, :, :] <= memory[:, :, None, :]).all(axis=-1)
         pays = (memory[:, None, :, :] < memory[:, :, None, :]) & (busy[:, None, :, :] > busy[:, :, None, :])
@@ -335,12 +342,12 @@ class _Mixed:
         return fast, lean, found[:, fast, lean]
 
     def total(self, field: str) -> Array:
-        """Of ranges of blocks whose blocks all run in the first way."""
+        """The cost of ranges whose blocks all run in the first way."""
         found: Array = (self.costs[field] @ self.block_ranges.numbers)[:, self.fast]
         return found
 
     def change(self, field: str, lean: NDArray[np.intp]) -> Array:
-        """What `lean` blocks in the second way add."""
+        """The cost that `lean` blocks in the second way add."""
         more = self.costs[field][:, self.lean] - self.costs[field][:, self.fast]
         found = np.zeros(lean.shape)
         for kind, (along, start) in enumerate(zip(self.block_ranges.along, self.block_ranges.before, strict=True)):
@@ -348,8 +355,8 @@ class _Mixed:
         return found
 
     def mixture(self, field: str, pair: NDArray[np.intp], lean: NDArray[np.intp]) -> Array:
-        """Of every range of blocks in one of the pairs, with so many in the second way; all are (ranks, ranges of
-        blocks)."""
+        """The cost of every range of blocks with one of the pairs, and `lean` blocks in its second way. All arrays are
+        (ranks, ranges of blocks)."""
         costs = np.broadcast_to(self.costs[field], (len(self.ranks), *self.costs[field].shape[1:]))
         rank = np.arange(len(self.ranks))[:, None]
         fast = costs[rank, self.fast[pair]]  # (ranks, ranges of blocks, kinds)
@@ -359,7 +366,8 @@ class _Mixed:
         return total
 
     def saving(self, over: Array) -> NDArray[np.intp]:
-        """The fewest blocks in the second way that save so many bytes, 1 at least; more than there are if none do."""
+        """The fewest blocks, at least 1, that save this many bytes in the second way; more than the range has if none
+        do."""
         saved = self.costs["memory"][:, self.fast] - self.costs["memory"][:, self.lean]
         sums, starts = saved @ self.block_ranges.along, self.block_ranges.starts
         wanted = sums[:, :, starts] + over - 1e-9 * saved.max(axis=-1, initial=0.0)[:, :, None]
@@ -369,8 +377,8 @@ class _Mixed:
         return np.maximum(found, 1)
 
     def with_recomputed(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-        """Which pairs can recompute so many blocks of every range, or all of a shorter one, and how many of them run in
-        the second way then, (pairs, ranges of blocks)."""
+        """Which pairs can recompute `count` blocks of every range, or all blocks of a shorter one, and how many blocks
+        then run in the second way, (pairs, ranges of blocks)."""
         lengths = self.block_ranges.lengths
         wanted = np.minimum(count, lengths)
         every: NDArray[np.bool_] = np.all(self.recompute, axis=1)
@@ -381,7 +389,7 @@ class _Mixed:
         return np.where(same, alike, apart), np.where(same, 0, wanted)
 
     def largest(self, field: str) -> Array:
-        """The most that a block of a kind in the range of blocks comes to, in either way."""
+        """The largest cost of a block in the range, over its kinds and both ways."""
         rows = np.maximum(self.costs[field][:, self.fast], self.costs[field][:, self.lean])
         found = np.zeros((*rows.shape[:2], len(self.block_ranges.lengths)))
         for kind, number in enumerate(self.block_ranges.numbers):
@@ -389,27 +397,27 @@ class _Mixed:
         return found
 
     def least(self, field: str) -> Array:
-        """Of one block, (ranks or 1, pairs, ranges of blocks): its messages `under` work, of each chunk, with nothing
-        before it that they could travel under, or the `last` of them, with nothing behind."""
+        """The least of one block, (ranks or 1, pairs, ranges of blocks). `under`: the collectives of each chunk that
+        have no computation before them to overlap with. `last`: those that have none behind them."""
         return self._least_of_kinds(self.costs[field][:, self.fast])
 
     def reduced_last(self) -> Array:
-        """Seconds to reduce the gradients of the block whose backward pass is the last, (ranks or 1, pairs, ranges of
-        blocks), at least: no pass covers them. None of a block that stands in the head."""
+        """Least seconds to reduce the gradients of the block that runs backward last, (ranks or 1, pairs, ranges of
+        blocks). No computation overlaps with them. Zero if that block is in the head."""
         reduction = np.minimum(self.costs["reduction"][:, self.fast], self.costs["reduction"][:, self.lean])
         inner = np.array([rank.before is None for rank in self.ranks])[:, None, None]
         return np.where(inner, self._least_of_kinds(reduction), 0.0)
 
     def _least_of_kinds(self, values: Array) -> Array:
-        """Of (ranks or 1, pairs, kinds) the least of the kinds of blocks that a range has; 0 without blocks."""
+        """For (ranks or 1, pairs, kinds), the least over the kinds of blocks in each range; 0 without blocks."""
         found = np.full((*values.shape[:2], len(self.block_ranges.lengths)), math.inf)
         for kind, number in enumerate(self.block_ranges.numbers):
             np.minimum(found, np.where(number > 0, values[:, :, kind, None], math.inf), out=found)
         return np.where(np.isfinite(found), found, 0.0)
 
     def beside(self) -> Array:
-        """Bytes that blocks hold of what others hand to them, at most, however many are run in the second way; with
-        blocks of one kind it is just that."""
+        """Bytes that blocks hold of values that others hand to them: the most over all numbers of blocks in the second
+        way. With one kind of block, the number makes no difference."""
         ways, which = np.unique(
             np.concatenate([self.recompute[self.fast], self.recompute[self.lean]], axis=1), axis=0, return_inverse=True
         )
@@ -431,9 +439,9 @@ class _Mixed:
     def _handed(
         self, before: bool | None, after: bool | None, fast: NDArray[np.bool_], lean: NDArray[np.bool_]
     ) -> Array:
-        """How often a range of blocks holds what it receives, what it ends with, what a recomputed block hands to
-        another, and what every block reads, (4, ranges of blocks), for one pair, whose ways recompute these kinds of
-        blocks."""
+        """How often a range of blocks holds its received values, its ending, the values that a recomputed block hands
+        to another one, and the values that every block reads, (4, ranges of blocks). For one pair of ways, with the
+        kinds of blocks that each recomputes."""
         held = self.block_ranges
         some = np.flatnonzero(held.lengths)
         found = np.zeros((4, len(held.lengths)))
@@ -460,15 +468,17 @@ _AMOUNTS = (
 )  # fmt: skip
 
 FITS = 1e-9
-"""A peak this much above the capacity, relatively, still fits: sums in another order differ by less."""
+"""A peak that exceeds the capacity by this relative amount still fits: sums in different orders differ by less."""
 
 
 _CELLS = 2**17
-"""Cells of an array over ranks, pairs and ranges of blocks that are priced at once: a few of them stay in a cache."""
+"""Cells of an array over ranks, pairs and ranges of blocks that are priced together: a few such arrays stay in a
+cache."""
 
 
 class _Ends:
-    """What ranks hold beside their inner blocks, (ranks, 1, 1); `handed` is what a rank without any holds of others."""
+    """What ranks hold in addition to their inner blocks, (ranks, 1, 1). `handed` is what a rank without inner blocks
+    holds of values that others hand over."""
 
     def __init__(self, ranks: Sequence[Rank], weight: float) -> None:
         def each(value: Callable[[Rank], float]) -> Array:

@@ -1,11 +1,11 @@
-"""Bounds of the states of the boundary, made good only where they are least.
+"""Lower bounds of the states of the boundary, recomputed only for the states with the least bounds.
 
-    proved    what is known of every state; what was known before another price was asked still holds
-    fresh     states whose bound counts all that was asked since
+    proved    the bound of every state; bounds from before the last price still hold
+    fresh     states whose bound uses everything solved so far
 
-The search asks for the least bound over all states. A bound that is not fresh is no more than it would be, so the least
-of all is known as soon as the least one is fresh, and most of the hundreds of thousands of states of a wide model (T5)
-are never looked at again (lazy evaluation of priorities: Minoux, "Accelerated greedy algorithms", 1978).
+The search asks for the least bound over all states. A stale bound is at most the fresh one, so the least bound is known
+as soon as the state that has it is fresh. Most of the hundreds of thousands of states of a wide model (T5) are never
+recomputed (lazy evaluation of priorities: Minoux, "Accelerated greedy algorithms", 1978).
 """
 
 import math
@@ -24,19 +24,23 @@ Array = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 _AT_ONCE = 2**11
-"""States whose bounds are made good together at first: a few take about as long as that many."""
+"""States whose bounds are recomputed together at first: fewer take about as long."""
 
 _MORE = 4
-"""Times as many the next time, before another price is asked."""
+"""Factor by which that number grows each time, until another price is solved."""
 
 
 class StateBounds:
-    """What is proved of every state. `ask` bounds some states, as many, or all, (*states), by all that is known by now;
-    `known`: what is proved before anything is asked, (*states); `apart`: whether some take less than all to ask."""
+    """The lower bound of every state.
+
+    Args:
+        ask: returns the bounds of some states, or of all (*states), by everything solved so far.
+        known: the bounds before anything is asked, (*states).
+        apart: whether asking for some states is cheaper than asking for all."""
 
     def __init__(self, ask: Callable[[States | None], Array], known: Array, *, apart: bool = True) -> None:
         self._ask, self._apart = ask, apart
-        self._proved = np.array(known)  # of what is open; infinite where it is closed
+        self._proved = np.array(known)  # bounds of open states; infinity for closed ones
         self._closed: dict[State, float] = {}
         self._fresh = np.zeros(known.shape, dtype=np.bool_)
         self._at_once = _AT_ONCE
@@ -51,8 +55,8 @@ class StateBounds:
         known: Array | None = None,
         limit: float = math.inf,
     ) -> Self:
-        """What multipliers prove of a pipeline (`step_bounds`): before they are asked what they know where memory is
-        free, if nothing else is `known`."""
+        """The bounds that multipliers prove of a pipeline (`step_bounds`). The bounds before anything is asked are
+        `known`, or else those for free memory."""
         if known is None and len(multipliers) == 1:
             known = multipliers[0].where_free(setting)
         known = np.zeros(pipeline_of_kinds.chain.shape) if known is None else known
@@ -60,33 +64,32 @@ class StateBounds:
         return cls(ask, known, apart=len(multipliers) == 1)
 
     def outdate(self) -> None:
-        """More is known than was asked for."""
+        """Mark all bounds as stale, since more was solved."""
         self._fresh[...] = False
         self._at_once = _AT_ONCE
 
     def raise_to(self, least: Array) -> None:
-        """Note what else is proved, (*states)."""
+        """Raise the bounds to others that are proved, (*states)."""
         np.maximum(self._proved, least, out=self._proved)
         self._closed = {state: max(known, float(least[state])) for state, known in self._closed.items()}
 
     def raise_at(self, state: State, least: float) -> None:
-        """Note what else is proved of an open state."""
+        """Raise the bound of an open state."""
         self._proved[state] = max(float(self._proved[state]), least)
 
     def close(self, state: State) -> None:
-        """Leave a state out of what is open."""
+        """Remove a state from the open ones."""
         self._closed[state] = float(self._proved[state])
         self._proved[state] = math.inf
 
     def reopen(self) -> None:
-        """Leave nothing out any more."""
+        """Open all closed states."""
         for state, known in self._closed.items():
             self._proved[state] = known
         self._closed.clear()
 
     def least(self, limit: float = math.inf) -> tuple[State, float]:
-        """The open state that is bounded by least, and its bound. Bounds that reach the `limit` may be less than they
-        would be."""
+        """The open state with the least bound, and that bound. A bound that reaches `limit` may be stale."""
         while True:
             state = tuple(int(i) for i in np.unravel_index(int(self._proved.argmin()), self._proved.shape))
             found = float(self._proved[state])
@@ -101,7 +104,7 @@ class StateBounds:
             self._make_good(asked)
 
     def value(self, state: State) -> float:
-        """What all that is known proves of an open state."""
+        """The bound of an open state, by everything solved so far."""
         if not self._fresh[state]:
             self._make_good((self._proved <= self._proved[state]) & ~self._fresh)
         return float(self._proved[state])
