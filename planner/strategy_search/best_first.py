@@ -70,6 +70,9 @@ _UNEVEN_TRIED = 3
 """Configurations with unequal numbers of blocks in their virtual stages are evaluated with the most promising first.
 The search stops trying them when this many in a row were slower than the best plan known."""
 
+_UNEVEN_BOUNDED = 32
+"""Maximum number of the others whose lower bounds are raised afterwards: each takes up to half a second."""
+
 _UNEVEN = 1e-3
 """Share of the objective that virtual stages of unequal numbers of blocks must save where equal ones are possible."""
 
@@ -116,7 +119,7 @@ class BestFirst:
         self.interleaved = list[tuple[float, Configuration, Family | None]]()  # virtual stages: later
         self.cut_off = list[tuple[float, Configuration, Family | None]]()  # at least the cutoff then
         self.several = dict[Configuration, float]()  # seconds found with several stages on each rank
-        self.unequal = math.inf  # bound with unequal virtual stages whose number the user left open
+        self.unequal = dict[Configuration, float]()  # bounds with unequal virtual stages whose number was left open
         self.contexts = ContextNotes(free=request.pinned.free)
         self.full = False
         self.disagreement: NothingAgreesError | None = None
@@ -272,7 +275,7 @@ class BestFirst:
     def _note(self, configuration: Configuration, bound: float) -> None:
         """Lower the proved bound to that of this configuration."""
         if self._is_apart(configuration):
-            self.unequal = min(self.unequal, bound)
+            self.unequal[configuration] = max(bound, self.unequal.get(configuration, 0.0))
         else:
             self.proved = min(self.proved, bound)
 
@@ -288,6 +291,7 @@ class BestFirst:
         """
         self.interleaved.sort(key=lambda one: (one[1].uneven, one[0], _order(one[1])), reverse=True)
         step, asked, missed = math.inf, set[tuple[Configuration, bool]](), 0
+        untried = list[tuple[float, tuple[object, ...], Configuration, Family]]()
         if self.interleaved:
             self._make_first()
         if self.first is not None:
@@ -305,22 +309,53 @@ class BestFirst:
             bound = max(bound, proved * share)
             given_up = c.uneven and missed == _UNEVEN_TRIED
             if bound < cutoff and family is not None and not given_up:
-                hint, plain = self._hint_for(family), self.plain[c.family][c.micro_batches]
-                for free in (True, False):  # the bound holds for all numbers of virtual stages
-                    if bound < cutoff and math.isinf(alone):
-                        if (plain, free) not in asked:
-                            asked.add((plain, free))
-                            family.priced_seconds(plain, hint, cutoff / share, free=free)
-                        bound = max(bound, family.seconds_with_one_stage(c, cutoff))
-                bound = max(bound, family.priced_seconds(c, hint, cutoff))
+                bound = self._bound_with_virtual_stages(c, family, bound, cutoff, asked)
             if not given_up and (bound < min(self.best, cutoff) or (bound < cutoff and alone * share < cutoff)):
                 self._evaluate(c, family, bound, cutoff)
                 missed = missed + 1 if c.uneven and self.several.get(c, math.inf) >= cutoff else 0
             else:
                 self._note(c, bound)
                 self.cut_off.append((bound, c, family))
+                if given_up and family is not None and self._is_apart(c):
+                    untried.append((bound, _order(c), c, family))
             self.interleaved.pop()
+        self._bound_untried(untried, asked)
         return False
+
+    def _bound_with_virtual_stages(
+        self,
+        c: Configuration,
+        family: Family,
+        bound: float,
+        cutoff: float,
+        asked: set[tuple[Configuration, bool]],
+    ) -> float:
+        """A lower bound on a configuration with virtual stages, also from its configuration with one stage on each
+        rank where that was not evaluated; `asked` has those whose family was asked, with free memory and with a price.
+        """
+        plain, alone = self.plain[c.family][c.micro_batches], self.alone.get((c.family, c.micro_batches))
+        hint, found = self._hint_for(family), math.inf if alone is None else alone[0]
+        for free in (True, False):  # the bound holds for all numbers of virtual stages
+            if bound < cutoff and math.isinf(found):
+                if (plain, free) not in asked:
+                    asked.add((plain, free))
+                    family.priced_seconds(plain, hint, cutoff / least_share(c), free=free)
+                bound = max(bound, family.seconds_with_one_stage(c, cutoff))
+        return max(bound, family.priced_seconds(c, hint, cutoff))
+
+    def _bound_untried(
+        self,
+        untried: list[tuple[float, tuple[object, ...], Configuration, Family]],
+        asked: set[tuple[Configuration, bool]],
+    ) -> None:
+        """Raise the lower bounds on configurations with unequal virtual stages that were not tried, the lowest first,
+        until the bound on all of them is that of one that was raised, or the bound on equal stages."""
+        equal, raised = self._bounds()[1], [math.inf]
+        for bound, _, c, family in sorted(untried, key=lambda one: one[:2])[:_UNEVEN_BOUNDED]:
+            if bound >= min(equal, *raised) or self.cancelled():
+                return
+            raised.append(self._bound_with_virtual_stages(c, family, bound, equal, asked))
+            self._note(c, raised[-1])
 
     def _make_first(self) -> None:
         """Make the best contender a plan. Other contenders then have to beat its step time. There is no such plan if it
@@ -649,7 +684,7 @@ class BestFirst:
         equal = min((bound for bound, apart in left if not apart), default=math.inf)
         unequal = min((bound for bound, apart in left if apart), default=math.inf)
         equal = min(self.proved, equal, self.most_proved)
-        return min(equal, self.unequal, unequal, self.best), equal
+        return min(equal, unequal, self.best, *self.unequal.values()), equal
 
     def _result(self, stopped: bool) -> SearchResult:
         if self.best == math.inf:

@@ -32,8 +32,12 @@ WIDE = 0.04
 this gap on the search also looks for simpler plans that are faster (`planner.strategy_search.simplicity`)."""
 
 FEW = 30
-"""If the search evaluated at most this many configurations, all of them are searched again with one purpose for every
-axis, which takes as long as the search itself."""
+"""If the search evaluated at most this many configurations, and its space has at most `SMALL`, all of them are searched
+again with one purpose for every axis, which takes as long as the search itself."""
+
+SMALL = 1_000
+"""There are up to five times as many configurations with one purpose for every axis. A search for a deep model of
+experts on thousands of devices evaluates few, and takes long for each."""
 
 
 def with_narrower(
@@ -95,7 +99,7 @@ def _narrower(
             update = replace(request.update, gathers=way)
             yield f"weights gathered {way}", replace(request, pinned=alike, update=update), lambda _: True
     if pinned.free and pinned.mesh is None and pinned.context_by is None:
-        few = result.statistics.evaluated <= FEW
+        few = result.statistics.evaluated <= FEW and result.statistics.configurations <= SMALL
         asked = replace(request, pinned=replace(pinned if few else own, replicas=1))
         yield "one purpose for every axis", asked, (lambda _: True) if few else near(roles(result.plans[0].bound))
 

@@ -22,7 +22,7 @@ from planner.strategy_search.engine.overlapping import Overlapping
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.engine.room import Room
-from planner.strategy_search.narrower import FEW, WIDE, near, with_narrower
+from planner.strategy_search.narrower import FEW, SMALL, WIDE, near, with_narrower
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import Progress, SearchResult
@@ -115,9 +115,11 @@ def test_after_a_long_search_only_degrees_near_those_of_the_plan_are_looked_at(s
     assert found == {(("tensor", 8),), (("context", 2), ("tensor", 4))}
     few, wide = opened(slow, 0.5), opened(slow, 0.5)
     many = replace(wide, statistics=replace(wide.statistics, evaluated=FEW + 1))
+    large = replace(wide, statistics=replace(wide.statistics, configurations=SMALL + 1))
     asked = replace(request(), update=Update(gathers="each"))
-    every, some = (with_narrower(asked, one, Shared(), told, lambda: False).statistics for one in (few, many))
-    assert some.configurations - many.statistics.configurations == len(looked_at)
+    every, *some = (with_narrower(asked, one, Shared(), told, lambda: False).statistics for one in (few, many, large))
+    for before, after in zip((many, large), some, strict=True):
+        assert after.configurations - before.statistics.configurations == len(looked_at)
     assert every.configurations - few.statistics.configurations > len(looked_at)
 
 
