@@ -303,8 +303,8 @@ class Evaluation:
     def _settle(
         self, ways: Sequence[Piece | None], counted: Piece | None, cutoff: float
     ) -> tuple[Composed | None, bool]:
-        """The best choice for head, one block of each kind and tail if it fits and takes less than `cutoff`, where the
-        interior of `counted` counts; and whether any choice may fit."""
+        """The best choice for head, one block of each kind and tail, if it fits and takes less than `cutoff`; and
+        whether any choice may fit. Of the interiors only that of `counted` counts."""
         chain, setting, flights = self.chain, self.setting, self.setting.flights(0)
         times = (1, *self.block_ranges.totals, 1)
         parts = [

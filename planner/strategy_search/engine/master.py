@@ -16,8 +16,8 @@ Each of the two gives a row.
 
 The dual values are the prices and shares at which the bound from all known columns is highest (`lagrangian`), so the
 pieces are solved for them next. That gives either a new column, or the proof that no bound is higher. If memory alone
-binds, the price is the one at which two columns cost the same. Up to four numbers cannot be found that way one after
-the other.
+binds, the price is the one at which two columns cost the same. If several of the up to four numbers matter, they cannot
+be found that way one after the other.
 
 GLOP solves the program, some rows and at most a hundred columns, in a millisecond. Not good for: problems in which
 nothing fits, of which the program says nothing; the leanest columns come first then.

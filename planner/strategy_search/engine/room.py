@@ -39,8 +39,8 @@ _LESS = 0.5
 
 @dataclass(kw_only=True)
 class Room:
-    """Plans of contenders with less memory than the search allows. `sources` gives, for a contender that another engine
-    than that of the `maker` found, this engine and the share it `covers` (see `Evaluation`)."""
+    """Plans of contenders with less memory than the search allows. If another engine than that of the `maker` found a
+    contender, `sources` gives that engine and its `covering` share (see `Evaluation`)."""
 
     maker: PlanMaker
     overlapping: Overlapping
