@@ -27,7 +27,7 @@ _HOPED = 0.05
 communication."""
 
 _COVERS = (1.0, 0.25)
-"""Shares of the communication beyond the work beside it that always count then."""
+"""Values of `covering` (see `Evaluation`) that are tried then."""
 
 IDLE = 0.05
 """A pipeline's stages are tried in a V if it is idle for more than this share of a step: a V leaves some idle time, and

@@ -77,7 +77,7 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """The relative gap: at most this share less could the rank be busy."""
+        """The relative gap: the rank could be busy for at most this share less."""
         return max(0.0, 1 - self.bound_seconds / self.busy_seconds) if self.busy_seconds else 0.0
 
 
