@@ -124,7 +124,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)
-    if about := sum_text(best.seconds, best.bounded):
+    if about := sum_text(best.seconds, best.bounded, fastest=answer.result.simpler is None):
         console.print(about, soft_wrap=True)
     here = (answer.request.global_batch, answer.request.cluster.devices)
     for near in answer.result.neighbours:
@@ -151,14 +151,14 @@ def _where(answer: Answer) -> str:
     from planner.report.search import SPACES
 
     if answer.request.algorithm == "sharding_propagation":
-        return "with the strategies that were propagated"
+        return "with the propagated strategies"
     if answer.options.pareto:
-        return "within the memory of each"
+        return "within the memory of each plan shown"
     if answer.choices:
         return "of this configuration"
     if (space := answer.request.space) is not None:
-        return f"in the space of {space.title}"
-    return SPACES[answer.request.objective] + (" with tables placed so" if answer.result.placements else "")
+        return f"in the search space of {space.title}"
+    return SPACES[answer.request.objective] + (" with this placement of tables" if answer.result.placements else "")
 
 
 def _print_files(console: "PlainConsole", answer: Answer) -> None:

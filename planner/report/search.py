@@ -11,25 +11,45 @@ from planner.plan.words import telling
 from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
 
-SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}
+SPACES = {"time": "in the search space", "memory": "within this memory", "cost": "on this number of devices"}
 """Among which plans the best of each objective is the fastest, in words."""
 
 _ASSUMED = {
-    "1f1b": "pipelines counted as 1F1B with exposed transfers",
-    "forward": "pipelines counted at the pace of their slowest stage with exposed transfers",
-    "in order": "micro-batches counted one after the other",
-    "offload": "offload counted as exposed",
+    "1f1b": "under 1F1B with exposed stage transfers",
+    "forward": "at the pace of its slowest stage with exposed stage transfers",
+    "in order": "with micro-batches one after the other",
+    "offload": "with exposed offload",
 }
-"""What an objective assumes (`planner.strategy_search.engine.scheduling.assumed`), in words."""
+"""The step that an objective is (`planner.strategy_search.engine.scheduling.assumed`), in words."""
+
+_FASTER = "is faster", "is more than {} faster"
+_LOWER = "has a lower objective", "has an objective more than {} lower"
+_BELOW_STEP = "has an objective below this plan's step", "has an objective more than {} below this plan's step"
+"""That no plan is better, and by how much one could be at most."""
 
 _APART = {
-    "v": ("with its stages one after the other", "with its stages in a V", "how long its slowest rank is busy"),
-    "slices": ("that takes sequences whole", "that takes them in slices", "its work alone"),
-    "unequal": ("with equal virtual stages", "with unequal ones", "what the average one of a rank holds"),
-    "unequal, v": ("with equal stages one after the other", "with unequal ones, or in a V,", ""),
-    "unequal, slices": ("with equal stages and sequences taken whole", "with unequal ones, or in slices,", ""),
+    "v": ("with stages one after the other", "with stages in a V", _FASTER, "the busy time of its slowest rank"),
+    "slices": ("with whole sequences", "with sequence slices", _FASTER, "its work alone"),
+    "unequal": (
+        "with equal virtual stages",
+        "with unequal virtual stages",
+        _LOWER,
+        "memory of the average virtual stage of a rank",
+    ),
+    "unequal, v": (
+        "with equal stages one after the other",
+        "with unequal virtual stages, or with stages in a V,",
+        _BELOW_STEP,
+        "",
+    ),
+    "unequal, slices": (
+        "with equal virtual stages and whole sequences",
+        "with unequal virtual stages, or with sequence slices,",
+        _LOWER,
+        "",
+    ),
 }
-"""What plans are of which more is known, those of which less is, and what is known of these, if not the same."""
+"""Plans with the higher lower bound; the others, what is proved of these, and what their bound counts."""
 
 _SAME = 5e-4
 """Steps that differ by less, relatively, are said to take as long."""
@@ -50,26 +70,29 @@ def proof_text(
     covered: bool = True,
     apart: tuple[str, float] | None = None,
 ) -> str:
-    """What was proved about the plans `where`: that none is faster, or how much faster one could be at most; and how
-    they are compared, where their objectives have `assumed` what a step may do better. A plan of three or four axes, or
-    with a ring, is not `covered`: it was found around those about which something was proved. Plans of which less is
-    known than of others are told `apart` (`SearchResult.apart`)."""
-    where = where if covered else f"{where}, on one or two axes and without a ring,"
-    compared = "".join(f", {_ASSUMED[one]}" for one in assumed)
+    """What was proved about the plans `where`: that none is faster, or by how much one could be faster at most. Where
+    objectives have `assumed` what a step may do better, the sentence compares objectives. A plan with three or four
+    mesh axes, or with ring attention, is not `covered`: the proof is about the plans around which it was found. Plans
+    with a lower bound of their own are named in a second sentence (`apart`, `SearchResult.apart`)."""
+    where = where if covered else f"{where}, with one or two mesh axes and without ring attention,"
+    objective = f" (objective: the step {' and '.join(_ASSUMED[one] for one in assumed)})" if assumed else ""
+    words = _LOWER if assumed else _FASTER
     if status == "optimal":
-        return f"Proved optimal: no plan {where} is faster{compared}"
-    if apart is not None and apart[1] < gap:
-        others, like, counted = _APART[apart[0]]
-        first = _none_faster(f"{where} {others}", apart[1])
-        by = f", counted by {counted}" if counted else ""
-        return f"{first}{compared};\n{_none_faster(like, gap, 'none')}{by}"
-    return f"{_none_faster(where, gap)}{compared}"
+        return f"Proved optimal: no plan {where} {words[0]}{objective}"
+    if apart is None or apart[1] >= gap:
+        return f"Proved: no plan {where} {_at_most(words, gap)}{objective}"
+    others, like, proved, counted = _APART[apart[0]]
+    if assumed and apart[0].endswith("v"):
+        words = _BELOW_STEP
+    first = f"Proved: no plan {where} {others} {_at_most(words, apart[1])}{objective};"
+    by = f" (bound: {counted})" if counted else ""
+    return f"{first}\nno plan {like} {_at_most(proved, gap)}{by}"
 
 
-def _none_faster(where: str, gap: float, none: str = "No plan") -> str:
+def _at_most(words: tuple[str, str], gap: float) -> str:
     if gap <= _NONE:  # of that space; the plan itself need not be
-        return f"{none} {where} is faster"
-    return f"{none} {where} is more than {_rounded_up(gap)} faster"
+        return words[0]
+    return words[1].format(_rounded_up(gap))
 
 
 def placements_text(compared: int) -> str:
@@ -105,14 +128,18 @@ def without_fp8_text(recipe: str) -> str:
     )
 
 
-def sum_text(step: float, bounded: float) -> str:
-    """What the proof compares, where a step takes less than the objective that was bounded; else nothing."""
+def sum_text(step: float, bounded: float, *, fastest: bool = True) -> str:
+    """The objective of a plan whose step is shorter than that, and why it was taken if it was the `fastest`; else
+    nothing."""
     change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
+    objective, less = f"This plan's objective is {seconds_text(bounded)}", f"{percent_text(change)} shorter"
+    if not fastest:
+        return f"{objective}; its simulated step is {less}"
     return (
-        f"Counted so, this plan takes {seconds_text(bounded)}. Its simulated step takes {percent_text(change)} less;"
-        " the plans with the least counts were simulated, and it is the fastest"
+        f"{objective}. The plans with the lowest objectives were simulated; this one is the fastest, with a step"
+        f" {less} than its objective"
     )
 
 

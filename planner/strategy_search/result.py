@@ -131,7 +131,9 @@ class SearchResult:
         from planner.report.notebook import plans_html
         from planner.report.search import proof_text
 
-        said = proof_text(self.status, self.gap, "in the space", self.assumed, covered=self.covered, apart=self.apart)
+        said = proof_text(
+            self.status, self.gap, "in the search space", self.assumed, covered=self.covered, apart=self.apart
+        )
         return plans_html([one.plan for one in self.plans], self.to_rows(), said)
 
     def to_rows(self) -> list[dict[str, object]]:

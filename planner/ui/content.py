@@ -81,7 +81,7 @@ def plan_content(shown: Shown) -> Content:
         "proof": proof_text(
             result.status,
             result.gap,
-            "in the space",
+            "in the search space",
             result.assumed,
             covered=result.covered,
             apart=result.apart,

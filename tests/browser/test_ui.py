@@ -67,7 +67,7 @@ def test_a_search_a_pin_a_kept_plan_and_a_download(opened: Open, tmp_path: Path)
     search(page)
     assert "llama-tiny" in page.locator("#live-job").text_content()
     assert page.locator("#live-figures div").count() >= 5
-    assert "No plan in the space" in page.locator("#live-proof").text_content()
+    assert "no plan in the search space" in page.locator("#live-proof").text_content()
     assert page.locator("#chart circle.best").count() == 1
     with page.expect_download() as waiting:
         page.locator("#download").click()

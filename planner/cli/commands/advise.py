@@ -165,7 +165,7 @@ def _print(advice: "Advice", output: Path | None, written: str | None, verbose: 
     rows = [(one.name, one.here, one.there, one.seconds, one.after) for one in advice.changes]
     proof = ""
     if advice.best is not None and advice.best.gap is not None:
-        proof = proof_text("feasible", advice.best.gap, "of the engine's space", advice.best.assumed)
+        proof = proof_text("feasible", advice.best.gap, "in the engine's search space", advice.best.assumed)
     print_advice(console, found.target.name, found.bound, best, rows, proof)
     print_remarks(console, remarks, verbose)
     if written is not None:

@@ -141,66 +141,71 @@ def test_no_time_at_all(plan: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "gap", "words"),
     [
-        ("optimal", 0.0, "Proved optimal: no plan in the space is faster"),
-        ("feasible", 0.0049, "No plan in the space is more than 0.5% faster"),
-        ("feasible", 0.13201, "No plan in the space is more than 13.3% faster"),
-        ("feasible", 0.0004, "No plan in the space is more than 0.04% faster"),
-        ("feasible", 0.0, "No plan in the space is faster"),
-        ("feasible", 1e-7, "No plan in the space is more than 0.01% faster"),
+        ("optimal", 0.0, "Proved optimal: no plan in the search space is faster"),
+        ("feasible", 0.0049, "Proved: no plan in the search space is more than 0.5% faster"),
+        ("feasible", 0.13201, "Proved: no plan in the search space is more than 13.3% faster"),
+        ("feasible", 0.0004, "Proved: no plan in the search space is more than 0.04% faster"),
+        ("feasible", 0.0, "Proved: no plan in the search space is faster"),
+        ("feasible", 1e-7, "Proved: no plan in the search space is more than 0.01% faster"),
     ],
 )
 def test_what_is_proved(status: str, gap: float, words: str) -> None:
-    assert proof_text(status, gap, "in the space") == words
+    assert proof_text(status, gap, "in the search space") == words
 
 
 def test_a_proof_says_about_which_plans_it_is_where_the_best_is_none_of_them() -> None:
     """One of three axes, or with a ring, is found around those of which something is proved."""
-    said = proof_text("feasible", 0.004, "in the space", ["1f1b"], covered=False)
-    assert said.startswith("No plan in the space, on one or two axes and without a ring, is more than 0.4% faster, ")
+    said = proof_text("feasible", 0.004, "in the search space", ["1f1b"], covered=False)
+    assert said.startswith(
+        "Proved: no plan in the search space, with one or two mesh axes and without ring attention, has an objective"
+        " more than 0.4% lower (objective: "
+    )
 
 
 def test_a_proof_says_apart_what_is_known_of_stages_in_a_v() -> None:
-    first, second = proof_text("feasible", 0.4, "in the space", ["in order"], apart=("v", 0.0)).splitlines()
+    first, second = proof_text("feasible", 0.4, "in the search space", ["in order"], apart=("v", 0.0)).splitlines()
     assert first == (
-        "No plan in the space with its stages one after the other is faster, micro-batches counted one after the other;"
+        "Proved: no plan in the search space with stages one after the other has an objective below this plan's step"
+        " (objective: the step with micro-batches one after the other);"
     )
-    assert second.startswith("none with its stages in a V is more than 40.0% faster, ")
-    sliced = proof_text("feasible", 0.4, "in the space", apart=("slices", 0.01)).splitlines()
-    assert sliced[0] == "No plan in the space that takes sequences whole is more than 1.0% faster;"
-    assert sliced[1].startswith("none that takes them in slices is more than 40.0% faster, ")
-    assert "in a V" not in proof_text("feasible", 0.4, "in the space", apart=("v", 0.4))
+    assert second == "no plan with stages in a V is more than 40.0% faster (bound: the busy time of its slowest rank)"
+    sliced = proof_text("feasible", 0.4, "in the search space", apart=("slices", 0.01)).splitlines()
+    assert sliced[0] == "Proved: no plan in the search space with whole sequences is more than 1.0% faster;"
+    assert sliced[1].startswith("no plan with sequence slices is more than 40.0% faster (")
+    assert "in a V" not in proof_text("feasible", 0.4, "in the search space", apart=("v", 0.4))
 
 
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
     assert sum_text(1.0, 1.0 + 1e-12) == sum_text(10.1, 10.0) == ""
-    assert "plan takes 10 s" in (text := sum_text(9.9, 10.0))
-    assert "takes 1.0% less" in text
+    assert "objective is 10 s." in (text := sum_text(9.9, 10.0))
+    assert "this one is the fastest" in text
+    assert sum_text(9.9, 10.0, fastest=False).endswith("10 s; its simulated step is 1.0% shorter")
 
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("options", "assumed", "words"),
     [
-        (["--pipeline", "1", "--interleave", "1"], [], ""),
-        (["--pipeline", "1"], ["in order"], ", micro-batches counted one after the other"),
+        (["--pipeline", "1", "--interleave", "1"], [], " faster"),
+        (["--pipeline", "1"], ["in order"], " (objective: the step with micro-batches one after the other)"),
         (
             ["--forward-only"],
             ["forward"],
-            ", pipelines counted at the pace of their slowest stage with exposed transfers",
+            " (objective: the step at the pace of its slowest stage with exposed stage transfers)",
         ),
-        ([], ["1f1b"], ", pipelines counted as 1F1B with exposed transfers"),
-        (["--pipeline", "2", "--schedule", "zb_v", "--micro-batches", "4"], [], ""),
+        ([], ["1f1b"], " (objective: the step under 1F1B with exposed stage transfers)"),
+        (["--pipeline", "2", "--schedule", "zb_v", "--micro-batches", "4"], [], " faster"),
         (
             ["--offload", "auto"],
             ["1f1b", "offload"],
-            ", pipelines counted as 1F1B with exposed transfers, offload counted as exposed",
+            " (objective: the step under 1F1B with exposed stage transfers and with exposed offload)",
         ),
     ],
 )
 def test_a_proof_says_how_plans_are_compared(plan: Any, options: list[str], assumed: list[str], words: str) -> None:
     found = plan.json(*TINY, *options)["search"]
     assert (found["assumed"], found["covered"]) == (assumed, True)
-    assert proof_text(found["status"], found["gap"], "in the space", assumed).endswith(f" faster{words}")
+    assert proof_text(found["status"], found["gap"], "in the search space", assumed).endswith(words)
 
 
 def test_json_says_where_a_plan_lies_outside_of_what_is_proved(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
