@@ -1,10 +1,10 @@
-"""Blocks in a row, of one kind or of several, and every range of blocks of them that a stage can hold.
+"""Consecutive blocks, of one kind or of several, and every range of them that a stage can hold.
 
     kinds       0 0 0 1 1 1 1 ...           first dense blocks, then blocks with experts
-    ranges of blocks   -   0   1   00   01   11   000   001 ...        equal ones are one, whatever place they stand at
+    ranges      -   0   1   00   01   11   000   001 ...        equal ones count once, wherever they are
 
-What a stage costs depends on which blocks it holds, not on where they stand. Of n equal blocks there are n + 1
-ranges of blocks, numbered by their length; of a blocks of one kind before b of another a + b + a b.
+The cost of a stage depends on which blocks it holds, not on where they are. n equal blocks have n + 1 ranges, numbered
+by their length; a blocks of one kind before b of another have a + b + a b ranges that are not empty.
 """
 
 from dataclasses import dataclass, replace
@@ -20,9 +20,14 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockRanges:
-    """`kinds` of all blocks; `number[i, j]` is that of the range of blocks i ... j - 1, or -1; for every range of
-    blocks where one like it starts, how long it is, and how many blocks of each kind (kinds, ranges of blocks) it
-    has."""
+    """All ranges of some blocks.
+
+    Attributes:
+        kinds: the kind of each block.
+        number: `number[i, j]` is the number of the range of blocks i ... j - 1, or -1 if there is none.
+        starts: for every range, a block at which such a range starts.
+        lengths: how many blocks each range has.
+        counts: how many blocks of each kind each range has, (kinds, ranges of blocks)."""
 
     kinds: tuple[int, ...]
     number: Numbers
@@ -32,47 +37,46 @@ class BlockRanges:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """`counts`, to multiply with."""
+        """`counts` as floats, for products."""
         return self.counts.astype(np.float64)
 
     @cached_property
     def along(self) -> NDArray[np.float64]:
-        """How many of the first 0, 1, ... of all blocks are of each kind, (kinds, blocks + 1)."""
+        """How many of the first 0, 1, ... blocks are of each kind, (kinds, blocks + 1)."""
         held = np.array(self.kinds, dtype=np.intp)[None, :] == np.arange(len(self.counts))[:, None]
         return np.concatenate([np.zeros((len(self.counts), 1)), np.cumsum(held, axis=1)], axis=1)
 
     @cached_property
     def before(self) -> NDArray[np.float64]:
-        """How many blocks of each kind stand before where a range of blocks like each starts, (kinds, ranges of
-        blocks)."""
+        """How many blocks of each kind come before the start of each range, (kinds, ranges of blocks)."""
         found: NDArray[np.float64] = self.along[:, self.starts]
         return found
 
     def only(self, some: Numbers) -> "BlockRanges":
-        """These ranges of blocks alone, to be priced; `number` still has those of all."""
+        """A subset of the ranges, to be priced; `number` still numbers all of them."""
         return replace(self, starts=self.starts[some], lengths=self.lengths[some], counts=self.counts[:, some])
 
     @property
     def blocks(self) -> int:
-        """Blocks in all."""
+        """The number of blocks."""
         return len(self.kinds)
 
     @property
     def whole(self) -> int:
-        """Number of the range of all blocks."""
+        """The number of the range of all blocks."""
         return int(self.number[0, -1])
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """Blocks of each kind."""
+        """How many blocks of each kind there are."""
         return tuple(self.counts[:, self.whole].tolist())
 
     def of(self, start: int, count: int) -> int:
-        """Number of the range of blocks of `count` blocks from one on."""
+        """The number of the range of `count` blocks that begins at block `start`."""
         return int(self.number[start, start + count])
 
     def wider(self, start: int, count: int) -> int | None:
-        """Number of the range of blocks with one block more, at its end or else before it; None where there is none."""
+        """The number of the range that is one block longer, at its end or else at its start; None if there is none."""
         if start + count < self.blocks:
             return self.of(start, count + 1)
         return self.of(start - 1, count + 1) if start else None
@@ -80,7 +84,7 @@ class BlockRanges:
 
 @lru_cache(maxsize=64)
 def block_ranges_of(kinds: tuple[int, ...]) -> BlockRanges:
-    """All ranges of blocks of some blocks, shorter ones first."""
+    """All ranges of some blocks, shorter ones first."""
     blocks = len(kinds)
     room(2 * 8 * (blocks + 1) ** 2, f"the block_ranges of {blocks} blocks")
     if blocks and not any(kinds):
@@ -107,7 +111,7 @@ def block_ranges_of(kinds: tuple[int, ...]) -> BlockRanges:
 
 
 def _ranges_alike(blocks: int) -> BlockRanges:
-    """All ranges of blocks of one kind: those of a length are one."""
+    """All ranges of blocks of one kind: all ranges of a length are the same."""
     ends = np.arange(blocks + 1, dtype=np.intp)
     number = ends[None, :] - ends[:, None]
     return BlockRanges(

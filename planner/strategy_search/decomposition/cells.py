@@ -1,10 +1,10 @@
-"""Amounts of all cells of a piece, of which most may be zero.
+"""Amounts of all cells of a piece; most of them may be zero.
 
-    tables of a piece     node | node | pair | pair | pair | ...      one behind the other
-    held                  ████   ████          ████                   those that have any amount, and where they begin
+    tables of a piece     node | node | pair | pair | pair | ...      in one array
+    held                  ████   ████          ████                   only tables with an amount, and where they begin
 
-Of the boundary of a wide model (T5: 875,000 states) most pairs of variables move no weights and keep no bytes: without
-their tables a piece takes about half the memory, and is weighed in less time.
+In a wide model (T5: 875,000 states of the boundary) most pairs of variables move no weights and keep no bytes. Without
+their tables a piece takes about half the memory, and it is faster to weigh.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _WIDE = 2**14
-"""Cells of all tables from which on those without any amount are left out."""
+"""From this number of cells on, tables of zeros are left out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """Amounts of `size` cells: `values` of those from each of `starts` to `stops`, one range behind the other, and
-    zero of all others."""
+    """Amounts of `size` cells: `values` for the ranges from each of `starts` to `stops`, one range after the other, and
+    zero for all other cells."""
 
     size: int
     starts: NDArray[np.intp]
@@ -32,7 +32,7 @@ class Cells:
 
     @classmethod
     def of(cls, tables: Sequence[Array | int]) -> Self:
-        """Tables one behind the other; of one that is zero its size is enough."""
+        """Tables, one after the other. For a table of zeros its size is enough."""
         sizes = [one if isinstance(one, int) else one.size for one in tables]
         size, wide = sum(sizes), sum(sizes) >= _WIDE
         starts, stops, held, at = list[int](), list[int](), list[Array](), 0
@@ -52,7 +52,7 @@ class Cells:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes, but for where ranges begin and end."""
+        """Bytes of memory of the values."""
         return self.values.nbytes
 
     def any(self) -> bool:
@@ -60,7 +60,7 @@ class Cells:
         return bool(self.values.any())
 
     def add_to(self, total: Array, times: float) -> None:
-        """Add so many times the amounts to those of all cells, (size,), in place."""
+        """Add `times` the amounts to an array of all cells, (size,), in place."""
         begin = 0
         for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
             end = begin + stop - start
@@ -68,13 +68,13 @@ class Cells:
             begin = end
 
     def all(self) -> Array:
-        """Of all cells, (size,)."""
+        """The amounts of all cells, (size,)."""
         found = np.zeros(self.size)
         self.add_to(found, 1.0)
         return found
 
     def sum_of(self, cells: NDArray[np.intp]) -> float:
-        """What the amounts of some cells sum up to."""
+        """The sum of the amounts of some cells."""
         if self.values.size == self.size:  # none is left out
             return float(self.values[cells].sum())
         if not self.starts.size:

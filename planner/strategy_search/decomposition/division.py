@@ -1,12 +1,12 @@
-"""From stages to a pipeline: blocks are divided over stages by dynamic programming.
+"""From stages to a pipeline: dynamic programming divides the blocks over the stages.
 
 Every range of blocks has a price on every stage (`planner.strategy_search.decomposition.stage_filling`):
 
     blocks      0 ..... j-n ... j ..... N         done_s(j) = min over n of done_{s-1}(j-n) + part_s(j-n ... j)
     stages      |  s-1  |   s   |                 over the n that keep stage s busy no longer than a given time
 
-The step lasts (m - 1/v) max t + sum t / v + max u (costmodels.schedules), so the longest busy time that is allowed is
-raised from the least possible until the sum can no longer make up for it.
+The step takes (m - 1/v) max t + sum t / v + max u (costmodels.schedules). So the largest allowed busy time is raised
+from its minimum, until a smaller sum can no longer compensate for it.
 """
 
 import math
@@ -22,12 +22,13 @@ from planner.strategy_search.decomposition.stage_filling import Filled
 Array = NDArray[np.float64]
 
 PACES = 64
-"""Paces of the slowest rank that are tried, quickest first; the first or second is nearly always best."""
+"""How many busy times of the slowest rank are tried, from the fastest on; the first or second is nearly always best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Inner blocks of a chunk of every rank, the ranges of blocks that they are, and the seconds of a step."""
+    """The number of inner blocks per chunk on each rank, the ranges of blocks that these are, and the seconds of a
+    step."""
 
     blocks: tuple[int, ...]
     block_ranges: tuple[int, ...]
@@ -47,11 +48,13 @@ def divide(
     """The fastest division of the inner blocks over the ranks; None if none fits.
 
     Args:
-        ranks: prices of every range of blocks of inner blocks, of each rank.
+        ranks: the prices of every range of inner blocks on each rank.
         least: the fewest inner blocks of each rank.
-        ranges of blocks: of the inner blocks.
-        equal: blocks of a chunk, if that is given already, the same for each rank, and only its price is asked for.
-        cutoff: divisions that take longer are of no interest.
+        block_ranges: the ranges of the inner blocks.
+        micro_batches: per step.
+        chunks: virtual stages on each rank.
+        equal: if given, every chunk of every rank has this many blocks, and only that division is priced.
+        cutoff: divisions that take at least this long are not of interest.
     """
     if len(ranks) == 1 and equal is None:
         equal = block_ranges.blocks
@@ -88,10 +91,11 @@ def least_seconds(
     chunks: int,
     equal: int | None = None,
 ) -> float:
-    """Seconds below which no division of the inner blocks is, infinite where none fits: with the least busy time that
-    leaves room for all blocks, and the least sum of seconds per micro-batch, `parts` of every range on each rank.
+    """A lower bound on the seconds of any division of the inner blocks; infinite if none fits. It uses the least busy
+    time in which all blocks fit, and the least sum of seconds per micro-batch, with `parts` for every range on each
+    rank.
 
-    (m - 1/v) max t + max u >= max (m t + u) (1 - 1 / (m v)), as v m t is the most of it."""
+    (m - 1/v) max t + max u >= max (m t + u) (1 - 1 / (m v)), since v m t is most of it."""
     if equal is not None:
         held = _block_ranges((equal,) * len(ranks), block_ranges)
         pace = max(float(rank.busy[n]) for rank, n in zip(ranks, held, strict=True))
@@ -100,7 +104,7 @@ def least_seconds(
         finite = [rank.busy[np.isfinite(rank.busy)] for rank in ranks]
         pace = _least_pace(ranks, least, block_ranges, np.unique(np.concatenate(finite)))
         lone = _least_sum(parts, least, block_ranges)
-    if math.isinf(pace):  # of which one micro-batch in one stage would count nothing
+    if math.isinf(pace):  # inf times 0, for one micro-batch in one stage, is nan
         return math.inf
     return pace * (1 - 1 / (micro_batches * chunks)) + lone / chunks
 
@@ -129,7 +133,7 @@ def _priced(
 
 
 def _block_ranges(blocks: Sequence[int], block_ranges: BlockRanges) -> tuple[int, ...]:
-    """Which ranges of blocks so many blocks for each rank are, one after the other."""
+    """The numbers of the consecutive ranges with this many blocks per rank."""
     start, found = 0, []
     for count in blocks:
         found.append(block_ranges.of(start, count))
@@ -138,19 +142,19 @@ def _block_ranges(blocks: Sequence[int], block_ranges: BlockRanges) -> tuple[int
 
 
 def step_seconds(ranks: Sequence[Filled], held: Sequence[int], micro_batches: int, chunks: int) -> float:
-    """Seconds of a step in which every rank holds a range of blocks."""
+    """Seconds of a step if every rank holds the given range of blocks."""
     parts = [float(rank.part[n]) for rank, n in zip(ranks, held, strict=True)]
     steps = [float(rank.step[n]) for rank, n in zip(ranks, held, strict=True)]
     return step_of(parts, steps, micro_batches, chunks)
 
 
 def step_of(parts: Sequence[float], steps: Sequence[float], micro_batches: int, chunks: int) -> float:
-    """Seconds of a step of ranks with such seconds per micro-batch and once a step (costmodels.schedules.step_time)."""
+    """Seconds of a step for ranks with these seconds per micro-batch and per step (costmodels.schedules.step_time)."""
     return (micro_batches - 1 / chunks) * max(parts) + math.fsum(parts) / chunks + max(steps)
 
 
 def _least_pace(ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges, paces: Array) -> float:
-    """The least busy time that leaves room for all blocks; infinite where none does."""
+    """The least busy time in which all blocks fit; infinite if they never do."""
     low, high = 0, len(paces)
     while low < high:
         middle = (low + high) // 2
@@ -159,8 +163,8 @@ def _least_pace(ranks: Sequence[Filled], least: Sequence[int], block_ranges: Blo
 
 
 def _room(ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges, pace: float) -> bool:
-    """Whether the ranks have room for all blocks where none is busy longer than `pace`: each takes as many as it can,
-    but for those that later ones must have."""
+    """Whether all blocks fit on the ranks if none is busy for longer than `pace`: each rank takes as many as it can,
+    except those that later ranks must have."""
     start, later = 0, sum(least)
     for rank, fewest in zip(ranks, least, strict=True):
         later -= fewest
@@ -175,7 +179,7 @@ def _room(ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRang
 def _within(
     ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges, pace: float
 ) -> tuple[int, ...] | None:
-    """The division of the least sum of seconds per micro-batch in which no rank is busy longer than `pace`."""
+    """The division with the least sum of seconds per micro-batch in which no rank is busy for longer than `pace`."""
     blocks = block_ranges.blocks
     done = np.full(blocks + 1, math.inf)
     done[0] = 0.0

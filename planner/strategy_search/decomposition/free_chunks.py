@@ -1,15 +1,15 @@
-"""Virtual stages of a rank that run unlike each other, each as its micro-batches in flight ask for.
+"""Virtual stages of a rank that run unlike each other, each as its micro-batches in flight require.
 
-    chunk              0     1     2     3        of rank 0 of 4, on average over the moments at which it is fullest
+    chunk              0     1     2     3        of rank 0 of 4, on average over the moments at which it holds most
     in flight        7.8   5.8   3.8   1.8        micro-batches
 
-The first chunk of a rank holds several times as much of a block as the last one, so a lean block saves most there.
-Which way to run each block within a limit of memory is a knapsack: seconds against bytes. As blocks of a chunk cost the
-same, the ways of interest are those on the lower hull of (bytes, seconds) of the chunk; going down it block after block
-takes a step. Steps of all chunks are taken in the order of what a byte costs, until all fits: no choice takes less than
-a fraction of the last step would (Dantzig, "Discrete-variable extremum problems", 1957), as far as bytes are sums.
+The first chunk of a rank holds several times as much of a block as the last one, so a lean block saves most there. How
+to run each block within a memory limit is a knapsack problem: seconds against bytes. The blocks of a chunk have equal
+costs, so only ways on the lower hull of (bytes, seconds) of the chunk matter. A block moves down that hull in steps.
+The steps of all chunks are taken in ascending order of seconds per byte until everything fits. No choice is faster by
+more than a fraction of the last step (Dantzig, "Discrete-variable extremum problems", 1957), as far as bytes are sums.
 
-What is held is counted at every moment, with what lives for a moment and what blocks hand over. Not good for: blocks of
+Memory is counted at every moment, with transient bytes and with values that blocks hand over. Not good for: blocks of
 several kinds, which run alike in all chunks.
 """
 
@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The blocks of a chunk that go from one way to the next, one after the other."""
+    """The blocks of a chunk that change from one way to the next, one by one."""
 
     price: float
     chunk: int
@@ -46,9 +46,9 @@ def free_chunks(
     micro_batches: int,
     capacity: float,
 ) -> Mixture | None:
-    """About the quickest way to run `blocks` blocks of one kind in each chunk of a rank that fits, in some of the known
-    `columns`; `moments` has the micro-batches in flight of every chunk whenever the rank may hold most. None where none
-    is found. What is found has the columns of all chunks, one chunk after the other.
+    """A nearly fastest way to run `blocks` blocks of one kind in each chunk of a rank, with the known `columns`, that
+    fits; None if none is found. `moments` has the micro-batches in flight of every chunk at each moment at which the
+    rank may hold most. The result has the columns of all chunks, one chunk after the other.
     """
     counted = np.array(moments, dtype=np.float64)
     chunks, limit = _Chunks(rank, columns, blocks, counted, micro_batches), capacity * (1 + FITS)
@@ -61,7 +61,8 @@ def free_chunks(
 
 
 class _Held(NamedTuple):
-    """Bytes at the peak and, of them, what blocks hold of what others hand over; the number of the fullest moment."""
+    """Bytes at the peak; as part of them, those held of values that others hand over; and the number of the fullest
+    moment."""
 
     peak: float
     beside: float
@@ -69,7 +70,7 @@ class _Held(NamedTuple):
 
 
 class _Chunks:
-    """The chunks of a rank, and what numbers of blocks in every way, (chunks, ways), come to."""
+    """The chunks of a rank, and the cost of any numbers of blocks per way, (chunks, ways)."""
 
     def __init__(self, rank: Rank, columns: Sequence[Column], blocks: int, moments: Array, micro_batches: int) -> None:
         self.rank, self.columns, self.blocks, self.moments = rank, columns, blocks, moments
@@ -84,7 +85,7 @@ class _Chunks:
         )
         self.recompute = np.array([column.recompute for column in columns], dtype=np.float64)
         last = moments.shape[1] - 1
-        chunk_of_ends = [*([0] if rank.first else []), last]  # what stands before, and behind
+        chunk_of_ends = [*([0] if rank.first else []), last]  # operators before and behind the blocks
         ends = [(amounts, chunk) for (amounts, _), chunk in zip(rank.ends, chunk_of_ends, strict=False)]
         self.ends: Array = sum((a.fixed + a.live * moments[:, chunk] for a, chunk in ends), np.zeros(len(moments)))
         self.replayed = max((amounts.replay for amounts, _ in rank.ends), default=0.0)
@@ -101,8 +102,8 @@ class _Chunks:
         )
 
     def within(self, limit: float, flights: Array) -> Array | None:
-        """Blocks of every chunk in every way, (chunks, ways), after as few steps as make it fit; None where it does
-        not. What a byte costs is counted with so many micro-batches in flight of each chunk."""
+        """Blocks of every chunk in every way, (chunks, ways), after the fewest steps that make them fit; None if they
+        never fit. `flights` has the micro-batches in flight of each chunk with which seconds per byte are computed."""
         begun, steps = np.zeros((len(flights), len(self.columns))), list[_Step]()
         for chunk, number in enumerate(flights.tolist()):
             nbytes = self.fixed + number * self.live
@@ -130,8 +131,8 @@ class _Chunks:
         return self._back(taken(enough), steps[: -(-enough // self.blocks)], limit)
 
     def _back(self, counts: Array, steps: Sequence[_Step], limit: float) -> Array:
-        """The same with blocks that go a step back where there is room: the last step may have freed more than was
-        wanted, and other moments than the fullest have some."""
+        """The same, with blocks that go a step back where memory is left: the last step may have freed more than
+        needed, and moments other than the fullest have some left."""
         for step in sorted(steps, key=lambda step: self.seconds[step.before] - self.seconds[step.behind]):
             while counts[step.chunk, step.behind] > 0:
                 tried = counts.copy()
@@ -143,7 +144,7 @@ class _Chunks:
         return counts
 
     def held(self, counts: Array) -> _Held:
-        """What so many blocks in every way hold."""
+        """The memory that these numbers of blocks per way hold."""
         used = counts.any(axis=0)
         at_once = max(self.replayed, float(self.replay[used].max())) + max(
             self.moved, float(self.transient[used].max())
@@ -160,8 +161,8 @@ class _Chunks:
         )
 
     def mixture(self, counts: Array) -> Mixture:
-        """What they come to."""
-        number = len(counts)  # what ranks come to is counted for chunks that are alike
+        """The cost of these numbers of blocks per way."""
+        number = len(counts)  # the cost of a rank is counted for chunks that are alike
         mean = counts.sum(axis=0, keepdims=True) / number
         sums = dict(zip(FIELDS, number * (mean @ self.amounts).T, strict=True))
         part, step = seconds_of(self.rank, self.columns, mean, sums)
@@ -176,13 +177,14 @@ class _Chunks:
         )
 
     def _in_order(self, own: Array) -> tuple[Column, ...]:
-        """The columns of a chunk, those that are recomputed first."""
+        """The columns of a chunk, with recomputed blocks first."""
         ways = [(0, column) for column in self.columns]
         return in_order(ways, [0] * self.blocks, own.tolist(), recomputed_first=True)
 
 
 def _lower_hull(nbytes: Sequence[float], seconds: Sequence[float]) -> list[int]:
-    """Ways from the quickest to the leanest of which no mixture of two others takes less for the same bytes."""
+    """The ways from the fastest to the leanest for which no mixture of two other ways takes less time for the same
+    bytes."""
     found = list[int]()
     for at in sorted(range(len(nbytes)), key=lambda at: (seconds[at], nbytes[at])):
         if found and nbytes[at] >= nbytes[found[-1]]:

@@ -1,11 +1,11 @@
-"""A range of blocks run in more than two ways: whole numbers of each, about the shares that a mixture has of them.
+"""A range of blocks run in more than two ways: whole numbers of blocks per way, close to the fractions of a mixture.
 
-Where memory and what travels in both passes bind, the cheapest mixture of ways has up to four of them, one more than
-rows that bind (`planner.strategy_search.engine.master`). Its shares are fractions of blocks. All whole numbers within
-`_AROUND` of them are looked at here, and priced as `stage_filling` prices pairs; that is exact for what is looked at,
-and a few hundred rows of a matrix.
+If memory and the collectives of both passes are binding, the cheapest mixture has up to four ways: one more than the
+binding rows (`planner.strategy_search.engine.master`). It runs fractions of blocks in each way. All whole numbers
+within `_AROUND` of these fractions are examined here, and priced as `stage_filling` prices pairs. This is exact for the
+combinations examined, and it is one matrix of a few hundred rows.
 
-Of the blocks of a kind those that are recomputed come first, or last, whichever holds less of what blocks hand over.
+Within a kind, the recomputed blocks come first or last, whichever holds fewer bytes of values that blocks hand over.
 """
 
 import itertools
@@ -22,13 +22,13 @@ from planner.strategy_search.decomposition.stage_filling import FITS, Rank
 Array = NDArray[np.float64]
 
 Shares = Sequence[Sequence[tuple[Column, float]]]
-"""The ways to run the blocks of each kind, and how many blocks of it are run so, not whole ones."""
+"""For each kind of block the ways to run it, and how many blocks run in each; these numbers may be fractions."""
 
 _AROUND = 2
-"""Blocks by which a whole number may differ from a share."""
+"""The largest distance, in blocks, of a whole number from the fraction of a mixture."""
 
 _MOST = 4096
-"""Combinations that are looked at; of more, which many kinds of blocks have, none."""
+"""The largest number of combinations that are examined. If many kinds of blocks have more, none is."""
 
 FIELDS = (
     "part", "step", "fixed", "live", "under", "last", "excess_forward", "excess_backward", "reduction", "backward",
@@ -37,8 +37,8 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Seconds per micro-batch and per step, bytes at the peak and, of them, `beside` the columns; the columns of all
-    blocks in their order."""
+    """Seconds per micro-batch and per step, bytes at the peak, and as part of them `beside`, which the columns do not
+    have; `inner` has the columns of all blocks in their order."""
 
     part: float
     step: float
@@ -49,8 +49,8 @@ class Mixture:
 
 
 def best_mixture(rank: Rank, shares: Shares, kinds: Sequence[int], weight: float, capacity: float) -> Mixture | None:
-    """The quickest whole numbers about some shares of the blocks of a rank, whose `kinds` are given in their order,
-    that fit; None if none does. `weight`: micro-batches."""
+    """The fastest combination of whole numbers close to `shares` that fits; None if none fits. `kinds`: of the blocks
+    of the rank, in their order. `weight`: the number of micro-batches."""
     ways = [(kind, column) for kind, own in enumerate(shares) for column, _ in own]
     counts = _whole_numbers(shares, [list(kinds).count(kind) for kind in range(len(shares))])
     if not len(counts):
@@ -76,13 +76,13 @@ def best_mixture(rank: Rank, shares: Shares, kinds: Sequence[int], weight: float
 
 
 def seconds_of(rank: Rank, columns: Sequence[Column], counts: Array, sums: dict[str, Array]) -> tuple[Array, Array]:
-    """Per micro-batch, with what is waited for, and per step, of every row of counts."""
+    """Seconds per micro-batch, with exposed collectives, and per step, for every row of counts."""
 
     def ends(name: str) -> float:
         return math.fsum(getattr(amounts, name) for amounts, _ in rank.ends)
 
     def least(name: str, *, sent: bool = False) -> Array:
-        """The least of the ways that are used, or of those that send anything."""
+        """The least over the ways that are used; with `sent`, over those with any such seconds."""
         values = np.array([getattr(column.amounts, name) for column in columns])
         found = np.where((counts > 0) & ((values > 0) | (not sent)), values, math.inf).min(axis=1)
         return rank.chunks * np.where(np.isfinite(found), found, 0.0)
@@ -93,7 +93,7 @@ def seconds_of(rank: Rank, columns: Sequence[Column], counts: Array, sums: dict[
     once = rank.uncovered if rank.first else least("last", sent=True) / rank.chunks
     once = np.maximum(once - waits, 0.0) if rank.relays else 0.0
     sent, works = ends("reduction") + sums["reduction"], ends("backward") + sums["backward"]
-    if rank.before is None:  # the block whose backward pass is the last
+    if rank.before is None:  # the block that runs backward last
         sent = sent - least("reduction")
     covered = np.minimum(sent, works * (1 - 1 / (1 + counts.sum(axis=1))))
     return rank.seconds + ends("part") + sums["part"] + waits, ends("step") + sums["step"] + once - covered
@@ -102,8 +102,8 @@ def seconds_of(rank: Rank, columns: Sequence[Column], counts: Array, sums: dict[
 def _beside(
     rank: Rank, ways: Sequence[tuple[int, Column]], kinds: Sequence[int], counts: Array
 ) -> tuple[Array, Array, list[bool]]:
-    """Bytes held of what others hand over, and for a moment, of every row of counts; whether blocks that are recomputed
-    come first there."""
+    """For every row of counts: bytes held of values that others hand over, transient bytes, and whether recomputed
+    blocks come first."""
     handed: dict[tuple[bool, ...], tuple[float, bool]] = {}
     beside, at_once, order = np.zeros(len(counts)), np.zeros(len(counts)), list[bool]()
     for row, own in enumerate(counts.tolist()):
@@ -125,7 +125,7 @@ def _beside(
 def in_order(
     ways: Sequence[tuple[int, Column]], kinds: Sequence[int], counts: Sequence[float], *, recomputed_first: bool
 ) -> tuple[Column, ...]:
-    """The columns of all blocks, those that are recomputed first of each kind, or last."""
+    """The columns of all blocks. Within each kind, the recomputed ones come first, or last."""
     every = sorted(zip(ways, counts, strict=True), key=lambda one: one[0][1].recompute != recomputed_first)
     left = {
         kind: iter([column for (own, column), number in every if own == kind for _ in range(round(number))])
@@ -135,7 +135,7 @@ def in_order(
 
 
 def _whole_numbers(shares: Shares, totals: Sequence[int]) -> Array:
-    """Whole numbers of blocks of each way about its share that come to the blocks of each kind, (rows, ways)."""
+    """Whole numbers of blocks per way, close to the shares, that sum up to the blocks of each kind, (rows, ways)."""
     every = []
     for own, total in zip(shares, totals, strict=True):
         ranges = [

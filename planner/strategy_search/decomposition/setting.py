@@ -1,4 +1,4 @@
-"""How the pipeline of a configuration is run, as far as bounds and fillings of stages depend on it."""
+"""How the pipeline of a configuration runs, as far as bounds and stage fillings depend on it."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,28 +11,40 @@ from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.request.space import Configuration, Counts
 
 _ASKED = (0.0, 0.25, 0.5, 1.0)
-"""Of the most micro-batches that a chunk holds in flight: for so many prices are asked for, whatever the number of
-chunks, and what is proved for others lies between (see `Multipliers.combinations`)."""
+"""Prices are solved for these fractions of the most micro-batches that a chunk ever holds in flight, whatever the
+number of chunks. Bounds for other numbers lie between them (see `Multipliers.combinations`)."""
 
 _APART = 4
-"""Groups of the chunks of a rank that may run unlike each other."""
+"""The largest number of groups of chunks of a rank that may run unlike each other."""
 
 _ROUNDING = 1e-9
-"""Of a capacity: sums in another order differ by less."""
+"""Relative to a capacity: sums in different orders differ by less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), on average over the moments at which a rank is at its fullest, and, for stages that are filled, at
-    each of them (`fullest`, of every rank a row for each moment; all chunks together hold equally many), the bytes that
-    a device may fill, whether ranks hold equally many blocks, where they divide, whether stages recompute equally many
-    of their blocks, or all that they have, whether passes let weights come for each other
-    (`planner.plan.schedule.relays`), where these come ahead, whether the virtual stages of a rank run alike, and, where
-    they do not, for which micro-batches in flight of a block prices are `asked` for: from none to as many as a chunk
-    ever holds. `uneven`: the chunks of a rank, and those of others, hold unequal numbers of blocks; a rank is filled as
-    one range of them, each in flight as often as in the average chunk, and cut behind the search
-    (`planner.strategy_search.engine.uneven_stages`)."""
+    """How the pipeline runs.
+
+    Attributes:
+        ranks: pipeline ranks.
+        chunks: virtual stages on each rank.
+        micro_batches: per step.
+        in_flight: micro-batches in flight of every chunk (ranks, chunks), on average over the moments at which the rank
+            holds most.
+        capacity: bytes that a device may use.
+        fullest: for stages to be filled, the micro-batches in flight of the chunks at each of these moments; one row
+            per moment for every rank. All chunks have the same number of blocks.
+        even: whether ranks hold equally many blocks, if the number of blocks is divisible.
+        counts: whether stages may recompute "any" number of their blocks, or all stages an "equal" number, or all the
+            blocks that they have.
+        relays: whether weights for one pass are gathered during another, if they are prefetched
+            (`planner.plan.schedule.relays`).
+        alike: whether the virtual stages of a rank run alike.
+        uneven: whether the chunks of all ranks hold unequal numbers of blocks. A rank is then filled as one range of
+            blocks, each in flight as often as in the average chunk; it is cut into chunks after the search
+            (`planner.strategy_search.engine.uneven_stages`).
+        asked: if virtual stages run unlike each other, the micro-batches in flight of a block for which prices are
+            solved, from 0 to the most that a chunk ever holds."""
 
     ranks: int
     chunks: int
@@ -49,69 +61,72 @@ class Setting:
 
     @property
     def copies(self) -> int:
-        """Chunks of a rank that hold equally many blocks, which are filled at once."""
+        """The number of chunks of a rank with equally many blocks, which are filled together."""
         return 1 if self.uneven else self.chunks
 
     @property
     def shares_equally(self) -> bool:
-        """Whether all ranks hold equally many blocks, as their virtual stages do, or there is but one."""
+        """Whether all ranks hold equally many blocks because their virtual stages do, or because there is only one
+        rank."""
         return self.ranks == 1 or self.copies > 1
 
     @property
     def weight(self) -> float:
-        """How often the slowest rank's micro-batch counts, beside once for every rank's:
+        """How often the micro-batch of the slowest rank counts, in addition to once for the micro-batch of every rank:
         m t for a single rank, (m - 1/v) max t + sum t / v for several (costmodels.schedules).
         """
         return self.micro_batches - (1 / self.chunks if self.ranks > 1 else 0.0)
 
     @property
     def shared_weight(self) -> float:
-        """The same, and no more than that, for all numbers of virtual stages, but one: they share their prices."""
+        """A weight that is at most `weight` and equal for all numbers of virtual stages above one, so that they share
+        prices."""
         return self.weight if self.chunks == 1 else self.micro_batches - 1 / 2
 
     def most(self, chain: Chain) -> int:
-        """Inner blocks of a rank about which most is to be proved: all that it may hold, or some more than it holds on
-        average."""
+        """The number of inner blocks on a rank up to which bounds should be tight: all that it can hold, or slightly
+        more than the average."""
         share = math.ceil(chain.block_ranges.blocks / self.ranks)
         if self.ranks == 1:
             return share
         return int(min(chain.block_ranges.blocks, share + share // 4 + 1, max(1, self.holds(chain))))
 
     def holds(self, chain: Chain) -> float:
-        """Inner blocks for which a rank has memory at most, by what stays of them; no limit where nothing says so."""
+        """The most inner blocks for which a rank has memory, by the parameters of a block alone; infinite if nothing
+        limits it."""
         if self.ranks == 1 or not chain.least_fixed or self.capacity == math.inf:
             return math.inf
         return max(0, math.floor(self.capacity / chain.least_fixed * (1 + _ROUNDING)))
 
     def unlike(self, chain: Chain) -> bool:
-        """Whether virtual stages of a rank may run unlike each other: those with blocks of one kind."""
+        """Whether virtual stages of a rank may run unlike each other; that requires blocks of one kind."""
         return not self.alike and len(chain.block_ranges.counts) == 1
 
     def flights(self, rank: int) -> float:
-        """Micro-batches in flight of a rank, on average over its chunks."""
+        """Micro-batches in flight on a rank, on average over its chunks."""
         return math.fsum(self.in_flight[rank]) / self.chunks
 
     def tried_first(self, chain: Chain) -> tuple[float, ...]:
-        """Micro-batches in flight for which a price is tried first, the fewest first."""
+        """The numbers of micro-batches in flight for which prices are tried first, in ascending order."""
         if self.unlike(chain):
             return self.asked
         return tuple(sorted({self.flights(0), self.flights(self.ranks // 2)}))
 
     def together(self, rank: int) -> list[tuple[int, float]]:
-        """Numbers of chunks of a rank that follow each other, `_APART` at most, and their micro-batches in flight on
-        average."""
+        """Groups of consecutive chunks of a rank, at most `_APART`: the number of chunks, and their average
+        micro-batches in flight."""
         flights = np.array(self.in_flight[rank])
         parts = [part.tolist() for part in np.array_split(flights, min(_APART, len(flights)))]
         return [(len(part), math.fsum(part) / len(part)) for part in parts]
 
     def scaled(self, ratio: int) -> "Setting":
-        """The same with micro-batches in flight counted in those that are so many times as large."""
+        """The same setting, with micro-batches in flight counted in micro-batches that are `ratio` times as large."""
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in self.in_flight)
         return replace(self, in_flight=flights, asked=tuple(number / ratio for number in self.asked))
 
 
 def setting_of(configuration: Configuration, capacity: float) -> Setting:
-    """How the pipeline of a configuration is run."""
+    """The setting of a configuration."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     flights = _flights(configuration.schedule, p, v, m)
     pattern = None if configuration.decided is None else configuration.decided.pattern
@@ -126,10 +141,10 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
 
 @lru_cache(maxsize=1024)
 def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tuple[tuple[float, ...], ...]:
-    """Micro-batches in flight (ranks, chunks), where those with deferred weight gradients count in full: what is kept
-    of them is no more than that, unless blocks are recomputed."""
+    """Micro-batches in flight (ranks, chunks). Micro-batches with deferred weight gradients count in full: they keep at
+    most that, unless blocks are recomputed."""
     named = SCHEDULES[schedule]
-    if named.v_shaped:  # stages of half the blocks each, as they are divided behind the search
+    if named.v_shaped:  # a stage has half of the blocks of its rank; they are divided after the search
         return tuple(
             (most_in_flight(order) / 2,) for order in schedule_orders(schedule, ranks, micro_batches, virtual=2)
         )
@@ -142,7 +157,7 @@ def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tup
 
 @lru_cache(maxsize=1024)
 def _fullest(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    """Micro-batches in flight of the chunks of every rank, at each moment at which it may be at its fullest."""
+    """Micro-batches in flight of the chunks of every rank, at each moment at which the rank may hold most."""
     if virtual == 1:
         return tuple((one,) for one in _flights(schedule, ranks, virtual, micro_batches))
     moments = (moments_in_flight(rank, ranks, virtual, micro_batches) for rank in range(ranks))
@@ -150,8 +165,9 @@ def _fullest(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tup
 
 
 def _at_the_fullest(rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
-    """Micro-batches in flight of each chunk of a rank, on average over the moments at which all chunks hold most: they
-    hold no less at the fullest of them. Of the last rank those count at which it holds what follows the blocks."""
+    """Micro-batches in flight of each chunk of a rank, on average over the moments at which all chunks together hold
+    most. At the fullest moment they hold at least this average. For the last rank, only moments count at which it also
+    holds the operators behind the blocks."""
     moments = np.array(moments_in_flight(rank, ranks, virtual, micro_batches), dtype=np.float64)
     ending = moments[moments[:, -1] >= 1]
     return tuple((ending if rank == ranks - 1 and len(ending) else moments).mean(axis=0).tolist())

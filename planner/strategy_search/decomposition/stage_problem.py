@@ -1,10 +1,10 @@
-"""One stage as a problem for solvers that know nothing of pieces, prices or columns.
+"""One stage as a problem for general solvers, which know nothing of pieces, prices or columns.
 
     minimise  weight x part + step      with  fixed + in_flight live + replay + transient  within the capacity
 
-Its parts are pieces, each so many times: what stands before the blocks, groups of blocks that are run alike, what
-stands after them. An operator that may keep its results has its candidates twice: first without, then with keeping.
-Groups of recomputed blocks share one interior: that of one of them counts.
+Its parts are pieces, each with a number of copies: the operators before the blocks, groups of blocks that run alike,
+and the operators behind the blocks. An operator that may keep its results has each candidate twice: first without
+keeping, then with keeping. Groups of recomputed blocks share one interior; that of one group is counted.
 """
 
 import math
@@ -24,10 +24,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece, `times` of it in a stage, with the activations of so many micro-batches in flight.
+    """A piece that a stage has `times` times, with the activations of `flights` micro-batches.
 
-    `kept` has the operators at the boundary that keep their results: other parts may not have the choice. `interior`
-    says whether it is this one's recomputed block that counts.
+    `kept`: the operators at the boundary that keep their results; other parts may not have that choice. `interior`:
+    whether the interior of this part is the one that is counted.
     """
 
     piece: Piece
@@ -39,8 +39,8 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartsProblem:
-    """A problem and what its candidates stand for: per variable the part, the key, and how many candidates keep nothing
-    (those after them keep their results); the boundary belongs to no part."""
+    """A problem, and what its candidates mean. `variables` has the part, the key, and the number of candidates that
+    keep nothing; the candidates after those keep their results. The part is None for variables of the boundary."""
 
     problem: Problem
     parts: tuple[Part, ...]
@@ -60,7 +60,8 @@ class PartsProblem:
 def parts_problem(
     parts: Sequence[Part], boundary: Sequence[Key], *, weight: float, capacity: float, state: State | None = None
 ) -> PartsProblem:
-    """The problem of some parts that agree at the boundary; `state` fixes it, where the stage must meet others."""
+    """The problem of some parts that agree at the boundary. `state` fixes the boundary, if the stage must match other
+    stages."""
     return _Builder(parts, boundary, weight, capacity, state).build()
 
 
@@ -126,7 +127,7 @@ class _Builder:
         return self.place[owner, key]
 
     def _at_boundary(self, key: Key, size: int, node: list[Array]) -> int:
-        """A variable that other parts share."""
+        """A variable that all parts share."""
         if (None, key) not in self.place:
             if self.state is not None:
                 state = self.state[list(self.boundary).index(key)]
