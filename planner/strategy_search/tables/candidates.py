@@ -1,7 +1,7 @@
-"""Candidates: the legal strategies of an operator and the layouts that follow, for a mesh.
+"""Candidates: the legal strategies of an operator on a mesh, and the layouts that follow from them.
 
-Equal lists are made once, for all meshes: legality and layouts depend on the form of a rule and on which sets of axes
-divide its factors, not on the extents themselves, so another batch size or another block finds its candidates ready.
+Equal lists are made once for all meshes. Legality and layouts depend on the form of a rule and on which sets of axes
+divide its factors, but not on the extents. So a graph with another batch size, or another block, reuses the lists.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutColumn:
-    """The layouts of one tensor under K candidates: the distinct ones, and for each candidate which."""
+    """The layouts of one tensor under K candidates: the distinct layouts, and which of them each candidate has."""
 
     distinct: tuple[Layout, ...]
     index: Indices
@@ -33,11 +33,11 @@ class LayoutColumn:
         return LayoutColumn(distinct=tuple(order), index=index)
 
     def of_candidate(self, place: int) -> Layout:
-        """That of one candidate."""
+        """The layout of one candidate."""
         return self.distinct[self.index[place]]
 
     def at(self, places: Indices) -> "LayoutColumn":
-        """Those of candidates at some places."""
+        """The column for a subset of the candidates."""
         return LayoutColumn(distinct=self.distinct, index=self.index[places])
 
 
@@ -49,15 +49,16 @@ class DuplexColumn:
     gradient: LayoutColumn
 
     def at(self, places: Indices) -> "DuplexColumn":
-        """Those of candidates at some places."""
+        """The columns for a subset of the candidates."""
         return DuplexColumn(forward=self.forward.at(places), gradient=self.gradient.at(places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Legal strategies of an operator and the layouts of its operands and results under each. Of a linear layer that
-    may be in fp8 or not the first `narrow` are in fp8 and all others are not, so that a strategy may be there twice;
-    None of what has one way to compute."""
+    """The legal strategies of an operator, and the layouts of its operands and results under each.
+
+    If the search may run a linear layer in fp8 or not, the first `narrow` candidates are in fp8 and the others are not,
+    so a strategy may occur twice. `narrow` is None for operators with one way to compute."""
 
     strategies: tuple[Strategy, ...]
     operands: tuple[DuplexColumn, ...]
@@ -66,12 +67,12 @@ class Candidates:
 
     @property
     def ways(self) -> tuple[tuple[Strategy, bool], ...]:
-        """Strategies, with whether they are among the `narrow`."""
+        """Each strategy, and whether it is one of the `narrow` ones."""
         count = len(self.strategies) if self.narrow is None else self.narrow
         return tuple((strategy, at < count) for at, strategy in enumerate(self.strategies))
 
     def either(self, narrow: Indices, wide: Indices) -> "Candidates":
-        """These, at some places in fp8, and at some without it."""
+        """Candidates at the places `narrow`, in fp8, followed by those at the places `wide`, without it."""
         places = np.concatenate([narrow, wide])
         return Candidates(
             strategies=tuple(self.strategies[at] for at in places.tolist()),
@@ -83,7 +84,7 @@ class Candidates:
 
 @dataclass(kw_only=True)
 class CandidateLists:
-    """Finds candidate lists for one shape of mesh."""
+    """Makes the candidate lists for one shape of mesh."""
 
     mesh: Mesh
     _known: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class CandidateLists:
         return self._of_rule[id(rule)][1]
 
     def among(self, rule: Rule, strategies: tuple[Strategy, ...]) -> Candidates:
-        """The given strategies of a rule, which must be legal, as its candidates."""
+        """The given strategies of a rule as candidates; they must be legal."""
         return _made(_Form(content=_layouts_of(rule), rule=rule), strategies)
 
     def _of_form(self, rule: Rule) -> Candidates:
@@ -111,7 +112,7 @@ class CandidateLists:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """All of a rule that layouts depend on (`_layouts_of`), and a rule that has this form."""
+    """The part of a rule that layouts depend on (`_layouts_of`), and one rule of that form."""
 
     content: tuple[object, ...]
     rule: Rule = field(compare=False)
@@ -119,7 +120,7 @@ class _Form:
 
 @lru_cache(maxsize=512)
 def _made(form: _Form, strategies: tuple[Strategy, ...]) -> Candidates:
-    """Strategies of rules of a form as candidates: those of all meshes with as many axes."""
+    """Strategies for rules of one form, as candidates. They are the same for all meshes with this number of axes."""
     layouts = [derive_layouts(form.rule, strategy) for strategy in strategies]
 
     def columns(side: str, count: int) -> tuple[DuplexColumn, ...]:
@@ -140,7 +141,7 @@ def _made(form: _Form, strategies: tuple[Strategy, ...]) -> Candidates:
 
 
 def _layouts_of(rule: Rule) -> tuple[object, ...]:
-    """All of a rule that the layouts under a strategy depend on."""
+    """The part of a rule that the layouts under a strategy depend on."""
     aligned = tuple(rule.factors[f].extent for _, *parts in rule.aligned for f in parts)
     return (
         rule.operands,

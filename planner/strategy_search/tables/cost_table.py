@@ -1,8 +1,8 @@
-"""Cost tables of a template on one mesh and one micro-batch size: every number that does not depend on the pipeline, on
-recomputation or on how many micro-batches there are. `stage_problem` weighs them.
+"""Cost tables of a template on one mesh at one micro-batch size: all numbers that do not depend on the pipeline, on
+recomputation, or on the number of micro-batches. `stage_problem` weighs them.
 
-One variable per operator (its strategies) and per parameter (its stored layouts). Seconds are per micro-batch or once a
-step, bytes per device.
+There is one variable per operator (its strategies) and one per parameter (its stored layouts). Seconds are per
+micro-batch or per step, bytes per device.
 """
 
 import math
@@ -53,14 +53,16 @@ from planner.strategy_search.tables.under_products import Later, UnderProducts, 
 
 Array = NDArray[np.float64]
 
-_CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and backward, bytes; some are shared
+_CELL_BYTES = 24  # per pair of candidates of an edge: seconds forward and backward, bytes; some are shared
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorTable:
-    """One operator: candidates (K), prices, bytes kept for its backward pass, of those the ones that nothing outside of
-    its block reads (`own`), bytes that live while it runs, and the bytes of its `weights` where each is gathered by
-    itself. `again` has its forward pass where that runs in the backward pass, if it counts otherwise there."""
+    """One operator with K candidates.
+
+    `kept` has the bytes kept for its backward pass; `own` is the part that nothing outside of its block reads.
+    `transient` has the bytes that live while it runs, and `weights` those of its weights if each is gathered
+    separately. `again` has the price of its forward pass during recomputation, if that counts differently."""
 
     candidates: Candidates
     prices: OperatorPrices
@@ -72,17 +74,19 @@ class OperatorTable:
 
     @property
     def prices_again(self) -> OperatorPrices:
-        """What its forward pass takes in the backward pass."""
+        """The price of the forward pass during recomputation."""
         return self.prices if self.again is None else self.again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
-    """One edge: seconds forward and backward, bytes kept, and those of them that nobody but the consumer's block reads
-    (`own`), (K_producer, K_consumer) each. `under` has seconds that are saved at once, and again, while the product
-    runs whose result the edge takes; None where there is none. `beneath` has all that is saved, forward and backward,
-    while any product runs. `later` has those that are saved where an operand comes again for products whose results are
-    kept. In the backward pass the forward seconds count with `share_again` of what they are."""
+    """One edge; arrays are (K_producer, K_consumer).
+
+    `forward` and `backward` are seconds. `kept` has the bytes kept; `own` is the part that only the consumer's block
+    reads. `under` has the seconds saved by overlap with the product whose result the edge takes: once, and again during
+    recomputation; None without such a product. `beneath` has all seconds saved under products, forward and backward.
+    `later` has the seconds saved if an operand is gathered again for products whose results are kept. Recomputation in
+    the backward pass counts `share_again` of the forward seconds."""
 
     edge: ValueEdge
     forward: Array
@@ -97,11 +101,13 @@ class EdgeTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UseTable:
-    """One use of a parameter, (K, K_consumer) each: seconds to gather the weight and to bring its gradient back, and
-    the bytes of the weight where gathering gives it memory of its own. `needed` says whether the backward pass reads
-    the weight. `together` is the same use where the weights of a block go together, None where that is not asked for;
-    in it `first_*` are the seconds of the first message of each way, which may travel while other blocks run: None
-    where the weight goes by itself."""
+    """One use of a parameter; arrays are (K, K_consumer).
+
+    `gather` and `reduce` are the seconds to gather the weight, and to reduce its gradient. `gathered` has the bytes of
+    the weight where gathering needs memory of its own. `needed` says whether the backward pass reads the weight.
+    `together` is the same use with a coalesced all-gather of the weights of a block; None if it was not asked for.
+    There, `first_gather` and `first_reduce` are the seconds of the first collective in each direction, which may
+    overlap with the computation of other blocks; None if the weight is gathered separately."""
 
     consumer: int
     needed: bool
@@ -113,7 +119,7 @@ class UseTable:
     first_reduce: Array | None = None
 
     def only(self, stored: int) -> "UseTable":
-        """The same of one stored layout alone."""
+        """The table of one stored layout."""
         row = slice(stored, stored + 1)
         return replace(
             self,
@@ -128,7 +134,7 @@ class UseTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParameterTable:
-    """One parameter: stored layouts (K), prices once a step, and its uses."""
+    """One parameter: its stored layouts (K), prices per step, and uses."""
 
     name: str
     stored: tuple[StoredParameter, ...]
@@ -136,7 +142,7 @@ class ParameterTable:
     uses: tuple[UseTable, ...]
 
     def only(self, stored: int) -> "ParameterTable":
-        """The same with one of its stored layouts."""
+        """The table with one of the stored layouts."""
         row = slice(stored, stored + 1)
         return replace(
             self,
@@ -147,17 +153,16 @@ class ParameterTable:
 
 
 Launched: TypeAlias = tuple[tuple[OperatorTable, ...], tuple[EdgeTable, ...], tuple[ParameterTable, ...], Shares | None]
-"""Tables in which kernels and messages count for shares, and launches for the rest; and the shares."""
+"""Tables in which kernels and collectives count with shares and launches for the rest; and the shares."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CostTables:
     """All tables of a template.
 
-    `carried_bytes` has the local bytes of each carried value under its producer's candidates. `shares` is how much
-    kernels count beside launches, where they do. `apart` has all tables with launches counted by pass and kind of
-    block, where these differ: that proves something of single micro-batches and of pipelines only
-    (`planner.strategy_search.tables.launches`).
+    `result_bytes` has the local bytes of each value under the candidates of its producer. `shares` has the shares of
+    kernels if hosts launch ahead. `apart` has all tables with separate shares per pass and kind of block, if these
+    differ: they give bounds for single micro-batches and pipelines only (`planner.strategy_search.tables.launches`).
     """
 
     template: Template
@@ -172,14 +177,15 @@ class CostTables:
 
     @property
     def launched_apart(self) -> "CostTables":
-        """The same with launches counted by pass and kind of block."""
+        """The tables with separate shares per pass and kind of block."""
         if self.apart is None:
             return self
         operators, edges, parameters, shares = self.apart
         return replace(self, operators=operators, edges=edges, parameters=parameters, apart=None, shares=shares)
 
     def storing(self, stored: Mapping[str, int]) -> "CostTables":
-        """The same, with some parameters in one of their stored layouts, and launches counted in one way."""
+        """The tables with some parameters fixed to one of their stored layouts, and a single share for all passes and
+        blocks."""
         if not stored:
             return self
         parameters = tuple(one.only(stored[one.name]) if one.name in stored else one for one in self.parameters)
@@ -187,24 +193,31 @@ class CostTables:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the tables of edges and of uses of parameters, which are most of them."""
+        """Bytes of the tables of edges and of uses of parameters, which are most of all bytes."""
         uses = [use for parameter in self.parameters for use in parameter.uses]
         every = self.edges if self.apart is None else (*self.edges, *self.apart[1])
-        edges = {id(edge.forward): edge.forward.nbytes for edge in every}  # which several may share
+        edges = {id(edge.forward): edge.forward.nbytes for edge in every}  # several edges may share an array
         return 4 * sum(edges.values()) + sum(8 * use.gather.nbytes for use in uses)
 
 
 @dataclass(kw_only=True)
 class TableBuilder:
-    """Builds the tables for one mesh; what they share between micro-batch sizes is made once. `together` asks for what
-    weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
-    another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
-    kernels and messages, or as its launches: counted is a weighted mean of both. `paths` between layouts are shared by
-    builders of meshes on which they are the same. With `overlapped` collectives beside linear layers travel under their
-    products, with `exchanged` the rows of experts under other work of their block, and where passes are `paired` all of
-    them under another micro-batch's. Layers whose scales are delayed have the histories that `fp8` says. `alike` keeps
-    every candidate of layers that may be in fp8 or not, as tables of other groups of devices are to have the same.
-    Messages count as parts of a bucket that all `gradients` of a model, so many bytes, fill half.
+    """Builds the tables for one mesh. Whatever micro-batch sizes share is computed once.
+
+    Attributes:
+        together: also price coalesced all-gathers of the weights of a block.
+        dominated: keep stored layouts that another one beats in everything.
+        ahead: hosts launch ahead of the kernels. A block takes as long as its kernels and collectives, or as its
+            launches; a weighted mean of both is counted.
+        overlapped: collectives next to linear layers overlap with matrix products.
+        exchanged: the exchange of experts overlaps with other work of the block.
+        paired: passes of two micro-batches run together, so all of that exchange overlaps.
+        fp8: the settings of fp8; layers with delayed scaling hold its histories of scales.
+        alike: keep every candidate of layers that may be in fp8 or not, because tables for other groups of devices must
+            have the same candidates.
+        gradients: bytes of all gradients of the model. Collectives are priced as parts of a bucket that these fill at
+            least half.
+        paths: paths between layouts, shared by builders for meshes on which they are the same.
     """
 
     mesh: Mesh
@@ -229,22 +242,22 @@ class TableBuilder:
         self.update = sized(self.update, self.mesh, self.cluster, self.gradients)
         counted = replace(filled(self.update, self.gradients), gathers="each")
         self._pricers = Pricers.of(self.mesh, self.cluster, counted, paths=self.paths)
-        self._together: dict[int, Pricers] = {}  # by run of the template
+        self._together: dict[int, Pricers] = {}  # per run of the template
         self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
-        self._wishes: dict[int, tuple[tuple[StoredParameter, ...], int]] = {}  # by identity
+        self._wishes: dict[int, tuple[tuple[StoredParameter, ...], int]] = {}  # by id
         self._numbers: dict[tuple[StoredParameter, ...], int] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
         self._twofold: dict[tuple[int, bytes, bytes], tuple[Candidates, Candidates]] = {}
         self._uses: dict[tuple[str, int, int], tuple[DuplexColumn, DuplexColumn, Array, UseTable]] = {}
-        self._edges: dict[object, tuple[object, EdgeTable]] = {}  # with what keeps its identity
+        self._edges: dict[object, tuple[object, EdgeTable]] = {}  # with the objects whose ids are in the key
 
     def build(
         self, template: Template, restriction: Restriction | None = None, like: CostTables | None = None
     ) -> CostTables:
-        """Tables of a template whose graph has the batch of one micro-batch, of all candidates or of those that a
-        restriction leaves. `like` are tables of this template, mesh and cluster whose restriction leaves operators the
-        same candidates: what is known of operators and edges is taken from there."""
+        """The tables of a template whose graph has the batch of one micro-batch, for all candidates or those of a
+        restriction. `like` are tables of the same template, mesh and cluster whose operators have the same candidates:
+        operators and edges are reused from them."""
         graph = template.graph
         if like is not None:
             stored = tuple(self._parameter(template, p.name, like.operators, restriction) for p in graph.parameters)
@@ -294,7 +307,7 @@ class TableBuilder:
     def alone(
         self, template: Template, index: int, restriction: Restriction | None, *, parameters: bool
     ) -> tuple[OperatorTable, tuple[ParameterTable, ...]]:
-        """The table of one operator and, if asked for, those of the parameters that nothing else reads."""
+        """The table of one operator and, if asked for, those of the parameters that no other operator reads."""
         self._prices.clear()
         table = self._operator(template, index, self._own(template, index, restriction))
         graph = template.graph
@@ -304,7 +317,8 @@ class TableBuilder:
         return table, tuple(self._parameter(template, name, {index: table}, restriction) for name in own)
 
     def _candidates(self, template: Template, restriction: Restriction | None) -> list[Candidates]:
-        """The candidates of every operator. Where a kind of block makes a lane, those that all other kinds have too."""
+        """The candidates of every operator. Operators of several kinds of blocks that make the same lane have only the
+        candidates that all of them have."""
         found = [self._own(template, index, restriction) for index in range(len(template.graph.operators))]
         for first in dict.fromkeys(template.twins.values()):
             twins = [first, *(index for index, other in template.twins.items() if other == first)]
@@ -332,13 +346,13 @@ class TableBuilder:
         return self._ways(base, np.flatnonzero(narrow), np.flatnonzero(~narrow))
 
     def _own(self, template: Template, index: int, restriction: Restriction | None) -> Candidates:
-        """The candidates of an operator by itself."""
+        """The candidates of one operator on its own."""
         check()
         graph = template.graph
         op = graph.operators[index]
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
-        if not any(name in graph.data_dependent for name in results):  # the same in every step: computed everywhere
+        if not any(name in graph.data_dependent for name in results):  # the same in every step: all compute it
             candidates = self._lists.among(rule, ((None,) * len(self.mesh.axes),))
         elif restriction is None:
             candidates = self._lists.of(rule)
@@ -352,8 +366,8 @@ class TableBuilder:
         return self._either(template, index, candidates) if index in template.either else candidates
 
     def _either(self, template: Template, index: int, candidates: Candidates) -> Candidates:
-        """Candidates of a linear layer in fp8 and without it; in fp8 only where that is better at anything, unless
-        other groups of devices are to have the same."""
+        """Candidates of a linear layer in fp8 and without it. Those in fp8 are kept only if they are better at
+        something, or if tables for other groups of devices must have the same candidates."""
         every = np.arange(len(candidates.strategies))
         both = self._ways(candidates, every, every)
         if self.alike:
@@ -362,14 +376,14 @@ class TableBuilder:
         return self._ways(candidates, np.flatnonzero(needed), every)
 
     def _ways(self, candidates: Candidates, narrow: Indices, wide: Indices) -> Candidates:
-        """`Candidates.either`, once for the same."""
+        """`Candidates.either`, cached."""
         key = (id(candidates), narrow.tobytes(), wide.tobytes())
         if key not in self._twofold:
             self._twofold[key] = (candidates, candidates.either(narrow, wide))
         return self._twofold[key][1]
 
     def _priced(self, template: Template, index: int, candidates: Candidates) -> OperatorPrices:
-        """What an operator takes under its candidates."""
+        """The price of an operator under its candidates."""
         graph = template.graph
         op = graph.operators[index]
         rule = rule_of(graph, op)
@@ -388,7 +402,7 @@ class TableBuilder:
             else:
                 plain = priced(rule_of(graph, without_fp8(op)), candidates.strategies[some:])
                 prices = joined(priced(rule, candidates.strategies[:some]), plain) if some else plain
-            self._prices[key] = (rule, candidates, prices)  # the first two keep their identities
+            self._prices[key] = (rule, candidates, prices)  # the first two are held so that their ids stay valid
         return self._prices[key][2]
 
     def _operator(self, template: Template, index: int, candidates: Candidates) -> OperatorTable:
@@ -415,8 +429,8 @@ class TableBuilder:
         )
 
     def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
-        """The table of an edge, whose numbers those share that join the same: of blocks that repeat before the ones
-        that are folded, say."""
+        """The table of an edge. Edges between equal ends share its arrays, for example those of repeated blocks before
+        the folded ones."""
         check()
         graph, alive = template.graph, template.alive
         ends = (operators[edge.producer], operators[edge.consumer])
@@ -469,7 +483,7 @@ class TableBuilder:
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept, own=own)
 
     def _exchanged(self, template: Template, index: int, operators: Sequence[OperatorTable]) -> OperatorTable:
-        """An operator with what the exchange of its experts travels under other work."""
+        """An operator with the overlap of its exchange of experts subtracted."""
         table, op = operators[index], template.graph.operators[index]
         if rule_of(template.graph, op).op_class != OP_CLASS or not table.prices.inner_forward.any():
             return table
@@ -486,7 +500,7 @@ class TableBuilder:
         return replace(table, prices=prices)
 
     def _overlapped(self, template: Template, table: EdgeTable, lists: Sequence[Candidates]) -> EdgeTable:
-        """An edge with what its collective travels under products."""
+        """An edge with the overlap of its collective under products subtracted."""
         made = lists[table.edge.producer].results[_place_of(template, table.edge)]
         saved = self._under.saved(template, table.edge, made, lists)
         if saved is None:
@@ -507,8 +521,8 @@ class TableBuilder:
         return replace(self._edges[key][1], edge=table.edge)
 
     def _kept_in_pieces(self, template: Template, index: int) -> bool:
-        """Whether a shared value of the block, which nobody else keeps, is kept as it comes, and gathered again for the
-        backward pass."""
+        """Whether a shared value of the block, which nothing else keeps, is kept in the layout in which it arrives, and
+        gathered again for the backward pass."""
         op = template.graph.operators[index]
         if op.op != IDENTITY or not template.in_block(index) or not self.cluster.software.regathers:
             return False
@@ -564,7 +578,7 @@ class TableBuilder:
                 if used == name:
                     wanted = operators[at].candidates.operands[operand]
                     nbytes = operators[at].prices.operands[operand]
-                    known = self._uses.get((name, at, operand))  # the same for every micro-batch, as a rule
+                    known = self._uses.get((name, at, operand))  # usually the same for every micro-batch size
                     if known is None or known[:2] != (made, wanted) or not np.array_equal(known[2], nbytes):
                         moving = (
                             tensor,
@@ -579,8 +593,8 @@ class TableBuilder:
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
 
     def _one_of(self, among: tuple[StoredParameter, ...]) -> int:
-        """A number of some stored layouts, the same for equal ones: of many, which are asked for again, found by their
-        identity."""
+        """A number for a tuple of stored layouts, the same for equal tuples. Long tuples that are asked for again are
+        found by id."""
         known = self._wishes.get(id(among))
         if known is None:
             known = self._wishes[id(among)] = (among, self._numbers.setdefault(among, len(self._numbers)))
@@ -596,7 +610,7 @@ class TableBuilder:
         *,
         reduces: bool,
     ) -> UseTable:
-        """One use of a parameter by itself and, where that is asked for, together with the others of its block."""
+        """One use of a parameter gathered separately, and if asked for also in a coalesced all-gather of its block."""
         needed = operand in template.alive.weights[at]
         use = self._use(self._pricers, at, *moving, needed=needed, reduces=reduces)
         if not self.together:
@@ -606,10 +620,10 @@ class TableBuilder:
         return replace(use, together=other)
 
     def _prices_together(self, template: Template, at: int) -> Pricers:
-        """Of weights that go together in the run of a template that an operator is in."""
+        """Prices for a coalesced all-gather, for the run of the template that an operator is in."""
         runs = (range(template.start), *template.held, range(template.stop, len(template.graph.operators)))
         run = next(number for number, run in enumerate(runs) if at in run)
-        if run not in self._together:  # whatever the batch, weights are as large
+        if run not in self._together:  # weights do not depend on the batch
             longest = longest_gather(template.graph, runs[run], self.update)
             update = replace(self.update, gathers="block")
             self._together[run] = Pricers.of(self.mesh, self.cluster, update, longest, self.paths)
@@ -629,13 +643,13 @@ class TableBuilder:
         reduces: bool,
         goes: bool | None = None,
     ) -> UseTable:
-        """One use by these prices, of candidates of its reader of which some get it `narrow`, in 8 bits. Where weights
-        of a block go together, `goes` says whether this one may: its gradient waits for others then, and takes memory,
-        too."""
+        """One use at these prices. `narrow` marks the candidates of the reader that get the weight in 8 bits. With
+        coalesced all-gathers, `goes` says whether this weight may take part: its gradient then waits for the others and
+        needs memory."""
         every = (made.forward.index[:, None], wanted.forward.index[None, :])
         there = pricers.parameters.matrix(tensor, made.forward.distinct, wanted.forward.distinct)
         sends, gather, firsts = there.sends[every], there.seconds[every], [there.first[every]]
-        if narrow.any():  # cast where they are stored
+        if narrow.any():  # cast before the gather, on the devices that store them
             other = pricers.parameters.matrix(in_8_bits(tensor), made.forward.distinct, wanted.forward.distinct)
             cast = cast_seconds(tensor, made.forward.distinct, self.mesh.sizes, self.cluster)[made.forward.index]
             gather = np.where(narrow[None, :], other.seconds[every] + cast[:, None], gather)
@@ -664,7 +678,7 @@ class TableBuilder:
 def _launched_ahead(
     template: Template, operators: Sequence[OperatorTable], edges: Sequence[EdgeTable], shares: Shares
 ) -> tuple[tuple[OperatorTable, ...], tuple[EdgeTable, ...]]:
-    """Operators whose kernels, and edges whose messages, count for shares, and launches for the rest."""
+    """Operators and edges whose kernels and collectives count with shares; launches count for the rest."""
     kinds = [template.kind_of(at) for at in range(len(operators))]
     counted = tuple(_counted(table, shares[kind]) for kind, table in zip(kinds, operators, strict=True))
     return counted, tuple(_scaled(table, shares[kinds[table.edge.consumer]]) for table in edges)
@@ -673,9 +687,9 @@ def _launched_ahead(
 def _added_up(
     template: Template, parameters: Sequence[ParameterTable], shares: Shares | None
 ) -> tuple[ParameterTable, ...]:
-    """Parameters whose gradients are added up by kernels that count for shares of the backward pass of their readers,
-    and their launches for the rest; without shares kernels that wait for their launches. What kinds of blocks share may
-    be added up in any of them."""
+    """Parameters with the price of gradient accumulation: its kernels count with the share of the backward pass of
+    their readers, its launches for the rest. Without shares, kernels wait for their launches. A parameter that several
+    kinds of blocks share may be accumulated in any of them, so the least price counts."""
 
     def seconds(table: ParameterTable) -> Array:
         prices = table.prices
@@ -694,7 +708,7 @@ def _added_up(
 
 
 def _counted(table: OperatorTable, shares: tuple[float, float]) -> OperatorTable:
-    """An operator whose kernels count for a share in each pass, and its launches for the rest."""
+    """An operator whose kernels count with a share in each pass; its launches count for the rest."""
     prices = table.prices
     (late, back), (first, second) = prices.late, prices.host
     second = second if prices.backward.any() else np.zeros_like(second)
@@ -713,7 +727,7 @@ def _counted(table: OperatorTable, shares: tuple[float, float]) -> OperatorTable
 
 
 def _scaled(table: EdgeTable, shares: tuple[float, float]) -> EdgeTable:
-    """An edge whose messages count for a share in each pass."""
+    """An edge whose collectives count with a share in each pass."""
     there, back = shares
     if there == back == 1:
         return table
@@ -739,7 +753,7 @@ def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColu
 
 
 def _place_of(template: Template, edge: ValueEdge) -> int:
-    """Which of the results that its producer names an edge brings."""
+    """Which of the named results of its producer an edge carries."""
     results = template.graph.operators[edge.producer].results
     return [name for name in results if name is not None].index(edge.name)
 
@@ -753,14 +767,15 @@ def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
 
 
 def _narrow(template: Template, at: int, operand: int, candidates: Candidates) -> NDArray[np.bool_]:
-    """Which candidates of an operator get an operand in 8 bits, (K,)."""
+    """Which candidates of an operator read an operand in 8 bits, (K,)."""
     rule, count = rule_of(template.graph, template.graph.operators[at]), len(candidates.strategies)
     among = count if candidates.narrow is None else candidates.narrow
     return np.arange(count) < (among if operand in rule.narrow else 0)
 
 
 def _goes_along(template: Template, name: str, at: int) -> bool:
-    """Whether a weight that an operator reads may go together with others (`planner.plan.layout.block_gathers`)."""
+    """Whether a weight that an operator reads may be part of a coalesced all-gather
+    (`planner.plan.layout.block_gathers`)."""
     graph = template.graph
     op = graph.operators[at]
     alone = tuple(graph.consumers.get(name, ())) == (at,) and op.operands.count(name) == 1
@@ -769,7 +784,7 @@ def _goes_along(template: Template, name: str, at: int) -> bool:
 
 
 def _goes_alone(template: Template, name: str, at: int) -> bool:
-    """Whether a weight that an operator reads is the only one before the blocks that might go with others: it is
+    """Whether a weight is the only one before the blocks that could be part of a coalesced all-gather: it is then
     gathered when it is used (`planner.plan.layout.block_gathers`)."""
     graph, before = template.graph, template.start if template.blocks.count else len(template.graph.operators)
     if at >= before:
@@ -779,11 +794,11 @@ def _goes_alone(template: Template, name: str, at: int) -> bool:
 
 
 def _by_samples(rule: Rule, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-    """Of strategies those that cut the results along their first dim or not at all; all where that leaves none.
+    """The strategies that cut the results along their first dim or not at all; all strategies if there are none.
 
-    For what several operators read and no gradient flows to, such as masks. A reader takes its piece of what it finds
-    whole without a message, so finer cuts save a little work once, and every layout of it would be a state of the
-    boundary between blocks, times all states of the rest.
+    Meant for values that several operators read and that have no gradient, such as masks. A reader takes its part of a
+    full copy without a collective. Finer cuts would save little work, once, and each layout would be another state of
+    the boundary between blocks, multiplying the number of states.
     """
     first = {factor for dims in rule.results for factor in (dims[0] if dims else ())}
     found = tuple(strategy for strategy in strategies if all(choice is None or choice in first for choice in strategy))

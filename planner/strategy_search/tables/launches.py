@@ -1,18 +1,19 @@
-"""How much kernels and messages count where hosts launch ahead of them; their launches count the rest.
+"""The shares with which kernels and collectives count if hosts launch ahead of them; launches count for the rest.
 
-A block takes in a pass as long as its kernels and messages K, or as its launches L: max(K, L), and no less than any
-mean of both. In a pipeline, and with a single micro-batch, that is so of each pass of each block by itself, and of what
-is in no block: every one has a share of its own, and the sum of the means is no more than what they take. A host that
-has several micro-batches before it launches on behind a block with long kernels, so that all but the first take as
-little as max(sum K, sum L) over all blocks and passes (`planner.plan.prediction.step.further_ahead`): there one share
-for all of them proves something, and several do not.
+In a pass, a block takes as long as its kernels and collectives K, or as its launches L: max(K, L). That is at least any
+weighted mean of K and L. In a pipeline, and with a single micro-batch, this holds for each pass of each block
+separately, and for the operators outside of blocks: each can have its own share, and the sum of the means is a lower
+bound. With several micro-batches the host continues to launch during a block with long kernels. All micro-batches but
+the first then take as little as max(sum K, sum L) over all blocks and passes
+(`planner.plan.prediction.step.further_ahead`). So a single share for everything gives a bound, and separate shares do
+not.
 
-Launches are the same under nearly every strategy, so the mean that proves most is at an end: K where no strategies have
-K < L, else L. What every operator and every edge can do without by itself decides most cases. Where that is less than L
-the strategies with the least K of all are found by elimination, without parameters: strategies that save kernels pay
-for it with messages.
+Launches are the same under nearly every strategy, so the best bound is at one end: L if some strategies have K < L,
+else K. Usually the sum of the least seconds of every operator and every edge settles this. If that sum is below L, the
+strategies with the least total K are found by elimination, without parameters: strategies that save kernel time pay for
+it with collectives.
 
-Where launches take longer kernels count a little all the same: they tell strategies apart.
+Even where launches take longer, kernels keep a small share, to tell strategies apart.
 """
 
 import math
@@ -33,12 +34,12 @@ Array = NDArray[np.float64]
 _Passes = tuple[Array, Array]
 
 _BESIDE = 0.05
-"""Share of kernels and messages where launches take longer."""
+"""The share of kernels and collectives where launches take longer."""
 
 
 Shares: TypeAlias = Mapping[int | None, tuple[float, float]]
-"""The shares with which kernels and messages count in the forward and in the backward pass, of blocks of every kind and
-of what is in none (None)."""
+"""The shares of kernels and collectives in the forward and the backward pass, for each kind of block, and for operators
+outside of blocks (None)."""
 
 
 def kernels_shares(
@@ -47,8 +48,8 @@ def kernels_shares(
     edges: Sequence["EdgeTable"],
     parameters: Sequence["ParameterTable"] = (),
 ) -> tuple[Shares, Shares | None]:
-    """One share for all passes and blocks, and a share for each, where these differ. Kernels that add up the gradients
-    of parameters are in the backward pass of their first readers."""
+    """One share for all passes and blocks; and separate shares, if these differ. Kernels that accumulate gradients of
+    parameters belong to the backward pass of the first reader."""
     places = (*range(len(operators)), *(table.edge.consumer for table in edges))
     read = [table for table in parameters if table.uses]
     readers = [min(use.consumer for use in table.uses) for table in read]
@@ -68,8 +69,8 @@ def kernels_shares(
 
 
 def _shares(kernels: Mapping[int | None, Array], launches: Mapping[int | None, Array]) -> tuple[Shares, Shares]:
-    """Where kernels and messages take as long as launches they count: all together, and in each pass of each kind of
-    block."""
+    """A share is 1 where kernels and collectives take at least as long as launches: for everything together, and for
+    each pass of each kind of block."""
     every = (
         1.0 if sum(one.sum() for one in kernels.values()) >= sum(one.sum() for one in launches.values()) else _BESIDE
     )
@@ -79,20 +80,20 @@ def _shares(kernels: Mapping[int | None, Array], launches: Mapping[int | None, A
 
 
 def least_counted(template: Template, operators: Sequence["OperatorTable"]) -> float:
-    """What of the launches of the whole model counts for a micro-batch at least, however few samples it has."""
+    """The least seconds of a micro-batch that count for the launches of the whole model, however few samples it has."""
     hosts = (_launches(template, table, at) for at, table in enumerate(operators))
     passes = (one for both in hosts for one in (both if template.alive.trains else both[:1]))
     return (1 - _BESIDE) * math.fsum(float(one.min()) for one in passes)
 
 
 def kernels_of(template: Template, operators: Sequence["OperatorTable"], edges: Sequence["EdgeTable"]) -> list[_Passes]:
-    """Seconds of the kernels of all operators, and of the messages of all edges, in the whole model."""
+    """Seconds of the kernels of all operators, and of the collectives of all edges, in the whole model."""
     nodes = (_kernels(template, table, at) for at, table in enumerate(operators))
     return [*nodes, *(_messages(template, table) for table in edges)]
 
 
 def _by_kind(template: Template, places: Sequence[int], seconds: Sequence[_Passes]) -> dict[int | None, Array]:
-    """Least seconds of the operators and edges at some places, of both passes, of all blocks of each kind."""
+    """Least seconds of the operators and edges at some places, in both passes, for all blocks of each kind."""
     found: dict[int | None, Array] = {kind: np.zeros(2) for kind in (*range(len(template.held)), None)}
     for at, both in zip(places, seconds, strict=False):
         found[template.kind_of(at)] += [one.min() for one in both]
@@ -100,32 +101,33 @@ def _by_kind(template: Template, places: Sequence[int], seconds: Sequence[_Passe
 
 
 def _accumulation(template: Template, table: "ParameterTable", seconds: Array) -> _Passes:
-    """Seconds of what adds up the gradient of a parameter, in each pass, in the whole model."""
+    """Seconds to accumulate the gradient of a parameter, in each pass, in the whole model."""
     return np.zeros(1), template.parameter_times(table.name) * seconds
 
 
 def _launches(template: Template, table: "OperatorTable", at: int) -> _Passes:
-    """Seconds that the host takes to launch an operator of all blocks of its kind, in each pass."""
+    """Seconds that the host needs to launch an operator in all blocks of its kind, in each pass."""
     first, second = table.prices.host
     times = template.times(at)
     return times * first, times * (second if table.prices.backward.any() else np.zeros(1))
 
 
 def _kernels(template: Template, table: "OperatorTable", at: int) -> _Passes:
-    """Seconds of the kernels of an operator, and of its own messages, in each pass, none waiting for its launch."""
+    """Seconds of the kernels and collectives of an operator, in each pass, without waiting for launches."""
     prices, (there, back), times = table.prices, table.prices.late, template.times(at)
     forward, backward = prices.forward - there, prices.backward - back
     return times * (forward + prices.inner_forward), times * (backward + prices.inner_backward)
 
 
 def _messages(template: Template, table: "EdgeTable") -> _Passes:
-    """Seconds of the messages of an edge, in each pass."""
+    """Seconds of the collectives of an edge, in each pass."""
     times = _times(template, table)
     return times * table.forward, times * table.backward
 
 
 def _times(template: Template, table: "EdgeTable") -> int:
-    """How often an edge stands in the model: into blocks once from before them, and else from the block before."""
+    """How often an edge occurs in the model: an edge from before the blocks enters them once; a loop edge is in every
+    block but the one that is entered."""
     edge = table.edge
     if edge.kind == "enter":
         return 1
@@ -134,8 +136,8 @@ def _times(template: Template, table: "EdgeTable") -> int:
 
 
 def of_cheapest(template: Template, seconds: Sequence[_Passes], edges: Sequence["EdgeTable"]) -> list[_Passes]:
-    """What of the seconds of operators, and of edges behind them, the strategies take that take least in all, with all
-    blocks of a kind alike; about that where the model is too wide for them to be found."""
+    """The seconds of every operator and every edge under the strategies with the least total, where all blocks of a
+    kind are alike. Approximate if the model is too wide for exact elimination."""
     count = len(seconds) - len(edges)
     variable = [template.twins.get(at, at) for at in range(count)]
     tables = [there + back for there, back in seconds[:count]]
@@ -145,7 +147,7 @@ def of_cheapest(template: Template, seconds: Sequence[_Passes], edges: Sequence[
     pairs, between = list[tuple[int, int]](), list[Array]()
     for table, (there, back) in zip(edges, seconds[count:], strict=True):
         one, other = variable[table.edge.producer], variable[table.edge.consumer]
-        if one == other:  # it reads its own result of the block before
+        if one == other:  # it reads its own result from the previous block
             tables[one] = tables[one] + np.diagonal(there + back)
         else:
             pairs.append((one, other))

@@ -1,19 +1,19 @@
-"""The exchange of experts, as far as it travels under other work of their block.
+"""How much of the exchange of experts overlaps with other work of their block.
 
-A plan takes experts apart where that saves time (`planner.plan.layout.expert_overlap` has the rules,
-`planner.plan.prediction.exchange_overlap` the price). Here it is what each candidate saves at most, so that layouts are
-chosen for what an exchange takes in the end, and sums stay below steps:
+A plan splits up experts where that saves time (`planner.plan.layout.expert_overlap` has the rules,
+`planner.plan.prediction.exchange_overlap` the price). This file computes the most that each candidate can save, so that
+layouts are chosen by the exposed time of the exchange, and objectives stay below step times:
 
-    forward    min(r + w + r, k)                        r  rows, w  their weights, k  the kernels that may run beside
+    forward    min(r + w + r, k)                        r  rows, w  their weights, k  kernels that may run beside them
     backward   min(r + w + r, k' + g, min(r, k') + r + w)        ' backward, g  gradients of the experts' own matrices
 
-A plan has some of the kernels beside the rows on one way, the others beside those on the other. Gradients of the
-matrices are made when those of what the experts make are there: they cover the second way alone, so that what goes
-there first is covered by no more than k'. However a plan divides k' into x + y, min(r, x) + min(r + w, y + g) is no
-more than each of the three.
+A plan runs some of these kernels during dispatch, and the others during combine. In the backward pass, the gradients of
+the matrices need the gradients of the experts' outputs, so they overlap only with the second all-to-all; the first one
+overlaps with at most k'. If a plan divides k' into x + y, then min(r, x) + min(r + w, y + g) is at most each of the
+three terms.
 
-The kernels beside the experts count as if they were cut over devices as far as any candidate cuts them. A plan in which
-they take longer, as devices compute the same twice, may save more than is known here: no bound is proved of such.
+The kernels beside the experts count as if they were sharded as far as any candidate shards them. A plan in which they
+take longer, since devices compute the same thing twice, may save more than this: nothing is proved about such plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,8 +53,8 @@ def saved_by_exchange(
     mesh: Mesh,
     cluster: Cluster,
 ) -> Exchanged:
-    """What the experts of an operator save under each candidate, whose prices are known, as are those of what may run
-    `beside` them."""
+    """The seconds that overlap saves for the experts of an operator, under each candidate. `prices` are those of the
+    operator; `beside` are those of the operators that may run at the same time."""
     graph = template.graph
     op = graph.operators[index]
     types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
@@ -62,8 +62,8 @@ def saved_by_exchange(
     graded = [name in graph.differentiable and place not in matrices for place, name in enumerate(op.operands)]
 
     def priced(rule: Rule, strategies: Sequence[Strategy]) -> list[Array]:
-        """Seconds backward but for the gradients of the matrices, and of gradients that are sent there and back,
-        (strategies,) each."""
+        """Backward seconds without the gradients of the matrices; seconds of the gradients sent in the first and in the
+        second exchange; (strategies,) each."""
         alone = price_operator(rule, strategies, *types, graded, mesh, cluster).backward
         ways = [ways_of(rule, strategy, mesh, cluster) for strategy in strategies]
         return [alone, np.array([one.sent for one in ways]), np.array([one.weighted for one in ways])]
@@ -74,12 +74,12 @@ def saved_by_exchange(
     covered = np.minimum(backward + prices.backward - alone, np.minimum(first, backward) + second)
     return Exchanged(
         forward=np.minimum(first + second, forward), backward=np.minimum(first + second, covered)
-    )  # as much is sent forward
+    )  # the forward pass sends as much
 
 
 def whole_exchange(template: Template, index: int, candidates: Candidates, mesh: Mesh, cluster: Cluster) -> Exchanged:
-    """What the experts of an operator exchange at all under each candidate: passes of another micro-batch may cover
-    it."""
+    """All seconds of the exchange of experts, under each candidate: passes of another micro-batch may overlap with all
+    of it."""
 
     def priced(rule: Rule, strategies: Sequence[Strategy]) -> list[Array]:
         ways = [ways_of(rule, strategy, mesh, cluster) for strategy in strategies]
@@ -95,7 +95,7 @@ def _of_each(
     candidates: Candidates,
     priced: Callable[[Rule, Sequence[Strategy]], list[Array]],
 ) -> list[Array]:
-    """What is `priced` of every candidate, of which some may compute without fp8."""
+    """The result of `priced` for every candidate; some candidates may compute without fp8."""
     graph = template.graph
     op = graph.operators[index]
     some, strategies, rule = candidates.narrow, candidates.strategies, rule_of(graph, op)
@@ -107,7 +107,7 @@ def _of_each(
 
 
 def beside_experts(template: Template, index: int) -> tuple[int, ...]:
-    """What neither makes what experts read nor reads what they make, in their block."""
+    """The operators of the block that neither make inputs of the experts nor read their outputs."""
     graph, kind = template.graph, template.kind_of(index)
     if kind is None:
         return ()

@@ -1,21 +1,22 @@
-"""Redistributions next to linear layers, as far as they travel under the products of these.
+"""How much of the redistributions next to linear layers overlaps with the matrix products of these layers.
 
-A plan takes such a collective apart into chunks where that saves time (`planner.plan.layout.overlapped_products` has
-the rules, `planner.plan.prediction.product_overlap` the price). Here it is what each pair of candidates saves at most,
-with the best number of chunks for each way, so that layouts are chosen for what they take in the end:
+A plan splits such a collective into chunks where that saves time (`planner.plan.layout.overlapped_products` has the
+rules, `planner.plan.prediction.product_overlap` the price). This file computes the most that each pair of candidates
+can save, with the best number of chunks for each pass, so that layouts are chosen by the exposed time:
 
-    result      product ─edge─> reader                   the products of the maker's candidate
+    result      product ─edge─> reader                   the products of the producer's candidate
     operand     maker ─edge─> product                    the products of the reader's candidate
-                maker ─edge─> identity ─> products       the candidates of all of them that read what the identity has,
-                                                         those that save most
+                maker ─edge─> identity ─> products       all candidates of these products that read the layout of the
+                                                         identity; those that save most count
 
-To a block that is computed again an operand comes again, under the same products; where their results are kept, under
-the gradients of its rows, which may save more (`Later`).
+A recomputed block gathers an operand again under the same products. If their results are kept, it gathers the operand
+under the gradients of its rows, which may save more (`Later`).
 
-Not less than what a plan saves, and more where a plan may have no overlap: for rows that chunks do not divide, results
-that a recomputed block keeps and sends (what that loses is charged where it is decided what to keep), and blocks that
-compute again one of both alone. Products in fp8 run alone: of a layer that may be in fp8 or not the other candidates
-save, and what an identity shares out saves as if some of its readers were not in fp8.
+The savings are at least those of a plan. They are larger where a plan may have no overlap: for rows that chunks do not
+divide; for results that a recomputed block keeps and sends (the loss is charged where the search decides what to keep);
+and for blocks that recompute only one of producer and product. Products in fp8 run without overlap. If a layer may be
+in fp8 or not, its other candidates save; and a value shared by an identity saves as if some of its readers were not in
+fp8.
 """
 
 import math
@@ -46,56 +47,57 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _Told: TypeAlias = tuple[int, tuple[bool, ...], int]
-"""What decides what a product takes: its rule and its candidates, by their identity, and of which operands there are
+"""A key for the price of a product: the identities of its rule and of its candidates, and which operands have
 gradients."""
 
 CHUNKS = (1, 2, 4, 8)
-"""Numbers of chunks that are tried."""
+"""The numbers of chunks that are tried."""
 
 _TOGETHER = 64
-"""Combinations of the candidates of products that read one operand, up to which all are looked at."""
+"""The largest number of joint candidates of the products of one operand for which all are examined."""
 
 _WHOLE = 5
-"""Rows of products that are about them as a whole."""
+"""The number of rows of `_Products` that describe whole products."""
 
 _NOTHING = -1
-"""Sent."""
+"""No step: nothing is sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Products:
-    """What some products take under N candidates, row by row, (`_WHOLE` + 2 chunks, N): seconds forward, backward and
-    for the gradients of weights; bytes that they read and make; seconds of a chunk, for each of `CHUNKS`, forward, and
-    for the gradient of its rows."""
+    """The prices of some products under N candidates, in rows (`_WHOLE` + 2 chunks, N): seconds forward, backward, and
+    of the weight gradients; bytes read and bytes made; then for each of `CHUNKS` the seconds of a chunk forward; then
+    those of a chunk of the gradient of the rows."""
 
     rows: Array
 
     @classmethod
     def of(cls, prices: OperatorPrices, weights: Array, pieces: Sequence[Array], gradients: Sequence[Array]) -> Self:
-        """Products as they are priced, with those of the gradients of `weights`, and of chunks."""
+        """Products from their prices: whole ones, those of the gradients of `weights`, and those of chunks."""
         whole = (prices.forward, prices.backward, weights, prices.operands[0], prices.results[0])
         return cls(np.stack([*whole, *pieces, *gradients]))
 
     def taken(self, at: Indices, *, or_none: bool = False) -> "_Products":
-        """Of these candidates; perhaps with a last one in which there is no product."""
+        """A subset of the candidates; with `or_none` followed by a candidate without a product."""
         found = np.zeros((len(self.rows), len(at) + or_none))
         found[:, : len(at)] = self.rows[:, at]
         return _Products(found)
 
     @classmethod
     def joined(cls, several: "Sequence[_Products]") -> "_Products":
-        """One behind the other."""
+        """The candidates of several, one after the other."""
         return cls(np.concatenate([one.rows for one in several], axis=1))
 
     def beside(self, other: "_Products") -> "_Products":
-        """With others, one after the other: every pair of candidates."""
+        """These products followed by others: every pair of candidates."""
         return _Products((self.rows[:, :, None] + other.rows[:, None, :]).reshape(len(self.rows), -1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Beside:
-    """A product beside which an operand may come: its `share` of the results of all of them, and whether its candidates
-    read what those of the edge's consumer have, (K_consumer, K); None where it is the consumer."""
+    """A product under which an operand may be gathered: its `share` of the bytes of all results, and which of its
+    candidates read the layouts of each candidate of the edge's consumer, (K_consumer, K); None if it is the
+    consumer."""
 
     share: float
     reads: NDArray[np.bool_] | None
@@ -103,9 +105,9 @@ class Beside:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Later:
-    """Seconds that an edge saves, beyond those of its forward pass, where it comes again for the gradients of the rows
-    of its products alone, (K_producer, K_consumer), as a block that is computed again keeps the results of all of them;
-    and these, in the order of `products_of`."""
+    """Seconds that an edge saves in addition to its forward savings, (K_producer, K_consumer), if a recomputed block
+    keeps the results of all products of the operand: the operand is then gathered again under the gradients of its
+    rows. `products` are in the order of `products_of`."""
 
     seconds: Array
     products: tuple[Beside, ...]
@@ -113,7 +115,7 @@ class Later:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Saved:
-    """Seconds that an edge saves forward, as often as that is computed, and backward, (K_producer, K_consumer)."""
+    """Seconds that an edge saves each time it runs forward, and backward, (K_producer, K_consumer)."""
 
     forward: Array
     backward: Array
@@ -122,9 +124,11 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Way:
-    """One way of a value: the single step between every pair of candidates of its producer and consumer, `_NOTHING`
-    where nothing is sent, (K_producer, K_consumer); where there is no more than that, and it is one that may be taken
-    apart (`legal`); and all steps, kinds with axes and bytes."""
+    """One direction of a value: forward, or back as a gradient.
+
+    `steps` has the single step between every pair of candidates of producer and consumer, (K_producer, K_consumer),
+    with `_NOTHING` where nothing is sent. `legal`: whether at most one step is needed, and it is one that may be split
+    into chunks. `moves` lists all steps: kind, axis and bytes."""
 
     steps: Indices
     legal: NDArray[np.bool_]
@@ -135,11 +139,11 @@ class _Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Beside:
-    """The products that run beside an edge, under N choices of them.
+    """The products that run beside an edge, under N choices of their candidates.
 
-    `groups`: which layouts of what is shared out each candidate of the consumer has, (K,), where products read that;
-    `number`: how many layouts there are; `among`: those for which some products are known, and `starts` where the
-    choices of each begin; `any_of`: those with too many choices, of which each saves all that is sent at most.
+    If products read a value shared by an identity, `groups` has the number of its layouts for each candidate of the
+    consumer, (K,), and `number` is how many there are. `among` are the layouts for which products are listed; `starts`
+    says where the choices of each begin. `any_of` are layouts with too many choices: each may save all that is sent.
     """
 
     products: _Products | None
@@ -152,7 +156,7 @@ class _Beside:
 
 @dataclass(kw_only=True)
 class UnderProducts:
-    """What the edges of a template save. Keeps what its products take."""
+    """The savings of the edges of a template. Caches the prices of products."""
 
     mesh: Mesh
     cluster: Cluster
@@ -161,16 +165,16 @@ class UnderProducts:
     _saved: dict[object, tuple[object, Saved | None]] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget the products of a template, and what its edges save."""
+        """Forget the products of a template, and the savings of its edges."""
         self._known.clear()
         self._saved.clear()
 
     def saved(
         self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
     ) -> Saved | None:
-        """What an edge saves, None where it saves nothing. `made` are the layouts of what its producer makes, `lists`
-        the candidates of all operators. Found once for edges of equal tensors between candidates and products that are
-        the same."""
+        """The savings of an edge; None if there are none. `made` are the layouts of the producer's result, `lists`
+        the candidates of all operators. Edges with equal tensors between the same candidates and products share one
+        result."""
         graph = template.graph
         if edge.name not in graph.data_dependent or (graph.trains and edge.name not in graph.differentiable):
             return None
@@ -182,7 +186,7 @@ class UnderProducts:
         alone, reader, tensor = products == (edge.consumer,), lists[edge.consumer], graph.types[edge.name]
         key = (kind, alone, edge.operand, tensor, edge.name in graph.differentiable, id(made), id(reader), told)
         if key not in self._saved:
-            kept = (made, reader, *(lists[at] for at in products))  # which keep their identities
+            kept = (made, reader, *(lists[at] for at in products))  # held so that their ids stay valid
             self._saved[key] = (kept, self._found(template, edge, kind, products, made, lists))
         return self._saved[key][1]
 
@@ -271,7 +275,7 @@ class UnderProducts:
             combinations = math.prod(choices.size + 1 for _, choices in fitting) - 1
             if combinations > _TOGETHER:
                 any_of.append(number)
-            elif combinations:  # of products that read it, or of some of them
+            elif combinations:  # choices for the products that read it, or for some of them
                 *_, some = accumulate((one.taken(at, or_none=True) for one, at in fitting), _Products.beside)
                 together.append((number, some.taken(np.arange(combinations))))  # the last one has no product
                 starts.append(length)
@@ -286,8 +290,8 @@ class UnderProducts:
         )
 
     def _seconds(self, beside: _Beside, way: _Way, seconds: Array | None) -> Array:
-        """Seconds that every step saves beside every candidate of the side on which the products are, (steps + 1, K),
-        of those that it saves beside products; the last row is of nothing sent."""
+        """Seconds that each step saves for each candidate of the side with the products, (steps + 1, K), from the
+        seconds that it saves beside each choice of products. The last row is for nothing sent."""
         if beside.groups is None:
             assert seconds is not None
             return seconds
@@ -299,8 +303,8 @@ class UnderProducts:
         return found[:, beside.groups]
 
     def _saves(self, beside: _Beside, kind: Kind, way: _Way) -> Array | None:
-        """Seconds that every step saves beside products, in the best number of chunks, (steps + 1, N), if there are
-        any."""
+        """Seconds that each step saves beside each choice of products, with the best number of chunks, (steps + 1, N);
+        None without products."""
         if beside.products is None:
             return None
         forward, backward, weights, read, made = beside.products.rows[:_WHOLE]
@@ -319,8 +323,8 @@ class UnderProducts:
         return saved
 
     def _later(self, beside: _Beside, way: _Way) -> Array | None:
-        """Seconds that every step saves under the gradients of the rows of products, (steps + 1, N), if there are
-        any."""
+        """Seconds that each step saves under the gradients of the rows of the products, (steps + 1, N); None without
+        products."""
         if beside.products is None:
             return None
         gradients = beside.products.rows[_WHOLE + len(CHUNKS)]
@@ -329,20 +333,20 @@ class UnderProducts:
         return saved
 
     def _sent(self, way: _Way, rows: Sequence[int], chunks: int) -> Array:
-        """Seconds of a chunk of some steps that may overlap, (rows, 1)."""
+        """Seconds of one chunk of each of some steps that may overlap, (rows, 1)."""
         moves = (way.moves[row] for row in rows)
         found = [self.pricer.message_seconds(kind, axis, nbytes / chunks) for kind, axis, nbytes in moves]
         return np.array(found).reshape(-1, 1) * self.cluster.device.overlapped
 
     def _told(self, template: Template, at: int, candidates: Candidates) -> _Told:
-        """What decides what a linear layer takes."""
+        """The key of a linear layer's price."""
         graph = template.graph
         op = graph.operators[at]
         rule, graded = rule_of(graph, op), tuple(name in graph.differentiable for name in op.operands)
         return id(rule), graded, id(candidates)
 
     def _of(self, template: Template, at: int, candidates: Candidates) -> _Products:
-        """What a linear layer takes under its candidates."""
+        """The prices of a linear layer under its candidates."""
         graph = template.graph
         op = graph.operators[at]
         rule = rule_of(graph, op)
@@ -351,14 +355,14 @@ class UnderProducts:
             some, strategies = candidates.narrow, candidates.strategies
             if some is None:
                 products = self._products(template, op, rule, strategies)
-            else:  # those in fp8 run alone
+            else:  # products in fp8 run without overlap
                 products = self._products(template, op, rule_of(graph, without_fp8(op)), strategies[some:])
                 products = _Products.joined([_Products(np.zeros((len(products.rows), some))), products])
             self._known[key] = (rule, candidates, products)
         return self._known[key][2]
 
     def _products(self, template: Template, op: Operator, rule: Rule, strategies: Sequence[Strategy]) -> _Products:
-        """What a linear layer takes under strategies of a rule."""
+        """The prices of a linear layer under some strategies of a rule."""
         graph = template.graph
         graded = tuple(name in graph.differentiable for name in op.operands)
         types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
@@ -373,7 +377,7 @@ class UnderProducts:
         held = np.array([pieces_of(rule, one, self.mesh.sizes)[longest or 0] for one in strategies])
         pieces, gradients = [whole.forward], [alone.backward]
         for chunks in CHUNKS[1:]:
-            pieces.append(whole.forward / chunks)  # no chunk takes less than its share
+            pieces.append(whole.forward / chunks)  # a chunk takes at least its share
             gradients.append(alone.backward / chunks)
             extent = 0 if longest is None else rule.factors[longest].extent // chunks
             fitting = np.flatnonzero(held <= extent)
@@ -385,12 +389,12 @@ class UnderProducts:
 
 
 def _chunked(way: _Way) -> list[int]:
-    """The steps that go in chunks."""
+    """The steps that are sent in chunks."""
     return [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
 
 
 def _longest_rows(rule: Rule) -> int | None:
-    """The longest factor of the rows of a linear layer, along which chunks are cut; None of a single row."""
+    """The longest factor of the rows of a linear layer, along which chunks are cut; None if there is a single row."""
     outer = [factors[0] for factors in rule.operands[0][:-1] if factors]
     return max(outer, key=lambda at: rule.factors[at].extent, default=None)
 
@@ -413,7 +417,7 @@ def takes_result(template: Template, edge: ValueEdge) -> bool:
 
 
 def products_of(template: Template, edge: ValueEdge) -> tuple[int, ...]:
-    """The products that read what an edge brings: its consumer, or those that read what that shares out."""
+    """The products that read the value of an edge: its consumer, or the readers of the identity that shares it."""
     if edge.operand == 0 and _is_product(template, edge.consumer):
         return (edge.consumer,)
     if template.graph.operators[edge.consumer].op != IDENTITY:
@@ -423,7 +427,7 @@ def products_of(template: Template, edge: ValueEdge) -> tuple[int, ...]:
 
 
 def _reading(candidates: Candidates, ends: tuple[Layout, Layout]) -> Indices:
-    """The candidates of a product whose operand has these layouts, forward and of its gradient; none in fp8."""
+    """The candidates of a product whose operand has these layouts, forward and for its gradient; none in fp8."""
     operand = candidates.operands[0]
     there, back = (
         column.index == (column.distinct.index(end) if end in column.distinct else -1)
@@ -436,8 +440,8 @@ def _reading(candidates: Candidates, ends: tuple[Layout, Layout]) -> Indices:
 def _legal(
     single: SingleSteps, sources: Sequence[Layout], targets: Sequence[Layout], allowed: frozenset[str], last: int
 ) -> NDArray[np.bool_]:
-    """Whether nothing, or a single step that may be taken apart, leads from each source to each target: of the allowed
-    kinds, and not along the dim that is summed up."""
+    """Whether each source becomes each target with no step, or with a single step that may be split into chunks: one of
+    the allowed kinds, and not along the dim that is summed."""
     legal = single.alone.copy()
     for number, (kind, axis, _) in enumerate(single.moves):
         here = single.steps == number
