@@ -1,6 +1,6 @@
-"""All solvers, by name. Each takes a problem, and options of its own, and returns a solution.
+"""All solvers, by name. Each takes a problem and its own options, and returns a solution.
 
-Every one accepts `upper_bound`: the caller wants only choices faster than that. To add one: a file here, a line below.
+Each accepts `upper_bound`: the caller wants only choices faster than that. To add a solver: a file here, a line below.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ __all__ = ["SOLVERS", "Solver"]
 
 
 class Solver(Protocol):
-    """What a solver looks like from outside."""
+    """The interface of a solver."""
 
     def __call__(self, problem: Problem, *, upper_bound: float | None = None) -> Solution:
         """Search for the fastest choice that fits."""

@@ -4,20 +4,20 @@
          │         │        2. Else find the smallest peak (elimination/peak.py). If that does not fit, nothing does.
          e ──── f ─┘        3. Else search as follows.
 
-The peak is a sum (memory) plus a maximum (transient). For an interval [w, W] of the transient, a relaxation has sums
-alone:
+The peak is a sum (memory) plus a maximum (transient). For an interval [w, W] of the transient there is a relaxation
+with sums alone:
 
     candidates with transient ≤ W,    memory ≤ limit - w
 
-Its Lagrangian (elimination/multiplier.py) bounds it and prices bytes; min-marginals rule candidates out (potential.py);
-elimination with Pareto fronts (fronts.py) solves what is left. If the relaxed choice has transient t and fits, the
-interval is done. If not, it is split at s ≤ t into [w, s) and [s, W]: the choice is excluded from the first by its
-transient and from the second by its memory. The interval of the least bound is next, until no bound is below the best
+Its Lagrangian (elimination/multiplier.py) gives a bound and a price of bytes. Min-marginals exclude candidates
+(potential.py). Elimination with Pareto fronts (fronts.py) solves what is left. If the relaxed choice has transient t
+and fits, the interval is done. If not, it is split at s ≤ t into [w, s) and [s, W]: the first excludes the choice by
+its transient, the second by its memory. The interval with the least bound is next, until no bound is below the best
 choice that fits.
 
-Complexity: n K^(width + 1) cells per elimination, some tens of eliminations with a limit; fronts are exponential at
-worst, and `front_limit` turns that worst case into an honest gap. Bertele and Brioschi 1972; Dechter 1999; Geoffrion
-1974. Not good for graphs of large width, where it refuses: use another solver there.
+Complexity: n K^(width + 1) cells per elimination, and some tens of eliminations with a limit. Fronts are exponential in
+the worst case; `front_limit` turns that case into a reported gap. Bertele and Brioschi 1972; Dechter 1999; Geoffrion
+1974. Not good for graphs of large width, which it refuses: use another solver there.
 """
 
 import heapq
@@ -36,7 +36,7 @@ from planner.strategy_search.solvers.elimination.potential import Limits, fix, n
 from planner.strategy_search.solvers.elimination.tables import Tables, schedule_of, time_tables
 from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Evaluation, Problem, Solution, Status
 
-# Entries per front in the first try; each later one has this many times more, up to the limit.
+# Entries per front in the first try; each later try has this factor more, up to the limit.
 FIRST_WIDTH = 300
 WIDTH_GROWTH = 10
 
@@ -54,17 +54,17 @@ def solve(
     """The fastest choice that fits.
 
     Args:
-        problem: what to solve.
-        upper_bound: only choices faster than this are of interest; "cutoff" says that there are none.
-        known: a choice to begin with, if it fits: nothing slower is looked at.
-        relative_gap: stop once the choice is proved to be within this of the best; then it is "feasible".
-        front_limit: the most entries of a Pareto front. Where it cuts in, the status may be "feasible", with its gap.
+        problem: the problem to solve.
+        upper_bound: only choices faster than this are of interest; the status is "cutoff" if there are none.
+        known: a choice to begin with; if it fits, slower choices are not examined.
+        relative_gap: stop once the choice is proved to be within this of the best; the status is then "feasible".
+        front_limit: the most entries of a Pareto front. If it is reached, the status may be "feasible", with a gap.
         table_limit: refuse problems whose largest clique table has more cells.
         cell_limit: refuse problems whose clique tables have more cells together.
 
     Raises:
-        ValueError: the elimination would need larger tables than `table_limit`, more of them than `cell_limit`, or of
-            more axes than there can be.
+        ValueError: the elimination would need a table larger than `table_limit`, more cells than `cell_limit` together,
+            or a table with more axes than possible.
     """
     if front_limit < 1 or relative_gap < 0:
         raise ValueError(f"front_limit={front_limit} must be at least 1, relative_gap={relative_gap} at least 0")
@@ -93,9 +93,10 @@ def solve(
 
 
 def lower_bound(problem: Problem, *, table_limit: int = 2**28, cell_limit: float = math.inf) -> float:
-    """A time that no choice that fits is below: without the limit, or by the Lagrangian if that does not fit.
+    """A lower bound on the time of any choice that fits: the optimum without the limit, or the Lagrangian bound if that
+    choice does not fit.
 
-    Infinite where the relaxation proves that nothing fits. Much cheaper than `solve`, which alone is exact.
+    Infinite if the relaxation proves that nothing fits. Much cheaper than `solve`, but only `solve` is exact.
     """
     plan = _schedule(problem, table_limit, cell_limit)
     messages = eliminate(plan, time_tables(problem, plan))
@@ -151,21 +152,21 @@ class _Search:
 
     @property
     def cutoff(self) -> float:
-        """Choices from this time on are of no interest."""
+        """Choices that take at least this long are not of interest."""
         if self.best is None or self.best[1].time >= self.ceiling:
             return self.ceiling
         time = self.best[1].time
         return time - 0.999 * self.tolerance * abs(time)  # so that the gap, when rounded, is within the tolerance
 
     def offer(self, choice: tuple[int, ...]) -> Evaluation:
-        """Keep a choice of the problem if it fits and is the fastest so far; what it costs."""
+        """Keep a choice if it fits and is the fastest so far; returns its cost."""
         evaluation = self.problem.evaluate(choice)
         if evaluation.feasible and (self.best is None or evaluation.time < self.best[1].time):
             self.best = choice, evaluation
         return evaluation
 
     def run(self, tables: Tables, *, memory_floor: float) -> None:
-        """Branch until no open interval can hold anything better."""
+        """Branch until no open interval can contain a better choice."""
         self.thresholds = np.unique(np.concatenate(tables.transient))
         low = np.searchsorted(self.thresholds, max(values.min() for values in tables.transient))
         high = np.searchsorted(self.thresholds, self.problem.capacity - memory_floor, side="right") - 1
@@ -174,7 +175,7 @@ class _Search:
             self.resolve(heapq.heappop(self.open)[2])
 
     def push(self, tables: Tables, low: int, high: int, *, start: float, floor: float) -> None:
-        """Bound an interval, and open it if the bound leaves hope."""
+        """Bound an interval, and open it if it may contain a better choice."""
         if low > high:
             return
         keep = [values <= self.thresholds[high] for values in tables.transient]
@@ -194,11 +195,11 @@ class _Search:
         heapq.heappush(self.open, (bound, self.intervals, interval))
 
     def budget(self, tables: Tables, low: int) -> float:
-        """The memory that the least transient of an interval leaves, counted like the tables."""
+        """The memory that remains beside the least transient of an interval, counted like the tables."""
         return self.problem.capacity - float(self.thresholds[low]) - tables.base
 
     def resolve(self, interval: _Interval) -> None:
-        """Solve an interval, or split it where its relaxed choice does not fit."""
+        """Solve an interval, or split it if its relaxed choice does not fit."""
         relaxation, bound, width = interval.relaxation, interval.relaxation.bound, FIRST_WIDTH
         assert relaxation.inside is not None, "an open interval has a choice within its budget"
         limits = Limits(multiplier=relaxation.multiplier, budget=self.budget(interval.tables, interval.low))
@@ -228,12 +229,13 @@ class _Search:
     def split(self, interval: _Interval, tables: Tables, relaxed: Evaluation, bound: float) -> None:
         """Open two parts of an interval, neither of which allows this choice, which does not fit.
 
-        The choice is excluded above any threshold that leaves less than its memory, and below any up to its transient.
+        The choice is excluded above any threshold that leaves less than its memory, and below any threshold up to its
+        transient.
         """
         first = int(np.searchsorted(self.thresholds, self.problem.capacity - relaxed.memory, side="right"))
         last = int(np.searchsorted(self.thresholds, relaxed.transient))
-        middle = (first + 3 * last) // 4  # on benchmarks better than either end or the half
-        if not interval.low < middle <= last:  # it fits but for rounding: no interval can tell
+        middle = (first + 3 * last) // 4  # better on benchmarks than either end or the middle
+        if not interval.low < middle <= last:  # it fits but for rounding, so no split excludes it
             self.unresolved = min(self.unresolved, bound)
             return
         start = interval.relaxation.multiplier
@@ -241,7 +243,7 @@ class _Search:
         self.push(tables, middle, interval.high, start=start, floor=bound)
 
     def solution(self, *, floor: float, steps: tuple[str, float]) -> Solution:
-        """What is known at the end; `floor` is a bound from before."""
+        """The result of the search; `floor` is a bound found before it."""
         bound = max(floor, min([self.cutoff, self.unresolved, *(entry[0] for entry in self.open)]))
         statistics = (
             steps,

@@ -1,10 +1,10 @@
-"""The oracle: look at every choice. Slow, and simple enough to be believed.
+"""The oracle: examines every choice. Slow, and simple enough to be trusted.
 
-    choice number    0       1       2       3      ...       mixed radix, the last variable running fastest:
+    choice number    0       1       2       3      ...       mixed radix, the last variable changes fastest:
     (a, b)         (0,0)   (0,1)   (0,2)   (1,0)    ...       the order of itertools.product
 
-Of equally fast choices the first wins. n table lookups per choice, and the product of all candidate counts in choices,
-of which more than `choice_limit` are refused. Good for nothing but checking other solvers.
+Of equally fast choices the first is taken. It does n table lookups per choice, for the product of all candidate counts;
+more than `choice_limit` choices are refused. Good only for checking other solvers.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.strategy_search.solvers.problem import Array, Problem, Solution
 
-# Choices that are priced at once.
+# Choices that are priced together.
 CHUNK = 2**16
 
 
@@ -47,7 +47,7 @@ def solve(problem: Problem, *, upper_bound: float | None = None, choice_limit: i
 
 
 def _prices(problem: Problem, count: int) -> Iterator[tuple[int, Array, Array]]:
-    """The number of the first choice of each chunk, and the times and peaks of all its choices."""
+    """For each chunk the number of its first choice, and the times and peaks of all its choices."""
     for start in range(0, count, CHUNK):
         picks = np.unravel_index(np.arange(start, min(start + CHUNK, count)), problem.sizes)
         time, memory, transient = (np.zeros(len(picks[0])) for _ in range(3))

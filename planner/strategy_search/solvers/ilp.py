@@ -6,31 +6,32 @@
 
     minimise    Σ time x + Σ time y                                  (_total)
     subject to  Σ_i x[a, i] = 1                                      (_add_candidates)
-                Σ_j y[a, i, b, j] = x[a, i],  and so for b           (_add_pairs: the local polytope)
+                Σ_j y[a, i, b, j] = x[a, i],  and likewise for b     (_add_pairs: the local polytope)
                 τ ≥ Σ_i transient[a, i] x[a, i]  for every a         (_add_transient)
                 Σ memory x + Σ memory y + τ ≤ capacity               (_build)
 
-x is binary; y and τ are continuous, for whole x leaves y no freedom. What is forbidden has no variable, nor has what
-alone costs more than a limit leaves once everything else is at its least (_leave_out). If nothing fits, the same
-program with the peak as its objective gives the least memory.
+x is binary; y and τ are continuous, because integral x determines y. Forbidden entries have no variable. Neither do
+entries that alone exceed what a limit leaves when everything else is at its least (_leave_out). If nothing fits, the
+same program with the peak as its objective gives the least memory.
 
-The engine works with tolerances, its answers are made to hold without them:
-- Every table is shifted to a least entry of 0, and scaled so that the room between the sum of the least entries and the
-  ceiling is PER_PART for each table. The tolerance is then far below what OPTIMALITY_TOLERANCE asks for.
-- The bound is lowered by all that the tolerances can hide (_proved), and never trusted above the value from which the
-  engine prunes. If the gap stays open because the scale was too coarse, the best choice sets a finer one.
-- `problem.evaluate` alone prices a choice. One that exceeds the limit by a rounding is banned by a constraint of its
+The engine works with tolerances; its answers are corrected to hold without them: - Every table is shifted to a least
+entry of 0, and scaled so that the difference between the ceiling and the sum of the
+  least entries is PER_PART for each table. The tolerance is then far below OPTIMALITY_TOLERANCE.
+- The bound is lowered by everything that tolerances can hide (_proved). It is never trusted above the value from which
+  the engine prunes. If the gap stays open because the scale was too coarse, the best choice gives a finer one.
+- Only `problem.evaluate` prices a choice. A choice that exceeds the limit by a rounding is banned by a constraint of
+its
   own (_ban), which no other choice violates, and the program is solved again.
-What remains trusted is the engine: that its pruning is right but for its tolerances. No code is shared with the dynamic
-programming, so that where both agree, two unrelated proofs do.
+The engine is trusted to prune correctly within its tolerances. The dynamic programming shares no code with this file,
+so where both agree, two independent proofs agree.
 
-Complexity: exponential at worst. Σ K columns for the variables, Σ K² for the edges; without a limit the relaxation is
-often whole at once on chains with skips. Wainwright and Jordan 2008, section 8 (the local polytope); Huangfu and Hall
-2018 (HiGHS); Zheng et al. 2022 (Alpa), section 4.2, has such a program for sharding. Not good for large problems or
-tight limits, where a gap remains (tests/benchmarks/bench_solvers.py), or for the speed of an inner loop: `upper_bound`
-leaves candidates out, but does not stop the engine early.
+Complexity: exponential in the worst case. Σ K columns for the variables, Σ K² for the edges. Without a limit the
+relaxation is often integral at once on chains with skips. Wainwright and Jordan 2008, section 8 (the local polytope);
+Huangfu and Hall 2018 (HiGHS); Zheng et al. 2022 (Alpa), section 4.2, has such a program for sharding. Not good for
+large problems or tight limits, where a gap remains (tests/benchmarks/bench_solvers.py), or for an inner loop that must
+be fast: `upper_bound` leaves candidates out, but does not stop the engine early.
 
-One file, so that the program stands beside what makes its answers hold.
+Everything is in one file, so that the program stands beside the corrections of its answers.
 """
 
 import dataclasses
@@ -50,16 +51,16 @@ from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Array,
 Engine = Literal["highs", "scip"]
 Goal = Literal["time", "peak"]
 
-# What the engine is asked to keep to, in scaled units: violated rows, fractional columns, reduced costs.
+# Tolerances for the engine, in scaled units: violated rows, fractional columns, reduced costs.
 TOLERANCE = 1e-9
 
-# A sum over all tables is scaled to this much for each, so that tolerances are about 1e-11 of it.
+# Sums over all tables are scaled to this much per table, so that tolerances are about 1e-11 of them.
 PER_PART = 100.0
 
-# Sums of doubles in another order differ relatively by less.
+# Relative difference of sums of the same doubles in different orders: less than this.
 ROUNDING = 1e-12
 
-# The most programs solved for one answer: scaled again, or with a choice banned.
+# The most programs solved for one answer: with a new scale, or with a banned choice.
 ROUNDS = 20
 
 
@@ -74,13 +75,13 @@ def solve(
     """The fastest choice that fits, and a bound on all others.
 
     Args:
-        problem: what to solve.
-        upper_bound: only choices faster than this (within OPTIMALITY_TOLERANCE) are of interest; "cutoff" says that
-            there are none, even where nothing fits at all.
-        time_limit: seconds of wall time, which the engine may exceed a little; then the choice is "feasible" with its
-            gap, or the status "unknown" with its bound. An infinite bound there says that nothing fits, but that the
-            least memory could not be settled in time.
-        relative_gap: stop once the choice is proved to be within this of the best; then it is "feasible".
+        problem: the problem to solve.
+        upper_bound: only choices faster than this (within OPTIMALITY_TOLERANCE) are of interest; the status is "cutoff"
+            if there are none, even if nothing fits at all.
+        time_limit: seconds of wall time, which the engine may exceed a little. The status is then "feasible" with a
+            gap, or "unknown" with a bound. An infinite bound then says that nothing fits, but that the least memory was
+            not found in time.
+        relative_gap: stop once the choice is proved to be within this of the best; the status is then "feasible".
         engine: "highs" or "scip".
 
     Raises:
@@ -108,7 +109,7 @@ def solve(
 
 
 def _nothing_fits(search: "_Search", lean: "_Search") -> Solution:
-    """What to say where nothing fits: with the least memory, if that is settled."""
+    """The solution if nothing fits: with the least memory, if that was found."""
     statistics = search.statistics
     if lean.best is None and lean.bound == math.inf:
         return Solution(status="infeasible", bound=math.inf, least_memory=math.inf, statistics=statistics)
@@ -119,7 +120,7 @@ def _nothing_fits(search: "_Search", lean: "_Search") -> Solution:
 
 
 def _solution(search: "_Search", ceiling: float) -> Solution:
-    """What is known at the end of a search for the fastest choice."""
+    """The result of a search for the fastest choice."""
     if search.best is None or search.best[1].time >= ceiling:
         proved = search.bound >= ceiling - OPTIMALITY_TOLERANCE * abs(ceiling)
         status: Status = "cutoff" if proved else "unknown"
@@ -131,7 +132,7 @@ def _solution(search: "_Search", ceiling: float) -> Solution:
 
 
 class _Search:
-    """Programs of one goal, each built on what the ones before it found."""
+    """Programs for one goal; each uses what the earlier ones found."""
 
     def __init__(self, problem: Problem, *, goal: Goal, engine: Engine, gap: float, deadline: float) -> None:
         self.problem, self.goal, self.engine, self.deadline = problem, goal, engine, deadline
@@ -143,14 +144,14 @@ class _Search:
 
     @property
     def value(self) -> float:
-        """What the best choice costs, in the unit of the goal."""
+        """The cost of the best choice, in the unit of the goal."""
         if self.best is None:
             return math.inf
         return self.best[1].time if self.goal == "time" else self.best[1].peak
 
     @property
     def gap(self) -> float:
-        """How far the best choice may be above the least value, relatively."""
+        """How far the best choice may be above the least value, relative to it."""
         if self.value <= self.bound:
             return 0.0
         return (self.value - self.bound) / abs(self.value) if 0 < abs(self.value) < math.inf else math.inf
@@ -160,7 +161,7 @@ class _Search:
         return (("programs", float(self.rounds)), ("nodes", float(self.nodes)))
 
     def offer(self, choice: Sequence[int]) -> bool:
-        """Keep a choice if it fits and is the best so far; whether it fits."""
+        """Keep a choice if it fits and is the best so far; returns whether it fits."""
         evaluation = self.problem.evaluate(choice)
         value = evaluation.time if self.goal == "time" else evaluation.peak
         if evaluation.feasible and value < self.value:
@@ -168,7 +169,7 @@ class _Search:
         return evaluation.feasible
 
     def run(self, ceiling: float) -> None:
-        """Solve programs until the gap is closed, nothing below the ceiling is left, or time is up."""
+        """Solve programs until the gap is closed, nothing below the ceiling is left, or the time is over."""
         unit = math.inf
         while self.gap > self.wanted and self.bound < ceiling and self.rounds < ROUNDS:
             top = min(ceiling, self.value)
@@ -176,7 +177,7 @@ class _Search:
             if program is None:
                 self.bound = max(self.bound, top)
                 return
-            if self.best is not None and unit < 2 * program.unit:  # a finer scale would say the same
+            if self.best is not None and unit < 2 * program.unit:  # a finer scale would not help
                 return
             unit = program.unit if self.best is not None else math.inf
             answer = _run(program, self.engine, self.wanted - 0.75 * OPTIMALITY_TOLERANCE, self.deadline)
@@ -184,7 +185,7 @@ class _Search:
             if answer.empty:
                 self.bound = max(self.bound, top) if self.best is None else self.bound
                 return
-            self.bound = max(self.bound, min(answer.bound, top))  # above the ceiling choices are left out
+            self.bound = max(self.bound, min(answer.bound, top))  # choices above the ceiling are left out
             if answer.choice is None:
                 return
             if not self.offer(answer.choice):
@@ -197,7 +198,7 @@ class _Search:
 
 
 def _floor(problem: Problem, goal: Goal) -> float:
-    """The sum of the least entries, below which nothing is."""
+    """The sum of the least entries: a lower bound."""
     tables = (*problem.variables, *problem.edges)
     least = [getattr(table, "time" if goal == "time" else "memory").min(initial=math.inf) for table in tables]
     transient = max(variable.transient.min().item() for variable in problem.variables)
@@ -205,9 +206,9 @@ def _floor(problem: Problem, goal: Goal) -> float:
 
 
 def _settle(problem: Problem, start: Sequence[int]) -> tuple[int, ...]:
-    """Move each variable to its first candidate of those that are fastest where the others stand, and which fit.
+    """Move each variable to its fastest candidate, given all others, that fits; of equals to the first.
 
-    Makes ties go to the first candidate, and what an engine had to leave at its time limit a local optimum.
+    So ties go to the first candidate, and a choice that the engine had at its time limit becomes a local optimum.
     """
     choice, best = list(start), problem.evaluate(start)
     touching: list[list[tuple[int, Array]]] = [[] for _ in problem.variables]
@@ -235,7 +236,7 @@ def _settle(problem: Problem, start: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Part:
-    """A variable, or all edges between two: its tables, and which entries the program has."""
+    """A variable, or all edges between two variables: its tables, and which entries the program has."""
 
     ends: tuple[int, ...]
     time: Array
@@ -244,12 +245,12 @@ class _Part:
     allowed: NDArray[np.bool_]
 
     def least(self, table: Array) -> float:
-        """The least allowed entry of a table; infinite where none is."""
+        """The least allowed entry of a table; infinite if none is allowed."""
         return float(table[self.allowed].min(initial=math.inf))
 
 
 def _parts(problem: Problem) -> list[_Part]:
-    """The variables, by position, then the edges, parallel ones added up; what is forbidden is left out."""
+    """The variables by position, then the edges, with parallel ones added up; forbidden entries are not allowed."""
     parts = [
         _Part(ends=(v,), time=x.time, memory=x.memory, transient=x.transient, allowed=x.time < math.inf)
         for v, x in enumerate(problem.variables)
@@ -265,7 +266,7 @@ def _parts(problem: Problem) -> list[_Part]:
 
 
 def _spread(parts: list[_Part]) -> None:
-    """Leave out the pairs of candidates that are left out, and the candidates of which all pairs are."""
+    """Disallow pairs with a candidate that is not allowed, and candidates without an allowed pair."""
     for part in [part for part in parts if len(part.ends) == 2]:
         first, second = (parts[end] for end in part.ends)
         part.allowed = part.allowed & first.allowed[:, None] & second.allowed
@@ -274,17 +275,17 @@ def _spread(parts: list[_Part]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """How a sum over tables enters the program: divided by `unit`. `base` is the least that it can be."""
+    """How a sum over tables enters the program: divided by `unit`. `base` is the least value of the sum."""
 
     base: float
     unit: float
 
 
 def _leave_out(parts: list[_Part], quantity: Literal["time", "memory"], ceiling: float) -> _Scale | None:
-    """Drop what alone lifts a sum over its ceiling, and scale what is left; None where nothing is.
+    """Disallow entries that alone lift a sum over its ceiling, and scale the rest; None if nothing remains.
 
-    For memory, the transient counts: all candidates but one may be at their least, which still has the largest of the
-    least transients.
+    For memory the transient counts: with all candidates but one at their least, the transient is still at least the
+    largest of the least transients.
     """
     tables: list[Array] = [getattr(part, quantity) for part in parts]
     least = [part.least(table) for part, table in zip(parts, tables, strict=True)]
@@ -309,7 +310,8 @@ def _leave_out(parts: list[_Part], quantity: Literal["time", "memory"], ceiling:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Program:
-    """A MathOpt model, the columns of each part (an array of variables, None where there is none), and its units."""
+    """A MathOpt model, the columns of each part (an array of variables, None for entries without one), and its
+    units."""
 
     model: Any
     columns: list[NDArray[np.object_]] = field(default_factory=list)
@@ -318,7 +320,8 @@ class _Program:
 
 
 def _build(problem: Problem, goal: Goal, ceiling: float, banned: Sequence[tuple[int, ...]]) -> _Program | None:
-    """The program of all choices within the limit whose value is at most `ceiling`, and more; None where none are."""
+    """The program of all choices within the limit whose value is at most `ceiling`, and possibly more; None if there
+    are none."""
     from ortools.math_opt.python import mathopt
 
     parts = _parts(problem)
@@ -364,7 +367,7 @@ def _add_candidates(program: _Program, parts: list[_Part]) -> None:
 
 
 def _add_pairs(program: _Program, parts: list[_Part]) -> None:
-    """A column for every allowed pair of an edge; those of a candidate add up to the candidate's."""
+    """A column for every allowed pair of an edge; those of a candidate sum up to the candidate's column."""
     from ortools.math_opt.python import mathopt
 
     for part in [part for part in parts if len(part.ends) == 2]:
@@ -379,7 +382,7 @@ def _add_pairs(program: _Program, parts: list[_Part]) -> None:
 
 
 def _ban(program: _Program, banned: Sequence[tuple[int, ...]]) -> None:
-    """At least one variable departs from each of these choices."""
+    """At least one variable differs from each of these choices."""
     from ortools.math_opt.python import mathopt
 
     for choice in banned:
@@ -391,7 +394,7 @@ def _ban(program: _Program, banned: Sequence[tuple[int, ...]]) -> None:
 def _total(
     program: _Program, parts: list[_Part], quantity: Literal["time", "memory"], scale: _Scale
 ) -> tuple[float, list[Any]]:
-    """The sum of a table over all parts in scaled units: its constant, and its terms."""
+    """The sum of a table over all parts in scaled units: its constant and its terms."""
     constants, terms = [], []
     for part, columns in zip(parts, program.columns, strict=True):
         table: Array = getattr(part, quantity)
@@ -404,7 +407,7 @@ def _total(
 
 
 def _add_transient(program: _Program, parts: list[_Part], scale: _Scale) -> tuple[float, list[Any]]:
-    """The largest transient in scaled units: a floor that every choice has, and a column for what exceeds it."""
+    """The largest transient in scaled units: a floor that every choice has, and a column for the excess over it."""
     from ortools.math_opt.python import mathopt
 
     nodes = [part for part in parts if len(part.ends) == 1]
@@ -424,7 +427,7 @@ def _add_transient(program: _Program, parts: list[_Part], scale: _Scale) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What the engine says of a program: `bound` is in the unit of the goal, and holds whatever the tolerances hid."""
+    """The engine's answer to a program: `bound` is in the unit of the goal, and holds without tolerances."""
 
     choice: tuple[int, ...] | None = None
     bound: float = -math.inf
@@ -452,7 +455,7 @@ def _run(program: _Program, engine: Engine, gap: float, deadline: float) -> _Ans
             parameters.gscip.real_params[f"numerics/{name}"] = TOLERANCE
         result = mathopt.solve(program.model, mathopt.SolverType.GSCIP, params=parameters)
     reason, kinds, nodes = result.termination.reason, mathopt.TerminationReason, result.solve_stats.node_count
-    if reason in (kinds.INFEASIBLE, kinds.INFEASIBLE_OR_UNBOUNDED):  # unbounded it cannot be: every column is bounded
+    if reason in (kinds.INFEASIBLE, kinds.INFEASIBLE_OR_UNBOUNDED):  # it cannot be unbounded: every column is bounded
         return _Answer(empty=True, finished=True, nodes=nodes)
     trusted = reason in (kinds.OPTIMAL, kinds.FEASIBLE, kinds.NO_SOLUTION_FOUND)  # not after a numerical failure
     bound = result.dual_bound() if trusted else -math.inf
@@ -469,10 +472,10 @@ def _run(program: _Program, engine: Engine, gap: float, deadline: float) -> _Ans
 
 
 def _proved(program: _Program, bound: float, objective: float, gap: float) -> float:
-    """A bound of the engine, made to hold without its tolerances, in the unit of the goal.
+    """A bound of the engine, corrected to hold without its tolerances, in the unit of the goal.
 
-    A reduced cost may be wrong by the tolerance, and a weight as small may be dropped; the columns of a part add up to
-    one, that of the transient is at most PER_PART. Nodes are pruned from where they improve on the best objective by
+    A reduced cost may be wrong by the tolerance, and a weight of that size may be dropped. The columns of a part sum up
+    to one; that of the transient is at most PER_PART. The engine prunes nodes that improve on the best objective by
     less than the gap or the tolerance.
     """
     if objective < math.inf:

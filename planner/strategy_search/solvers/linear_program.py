@@ -2,9 +2,9 @@
 
     minimise  c x     with  lower <= A x <= upper,  x >= 0
 
-The dual value of a row is what the minimum rises by where its binding side rises by one. It takes a millisecond for the
-few rows and up to a hundred columns that it is made for; the same program gives the same answer. Not good for: large
-sparse programs, for which the matrix would be built as a whole.
+The dual value of a row is the increase of the minimum if its binding side increases by one. A program of a few rows and
+up to a hundred columns takes a millisecond; the same program gives the same answer. Not good for: large sparse
+programs, since the matrix is dense.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,13 @@ Array = NDArray[np.float64]
 
 
 _AS_FOUND = "change_status_to_imprecise: false"
-"""Else GLOP calls a program abnormal, and gives no solution, whose solution is about as far off as its tolerances."""
+"""Without this, GLOP calls a program abnormal and returns no solution if the solution is off by about the
+tolerances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearSolution:
-    """The least value, with the values of all columns, and the dual values of all rows."""
+    """The least value, the values of all columns, and the dual values of all rows."""
 
     value: float
     columns: Array
@@ -29,9 +30,10 @@ class LinearSolution:
 
 
 def minimized(costs: Array, rows: Array, lower: Array, upper: Array) -> LinearSolution | None:
-    """The least of a linear program, (columns), (rows, columns), (rows), (rows); None where nothing satisfies it.
+    """The minimum of a linear program: costs (columns), rows (rows, columns), lower and upper (rows). None if no x
+    satisfies it.
 
-    Raises ArithmeticError where the solver ends without an answer.
+    Raises ArithmeticError if the solver ends without an answer.
     """
     from ortools.linear_solver import pywraplp
 

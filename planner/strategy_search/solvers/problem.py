@@ -1,15 +1,15 @@
-"""The problem that every solver solves, and the only place where a choice gets its price.
+"""The problem that every solver solves, and the only place where a choice is priced.
 
 Every variable picks one of its candidates. A candidate costs time and memory, and so does every pair of candidates of
 two variables that an edge joins:
 
-    a ───── b ───── c          time      = sum of nodes and edges
-    │       │                  memory    = sum of nodes and edges
-    d       e                  transient = largest of the nodes: it lives for a moment, one after the other
+    a ───── b ───── c          time      = sum over nodes and edges
+    │       │                  memory    = sum over nodes and edges
+    d       e                  transient = maximum over nodes: they live for a moment, one after the other
                                peak      = memory + transient, which must not exceed the limit
 
-An infinite time forbids a candidate or a pair. Multiplicities (a block that repeats) are already in the numbers.
-Nothing here knows what a variable stands for.
+An infinite time forbids a candidate or a pair. The numbers already include multiplicities, such as those of repeated
+blocks. Nothing here knows what a variable stands for.
 """
 
 import math
@@ -23,20 +23,20 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 Status = Literal["optimal", "feasible", "infeasible", "cutoff", "unknown"]
 
-# A peak this much above the limit, relatively, still fits: sums of the same numbers in another order differ by less.
+# A peak that exceeds the limit by this relative amount still fits: sums in different orders differ by less.
 FEASIBILITY_TOLERANCE = 1e-9
 
-# A choice is called optimal where it is within this of the proved bound, relatively, for the same reason.
+# A choice within this relative distance of the proved bound is called optimal, for the same reason.
 OPTIMALITY_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Variable:
-    """One decision: what each of its K candidates costs by itself.
+    """One decision: the cost of each of its K candidates.
 
     Attributes:
         name: for messages.
-        time: (K,) seconds; infinite where the candidate is forbidden.
+        time: (K,) seconds; infinite if the candidate is forbidden.
         memory: (K,) bytes that stay.
         transient: (K,) bytes that live for a moment; only the largest of all variables counts.
     """
@@ -66,11 +66,11 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Edge:
-    """What the pairs of candidates of two variables cost on top.
+    """The additional cost of pairs of candidates of two variables.
 
     Attributes:
         first, second: positions of the variables, first < second.
-        time: (K_first, K_second) seconds; infinite where the pair is forbidden.
+        time: (K_first, K_second) seconds; infinite if the pair is forbidden.
         memory: (K_first, K_second) bytes that stay.
     """
 
@@ -90,7 +90,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a choice costs: seconds, bytes, and whether it is allowed and fits."""
+    """The cost of a choice: seconds, bytes, and whether it is allowed and fits."""
 
     time: float
     memory: float
@@ -101,7 +101,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """Variables, the edges between them (several may join the same pair), and the bytes that the peak may take."""
+    """Variables, the edges between them (several may join the same pair), and the limit of the peak in bytes."""
 
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...] = ()
@@ -129,11 +129,12 @@ class Problem:
 
     @property
     def capacity(self) -> float:
-        """The largest peak that counts as fitting: the limit and its tolerance."""
+        """The largest peak that counts as fitting: the limit plus the tolerance."""
         return self.memory_limit + FEASIBILITY_TOLERANCE * abs(self.memory_limit)
 
     def evaluate(self, choice: Sequence[int]) -> Evaluation:
-        """Price a choice: one candidate per variable, by position. Sums are rounded once, so order does not matter."""
+        """Price a choice: one candidate per variable, by position. Sums are rounded once, so their order does not
+        matter."""
         if len(choice) != len(self.variables):
             raise ValueError(f"the choice has {len(choice)} entries for {len(self.variables)} variables")
         for variable, candidate in zip(self.variables, choice, strict=True):
@@ -154,19 +155,19 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What a solver found and what it proved.
+    """What a solver found and proved.
 
     Attributes:
-        status: "optimal": `choice` fits and nothing that fits is faster (within OPTIMALITY_TOLERANCE).
-            "feasible": `choice` fits, `gap` says how much faster another might be.
-            "infeasible": nothing fits. "cutoff": nothing that fits is faster than the upper bound the caller gave.
-            "unknown": the solver gave up with neither a choice nor a proof.
+        status: "optimal": `choice` fits and nothing that fits is faster (within OPTIMALITY_TOLERANCE). "feasible":
+            `choice` fits; `gap` says how much faster another one might be. "infeasible": nothing fits. "cutoff":
+            nothing that fits is faster than the upper bound of the caller. "unknown": the solver gave up without a
+            choice or a proof.
         choice: a candidate per variable; None unless optimal or feasible.
         evaluation: `problem.evaluate(choice)`, or None.
-        bound: no choice that fits takes less time; infinite where infeasible.
-        least_memory: where infeasible, the smallest peak of any allowed choice, exactly; infinite where no choice is
-            allowed at all. None otherwise.
-        statistics: what the search did, by name, for people.
+        bound: every choice that fits takes at least this time; infinite if infeasible.
+        least_memory: if infeasible, the exact smallest peak of any allowed choice; infinite if no choice is allowed at
+            all. None otherwise.
+        statistics: facts about the search, by name, for people.
     """
 
     status: Status
@@ -178,7 +179,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How far the time may be above the best possible, relative to the time; infinite without a choice."""
+        """How far the time may be above the best possible one, relative to the time; infinite without a choice."""
         if self.evaluation is None:
             return math.inf
         time = self.evaluation.time
@@ -190,14 +191,14 @@ class Solution:
 def _costs(values: ArrayLike, *, where: str) -> Array:
     """A table of times: numbers or plus infinity."""
     table = np.asarray(values, dtype=np.float64)
-    least = table.min(initial=math.inf)  # is nan where any entry is
+    least = table.min(initial=math.inf)  # nan if any entry is
     if math.isnan(least) or least == -math.inf:
         raise ValueError(f"{where} has an entry {least}; it must be a number, or inf where forbidden")
     return table
 
 
 def _bytes(values: ArrayLike, *, shape: tuple[int, ...], where: str) -> Array:
-    """A table of bytes of the shape of its table of times: finite numbers."""
+    """A table of bytes with the shape of its table of times: finite numbers."""
     table = np.asarray(values, dtype=np.float64)
     if table.shape != shape:
         raise ValueError(f"{where} has shape {table.shape}, its time has {shape}")
