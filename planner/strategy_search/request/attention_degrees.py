@@ -1,4 +1,4 @@
-"""Into how many parts attention can be split: by a ring, by heads, and by heads among tensor parallel devices."""
+"""How far attention can be split: by a ring, by heads (Ulysses), and by heads over tensor-parallel devices."""
 
 import math
 
@@ -8,23 +8,23 @@ from planner.sharding.rule import FactorKind, Rule
 
 
 def heads_of(rule: Rule) -> int:
-    """Heads of the queries."""
+    """The number of query heads."""
     return _extent(rule, "heads")
 
 
 def key_heads_of(rule: Rule) -> int:
-    """Heads of the keys, of which several heads of queries may share one."""
+    """The number of key heads; several query heads may share one."""
     return _extent(rule, "key_heads")
 
 
 def length_of(rule: Rule) -> int:
-    """Positions of the queries."""
+    """The number of query positions."""
     return _extent(rule, "queries")
 
 
 def attention_fault(rule: Rule, ring: int, heads: int, zigzag: bool, slices: int = 1) -> Fault | None:
-    """Why one of so many slices of attention cannot be split by a ring of so many devices, and by heads inside of it;
-    None where it can."""
+    """Why attention cannot be split by a ring of `ring` devices, with `heads` devices by heads inside of it, if a
+    sequence is taken in `slices`; None if it can."""
     length, count = length_of(rule) // slices, heads_of(rule)
     turns = zigzag and rule.causal and ring > 1
     step = math.lcm(2 * ring if turns else ring, ring * heads)

@@ -1,4 +1,4 @@
-"""What no plan can beat, from the floating point work and the parameters alone: for the order of the search."""
+"""Simple lower bounds, from the floating point work and the parameters alone. They decide the order of the search."""
 
 import math
 from collections.abc import Sequence
@@ -21,39 +21,39 @@ from planner.strategy_search.request.template import Template
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What no plan can beat, from the floating point work and the parameters alone.
+    """Lower bounds from the floating point work and the parameters alone.
 
-    The work of a class takes at least flops / `best_rate` wherever it is done, so n devices need at least 1/n
-    of it each, and a pipeline of p ranks with v virtual stages runs 1 + (p - 1) / (v m) times that. Weights, gradients
-    and optimizer states are at least once in all: some device has 1/n of them or more.
+    The work of a class takes at least flops / `best_rate` on any device, so n devices need at least 1/n of that each. A
+    pipeline of p ranks with v virtual stages takes 1 + (p - 1) / (v m) times that. Weights, gradients and optimizer
+    states exist at least once in all, so some device has at least 1/n of them.
     """
 
     work: float  # seconds of one device for the forward and backward work of one sample
-    recomputed: float  # seconds of one device to do the forward work of all blocks once more
+    recomputed: float  # seconds of one device to recompute all blocks once
     parameters: float  # bytes of weights, gradients and optimizer states
-    passed_on: float  # seconds of one device for what of `work` other stages wait for: all but gradients of parameters
+    passed_on: float  # seconds of one device for the `work` that other stages wait for: all but weight gradients
 
     def step_seconds(self, configuration: Configuration, devices: int, global_batch: int, recompute: bool) -> float:
-        """Least step time of a configuration, with blocks fully recomputed where `recompute` says so."""
+        """Least step time of a configuration; `recompute` says whether blocks are fully recomputed."""
         m, p, v = configuration.micro_batches, configuration.pipeline, configuration.virtual_stages
         seconds = self.work + (self.recomputed if recompute else 0.0)
         return seconds * global_batch / devices * (1 + (p - 1) / (v * m))
 
     def seconds_of_one(self, configuration: Configuration, devices: int, global_batch: int) -> float:
-        """Least seconds in which a micro-batch passes all stages forward, and back, in whatever order of turns: each of
-        p stages waits for the one before it, and has 1/p of the devices. No step takes less."""
+        """Least seconds of a micro-batch through all stages forward and back, for any schedule: each of p stages waits
+        for the previous one, and has 1/p of the devices. Every step takes at least that."""
         return self.passed_on * global_batch / configuration.micro_batches * configuration.pipeline / devices
 
     def device_bytes(self, devices: int) -> float:
-        """Least bytes on the fullest device."""
+        """Least bytes on the device that holds most."""
         return self.parameters / devices
 
 
 def mixed_step_seconds(
     limits: Sequence[Bounds], devices: Sequence[int], configuration: Configuration, global_batch: int, recompute: bool
 ) -> float:
-    """Least step time on groups of devices, one stage on each rank: all of them together work for as long as the
-    slowest stage, and one micro-batch takes on all stages what it takes on the quickest devices, or more."""
+    """Least step time on groups of different devices, with one stage on each rank. All devices together are busy for as
+    long as the slowest stage. One micro-batch takes at least as long on all stages as on the quickest devices."""
     seconds = [own.work + (own.recomputed if recompute else 0.0) for own in limits]
     part = global_batch / configuration.micro_batches
     pace = part / math.fsum(count / own for count, own in zip(devices, seconds, strict=True))
@@ -69,8 +69,7 @@ def bounds(
     update: Update = PLAIN,
     offload: Offload = NOTHING,
 ) -> Bounds:
-    """Bounds of a model whose template graph has `batch` samples; what of them may be offloaded takes no
-    memory."""
+    """Bounds of a model whose template graph has `batch` samples. Anything that may be offloaded takes no memory."""
     graph = template.graph
     forward = recomputed = backward = passed_back = 0.0
     owned = {parameter.name for parameter in graph.parameters}

@@ -1,4 +1,4 @@
-"""Choices that contradict each other or mean nothing, whatever the model and the devices are."""
+"""Choices that contradict each other or have no meaning, for any model and any devices."""
 
 from dataclasses import replace
 from typing import get_args
@@ -15,17 +15,17 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
 
 _DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "replicas", "micro_batch", "micro_batches")
-_SEARCHED = ("virtual_stages", "interleave", "slices", "tensor_overlap")  # where 0 has them searched
+_SEARCHED = ("virtual_stages", "interleave", "slices", "tensor_overlap")  # 0 leaves these to the search
 
 
 def pinned_fault(pinned: Pinned) -> Fault | None:
-    """The first choice that contradicts another one or means nothing; None where all go together."""
+    """The first choice that contradicts another one or has no meaning; None if there is none."""
     rules = (_range_fault, _word_fault, _context_fault, _ulysses_fault, _pair_fault)
     return next((fault for rule in rules if (fault := rule(pinned)) is not None), None)
 
 
 def turns_fault(request: SearchRequest) -> Fault | None:
-    """Why the schedule that is asked for cannot be had with what else is; None where it can."""
+    """Why the requested schedule cannot be combined with the other choices; None if it can."""
     pinned = request.pinned
     pipeline = 1 if request.cluster.devices == 1 else pinned.pipeline
     virtual = pinned.virtual_stages
@@ -125,7 +125,7 @@ def _context_fault(pinned: Pinned) -> Fault | None:
 
 
 def _ulysses_fault(pinned: Pinned) -> Fault | None:
-    """Of a context of N devices, M = `ulysses` split heads: M divides N, and leaves a ring to a hybrid."""
+    """In a context of N devices, M = `ulysses` split heads: M must divide N, and must leave a ring in a hybrid."""
     if pinned.ulysses is not None and pinned.context_by not in ("hybrid", "auto"):
         return Fault(
             option="ulysses",
@@ -158,7 +158,7 @@ def _ulysses_fault(pinned: Pinned) -> Fault | None:
 
 
 def _pair_fault(pinned: Pinned) -> Fault | None:
-    """Options that decide the same, and those that say nothing without another one."""
+    """Options that decide the same thing, and options that have no meaning without another one."""
     if (pinned.replicas or 1) > 1 and not pinned.zero:
         return Fault(
             option="replicas",

@@ -1,12 +1,12 @@
-"""What operators do whose strategy nobody has decided.
+"""The default strategy of operators for which the user gives none.
 
-search          whatever makes the plan best
-data_parallel   every axis of the mesh splits the batch, as MindSpore's semi_auto_parallel does it; what has no batch
-                is the same on all devices, and weights that only such operators read are whole on each
+search          whatever makes the plan best data_parallel   every axis of the mesh splits the batch, as in MindSpore's
+semi_auto_parallel. Operators without a batch
+                do the same work on all devices, and weights that only they read are full copies
 
-Views and identities compute nothing: they take what is cheapest between their neighbours, as a reshape does there.
-Where the samples of a micro-batch do not divide over the whole mesh there is no data parallelism to fall back to, so
-that neither such a mesh nor such a micro-batch is looked at.
+Views and identities compute nothing: they take whatever is cheapest between their neighbours, as a reshape does there.
+Data parallelism needs a micro-batch whose samples divide over the whole mesh; other meshes and micro-batches are not
+tried.
 """
 
 import math
@@ -23,7 +23,7 @@ _FREE = "view"
 
 
 def default_fault(default: str, shards: Sequence[object], pinned: Pinned) -> Fault | None:
-    """Why operators cannot do by default what they are asked to: it completes strategies, and knows no degrees."""
+    """Why operators cannot use the requested default: it completes given strategies, and does not go with degrees."""
     if default != DATA_PARALLEL:
         return None
     if not shards:
@@ -44,7 +44,7 @@ def default_fault(default: str, shards: Sequence[object], pinned: Pinned) -> Fau
 
 
 def follows(op: str, op_class: str) -> bool:
-    """Whether an operator has no strategy of its own to fall back to, but takes that of its neighbours."""
+    """Whether an operator takes the strategy of its neighbours instead of a default."""
     return op == IDENTITY or op_class == _FREE
 
 
@@ -55,7 +55,7 @@ def splits_batch(graph: OperatorGraph, sizes: Sequence[int]) -> bool:
 
 
 def of_batch_alone(labels: Sequence[str], legal: tuple[Strategy, ...], axes: int) -> tuple[Strategy, ...]:
-    """The strategies that split the batch on every axis, or nothing on an axis where there is no batch to split."""
+    """The strategies that split the batch on every axis. An axis on which no strategy can split it is left unused."""
     for axis in range(axes):
         cut = tuple(one for one in legal if (choice := one[axis]) is not None and labels[choice] == "batch")
         legal = cut or tuple(one for one in legal if one[axis] is None)

@@ -1,4 +1,4 @@
-"""A model that computes with micro-batches of one size alone: as many of them as the global batch has."""
+"""A model that computes with micro-batches of one size only: the global batch decides how many."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from planner.strategy_search.request.request import SearchRequest
 
 
 def with_fixed_batch(request: SearchRequest, fault: str, *, given: bool = True) -> SearchRequest:
-    """A request whose micro-batches have the samples of the example, as `fault` says why. A global batch that was not
-    `given` is the next one that they divide. Raises RequestError where that contradicts what was decided."""
+    """A request whose micro-batches have the samples of the example; `fault` says why. If the global batch was not
+    `given`, it becomes the next multiple of that number. Raises RequestError if this contradicts another decision."""
     batch, pinned = request.batch, request.pinned
     why = f"micro-batches of this model have the {batch} samples of its example: {fault}"
     if not given:

@@ -1,21 +1,21 @@
-"""Which linear layers are in fp8: those that are meant by name, and of the others those for which that pays.
+"""Which linear layers are in fp8: those that the user names, and of the others those for which fp8 pays.
 
-Products in fp8 take half as long on devices that have them, and casting their operands takes what it takes, so that
-narrow products, those of few rows, and pieces of products get slower. So it is a choice for each layer and each of its
+Matrix products in fp8 take half as long on devices that have them, but casting the operands costs extra. So narrow
+products, products of few rows, and sharded products become slower. Therefore each layer chooses, for each of its
 strategies:
 
     q_proj, b on axis0     in fp8       without it                the first `narrow` candidates, and all others
     q_proj, o on axis0     in fp8       without it
-    k_proj, b on axis0         -        without it                narrow: no better at anything in fp8
+    k_proj, b on axis0         -        without it                narrow: fp8 is better at nothing
 
-Candidates differ in seconds, in launches, in what lives while they run, and in what travels under their products, not
-in layouts; experts that may be in fp8 are such layers. So exact search and its bounds hold over them as over strategies
-(`planner.strategy_search.tables.cost_table`). Blocks of a kind are alike in a plan. A search may find ways to run them
-of which some have a layer in fp8 and others not, which is a relaxation: then the plan has what takes less over all
-blocks (`planner.strategy_search.engine.fp8_choice`).
+Candidates differ in seconds, in launches, in transient memory, and in collectives that overlap with their products, but
+not in layouts; experts that may be in fp8 are such layers, too. So exact search and its bounds hold over them as over
+strategies (`planner.strategy_search.tables.cost_table`). In a plan, all blocks of a kind are alike. A search may find
+some ways to run them with a layer in fp8 and others without it. This is a relaxation; the plan then takes the choice
+that is faster over all blocks (`planner.strategy_search.engine.fp8_choice`).
 
-On devices without such products none would pay, and all are taken as asked: who asks for fp8 there wants its numerics.
-So are those of engines that are told of all layers or of none.
+On devices without fp8 products fp8 never pays, and all layers are in fp8 as asked: a user who asks for fp8 there wants
+its numerics. The same holds for engines that only have a setting for all layers or none.
 """
 
 from collections.abc import Sequence
@@ -42,11 +42,11 @@ from planner.strategy_search.request.template import Template
 
 
 def with_fp8_layers(request: SearchRequest) -> SearchRequest:
-    """The request with all layers decided where nothing is to be searched: on devices without products in fp8, and for
-    engines that leave out none.
+    """The request with all layers decided, if nothing is left to search: on devices without products in fp8, and for
+    engines that cannot leave out layers.
 
-    Raises RequestError for a recipe that the devices have no products for, and for patterns of layers that are in fp8
-    which mean none, or one that is left out.
+    Raises RequestError for a recipe that the devices have no products for, and for patterns of fp8 layers that match no
+    layer, or match one that is left out.
     """
     fp8, layers = request.fp8, request.fp8_layers
     if layers and layers != ALL_LAYERS:
@@ -82,8 +82,7 @@ def with_fp8_layers(request: SearchRequest) -> SearchRequest:
 
 
 def open_layers(template: Template, prepared: OperatorGraph, layers: Sequence[str]) -> frozenset[int]:
-    """The linear layers and experts in fp8 of a template of which none in any block of their kind is meant by a
-    pattern."""
+    """The linear layers and experts in fp8 of a template that no pattern matches in any block of their kind."""
     blocks = template.blocks
     return frozenset(
         at
@@ -94,7 +93,7 @@ def open_layers(template: Template, prepared: OperatorGraph, layers: Sequence[st
 
 
 def places_of(template: Template, blocks: Blocks, index: int) -> tuple[int, ...]:
-    """Where an operator of a template stands in the whole graph: once in each block of its kind."""
+    """The places of an operator of a template in the whole graph: one in each block of its kind."""
     kind = template.kind_of(index)
     if kind is None:
         return (index if index < template.start or not blocks.count else index - template.stop + blocks.stop,)

@@ -1,4 +1,4 @@
-"""Ways to gather weights for their use that a request leaves open (`planner.sharding.update.Update.gathers`)."""
+"""Ways to gather weights for use that a request leaves open (`planner.sharding.update.Update.gathers`)."""
 
 from dataclasses import replace
 
@@ -13,11 +13,11 @@ from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest
 
 _TRIED = (AHEAD, EACH, BLOCK)
-"""In this order: what takes the least time, what takes the least memory, what lies between."""
+"""In the order in which they are tried: the fastest, the one that takes least memory, and the one in between."""
 
 
 def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
-    """Why weights cannot be gathered in fp8, of a model of so many repeated blocks; None where they can."""
+    """Why the weights of a model with `blocks` repeated blocks cannot be gathered in fp8; None if they can."""
     if not request.fp8.gathered:
         return None
     offloaded, ways = request.offload.weights != NOTHING.weights, ways_to_gather(request, blocks)
@@ -37,20 +37,20 @@ def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
 
 
 def gathering_in_fp8(request: SearchRequest) -> SearchRequest | None:
-    """The same request with weights gathered in fp8, where that can be and they are not, and the search decides on
+    """The request with weights gathered in fp8, if that is possible and not set already, and the search decides on
     layers."""
     space, blocks = request.space, find_blocks(request.graph).count
     if request.fp8.recipe not in (GATHERED if space is None else space.gathers) or request.fp8.gathered:
         return None
     gathered = replace(request, fp8=replace(request.fp8, gathered=True))
-    if space is not None:  # which says itself how weights are gathered
+    if space is not None:  # an engine's space says how weights are gathered
         return gathered if request.cluster.devices > 1 and blocks > 1 else None
     return gathered if gathers_in_fp8_fault(gathered, blocks) is None else None
 
 
 def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
-    """The one that is asked for, or those that the request allows for a model of so many repeated blocks. Other
-    software than ours gathers as it does, and without blocks nothing goes together."""
+    """The requested way, or all ways that the request allows for a model with `blocks` repeated blocks. Software other
+    than our runtime has its own way, and a model without repeated blocks has no coalesced all-gathers."""
     asked = request.update.gathers
     if asked != AUTO_GATHERS:
         return (asked,)

@@ -1,4 +1,4 @@
-"""Degrees that a model cannot be split by: experts, heads, and the length of the sequence."""
+"""Degrees by which a model cannot be split: experts, heads, and the length of the sequence."""
 
 import math
 
@@ -14,11 +14,11 @@ from planner.strategy_search.request.space import EXPERTS, Pinned, context_split
 from planner.strategy_search.request.template import Template
 
 Attention = list[tuple[str, Rule]]
-"""Operators that attend, by name."""
+"""Attention operators: names and rules."""
 
 
 def model_fault(request: SearchRequest, template: Template) -> Fault | None:
-    """Why a model cannot be split as decided; None where nothing speaks against it."""
+    """Why a model cannot be split as decided; None if it can."""
     rules = [(op.name, rule_of(template.graph, op)) for op in template.graph.operators]
     attention = [(name, rule) for name, rule in rules if rule.op_class == "attention"]
     return (
@@ -32,7 +32,7 @@ def model_fault(request: SearchRequest, template: Template) -> Fault | None:
 
 
 def expert_counts(template: Template) -> tuple[int, ...]:
-    """How many experts the operators have that route to some."""
+    """The numbers of experts of the operators that route to experts."""
     rules = [rule_of(template.graph, op) for op in template.graph.operators]
     return tuple(rule.factors[rule.index["e"]].extent for rule in rules if rule.op_class == EXPERTS)
 
@@ -81,7 +81,7 @@ def _zigzag(template: Template, pinned: Pinned) -> Fault | None:
 
 
 def _context(attention: Attention, pinned: Pinned) -> Fault | None:
-    """A context that is given, by a ring, by heads, or by both: some way to split it suits every operator."""
+    """Checks a given context, by a ring, by heads, or by both: some way to split it must suit every operator."""
     if pinned.context in (None, 1):
         return None
     splits, turns = list(context_splits(pinned, pinned.context)), pinned.zigzag is not False
@@ -93,7 +93,7 @@ def _context(attention: Attention, pinned: Pinned) -> Fault | None:
 
 
 def _heads(attention: Attention, pinned: Pinned) -> Fault | None:
-    """Tensor parallel devices share out heads: those that the devices of a context by heads have left to them."""
+    """Tensor-parallel devices divide the heads that each device of a Ulysses context has."""
     tensor = pinned.tensor or 1
     if tensor == 1:
         return None
@@ -111,7 +111,7 @@ def _heads(attention: Attention, pinned: Pinned) -> Fault | None:
 
 
 def _sequence_parallel(template: Template, pinned: Pinned) -> Fault | None:
-    """Norms that shall split the sequence over the tensor parallel devices have one that divides."""
+    """Norms that split the sequence over tensor-parallel devices need a length that divides."""
     tensor = pinned.tensor or 1
     if not pinned.sequence_parallel or tensor == 1:
         return None

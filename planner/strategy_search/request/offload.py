@@ -1,15 +1,13 @@
-"""What may be offloaded, as it is asked for: for each kind the homes to choose from.
+"""What may be offloaded, as requested: for each kind of tensor the places to choose from.
 
---offload optimizer                 the states of the optimizer in the memory of the host
---offload optimizer:disk            ... on a disk
---offload activations               what flows into recomputed blocks, until their backward pass
---offload saved                     what blocks that are not recomputed save for their backward pass
---offload weights                   those of repeated blocks, between the passes through their block
---offload optimizer,weights         several
---offload auto                      wherever that makes the step fastest: on the device or on the host
---offload none                      nothing
+--offload optimizer                 optimizer states to host memory --offload optimizer:disk            ... to a disk
+--offload activations               inputs of recomputed blocks, until their backward pass --offload saved
+saved activations of blocks that are not recomputed --offload weights                   weights of repeated blocks,
+between the passes through their block --offload optimizer,weights         several --offload auto
+device or host, whichever makes the step fastest --offload none                      nothing
 
-By default nothing, unless nothing fits on the devices alone, or a step is much shorter so: then as with auto.
+The default offloads nothing, unless nothing fits on the devices alone or offload makes a step much shorter; it then
+acts like auto.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -25,9 +23,8 @@ _CHOICES: dict[str, tuple[Home, ...]] = {"host": ("host",), "disk": ("disk",), "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Homes from which the search may choose: for the optimizer's state of every parameter, for the activations
-    that flow into every recomputed block, for those that every other block saves, and for the weights of every repeated
-    block."""
+    """Places from which the search may choose: for the optimizer state of every parameter, for the inputs of every
+    recomputed block, for the saved activations of every other block, and for the weights of every repeated block."""
 
     optimizer: tuple[Home, ...] = ("device",)
     activations: tuple[Home, ...] = ("device",)
@@ -36,7 +33,7 @@ class Offload:
 
     @property
     def stores(self) -> tuple[Home, ...]:
-        """Homes outside of the device that may be chosen."""
+        """The places outside of the device that may be chosen."""
         asked = {home for kind in fields(self) for home in getattr(self, kind.name)}
         return tuple(home for home in _OFFLOADED if home in asked)
 
@@ -45,15 +42,15 @@ NOTHING = Offload()
 """Everything stays on the device."""
 
 ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER, saved=_EITHER, weights=_EITHER)
-"""Each thing where it makes the step fastest, but for disks."""
+"""Everything wherever it makes the step fastest, except on disks."""
 
 KINDS = tuple(kind.name for kind in fields(Offload))
 WORDS = ("none", "auto", *KINDS, *(f"{kind}:{home}" for kind in KINDS for home in ("disk", "auto")))
-"""Words that are understood, of which several may be joined by commas."""
+"""Words that are understood; several may be joined by commas."""
 
 
 def offload_of(plan: Plan) -> Offload:
-    """What a plan offloads, as a request that may offload the same, or keep it on the device."""
+    """What a plan offloads, as a request that may offload the same tensors or keep them on the device."""
     stored = [one for group in plan.groups for _, one in group.parameters]
     states, weights = {one.state_home for one in stored}, {one.weight_home for one in stored}
     activations = {group.activations_home for group in plan.groups if group.recomputation != "none"}
@@ -66,7 +63,7 @@ def offload_of(plan: Plan) -> Offload:
 
 
 def parse_offload(text: str) -> Offload:
-    """What `--offload` says; raises RequestError for words that are not known, and for a kind that stands twice."""
+    """Parses `--offload`. Raises RequestError for unknown words, and for a kind that is named twice."""
     if text in ("none", "auto"):
         return NOTHING if text == "none" else ANYTHING
     found = NOTHING

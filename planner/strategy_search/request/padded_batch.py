@@ -1,4 +1,5 @@
-"""A global batch that devices do not divide gets samples of weight zero (see `planner.sharding.padded_batch`)."""
+"""Adds samples of weight zero to a global batch that the devices do not divide (see
+`planner.sharding.padded_batch`)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,17 +9,19 @@ from planner.strategy_search.request.request import SearchRequest
 
 
 def padding_samples(global_batch: int, multiple: int | None) -> int:
-    """Samples that make a global batch a multiple of a number; none where nobody says it."""
+    """The samples that make a global batch a multiple of a number; 0 without such a number."""
     return -global_batch % (multiple or 1)
 
 
 def with_padded_batch(
     request: SearchRequest, *, given: bool, noted: Callable[[str], None], data_option: str, refusing: str
 ) -> SearchRequest:
-    """A request whose global batch is padded where the data-parallel degree does not divide it, by the fewest samples
-    that leave every micro-batch a sample of the batch; as it is where somebody has said of what it becomes a multiple
-    (`given`), and for an engine, which trains no samples of weight zero. `noted` hears of it, in the words of the
-    caller for the degree and for what refuses it."""
+    """The request with a padded global batch, if the data-parallel degree does not divide it. It gets the fewest
+    samples such that every micro-batch still has a sample of the batch.
+
+    Unchanged if the user has decided on a multiple (`given`), and for an engine, which trains no samples of weight
+    zero. `noted` receives a message with the caller's words for the degree (`data_option`) and for whatever refuses the
+    padding (`refusing`)."""
     pinned, batch = request.pinned, request.global_batch
     data, parts = pinned.data or 1, pinned.micro_batches or 1
     added = -batch % (data * (pinned.micro_batch or 1) * parts)
@@ -32,7 +35,7 @@ def with_padded_batch(
 
 
 def nearest_batches(request: SearchRequest) -> str:
-    """In words, the numbers of samples next to the global batch that need no padding."""
+    """In words, the nearest global batches that need no padding."""
     pinned = request.pinned
     step = (pinned.data or request.cluster.devices) * (pinned.micro_batch or 1) * (pinned.micro_batches or 1)
     return nearest_words(request.global_batch, multiples(request.global_batch, step)).replace(

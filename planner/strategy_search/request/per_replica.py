@@ -1,4 +1,4 @@
-"""Requests with operators that every data-parallel replica computes by itself (see `planner.sharding.per_replica`)."""
+"""Requests with operators that every data-parallel replica computes separately (see `planner.sharding.per_replica`)."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from planner.strategy_search.request.request import SearchRequest
 
 
 def parse_per_replica(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Patterns, and how many replicas there are, 0 where nobody says it: each PATTERN, or PATTERN=N. Raises
+    """Patterns, and the number of replicas, 0 if it is not given. Each text is PATTERN or PATTERN=N. Raises
     RequestError."""
     patterns, counts = [], set[int]()
     for text in texts:
@@ -26,9 +26,9 @@ def parse_per_replica(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
 
 
 def with_replica_count(request: SearchRequest, only_batch: str | None) -> SearchRequest:
-    """A request that says how many replicas there are: as many as data parallelism has by what is decided, which is all
-    devices that nothing else takes. Raises RequestError where they do not divide the batch, or the devices of data
-    parallelism them, and for a model that computes with one batch alone (`only_batch` says why)."""
+    """The request with the number of replicas. By default it is the data-parallel degree, or the number of devices that
+    nothing else uses. Raises RequestError if it does not divide the batch, if the data-parallel degree does not divide
+    it, and for a model that computes with one batch size only (`only_batch` says why)."""
     update, pinned = request.update, request.pinned
     if not update.per_replica:
         return request

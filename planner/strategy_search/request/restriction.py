@@ -1,7 +1,7 @@
-"""Restrictions: tables of some candidates instead of all, for meshes on which all are too many.
+"""Restrictions: tables of some candidates instead of all, for meshes on which there are too many.
 
-fixed          every operator and parameter has its one candidate
-one axis free  ... but for one axis of the mesh, on which it takes whatever is legal beside the others
+fixed          every operator and parameter has one candidate one axis free  the same, but on one axis of the mesh
+everything legal is allowed
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from planner.strategy_search.request.constraints import Decided
 
 
 class Restriction(Protocol):
-    """The candidates to look at: at least one, and none that is illegal, for each operator and parameter.
+    """The candidates to examine: at least one legal candidate for each operator and parameter.
 
-    It makes them itself, as the list of all that are legal may be too long to be made. Operators that compute the same
-    in every step are not asked for: they split nothing.
+    A restriction generates them itself, since the list of all legal ones may be too long. It is not asked about
+    operators that compute the same in every step: they split nothing.
     """
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
@@ -46,8 +46,8 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True)
 class OneAxisFree:
-    """Everything is as in `fixed` on all axes but one. What `fixed` says on that axis does not matter. `decided` has
-    what the user wants on all axes."""
+    """As in `fixed` on all axes but one; the entries of `fixed` for that axis are ignored. `decided` has the user's
+    decisions for all axes."""
 
     fixed: Fixed
     axis: int
@@ -70,7 +70,7 @@ class OneAxisFree:
         return legal if self.decided is None else self.decided.agreeing_stored(name, legal, len(mesh.axes))
 
     def possible(self, graph: OperatorGraph, mesh: Mesh) -> bool:
-        """Whether everything has a candidate: what is fixed may not be legal on another mesh."""
+        """Whether everything has a candidate: the fixed choices may be illegal on another mesh."""
         return all(
             self.strategies(index, rule_of(graph, op), mesh) for index, op in enumerate(graph.operators)
         ) and all(

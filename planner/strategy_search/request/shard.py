@@ -1,4 +1,4 @@
-"""A strategy of operators decided by hand, as it is written: `*.q_proj=b,o`, or as cuts of the dims of operands."""
+"""A strategy of operators given by hand: `*.q_proj=b,o`, or as cuts of the dims of operands."""
 
 import ast
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from planner.strategy_search.request.request import Shard
 
 
 def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
-    """A strategy decided by hand for the operators whose name matches `pattern` (wildcards as in `fnmatch`).
+    """A strategy for the operators whose name matches `pattern` (wildcards as in `fnmatch`).
 
     `strategy` names a factor of the operator for each mesh axis, slowest links first: "b,o", with "-" for an axis that
-    is not used and "*" for one that is left to the search. Or it says into how many pieces each dim of each operand is
-    cut, ((4, 1, 1), (1, 2)) for a linear layer, as text or as numbers; that holds on any mesh on which it is possible.
-    Operators are called as `plan show` and plan files call them; a pattern that matches an operator of the first block
-    holds for all blocks.
+    is not used and "*" for an axis that is left to the search. Or it gives the number of parts of each dim of each
+    operand, as in ((4, 1, 1), (1, 2)) for a linear layer, as text or as numbers; this holds on any mesh on which it is
+    possible. Operators have the names that `plan show` and plan files use. A pattern that matches an operator of the
+    first block holds for all blocks.
     """
     if not isinstance(strategy, str):
         return Shard(pattern=pattern, cuts=tuple(tuple(int(pieces) for pieces in dims) for dims in strategy))

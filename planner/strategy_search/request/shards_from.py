@@ -1,8 +1,8 @@
-"""Strategies taken over from a plan as decisions for another search.
+"""Strategies of a plan, taken over as decisions for another search.
 
-A plan lists each operator under its name in the first block of its group. In a search one block stands for all, so
-names of later groups mean their twins in the first block; where groups differ in what they do, nothing is taken over
-and the search decides anew.
+A plan lists each operator under its name in the first block of its group. A search has one block that stands for all,
+so names from later groups are mapped to their twins in the first block. Where groups differ in a strategy, it is not
+taken over, and the search decides.
 """
 
 import glob
@@ -17,10 +17,10 @@ from planner.strategy_search.request.request import Shard
 
 
 def listed_strategies(plan: Plan, pattern: str, traced: OperatorGraph) -> dict[str, tuple[str, ...]]:
-    """Strategies of the operators that the plan lists and that match the pattern (see `fnmatch`).
+    """Strategies of the operators in the plan that match the pattern (see `fnmatch`).
 
-    The plan may leave operators out, and may be for another number of devices. Raises RequestError where it lists what
-    the model does not have, or nothing that matches.
+    The plan may leave operators out, and may be for another number of devices. Raises RequestError if it lists an
+    operator that the model does not have, or none that matches.
     """
     if not plan.mesh.axes:
         raise RequestError("its mesh is one device, on which nothing is split; take a plan for more devices")
@@ -35,7 +35,7 @@ def listed_strategies(plan: Plan, pattern: str, traced: OperatorGraph) -> dict[s
 
 
 def as_shards(strategies: Mapping[str, tuple[str, ...]], by_hand: Sequence[Shard]) -> tuple[Shard, ...]:
-    """A decision for each operator; what is decided by hand already goes first."""
+    """A decision for each operator, except those that are decided by hand already."""
     return tuple(
         Shard(pattern=glob.escape(name), strategy=strategy)
         for name, strategy in strategies.items()
