@@ -1,7 +1,7 @@
-"""What the user has decided about operators, as a filter on candidates.
+"""The user's decisions about operators, as a filter on candidates.
 
-Two ways to decide: strategies for operators by name (`Shard`), which leave everything else free; and degrees of
-parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
+There are two ways to decide: strategies for operators by name (`Shard`), which leave everything else free; and degrees
+of parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
 
     axis        operators with a weight to multiply     norms and the like          everything else
     data        batch                                   batch                       batch
@@ -10,16 +10,17 @@ parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
     ring        sequence                                sequence                    sequence, a ring in attention
     context     sequence                                sequence                    sequence, heads in attention
     tensor      a dim of the weight                     nothing, or sequence        heads, hidden, sequence or nothing;
-                                                                                    nothing where a norm reads it and
+                                                                                    nothing if a norm reads it and
                                                                                     the sequence is not cut
 
     parameters on a data, ring or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
-    parameters on a replica axis: full copies, whatever ZeRO says
-    parameters on a tensor axis: cut where they are multiplied with, else full copies
-    weights of experts on an axis on which experts are cut: cut along the experts, whatever ZeRO says
+    parameters on a replica axis: full copies, for every ZeRO stage
+    parameters on a tensor axis: cut if a product or an embedding uses them, else full copies
+    weights of experts on an axis on which experts are cut: cut along the experts, for every ZeRO stage
 
-Where an operator has no such dim, or it does not divide, it does the same work on the whole axis. Megatron-style plans
-are points of this space; what is left open (which matmul is split by rows, which by columns) the search decides.
+An operator without such a dim, or with one that does not divide, does the same work on the whole axis. Megatron-style
+plans are points of this space. The search decides what is left open, such as which matrix products are row-parallel and
+which are column-parallel.
 """
 
 import math
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 
 class NothingAgreesError(RequestError):
-    """On a mesh no candidate of an operator agrees with what the user has decided; another mesh may have one."""
+    """On this mesh no candidate of an operator agrees with the user's decisions; another mesh may have one."""
 
 
 _MULTIPLIED = frozenset({"matmul", "embedding", EXPERTS})
@@ -66,9 +67,9 @@ _ALONG_EXPERTS = layout.shard(0)
 
 
 def decided_of(request: SearchRequest, configuration: Configuration, template: Template) -> "Decided | None":
-    """The filter of a request for one configuration; None where nothing is decided."""
+    """The filter of a request for one configuration; None if nothing is decided."""
     if not request.shards and not request.stores and not configuration.roles:
-        return None  # a default is beside shards
+        return None  # a default requires shards
     pinned = configuration.under(request.pinned)
     return Decided(
         shards=request.shards,
@@ -93,18 +94,19 @@ class Decided:
     stores: Mapping[str, Store]
     pinned: Pinned
     roles: tuple[Role, ...]
-    experts: tuple[bool | None, ...]  # for each role whether experts are cut on its axis; None: as the search likes
-    axes: int  # of the mesh
-    sizes: tuple[int, ...]  # of these
+    experts: tuple[bool | None, ...]  # for each role whether experts are cut on its axis; None: the search decides
+    axes: int  # the number of mesh axes
+    sizes: tuple[int, ...]  # their sizes
     template: Template
-    owned: bool = False  # whether ZeRO-1 is one owner of every state
-    served: bool = False  # whether all states have one, on a parameter server
-    falls_back: bool = False  # whether operators that no shard means split the batch on every axis
+    owned: bool = False  # whether in ZeRO-1 each optimizer state has one owner
+    served: bool = False  # whether that owner is on a parameter server
+    falls_back: bool = False  # whether operators that no shard matches split the batch on every axis
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
-        """Strategies of an operator that agree with what is decided.
+        """Strategies of an operator that agree with the decisions.
 
-        Raises NothingAgreesError where none does on this mesh with this batch, RequestError where none is meant.
+        Raises NothingAgreesError if there is none on this mesh with this batch, and RequestError if a shard matches no
+        operator.
         """
         rings = "ring" in self.roles
         if self.falls_back or not self.roles:
@@ -117,9 +119,9 @@ class Decided:
         return found
 
     def _keep(self, index: int, rule: Rule, grown: tuple[Strategy, ...], axis: int, mesh: Mesh) -> tuple[Strategy, ...]:
-        """Of strategies of the axes up to one those that agree with its role, and with the order in which it cuts
-        sequences. The others need not grow: what an axis does is judged by it and by those before it, and later axes
-        may always be left unused."""
+        """Filters strategies of the axes up to `axis`, by the role of that axis and by the order in which it cuts
+        sequences. Only those that remain are extended: an axis is judged by itself and by the axes before it, and later
+        axes may always be left unused."""
         if axis in mesh.zigzag:
             rest = (None,) * (len(mesh.axes) - axis - 1)
             whole = tuple((*strategy, *rest) for strategy in grown)
@@ -127,7 +129,7 @@ class Decided:
         return self._in_role(index, rule, grown, axis, self.roles[axis])
 
     def agreeing(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
-        """Those of some strategies that agree; the mesh may have only the first axes of the whole one."""
+        """The strategies that agree; the mesh may have only the first axes of the full mesh."""
         found = self._in_order(index, rule, legal, mesh) if mesh.zigzag else legal
         if self.falls_back and not self._matching(index):
             found = self._fallen_back(index, rule, found, mesh)
@@ -138,7 +140,7 @@ class Decided:
         return found
 
     def _fallen_back(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
-        """Those of an operator that nobody has decided, where such operators split the batch."""
+        """The strategies of an operator without a decision, if such operators split the batch."""
         if not splits_batch(self.template.graph, mesh.sizes):
             raise NothingAgreesError(
                 f"default = data_parallel: the samples of a micro-batch do not divide over the"
@@ -149,22 +151,22 @@ class Decided:
         return of_batch_alone(self._labels[index], legal, len(mesh.axes))
 
     def _in_order(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
-        """Those that agree with the order in which axes cut sequences."""
+        """The strategies that agree with the order in which axes cut sequences."""
         op = self.template.graph.operators[index]
         tensors = tensors_of(rule, op.operands, op.results, self._sequences)
         return tuple(strategy for strategy in legal if order_fault(rule, strategy, mesh, tensors) is None)
 
     def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
-        """Stored layouts of a parameter that agree with what is decided."""
+        """Stored layouts of a parameter that agree with the decisions."""
         wanted = tuple(self._wanted(name, axis) for axis in range(len(mesh.axes)))
         return self._as_stored(name, _agreeing_stored(tensor.shape, mesh.sizes, trainable, wanted))
 
     def agreeing_stored(self, name: str, legal: tuple[StoredParameter, ...], axes: int) -> tuple[StoredParameter, ...]:
-        """Those of some stored layouts that agree, on a mesh of the first so many axes."""
+        """The stored layouts that agree, on a mesh with the first `axes` axes."""
         return self._as_stored(name, _agreeing(legal, tuple(self._wanted(name, axis) for axis in range(axes))))
 
     def _as_stored(self, name: str, legal: tuple[StoredParameter, ...]) -> tuple[StoredParameter, ...]:
-        """Those that are what the user wants of a parameter, on the first axes of the mesh."""
+        """The stored layouts that match the user's decision for a parameter, on the first axes of the mesh."""
         store = self.stores.get(name)
         if store is None:
             return legal
@@ -177,7 +179,7 @@ class Decided:
         return found
 
     def _wanted(self, name: str, axis: int) -> tuple["_Wanted", ...]:
-        """What an axis should do to a parameter, and what else where that is impossible."""
+        """What an axis should do to a parameter, followed by alternatives in case that is impossible."""
         if self.falls_back and not self._read_by_decided(name):
             return (_Wanted("whole"),)
         role = self.roles[axis] if axis < len(self.roles) else None
@@ -201,13 +203,13 @@ class Decided:
         return (first, *plain)
 
     def _read_by_decided(self, name: str) -> bool:
-        """Whether an operator that a shard means reads a parameter."""
+        """Whether an operator that a shard matches reads a parameter."""
         return any(at in hits for at in self.template.graph.consumers.get(name, ()) for hits in self._matches.values())
 
     def _in_role(
         self, index: int, rule: Rule, legal: tuple[Strategy, ...], axis: int, role: Role
     ) -> tuple[Strategy, ...]:
-        """Candidates that use the axis for its role, else those that leave it unused."""
+        """Candidates that use the axis for its role; if there are none, those that leave it unused."""
         labels = self._labels[index]
         weights = self._weight_factors[index]
         multiplied = rule.op_class in _MULTIPLIED and bool(weights)
@@ -224,7 +226,7 @@ class Decided:
         )
         split_sequence = self.pinned.sequence_parallel
         other = uses(lambda f: labels[f] not in ("batch", "sequence"))
-        if rule.op_class == EXPERTS and self.experts[axis] is not None:  # parts of experts are counted by exchanges
+        if rule.op_class == EXPERTS and self.experts[axis] is not None:  # the expert degree counts exchanged parts only
             alone = uses(lambda f: f in rule.exchanged)
             legal = tuple(strategy for strategy in legal if not alone(strategy))
         if rule.op_class == EXPERTS and self.experts[axis] is not False:
@@ -238,12 +240,12 @@ class Decided:
         ring = uses(lambda f: rule.factors[f].kind is FactorKind.RING)
         if role == "ring" and rule.op_class == "attention":
             return _first_possible(legal, (ring, unused))
-        legal = tuple(strategy for strategy in legal if not ring(strategy))  # on other axes there are none
+        legal = tuple(strategy for strategy in legal if not ring(strategy))  # rings are for ring axes only
         if role in ("data", "nodes", "expert", "replica"):
             return _first_possible(legal, (batch, unused))
         if role in ("ring", "context"):
             inside = uses(lambda f: labels[f] != "batch")
-            along = multiplied or (bool(weights) and any(map(sequence, legal)))  # a scan takes whole sequences
+            along = multiplied or (bool(weights) and any(map(sequence, legal)))  # a scan needs whole sequences
             return _first_possible(legal, (sequence, unused) if along else (inside, unused))
         if multiplied:
             usual = self._usual[index] if self.pinned.pattern is not None else None
@@ -272,7 +274,7 @@ class Decided:
 
     @cached_property
     def _matches(self) -> dict[Shard, frozenset[int]]:
-        """Operators of the template that each pattern means; those of the first block stand for all."""
+        """The operators of the template that each pattern matches; those of the first block stand for all blocks."""
         graph, found = self.template.graph, {}
         for shard in self.shards:
             hits = frozenset(at for at, op in enumerate(graph.operators) if _means(shard.pattern, op))
@@ -293,7 +295,7 @@ class Decided:
         labels = self._labels[index]
         known = dict.fromkeys((*splittable(rule), *(label for label in labels if label in ("batch", "sequence"))))
         for name in shard.strategy:
-            if name not in ("*", "-") and name not in known:  # a batch of one sample has no factor: not here
+            if name not in ("*", "-") and name not in known:  # a batch of one sample has no such factor
                 raise NothingAgreesError(
                     f"{where} has no factor '{name}' to split; it has {', '.join(known) or 'none'}"
                 )
@@ -326,20 +328,21 @@ class Decided:
 
     @cached_property
     def _usual(self) -> tuple[int | None, ...]:
-        """For each operator the factor that the pattern of engines cuts over tensor parallel devices."""
+        """For each operator the factor that the pattern of engines cuts over tensor-parallel devices."""
         pattern, graph = self.pinned.pattern, self.template.graph
         assert pattern is not None
         return usual_factors(graph, vocabulary=pattern.vocabulary)
 
     @cached_property
     def _residual(self) -> frozenset[int]:
-        """Operators whose results norms read: without sequence parallelism the residual stream is whole everywhere."""
+        """Operators whose results norms read: without sequence parallelism the residual stream is a full copy on every
+        device."""
         weighted = {
             at for at, classed in enumerate(self._classes) if classed == "normalisation" and self._weight_factors[at]
         }
         read = set(weighted)
         graph = self.template.graph
-        for _ in range(2):  # an identity stands between a value and its several readers
+        for _ in range(2):  # an identity is between a value and its readers
             read |= {
                 edge.producer
                 for edge in self.template.edges
@@ -350,7 +353,7 @@ class Decided:
 
     @cached_property
     def _of_experts(self) -> frozenset[str]:
-        """Weights of experts: parameters of operators that route to them."""
+        """Weights of experts: parameters of operators that route to experts."""
         graph = self.template.graph
         experts = (op for op, op_class in zip(graph.operators, self._classes, strict=True) if op_class == EXPERTS)
         return graph.parameter_names.intersection(name for op in experts for name in op.operands)
@@ -374,13 +377,13 @@ def _weight_factors(graph: OperatorGraph, index: int) -> frozenset[int]:
 
 
 def _means(pattern: str, op: Operator) -> bool:
-    """Whether a pattern means an operator; the planner's own identities only if it has no wildcards."""
+    """Whether a pattern matches an operator. The planner's own identities match only a pattern without wildcards."""
     return matches(op.name, pattern) if op.op != IDENTITY else pattern == op.name
 
 
 def _why_not(rule: Rule, labels: Sequence[str], shard: Shard, mesh: Mesh) -> str:
-    """Why the strategy that a shard spells out is illegal, with the extents that would do; nothing where it spells none
-    out."""
+    """Why the strategy that a shard gives is illegal, with extents that would work; empty if the shard gives no
+    complete strategy."""
     named = {label: at for at, label in reversed(list(enumerate(labels)))} | dict(rule.index)
     strategy = tuple(named.get(name) for name in shard.strategy)
     fault = strategy_fault(rule, strategy, mesh) if len(strategy) == len(mesh.axes) else None
@@ -398,8 +401,8 @@ def _why_not(rule: Rule, labels: Sequence[str], shard: Shard, mesh: Mesh) -> str
 def _agrees(
     rule: Rule, labels: tuple[str, ...], strategy: Strategy, shard: Shard, sizes: tuple[int, ...], whole: bool
 ) -> bool:
-    """Whether a strategy is what a shard asks for, by the names of factors or by what they stand for; or, unless the
-    mesh is whole, can become it."""
+    """Whether a strategy is the one that a shard asks for, by the names of factors or by their labels; or, if the mesh
+    is not complete, whether it can become that strategy."""
     for choice, wanted in zip(strategy, shard.strategy, strict=False):
         names = ("-",) if choice is None else (rule.factors[choice].name, labels[choice])
         if wanted != "*" and wanted not in names:
@@ -408,7 +411,7 @@ def _agrees(
     for every, cuts in zip(rule.operands, shard.cuts, strict=False):
         if len(every) < len(cuts) or (not cuts and every):
             return False
-        leading = len(every) - len(cuts) + 1  # they count as one
+        leading = len(every) - len(cuts) + 1  # leading dims count as one
         dims = (sum(every[:leading], ()), *every[leading:]) if cuts else ()
         for factors, pieces in zip(dims, cuts, strict=True):
             count = math.prod(cut[factor] for factor in factors)
@@ -426,8 +429,8 @@ def _is_stored(stored: StoredParameter, store: Store) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What an axis should do to a parameter: cut it into pieces for good, leave it "whole", share out what a stage of
-    ZeRO does, have its state "owned" by one of its copies, or "any"; `or_experts`: or cut it along the experts."""
+    """What an axis should do to a parameter: cut it permanently ("cut"), leave it "whole", shard what a ZeRO stage
+    shards, give the optimizer state to one owner ("owned"), or "any". `or_experts`: or cut it along the experts."""
 
     what: Literal["cut", "whole", "cut or whole", "zero", "owned", "any", "none"]
     zero: int = 0
@@ -447,16 +450,16 @@ class _Wanted:
 
 
 _SHARED_OUT = {0: (False,) * 3, 1: (False, False, True), 2: (False, True, True), 3: (True,) * 3}
-"""Whether stages of ZeRO cut weight, gradient and state."""
+"""For each ZeRO stage, whether weight, gradient and optimizer state are sharded."""
 
 
 @lru_cache(maxsize=4096)
 def _agreeing_stored(
     shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool, wanted: tuple[tuple[_Wanted, ...], ...]
 ) -> tuple[StoredParameter, ...]:
-    """Those of all stored layouts that agree. They grow axis by axis, as an axis that stores nothing more is legal
-    everywhere: where some layouts of the first axes agree, some of all axes do. Asked for again for every parameter of
-    a shape, and for every micro-batch."""
+    """All stored layouts that agree. They are built axis by axis. An axis that stores nothing more is always legal, so
+    if layouts of the first axes agree, some layouts of all axes agree. Cached: called for every parameter of a shape,
+    and for every micro-batch size."""
     options = tuple(stored_options(len(shape), trainable))
     allowed: list[tuple[Option, ...]] = []
     for axis, wishes in enumerate(wanted):
@@ -484,7 +487,7 @@ def _on(axis: int, wish: _Wanted) -> Callable[[StoredParameter], bool]:
 
 
 def _first_possible(candidates: tuple[T, ...], filters: Sequence[Callable[[T], bool]]) -> tuple[T, ...]:
-    """What the first filter leaves that leaves anything; all candidates where none does."""
+    """The result of the first filter that leaves anything; all candidates if none does."""
     for wanted in filters:
         found = tuple(candidate for candidate in candidates if wanted(candidate))
         if found:

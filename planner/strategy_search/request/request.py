@@ -1,4 +1,4 @@
-"""What is asked of the search."""
+"""The request to the search."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,34 +24,34 @@ from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.space import FREE, Pinned
 
 ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
-"""Searches that can be asked for; `exhaustive` is the oracle, for the smallest models."""
+"""The available searches; `exhaustive` is the oracle, for the smallest models."""
 
 OBJECTIVES = ("time", "memory", "cost")
-"""What a plan is best at: seconds of a step, bytes per device, device-seconds of a step."""
+"""What to minimise: seconds of a step, bytes per device, or device-seconds of a step."""
 
 Objective = Literal["time", "memory", "cost"]
 
 PLACINGS = ("given", "fit", "auto")
-"""Tables on the host: those that are given, more where nothing fits otherwise, more where that is better."""
+"""Embedding tables on the host: the given ones; more if nothing fits otherwise; more if that is better."""
 
 Placing = Literal["given", "fit", "auto"]
 
 PADDINGS = ("given", "auto")
-"""Padded weights: those that are given, more where that is better."""
+"""Padded weights: the given ones; more if that is better."""
 
 Padding = Literal["given", "auto"]
 
 AUTO: Literal["auto"] = "auto"
 Alltoall = Decided | Literal["auto"]
-"""Which axes have the all-to-all: every one, none, those inside a node, or the best of these."""
+"""Which axes have the all-to-all: every axis, none, those inside a node, or the best of these."""
 
 DEFAULTS = ("search", "data_parallel")
-"""What operators do whose strategy nobody has decided: whatever is best, or split the batch on every axis."""
+"""What operators without a given strategy do: whatever is best, or split the batch on every axis."""
 
 Default = Literal["search", "data_parallel"]
 
 SIMPLICITY = 0.01
-"""How much longer than the fastest, relatively, the step of a simpler plan may take where nothing else is asked for."""
+"""By default, the step of a simpler plan may be longer than the fastest by this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,10 @@ class Shard:
 
     Attributes:
         pattern: operator names, with the wildcards of `fnmatch` (`*`, `?`, `[...]`).
-        strategy: per mesh axis the name of a factor of the operator's rule, or "batch" or "sequence", "-" for none, or
-            "*" for what the search finds; or, in `cuts`, how many pieces each dim of each operand is cut into. Where an
-            operand has fewer entries than dims, its leading dims count as one: rows of a product, in any order of
-            batch and sequence.
+        strategy: for each mesh axis the name of a factor of the operator's rule, or "batch" or "sequence", "-" for
+            none, or "*" to leave it to the search.
+        cuts: instead of `strategy`, the number of parts of each dim of each operand. If an operand has fewer entries
+            than dims, its leading dims count as one: the rows of a product, for any order of batch and sequence.
     """
 
     pattern: str
@@ -71,7 +71,7 @@ class Shard:
     cuts: tuple[tuple[int, ...], ...] = ()
 
     def text(self) -> str:
-        """As it is written on the command line."""
+        """The text for the command line."""
         cuts = "(" + ", ".join(f"({', '.join(map(str, dims))})" for dims in self.cuts) + ")"
         return f"{self.pattern}={','.join(self.strategy) if self.strategy else cuts}"
 
@@ -81,9 +81,9 @@ class Store:
     """How the user wants a parameter to be stored.
 
     Attributes:
-        name: of the parameter; one of the first block stands for its twins in all blocks.
-        weight: its layout between steps, for the axes of the mesh that is decided (`Pinned.mesh`).
-        state: for each axis whether the optimizer's state is cut on it, along whichever dim.
+        name: the parameter; a parameter of the first block stands for its twins in all blocks.
+        weight: its layout between steps, for the axes of the given mesh (`Pinned.mesh`).
+        state: for each axis whether the optimizer state is sharded on it, along any dim.
     """
 
     name: str
@@ -93,26 +93,31 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """What to plan: a traced graph whose example inputs have `batch` samples, a cluster with its devices, the training
-    step, and what is decided already: of operators in `shards`, of parameters in `stores`.
+    """What to plan: a traced graph whose example inputs have `batch` samples, a cluster, the training step, and the
+    decisions already made.
 
-    `placing` says whether tables go to the host beside those that `update` places (see
-    `planner.strategy_search.placing`), and `padding` whether weights are padded beside those that `update` pads
-    (`planner.strategy_search.variants`). `top` best plans are kept, of different configurations. `time_limit` is in
-    seconds; the best plan by then is returned with its gap. `memory_limit` lowers what a device may fill, in bytes.
-    `space` is that of an engine, which `planner.strategy_search.within` turns into `alternatives`: where there are any,
-    all of them together, each in the place of `pinned`, are what is searched.
-    `default` is what operators do that no shard means (`planner.strategy_search.request.default_strategy`).
-
-    `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
-    to it (see `planner.strategy_search.simplicity`); 0 prefers none.
-    Where `alltoall` is missing, redistributions take an all-gather and a slice, and experts exchange no rows;
-    `planner.strategy_search.variants` decides "auto".
-    `tolerance`: plans that are faster by a smaller share than that, relatively, than what was found are of no interest.
-    `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
-    `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`): those
-    that `fp8_layers` means, and of the others those for which the search finds that it pays. `certify` asks an integer
-    program what it makes of the best plans.
+    Attributes:
+        imbalance: expert load imbalance of routers (see `planner.graph.expert_load`).
+        placing: whether tables go to the host in addition to those that `update` places (see
+            `planner.strategy_search.placing`).
+        padding: whether weights are padded in addition to those that `update` pads
+            (`planner.strategy_search.variants`).
+        fp8: which linear layers are in fp8 (see `planner.graph.fp8`): those that `fp8_layers` matches, and of the
+            others those for which the search finds that it pays.
+        space: the space of an engine, which `planner.strategy_search.within` turns into `alternatives`. If there are
+            alternatives, the search covers all of them together, each in place of `pinned`.
+        shards, stores: decisions for operators and for parameters.
+        default: what operators do that no shard matches (`planner.strategy_search.request.default_strategy`).
+        top: how many plans to keep, best first, each of another configuration.
+        time_limit: seconds; the best plan found by then is returned with its gap.
+        memory_limit: bytes; lowers what a device may use.
+        simplicity: the share by which the step of a simpler plan may be longer than the fastest and still be preferred
+            (see `planner.strategy_search.simplicity`); 0 prefers none.
+        tolerance: plans that are faster than the best known one by a smaller share than this are not of interest.
+        alltoall: without it, redistributions use an all-gather and a slice, and experts exchange no rows;
+            `planner.strategy_search.variants` decides "auto".
+        prune: for tests: if False, every configuration is evaluated in full.
+        certify: whether an integer program re-solves the best plans.
     """
 
     graph: OperatorGraph
@@ -189,34 +194,34 @@ class SearchRequest:
 
     @property
     def padded_batch(self) -> int:
-        """The samples of the global batch, and those of weight zero behind them."""
+        """The samples of the global batch, plus the samples of weight zero."""
         return self.global_batch + self.update.padding_samples
 
     @property
     def prepared_batch(self) -> int:
-        """The samples of the graph that is prepared."""
+        """The samples of the prepared graph."""
         return prepared_batch(self.update, self.batch)
 
     @property
     def decided_alltoall(self) -> Decided:
-        """Which axes have the all-to-all, in a request that leaves it to nobody."""
+        """Which axes have the all-to-all; must be decided, not "auto"."""
         assert self.alltoall != AUTO, "planner.strategy_search.variants decides it"
         return self.alltoall
 
     @property
     def offload(self) -> Offload:
-        """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
-        block exclude them, and for what only training has."""
+        """What may be offloaded: the request, without saved activations if slices of the sequence or coalesced gathers
+        exclude them, and without what only training has."""
         return self.offload_under(self.update.gathers)
 
     def offload_under(self, gathers: str) -> Offload:
-        """The same where weights are gathered in this way, which may be left to the search."""
+        """The same if weights are gathered in this way; it may be "auto"."""
         asked = self.pinned.offload or NOTHING
-        if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
+        if self.pinned.forward_only:  # no optimizer states and no backward pass
             return replace(NOTHING, weights=asked.weights)
-        if self.update.owned:  # owners are balanced where all states are on devices
+        if self.update.owned:  # balancing owners needs all states on devices
             asked = replace(asked, optimizer=NOTHING.optimizer)
-        if self.update.served:  # who offloads a weight has its state
+        if self.update.served:  # offloading a weight needs its state
             asked = replace(asked, weights=NOTHING.weights)
         fault = saved_fault(replace(self.update, gathers=gathers), sliced=_sliced(self.pinned))
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
@@ -233,7 +238,7 @@ class SearchRequest:
             raise RequestError("place: tables elsewhere have no muon, nor AdamW beside it; take adamw or sgd")
 
     def _check_alltoall(self) -> None:
-        """Without the all-to-all nothing may be asked for that is made of it."""
+        """Without the all-to-all, nothing that needs it may be requested."""
         if self.alltoall is True:
             return
         if self.space is not None:
@@ -256,7 +261,7 @@ class SearchRequest:
             )
 
     def _check_owners(self) -> None:
-        """States that are shared out by whole parameters are those of ZeRO-1, as our own runtime has it."""
+        """States that are sharded by whole parameters require ZeRO-1, as our own runtime implements it."""
         if not self.update.owned:
             return
         where = f"zero_by = {self.update.zero_by}:"
@@ -286,7 +291,7 @@ class SearchRequest:
             )
 
     def _check_tokens_once(self) -> None:
-        """Raise RequestError where tokens cannot be sent once to each node."""
+        """Raise RequestError if tokens cannot be sent once to each node."""
         node = self.pinned.node
         if node < 1:
             raise RequestError(f"tokens_once = {node}: a node has 1 device or more; give the devices of a node")
@@ -308,7 +313,7 @@ class SearchRequest:
             )
 
     def _check_mixed(self, cluster: MixedCluster) -> None:
-        """Raise RequestError for what there is not for several kinds of devices."""
+        """Raise RequestError for options that several kinds of devices do not support."""
         pinned, where = self.pinned, f"on {cluster.name}, which has several kinds of devices"
         if self.algorithm not in ("dynamic_programming", "ilp"):
             raise RequestError(f"algorithm = {self.algorithm} {where}: take dynamic_programming or ilp")
@@ -331,7 +336,7 @@ class SearchRequest:
 
 
 def _check_offload(request: SearchRequest) -> None:
-    """Raise RequestError where what may be offloaded cannot be, `UnknownKeyError` where the profile has no place for
+    """Raise RequestError if the requested offload is not possible, `UnknownKeyError` if the profile has no place for
     it."""
     asked = request.pinned.offload or NOTHING
     for home in asked.stores:
@@ -344,7 +349,7 @@ def _check_offload(request: SearchRequest) -> None:
 
 
 def _check_forward_only(request: SearchRequest) -> None:
-    """Raise RequestError where a forward pass is asked for, and what only training has."""
+    """Raise RequestError if only a forward pass is requested, together with something that only training has."""
     pinned, asked = request.pinned, request.pinned.offload or NOTHING
     if not pinned.forward_only:
         return
@@ -370,7 +375,7 @@ def _check_forward_only(request: SearchRequest) -> None:
 
 
 def _training_only(update: Update) -> str | None:
-    """The setting of an update that was chosen and means nothing to a forward pass; None where there is none."""
+    """A chosen setting of an update that has no meaning for a forward pass; None if there is none."""
     if update.buckets not in (DEFAULT.buckets, NO_BUCKETS):
         return "buckets"
     names = ("clip_norm", "gradients", "gradient_dtype", "master_weights", "moment_dtype", "zero_by")
@@ -382,11 +387,11 @@ _OFFLOADED = {
     "activations": "recomputed blocks",
     "saved": "tensors saved for a backward pass",
 }
-"""What forward passes alone lack, by its word in `Offload`."""
+"""What forward passes do not have, by its word in `Offload`."""
 
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
-    """Raise RequestError where activations shall be offloaded that there are not."""
+    """Raise RequestError if activations are to be offloaded that do not exist."""
     offload, recompute = pinned.offload or NOTHING, pinned.recompute
     if "device" not in offload.saved:
         refuse(saved_fault(update, sliced=_sliced(pinned)), RequestError)
@@ -403,5 +408,5 @@ def _check_activations(pinned: Pinned, update: Update) -> None:
 
 
 def _sliced(pinned: Pinned) -> bool:
-    """Whether stages may take a sequence slice by slice."""
+    """Whether stages may process a sequence in slices."""
     return pinned.schedule == SLICED or pinned.slices not in (None, 1)

@@ -1,10 +1,10 @@
 """The outer space: everything that is chosen around the strategies inside a stage.
 
-A configuration fixes the number of pipeline stages, how many of them share a rank, the shape of the mesh inside a stage
-and the number of micro-batches; with the degrees pinned by hand also what each axis of the mesh is for. How blocks are
-divided over stages, which are recomputed and how, and where parameters are kept is found for each configuration
-(evaluation.py). Configurations are tried in the order of a lower bound on their step time, so that the search can stop
-early without missing the best one.
+A configuration fixes the number of pipeline ranks, the number of stages on each, the shape of the mesh inside a stage,
+and the number of micro-batches; with degrees given by the user also the role of each mesh axis. For each configuration,
+evaluation.py finds how blocks are divided over stages, which are recomputed and how, and how parameters are stored.
+Configurations are tried in the order of a lower bound on their step time, so that the search can stop early without
+missing the best one.
 """
 
 import math
@@ -26,32 +26,34 @@ from planner.strategy_search.request.offload import Offload
 from planner.strategy_search.request.template import Template
 
 Role = Literal["replica", "data", "nodes", "expert", "ring", "context", "tensor"]
-"""What an axis is for. "replica": a part of data over which ZeRO shares out nothing. "expert": a part of data, on which
-experts are cut; "nodes" another, to each place of which a token is sent once. "ring" and "context" split the sequence;
-attention by a ring on the former, by heads on the latter."""
-EXPERTS = "experts"  # class of the operators that route to experts
+"""The purpose of an axis. "replica": a part of data parallelism over which ZeRO shards nothing. "expert": a part of
+data parallelism on which experts are cut. "nodes": another such part, where a token is sent once to each place. "ring"
+and "context" split the sequence; attention uses a ring on the former, and heads (Ulysses) on the latter."""
+EXPERTS = "experts"  # the class of operators that route to experts
 ContextBy = Literal["heads", "ring", "hybrid", "auto"]
-Running = Literal["none", "selective", "full"]  # ways to run a block: what is kept for its backward pass
-Counts = Literal["any", "equal"]  # of recomputed blocks in the stages of a pipeline
+Running = Literal["none", "selective", "full"]  # ways to run a block: what it keeps for its backward pass
+Counts = Literal["any", "equal"]  # the numbers of recomputed blocks in the stages of a pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """One pattern for all operators, as training engines have it (Shoeybi et al. 2019, see
-    `planner.sharding.usual_pattern`), with blocks that are recomputed in one way or not at all.
+    `planner.sharding.usual_pattern`), with at most one way to recompute blocks.
 
     Attributes:
         vocabulary: whether a tensor axis cuts the embedding and the head along the vocabulary.
-        whole_logits: whether tensor parallel devices compute the loss of all words each, not of their own.
-        counts: whether every stage may recompute any number of its blocks, or all the same number, or all it has.
-        shards: devices that share out what ZeRO does, at least.
+        whole_logits: whether each tensor-parallel device computes the loss over all words instead of its own part.
+        counts: whether every stage may recompute any number of its blocks, or all stages the same number, or all
+            blocks.
+        shards: the least number of devices over which ZeRO shards.
         interleaved: whether a rank may hold several stages.
-        piped: whether there is a pipeline.
-        filled: whether there are at least as many micro-batches as pipeline ranks.
-        divided: whether the ranks divide the blocks.
+        piped: whether there must be a pipeline.
+        filled: whether there must be at least as many micro-batches as pipeline ranks.
+        divided: whether the number of ranks must divide the number of blocks.
         selective: whether recomputed blocks may keep the results of some operators.
-        kept: of which operators recomputed blocks keep the results, all of them; None where they keep none.
-        over_context: whether experts that are cut over more than tensor parallel devices are cut over all of a context.
+        kept: the operators whose results all recomputed blocks keep; None if they keep none.
+        over_context: whether experts that are cut over more than tensor-parallel devices must be cut over a whole
+            context.
     """
 
     vocabulary: bool = True
@@ -67,7 +69,7 @@ class Pattern:
     over_context: bool = False
 
     def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:
-        """Whether so many ranks go with so many blocks and micro-batches."""
+        """Whether this number of ranks is possible with these numbers of blocks and micro-batches."""
         if self.piped and pipeline == 1:
             return False
         return not (self.filled and micro_batches < pipeline) and not (self.divided and blocks % pipeline)
@@ -78,19 +80,18 @@ class Configuration:
     """One point of the outer space.
 
     Attributes:
-        pipeline: ranks of the pipeline, each a set of devices with a mesh of its own.
+        pipeline: ranks of the pipeline, each a set of devices with its own mesh.
         virtual_stages: stages on each rank.
         mesh: sizes of the axes inside a stage, slowest links first.
-        roles: what each axis is for; empty where every operator may use every axis as it likes.
-        micro_batches: parts of the global batch, one after the other.
-        schedule: in which order the ranks take them (`planner.plan.plan.SCHEDULES`).
-        uneven: whether virtual stages hold unequal numbers of blocks, which they do not divide, or other kinds of
-            them.
-        even: whether the ranks hold equally many blocks, where they divide.
+        roles: the purpose of each axis; empty if every operator may use every axis freely.
+        micro_batches: sequential parts of the global batch.
+        schedule: the pipeline schedule (`planner.plan.plan.SCHEDULES`).
+        uneven: whether virtual stages hold unequal numbers or kinds of blocks.
+        even: whether the ranks hold equally many blocks, if the number of blocks is divisible.
         zigzag: whether rings cut the sequence in zigzag order.
-        order: numbers of the groups of devices of the request, in the order of the pipeline; empty where there is one.
-        decided: what is decided of this configuration beside that, in place of what the request has decided; of ZeRO,
-            experts, norms, recomputation and the pattern of operators alone.
+        order: numbers of the groups of devices of the request, in pipeline order; empty if there is one group.
+        decided: further decisions for this configuration, which replace those of the request: only about ZeRO, experts,
+            norms, recomputation and the pattern of operators.
     """
 
     pipeline: int
@@ -112,23 +113,23 @@ class Configuration:
 
     @property
     def context(self) -> tuple[int, int]:
-        """Devices of a ring, and devices over which its attention is split by heads."""
+        """The number of devices of a ring, and of those over which heads are split (Ulysses)."""
         degrees = dict(zip(self.roles, self.mesh, strict=False))
         return degrees.get("ring", 1), degrees.get("context", 1)
 
     @property
     def stages(self) -> tuple[int, bool]:
-        """How many stages are on each rank, and whether they hold unequal blocks."""
+        """The number of stages on each rank, and whether they hold unequal blocks."""
         return self.virtual_stages, self.uneven
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What configurations that share their candidates, prices and ways to run blocks have in common."""
+        """A key: configurations with equal keys share their candidates, prices, and ways to run blocks."""
         return self.pipeline, self.mesh, self.roles, self.order, self.decided
 
     @property
     def priced_alike(self) -> tuple[object, ...]:
-        """What configurations that share their candidates and prices have in common."""
+        """A key: configurations with equal keys share their candidates and prices."""
         decided = self.decided
         if decided is not None:
             cut = decided.pattern is None or decided.pattern.vocabulary
@@ -137,18 +138,18 @@ class Configuration:
 
     @property
     def computed_alike(self) -> tuple[object, ...]:
-        """What configurations whose operators have the same candidates and prices have in common: how parameters are
-        stored between the uses is none of it."""
+        """A key: operators of configurations with equal keys have the same candidates and prices. How parameters are
+        stored between their uses is not part of it."""
         any_zero = self if self.decided is None else replace(self, decided=replace(self.decided, zero=None))
         return (*any_zero.priced_alike, self.zigzag)
 
     def under(self, pinned: "Pinned") -> "Pinned":
-        """What is decided of this configuration of a request that has decided so."""
+        """The decisions for this configuration, if the request has decided `pinned`."""
         return pinned if self.decided is None else self.decided
 
     @property
     def tie(self) -> tuple[object, ...]:
-        """Configurations that are equally good come in this order."""
+        """The order of configurations that are equally good."""
         d, own = self.decided, tuple[object, ...]()
         if d is not None:
             pattern = d.pattern or PLAIN_PATTERN
@@ -167,47 +168,48 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """What the user has decided: None leaves it to the search.
+    """The user's decisions; None leaves a choice to the search.
 
     Attributes:
-        pipeline, virtual_stages: pipeline ranks, and stages on each; 0 for the latter is None.
-        schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, and
-            interleaved 1F1B; "forward" plans the forward pass alone.
-        interleave: micro-batches that a rank takes at a time, operator by operator in turn. None tries some on the best
-            plan, 0 on all that are close to it.
-        slices: parts of the sequence that a stage takes one after the other ("seqpipe"); None and 0 as for
+        pipeline, virtual_stages: pipeline ranks, and stages on each; 0 for the latter means None.
+        schedule: the pipeline schedule. None compares schedules of whole stages, and interleaved 1F1B; "forward" plans
+            the forward pass alone.
+        interleave: micro-batches that a rank runs at a time, alternating operator by operator. None tries some numbers
+            on the best plan, 0 on all plans close to it.
+        slices: parts of the sequence that a stage processes one after the other ("seqpipe"); None and 0 as for
             `interleave`.
-        tensor_overlap: chunks in which collectives of tensor parallelism run under their products; 1 waits for them.
-        expert_overlap: whether the exchange of experts runs under other work: wherever it can, or nowhere; None where
-            that saves time.
-            None tries some on the best plan, but on CPUs; 0 there, too.
+        tensor_overlap: chunks in which tensor-parallel collectives overlap with their products; 1 leaves them exposed.
+            None tries some on the best plan, but not on CPUs; 0 on CPUs, too.
+        expert_overlap: whether the exchange of experts overlaps with other work: wherever possible, or nowhere; None
+            where it saves time.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
-        expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
-            data axes, from the inside out. It is no further factor of the device count.
-        whole_experts: whether a tensor axis leaves experts whole, and is one of the axes over which they are cut,
-            rather than splitting each of them. Needs `expert`; None means no.
-        zero: 0 to 3, what the data (and context) axes share out: nothing, optimizer states, gradients too, weights too.
-        replicas: groups of data parallel devices of which each shares that out among its own, with copies between them
-            (hybrid sharding, HSDP). None means 1.
+        expert: the expert-parallel degree, over devices that split tokens: a part of the context and data axes,
+            innermost first. It is not a further factor of the device count.
+        whole_experts: whether a tensor axis leaves experts whole and is one of the axes over which they are
+            distributed, instead of splitting each of them. Needs `expert`; None means no.
+        zero: 0 to 3, what is sharded over the data (and context) axes: nothing, optimizer states, gradients too,
+            weights too.
+        replicas: groups of data-parallel devices; each group shards within itself, and the groups hold replicas (hybrid
+            sharding, HSDP). None means 1.
         sequence_parallel: whether norms and the like split the sequence over the tensor axis.
         micro_batch: samples of a micro-batch on each data-parallel group.
-        micro_batches: micro-batches per step. At most one of the two.
+        micro_batches: micro-batches per step. Only one of the two may be given.
         mesh: axes inside a stage, slowest links first.
-        node: devices of a node, within which experts that are cut into more parts are cut on an axis of their own.
-        recompute: how blocks are run; "selective" means per operator.
+        node: devices of a node. Experts that are cut into more parts are cut on a separate axis within a node.
+        recompute: how blocks are run; "selective" decides per operator.
         context_by: how attention is split among the devices of a context: by "heads", after an all-to-all of
-            activations (Ulysses); by a "ring", where keys and values come round to the queries; "hybrid", by heads
-            inside of a ring; "auto" leaves it, and the degree where that is not given, to the search, beside meshes on
-            which every operator splits as it likes. None is by heads; where nothing else is decided either, rings are
-            tried around the best plan (`planner.strategy_search.rings`).
-        ulysses: of the degree of a context the part by heads, for "hybrid" and "auto"; None leaves it to the search.
+            activations (Ulysses); by a "ring" that passes keys and values to the queries; "hybrid", by heads inside of
+            a ring. "auto" leaves it to the search, and the degree too if that is not given, together with meshes on
+            which every operator splits freely. None means by heads; if nothing else is decided either, rings are tried
+            around the best plan (`planner.strategy_search.rings`).
+        ulysses: the part of the context degree that is by heads, for "hybrid" and "auto"; None leaves it to the search.
         zigzag: whether a ring of causal attention cuts the sequence in zigzag order; None means yes.
         never_kept: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022. `EVERY_SECOND_PRODUCT` among them
-            is of the second, fourth, ... matrix product of a block, as torchtitan's selective policy has it.
-        even: whether all ranks of a pipeline hold equally many blocks, where they divide.
-        offload: what may be offloaded; None offloads where nothing fits on the devices alone
+            stands for the second, fourth, ... matrix product of a block, as in torchtitan's selective policy.
+        even: whether all ranks of a pipeline hold equally many blocks, if the number of blocks is divisible.
+        offload: what may be offloaded; None offloads if nothing fits on the devices alone
             (`planner.strategy_search.offloading`).
         pattern: the pattern of an engine, for all operators.
     """
@@ -247,38 +249,39 @@ class Pinned:
 
     @property
     def free(self) -> bool:
-        """Whether axes may serve every operator as it likes."""
+        """Whether every operator may use axes freely."""
         split = (self.ulysses, self.zigzag) if self.context_by == "auto" else ()
         return not self._degrees and all(value is None for value in split)
 
     @property
     def _degrees(self) -> bool:
-        """Whether a degree, or what goes with degrees, is decided."""
+        """Whether a degree, or an option that goes with degrees, is decided."""
         degrees = (self.data, self.context, self.tensor, self.expert)
         decided = (*degrees, self.zero, self.replicas, self.sequence_parallel, self.micro_batch)
         return any(value is not None for value in decided)
 
     @property
     def forward_only(self) -> bool:
-        """Whether the forward pass alone is planned: nothing is trained."""
+        """Whether only the forward pass is planned: nothing is trained."""
         return self.schedule == FORWARD
 
     @property
     def in_a_v(self) -> bool:
-        """Whether the schedule that is asked for has two stages on each rank, in a V."""
+        """Whether the requested schedule has two stages on each rank, in a V."""
         kind = SCHEDULES.get(self.schedule or "")
         return kind is not None and kind.v_shaped
 
     @property
     def searched_schedule(self) -> str:
-        """Whose sums the search minimises: what has no place in them is decided behind it."""
+        """The schedule for which the search computes its objective. Whatever that objective does not cover is decided
+        after the search."""
         kind = SCHEDULES[self.schedule or "1f1b"]
         whole = self.slices is None and not kind.sliced and kind.flushes
         return (self.schedule or "1f1b") if whole else "1f1b"
 
     @property
     def kept(self) -> Kept | None:
-        """What recomputed blocks keep, where that is decided."""
+        """What recomputed blocks keep, if that is decided."""
         return None if self.pattern is None else self.pattern.kept
 
     @property
@@ -302,14 +305,14 @@ FREE = Pinned()
 
 
 def forward_pinned(pinned: Pinned) -> Pinned:
-    """The same decisions about the forward pass alone. Raises RequestError where a schedule of training is decided."""
+    """The same decisions for the forward pass alone. Raises RequestError if they include a schedule of training."""
     if pinned.schedule not in (None, FORWARD):
         raise RequestError(f"forward_only: schedule = {pinned.schedule} is one of training; leave either out")
     return replace(pinned, schedule=FORWARD)
 
 
 def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
-    """Devices in a ring and devices by heads that make up a context of so many."""
+    """The possible numbers of devices in a ring and by heads whose product is the context degree."""
     if context == 1:
         yield 1, 1
     elif pinned.context_by in (None, "heads", "ring"):
@@ -324,8 +327,8 @@ def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
 def _divides_attention(
     attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned
 ) -> bool:
-    """Whether a context that was left to the search divides the attention of the model, so that no device does the
-    work of others."""
+    """Whether a context that is left to the search divides the attention of the model, so that no two devices do the
+    same work."""
     degrees = dict(zip(roles, mesh, strict=False))
     ring, heads = degrees.get("ring", 1), degrees.get("context", 1)
     if pinned.context_by not in ("hybrid", "auto") or ring * heads == 1:
@@ -340,12 +343,13 @@ def _divides_attention(
 def configurations(
     template: Template, devices: int, global_batch: int, pinned: Pinned, padding: int = 0, replicas: int = 1
 ) -> Iterator[Configuration]:
-    """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches, each of
-    which has samples beside the `padding` at its end, and as many for each of the `replicas`. What is decided has been
-    checked (`planner.strategy_search.request.checks`).
+    """All configurations that divide evenly: the devices into ranks and axes, and the batch into micro-batches. Each
+    micro-batch has real samples, not only the `padding` at the end of the batch, and equally many for each of the
+    `replicas`. The decisions have been checked (`planner.strategy_search.request.checks`).
 
-    Virtual stages need as many turns as ranks, or a multiple. They hold equal blocks each; unequal ones where equal
-    ones are not possible, or leave the ranks at the ends busier than others.
+    Virtual stages need a number of micro-batches that is a multiple of the number of ranks. They hold equal blocks.
+    Unequal ones are tried where equal ones are not possible, or where equal ones leave the ranks at the ends busier
+    than others.
     """
     zigzag = template.causal_ring and pinned.zigzag is not False
     rules = (rule_of(template.graph, op) for op in template.graph.operators)
@@ -388,7 +392,7 @@ def configurations(
 
 
 def shares_configurations(pinned: Pinned) -> Pinned:
-    """What is decided, without what makes no difference to which configurations there are."""
+    """The decisions, without those that do not change which configurations exist."""
     pattern = pinned.pattern
     if pattern is not None:
         pattern = replace(pattern, vocabulary=True, counts="any", selective=False, kept=None)
@@ -396,7 +400,8 @@ def shares_configurations(pinned: Pinned) -> Pinned:
 
 
 def decided_apart(configuration: Configuration, pinned: Pinned) -> Pinned:
-    """What was decided of configurations with such axes beside their degrees, without what means nothing in them."""
+    """The decisions beside the degrees for configurations with these axes, without decisions that have no meaning
+    there."""
     tensor = "tensor" in configuration.roles
     shards = any(role not in ("tensor", "replica") for role in configuration.roles)
     pattern = pinned.pattern
@@ -414,7 +419,7 @@ def decided_apart(configuration: Configuration, pinned: Pinned) -> Pinned:
 
 
 def _fits_pattern(attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned) -> bool:
-    """Whether enough devices share out what ZeRO does, and heads come out even over all that are split by them."""
+    """Whether enough devices take part in ZeRO sharding, and heads divide evenly over all devices that split them."""
     if pinned.pattern is None:
         return True
     degrees = dict(zip(roles, mesh, strict=False))
@@ -423,7 +428,7 @@ def _fits_pattern(attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tupl
     shards = math.prod(size for role, size in degrees.items() if role not in ("tensor", "replica"))
     if "replica" in degrees and degrees.keys().isdisjoint(
         ("data", "nodes", "expert")
-    ):  # a context alone shares nothing out
+    ):  # nothing is sharded over a context alone
         return False
     return whole and shards >= pinned.pattern.shards
 
@@ -433,11 +438,11 @@ def _cuts(template: Template, pipeline: int) -> bool:
 
 
 _FEW = 8
-"""Equal stages on each rank that leave a small bubble: unequal ones are not tried beside as many or fewer, but as many
-where ranks are not equally busy with them."""
+"""A number of equal stages on each rank that leaves a small bubble. If this many or fewer are possible, other numbers
+of unequal stages are not tried; the same numbers are, if ranks are not equally busy with equal stages."""
 
 _UNEQUAL = (2, 4)
-"""Unequal stages on each rank that are tried where so few equal ones are not possible."""
+"""Numbers of unequal stages on each rank that are tried if no such number of equal ones is possible."""
 
 
 EMPTY = 2
@@ -452,11 +457,11 @@ def may_be_uneven(pinned: Pinned) -> bool:
 def _virtual_stages(
     template: Template, pipeline: int, micro_batches: int, pinned: Pinned
 ) -> tuple[tuple[int, bool], ...]:
-    """Stages on each rank, and whether they hold unequal blocks."""
+    """Numbers of stages on each rank, and whether they hold unequal blocks."""
     plain = ((1, False),)
     if pipeline == 1 and (pinned.schedule not in (None, "1f1b", FORWARD) or pinned.slices not in (None, 0, 1)):
         return ()
-    if pinned.in_a_v:  # searched with one stage a rank, and cut in two behind it
+    if pinned.in_a_v:  # searched with one stage per rank, cut in two after the search
         return plain if 2 * pipeline <= template.blocks.count else ()
     interleaved = pinned.schedule == INTERLEAVED
     sliced = pinned.slices is not None or (pinned.interleave or 1) > 1
@@ -479,13 +484,13 @@ def _virtual_stages(
 
 
 def _equal(kinds: tuple[int, ...], stages: int) -> bool:
-    """Whether so many stages hold the same kinds of blocks, in the same order."""
+    """Whether all of this number of stages hold the same kinds of blocks in the same order."""
     size = len(kinds) // stages
     return kinds == kinds[:size] * stages
 
 
 def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tuple[Role, ...], int]]:
-    """Meshes, the roles of their axes, and the degree of data parallelism where it is known."""
+    """Meshes, the roles of their axes, and the data-parallel degree where it is known."""
     if pinned.mesh is not None:
         if math.prod(pinned.mesh) == devices:
             yield pinned.mesh, (), 1
@@ -512,8 +517,8 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
 
 
 def _rest(pinned: Pinned, tensor: int, context: int) -> int | None:
-    """Parts of the experts that are left to the data axis; None where they do not come out even, or an engine does not
-    cut them so."""
+    """The part of the expert-parallel degree that is left for the data axis; None if it does not divide evenly, or if
+    an engine does not support it."""
     parts = pinned.expert or 1
     if pinned.whole_experts:
         if parts % tensor:
@@ -525,7 +530,7 @@ def _rest(pinned: Pinned, tensor: int, context: int) -> int | None:
 
 
 def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...]) -> tuple[bool | None, ...]:
-    """For each axis of a role whether experts are cut on it; None where that is left to the search."""
+    """For each role of an axis whether experts are cut on it; None if the search decides."""
     if pinned.expert is None:
         return (None,) * len(roles)
     degrees = dict(zip(roles, sizes, strict=True))
@@ -544,7 +549,7 @@ def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...])
 
 
 def mesh_shapes(devices: int) -> tuple[tuple[int, ...], ...]:
-    """Meshes of one or two axes over that many devices; one device has no axes."""
+    """Meshes of one or two axes over that many devices; a single device has no axes."""
     if devices == 1:
         return ((),)
     pairs = tuple((outer, devices // outer) for outer in divisors(devices) if 1 < outer < devices)
