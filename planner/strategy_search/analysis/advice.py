@@ -1,9 +1,8 @@
-"""What would make an infeasible request fit, and what that would cost: found by search, not by rule of thumb.
+"""Changes that would make an infeasible request fit, and their cost: found by search, not by a rule of thumb.
 
-Each change is tried by itself, by degrees where it has some (devices doubled, sequences halved, the next larger
-device), until something fits; the leanest configurations are tried first. What fits is then searched for a few seconds,
-so that the change can be told with the step time of a plan that has it. The cheapest comes first, in device-seconds for
-a token or a sample.
+Each change is tried alone, in steps where it has several (devices doubled, sequences halved, the next larger device),
+until something fits; the leanest configurations are tried first. A change that fits is then searched for a few seconds,
+to report the step time of a plan with it. The cheapest comes first, in device-seconds per token or sample.
 """
 
 import math
@@ -25,24 +24,24 @@ from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.variants import variants_of
 from planner.strategy_search.within import anything_fits, best_plans
 
-_DOUBLINGS = 8  # of the devices
-_SHORTEST = 128  # tokens of a sequence
+_DOUBLINGS = 8  # doublings of the number of devices
+_SHORTEST = 128  # tokens of the shortest sequence
 _SEARCHED = 5.0
-"""Seconds for which the plans of a change that fits are searched."""
+"""Seconds for which plans with a change that fits are searched."""
 
 PATIENCE = 30.0
-"""Seconds after which no further change is looked for."""
+"""Seconds after which no further change is tried."""
 
 Retrace = Callable[[int], SearchRequest]
 Step = tuple[str, Callable[[], SearchRequest]]
-"""A change in words, and the request with it, made when it is wanted."""
+"""A change in words, and a function that makes the request with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change that makes a plan possible, in words, and the plan that was found with it: seconds of a step, bytes of
-    the fullest device, devices, samples and tokens a second. `seconds` is None where there was no time to find one;
-    `tokens` for models without sequences."""
+    """One change that makes a plan possible, in words, and the plan found with it: seconds of a step, bytes on the
+    device that holds most, devices, samples and tokens per second. `seconds` is None if there was no time to find a
+    plan; `tokens` is None for models without sequences."""
 
     text: str
     devices: int
@@ -53,7 +52,7 @@ class Change:
 
     @property
     def cost(self) -> float:
-        """Device-seconds for a token, or for a sample of a model without sequences."""
+        """Device-seconds per token, or per sample for a model without sequences."""
         rate = self.tokens or self.samples
         return self.devices / rate if rate else math.inf
 
@@ -66,14 +65,15 @@ def changes(
     cancelled: Callable[[], bool] = lambda: False,
     on_change: Callable[[str], None] = lambda _: None,
 ) -> tuple[Change, ...]:
-    """Changes to an infeasible request after which something fits, the cheapest first.
+    """Changes to an infeasible request with which something fits, the cheapest first.
 
     Args:
-        needed: bytes that the leanest plan needs on a device, where that is known.
-        retrace: the same request for sequences of another length.
-        patience: seconds after which no further change is looked for.
-        cancelled: asked on the way; where it returns True those found so far are returned.
-        on_change: told each change that is tried, in words.
+        request: the infeasible request.
+        needed: bytes that the leanest plan needs on a device, if known.
+        retrace: makes the same request for sequences of another length.
+        patience: seconds after which no further change is tried.
+        cancelled: asked repeatedly; if it returns True, the changes found so far are returned.
+        on_change: receives each change that is tried, in words.
     """
     end = time.perf_counter() + patience
     plain = "sharding_propagation" if request.algorithm == "sharding_propagation" else "dynamic_programming"
@@ -102,7 +102,7 @@ class _Advisor:
         return self.cancelled() or time.perf_counter() > self.end or reached()
 
     def first(self, ladder: Sequence[Step]) -> Change | None:
-        """The first step of a ladder that fits, and what it costs."""
+        """The first step of a ladder that fits, and its cost."""
         for text, made in ladder:
             if self.late():
                 return None
@@ -111,7 +111,7 @@ class _Advisor:
                 request = next(variants_of(made()))
                 if anything_fits(request, self.late):
                     return _priced(text, request, self.cancelled)
-            except (PlannerError, HardwareProfileError):  # nothing divides, no machine has so many devices, or no disk
+            except (PlannerError, HardwareProfileError):  # nothing divides, too many devices, or no disk
                 continue
         return None
 
@@ -134,7 +134,7 @@ def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool]) ->
 
 
 def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | None) -> Iterator[Sequence[Step]]:
-    """Changes by degrees; the first that fits of each counts."""
+    """Changes, each in steps; the first step that fits counts."""
     yield from _decisions(request)
     yield _offloaded(request)
     yield _placed(request)
@@ -154,14 +154,14 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
 
 
 def _offloaded(request: SearchRequest) -> list[Step]:
-    """ "States of the optimizer, and more, outside of the devices: on the host, then on disks, where there are."""
+    """Optimizer states, and more, moved out of the devices: to the host, then to disks if there are any."""
     if request.offload != NOTHING:
         return []
 
     def made(word: str) -> Callable[[], SearchRequest]:
         return lambda: replace(request, pinned=replace(request.pinned, offload=parse_offload(word)))
 
-    tried = request.pinned.offload is None and request.space is None  # in vain, or nobody would ask
+    tried = request.pinned.offload is None and request.space is None  # without success, or no advice would be needed
     auto = [] if tried else [("offload to the host where that helps (--offload auto)", made("auto"))]
     return [
         *auto,
@@ -174,7 +174,7 @@ def _offloaded(request: SearchRequest) -> list[Step]:
 
 
 def _placed(request: SearchRequest) -> list[Step]:
-    """Tables of embeddings outside of the devices, as far as they are tables and nothing else."""
+    """Embedding tables moved out of the devices, if they are used only as tables."""
     patterns = tuple(dict.fromkeys(_NUMBER.sub("*", name) for name in tables_of(request.graph)))
     if request.update.placed or not patterns:
         return []
@@ -208,7 +208,7 @@ _PINS = (
 
 
 def _decisions(request: SearchRequest) -> Iterator[Sequence[Step]]:
-    """Decisions given up one by one, or made leaner."""
+    """Decisions dropped one by one, or made leaner."""
     pinned = request.pinned
 
     def with_pins(text: str, **pins: object) -> Step:
@@ -242,9 +242,9 @@ def _all_given_up(request: SearchRequest) -> Sequence[Step]:
 
 
 def _more_devices(request: SearchRequest) -> list[Step]:
-    """Doublings of the devices, by way of one whole node; the batch grows with them where it would not divide."""
+    """Doublings of the devices, with one whole node as a step; the batch grows with them if it would not divide."""
     cluster, steps = request.cluster, list[Step]()
-    if isinstance(cluster, MixedCluster):  # of which group there should be more, nobody says
+    if isinstance(cluster, MixedCluster):  # it is unknown which group should grow
         return steps
     devices, node = cluster.devices, cluster.devices_per_node or 1
     for _ in range(_DOUBLINGS):

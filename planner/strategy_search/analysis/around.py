@@ -1,8 +1,8 @@
-"""The search around a plan that is there already: what would be best if something were otherwise.
+"""Searches around an existing plan: what would be best if something were different.
 
-A plan file does not say what of it was decided by hand. So it is searched again in one of two ways: with nothing
-decided, or within the configuration of the plan (mesh, pipeline, micro-batches, schedule), where everything else is
-free but for what is asked about.
+A plan file does not say which parts of it were decided by hand. So there are two ways to search again: with nothing
+decided, or within the configuration of the plan (mesh, pipeline, micro-batches, schedule), with everything else free
+but the choice in question.
 """
 
 import glob
@@ -23,8 +23,8 @@ from planner.strategy_search.search import search
 
 
 def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) -> SearchRequest:
-    """What a plan is an answer to, with nothing decided, but where it offloads something that may be offloaded
-    again, and that one which never trains is of the forward pass alone."""
+    """The request that a plan answers, with nothing decided, with two exceptions: whatever it offloads may be offloaded
+    again, and a plan that does not train is for the forward pass alone."""
     training = plan.training
     pinned = Pinned(offload=offload_of(plan))
     return SearchRequest(
@@ -44,8 +44,8 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
 
 
 def configuration_of(plan: Plan) -> Pinned | None:
-    """The configuration of a plan as a decision; None where it cannot be one: rings and the orders in which they cut
-    sequences belong to degrees, not to meshes."""
+    """The configuration of a plan as a decision. None if it cannot be one: rings and zigzag order require degrees
+    instead of a mesh."""
     if plan.mesh.zigzag:
         return None
     piped = plan.pipeline > 1
@@ -68,8 +68,9 @@ def searched(
     cutoff: float = math.inf,
     shared: Shared | None = None,
 ) -> Prediction | str | None:
-    """What the best plan of a request costs, or why there is none with an objective below `cutoff` seconds; None where
-    the search was cancelled, or a limit was reached, as then nobody knows. `shared`: see `search`."""
+    """The prediction of the best plan of a request, or in words why there is none with an objective below `cutoff`
+    seconds. None if the search was cancelled or reached a limit, since the answer is then unknown. `shared`: see
+    `search`."""
     try:
         found = search(request, on_progress, cancelled, cutoff, shared)
     except LimitError:
@@ -80,6 +81,6 @@ def searched(
 
 
 def with_strategy(request: SearchRequest, operator: str, names: tuple[str | None, ...]) -> SearchRequest:
-    """The same request with the strategy of an operator decided, as `--shard` does."""
+    """The same request with the strategy of an operator decided, as by `--shard`."""
     decided = Shard(pattern=glob.escape(operator), strategy=tuple(name or "-" for name in names))
     return replace(request, shards=(*request.shards, decided))

@@ -1,19 +1,19 @@
-"""What the step time of a plan depends on: each of the things that were given is made more and less.
+"""How the step time of a plan depends on the given quantities: each one is increased and decreased.
 
     links of a level     bandwidth doubled and halved
     link to the host     likewise, for plans that keep something there or on servers
-    launches             half the time that a host takes for one
-    memory               a tenth more and less on every device
+    launches             half the host time per launch
+    memory               10% more and less on every device
     batch, sequence      doubled and halved
     devices              doubled and halved
 
-Of several kinds of devices the links are those of each group and those between groups, and everything else changes in
+With several kinds of devices, the links are those of each group and those between groups; everything else changes in
 all groups.
 
-Each is answered twice. With the plan kept, its choices are priced again: a longer batch is more micro-batches, more
-devices a longer data parallel axis. And searched again with nothing decided. That search begins with the plan kept and
-ends where no other is more than `TOLERANCE` faster, so that most of the configurations are ruled out by their bounds.
-Worlds that differ in their memory or batch alone share their cost tables.
+Each change is answered twice. First with the plan kept: its choices are priced again; a larger batch means more
+micro-batches, and more devices a longer data-parallel axis. Then with a new search and nothing decided. That search
+starts from the kept plan, and ends if no other plan is more than `TOLERANCE` faster, so bounds exclude most
+configurations. Changes of memory or batch alone share their cost tables.
 """
 
 import math
@@ -33,12 +33,12 @@ from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import Listener, Stop
 
 TOLERANCE = 0.01
-"""Share by which a plan has to be faster, by the sum that the search minimises, to be looked for again."""
+"""A new plan must have an objective that is smaller by this share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What was given: a plan or its choices, the traced model, the machine."""
+    """The given quantities: a plan or its choices, the traced model, and the machine."""
 
     plan: Plan
     graph: OperatorGraph
@@ -50,13 +50,13 @@ Traced = tuple[ModelReference, OperatorGraph, int]
 
 _AS_IT_IS, _MEMORY, _BATCH = "as it is", "memory", "global batch"
 _ALIKE = (_AS_IT_IS, _MEMORY, _BATCH)
-"""Worlds that differ in their memory or batch alone, so that searches of them share their cost tables."""
+"""Worlds that differ in memory or batch alone, so that their searches share cost tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How it is searched again: `begins` is asked whether there is time for one more search, `cancelled` whether all
-    is to end, and `on_progress` is told where a search is."""
+    """How to search again: `begins` returns whether there is time for another search, `cancelled` whether everything is
+    to end, and `on_progress` receives the progress of a search."""
 
     begins: Callable[[], bool]
     on_progress: Listener = lambda _: None
@@ -70,10 +70,10 @@ def sensitivities(
     on_change: Callable[[str], None] = lambda _: None,
     on_kept: Callable[[tuple[Sensitivity, ...]], None] = lambda _: None,
 ) -> Iterator[Sensitivity]:
-    """Everything made more and less, one after the other, until `search` is cancelled; then what is known by then.
+    """Every change, one after the other. If `search` is cancelled, what is known by then.
 
-    `retrace` traces the model for sequences of another length; `on_change` is told what is looked at. What takes
-    neither a search nor another trace, the plan kept while the machine or the batch changes, comes first of all to
+    `retrace` traces the model for sequences of another length; `on_change` receives the change in progress. Changes of
+    the machine or the batch with the plan kept need neither a search nor a trace: they come first, together, to
     `on_kept`.
     """
     known: dict[tuple[str, str], Sensitivity] = {}
@@ -114,8 +114,8 @@ def _sensitivity(world: World, name: str, change: str, other: World | str) -> Se
 
 
 def _searched(world: World, kept: Outcome, search: Search, shared: Shared | None) -> Outcome | None:
-    """The best plan of a world: the one that was kept, where that fits and none is found that is more than `TOLERANCE`
-    faster. None where the search was cancelled, or a limit was reached."""
+    """The best plan of a world: the kept plan, if it fits and no plan is found that is more than `TOLERANCE` faster.
+    None if the search was cancelled or reached a limit."""
     request = replace(request_for(world.plan, world.graph, world.batch, world.cluster), tolerance=TOLERANCE)
     rival = kept if isinstance(kept, Prediction) and _has_room(kept, world.cluster) else None
     cutoff = math.inf if rival is None else rival.objective_seconds * (1 - TOLERANCE)
@@ -142,7 +142,7 @@ def _kept(world: World) -> Outcome:
 
 
 def _worlds(world: World, retrace: Callable[[int], Traced] | None) -> Iterator[tuple[str, str, World | str]]:
-    """All that is changed; without `retrace` all but the length of sequences."""
+    """All changes; without `retrace`, all but the length of sequences."""
     yield _AS_IT_IS, "", world
     for name, words, machine in _links(world.cluster):
         yield f"bandwidth of {name}", words, replace(world, cluster=machine)
@@ -159,7 +159,7 @@ def _worlds(world: World, retrace: Callable[[int], Traced] | None) -> Iterator[t
 
 
 def _of_each(machine: Machine, change: Callable[[Cluster], Cluster]) -> Machine:
-    """The machine with every group of it changed."""
+    """The machine with every group changed."""
     if isinstance(machine, Cluster):
         return change(machine)
     return replace(machine, groups=tuple(change(group) for group in machine.groups))
@@ -174,7 +174,7 @@ def _roomier(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _links(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
-    """The machine with the links of each level in use made faster and slower."""
+    """The machine with faster and slower links, for each level in use."""
     for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
         if isinstance(machine, MixedCluster) and machine.bandwidth is not None:
             yield "links between groups", words, replace(machine, bandwidth=machine.bandwidth * factor)
@@ -190,7 +190,7 @@ def _links(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
 
 
 def _host_links(world: World) -> Iterator[tuple[str, Cluster]]:
-    """The machine with a faster and a slower link between hosts and devices, where the plan uses it."""
+    """The machine with a faster and a slower link between hosts and devices, if the plan uses it."""
     plan, machine = world.plan, world.cluster
     used = plan.training.update.placed or plan.prediction.offloaded
     if used and isinstance(machine, Cluster) and machine.host is not None:
@@ -205,7 +205,7 @@ def _with_bandwidth(cluster: Cluster, place: int, bandwidth: BytesPerSecond) -> 
 
 
 def _used_levels(cluster: Cluster) -> tuple[Level, ...]:
-    """Levels over which the devices in use talk."""
+    """The levels over which the devices in use communicate."""
     found, within = [], 1
     for level in cluster.levels:
         if within < cluster.devices:

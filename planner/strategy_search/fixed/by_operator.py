@@ -1,11 +1,11 @@
-"""The plan of decisions operator by operator and parameter by parameter, as another engine's files list them.
+"""The plan for decisions on every operator and parameter, as files of other engines list them.
 
-    decisions of a block, all of them      one way to run a block of its kind
-    ways, one of each kind at a time       a search with these decided, for what is left open
-    blocks, each with the way it has       the plan
+    all decisions for one block            one way to run a block of its kind
+    ways, one of each kind at a time       a search with these decisions, for what is left open
+    blocks, each with its own way          the plan
 
-A search has one block that stands for all of its kind, so that blocks which differ take as many searches as there are
-ways. What stands outside of the blocks is that of the first.
+In a search one block stands for all of its kind. So blocks that differ need as many searches as there are ways. The
+first of these decides about operators outside of the blocks.
 """
 
 import glob
@@ -21,20 +21,21 @@ from planner.strategy_search.fixed.fixed_schedule import Order, around, arranged
 from planner.strategy_search.request.request import SearchRequest, Shard, Store
 
 Decided = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
-"""Of an operator: factors by axis, cuts by operand (see `Shard`)."""
+"""For an operator: factors by axis, cuts by operand (see `Shard`)."""
 Stored = tuple[Layout, tuple[bool, ...]]
-"""Of a parameter: the layout of the weight, axes that cut states (see `Store`)."""
+"""For a parameter: the layout of the weight, and the axes that shard its optimizer state (see `Store`)."""
 Running = tuple[str, tuple[int, ...]]
-"""Of a block: what is recomputed (see `Group`), and the places in it of operators that are kept all the same."""
+"""For a block: what is recomputed (see `Group`), and the places in it of operators whose results are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByOperator:
-    """Decisions, on the graph that plans speak about (`prepare`).
+    """Decisions, for the graph that plans refer to (`prepare`).
 
     Attributes:
         operators: by their place in the graph.
         parameters: by their name.
+        order: stages and schedule.
         running: how every block is run.
     """
 
@@ -46,7 +47,7 @@ class ByOperator:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """What is decided of a block, by places in it."""
+    """The decisions for a block, by places in it."""
 
     kind: int
     operators: tuple[Decided | None, ...]
@@ -54,9 +55,9 @@ class _Way:
 
 
 def operator_plan(request: SearchRequest, decisions: ByOperator) -> BoundPlan:
-    """The plan that is decided, completed by the search and priced. It may not fit.
+    """The plan with these decisions, completed by the search and priced. It may not fit in memory.
 
-    The request has the mesh and the pipeline in `pinned`. Raises RequestError where no plan has what is decided.
+    The request has the mesh and the pipeline in `pinned`. Raises RequestError if no plan agrees with the decisions.
     """
     graph, blocks = prepare(
         request.graph, request.imbalance, request.update.placed, request.fp8, once=request.tokens_once

@@ -1,10 +1,10 @@
-"""Plans whose blocks, stages and schedule are decided: strategies as a search without limits of memory finds them,
-put in order by hand.
+"""Plans with fixed blocks, stages and schedule: a search without a memory limit finds the strategies, and the rest is
+set by hand.
 
-    decided operators ─▶ search, memory without end ─▶ strategies of everything else ─▶ blocks, stages, turns ─▶ priced
+    decided operators ─▶ search, unlimited memory ─▶ strategies of everything else ─▶ blocks, stages, schedule ─▶ priced
 
-Memory has no end in the search, so that no block is run in a leaner way than its twins; recomputation comes with the
-order. Of several kinds of devices the first stands in for all while strategies are searched.
+Memory is unlimited in the search, so that no block runs in a leaner way than its twins; recomputation is part of the
+fixed order. With several kinds of devices, the first kind stands for all during the search.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,8 @@ _ENDLESS = 1e18  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """In which order a model is run: blocks of every stage, virtual ones too, in the order of the model; and what
-    `Plan` says of schedule, slices and interleave."""
+    """How a model is run: the number of blocks of every stage, virtual ones included, in the order of the model; and
+    the schedule, slices and interleave of a `Plan`."""
 
     stages: tuple[int, ...]
     virtual_stages: int = 1
@@ -37,8 +37,8 @@ class Order:
 
 
 def without_limits(request: SearchRequest) -> BoundPlan:
-    """The fastest plan of what a request has decided, were memory without end, with no block recomputed, and stages one
-    after the other: its strategies are wanted, and `arranged` gives them another order."""
+    """The fastest plan for the decisions of a request with unlimited memory, without recomputation, and with stages one
+    after the other. Only its strategies are needed; `arranged` gives them another order."""
     machine = request.cluster
     cluster = parts_of(machine)[0].with_devices(machine.devices)
     endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
@@ -53,7 +53,7 @@ def without_limits(request: SearchRequest) -> BoundPlan:
 
 
 def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Group, ...]) -> BoundPlan:
-    """The plan with these groups in that order, on the machine of the request, priced. It may not fit."""
+    """The plan with these groups in that order, on the machine of the request, priced. It may not fit in memory."""
     machine, first, stages = request.cluster, 0, []
     for blocks in order.stages:
         stages.append(Stage(first_block=first, blocks=blocks))
@@ -77,15 +77,15 @@ def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Gro
 
 
 def _overlap(request: SearchRequest, plan: Plan, order: Order) -> tuple[tuple[str, int, int, int], ...]:
-    """What tensor parallelism overlaps in the plan that was found, where the order allows for it."""
+    """The tensor-parallel overlap of the plan that was found, if the order allows it."""
     found = plan.training.tensor_overlap
     clash = tensor_overlap_fault(bool(found), order.schedule, order.interleave, order.slices)
     return found if clash is None or request.pinned.tensor_overlap else ()
 
 
 def blocks_like(found: BoundPlan, first: int, count: int, recomputation: str, kept: Iterable[int] = ()) -> Group:
-    """`count` blocks from `first` on, with the strategies of the first block of their kind in a plan; `kept` has places
-    in the block."""
+    """`count` blocks from `first` on, with the strategies of the first block of their kind in a plan. `kept` has places
+    in the block of operators whose results are kept."""
     graph, blocks = found.graph, found.blocks
     known = blocks.firsts[blocks.kinds[first]]
     source = next(g for g in found.plan.groups if g.first_block <= known < g.first_block + g.blocks)
@@ -104,7 +104,7 @@ def blocks_like(found: BoundPlan, first: int, count: int, recomputation: str, ke
 
 
 def around(found: BoundPlan, inside: Sequence[Group]) -> tuple[Group, ...]:
-    """These blocks between what a plan has before and after its own."""
+    """The given groups of blocks, between a plan's groups before and after its blocks."""
     outside = [group for group in found.plan.groups if not group.blocks]
     last = [group for group in outside if group.name == "after the blocks"]
     return (*(group for group in outside if group not in last), *inside, *last)

@@ -1,9 +1,9 @@
-"""The plan of a usual configuration: degrees, stages and recomputation by hand, operators as all frameworks split them.
+"""The plan of a usual configuration: degrees, stages and recomputation by hand; operators sharded as all frameworks do.
 
-The pattern (`planner.sharding.usual_pattern`) leaves open what stands between products (what is split
-there costs next to nothing); the search decides that, with memory without end, so that no block is run in a leaner way
-than its twins. Stages and recomputation are then put into its plan as they are wanted. Of several kinds of devices the
-first stands in for all while that is decided; the plan is put on the machine as it is, and priced there.
+The pattern (`planner.sharding.usual_pattern`) leaves open the operators between matrix products, whose sharding costs
+next to nothing. The search decides them with unlimited memory, so that no block runs in a leaner way than its twins.
+Then the wanted stages and recomputation are set in its plan. With several kinds of devices, the first kind stands for
+all during the search; the plan is then placed and priced on the real machine.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from planner.strategy_search.request.template import fold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """A configuration with nothing left open.
+    """A configuration that leaves nothing open.
 
     Attributes:
-        pinned: every degree, the micro-batches, ZeRO and sequence parallelism; nothing of schedules and recomputation.
-        stages: blocks of every stage, virtual ones too, in the order of the model.
-        full, selective: blocks of every stage that are recomputed, the first ones of it: whole, and then those that
-            keep what `kept` says.
+        pinned: every degree, the micro-batches, ZeRO and sequence parallelism; no schedule or recomputation.
+        stages: the number of blocks of every stage, virtual ones included, in the order of the model.
+        full, selective: the number of recomputed blocks of every stage: its first blocks are fully recomputed, the next
+            ones keep what `kept` says.
     """
 
     pinned: Pinned
@@ -47,12 +47,12 @@ class Usual:
 
 
 def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
-    """The plan of a configuration for what a request asks for (its model, machine and batch), priced.
+    """The plan of a configuration for the model, machine and batch of a request, priced.
 
-    It may not fit: that is what its prediction says. Raises RequestError or PlanFileError where the configuration is
-    none that a plan can have.
+    It may not fit in memory; its prediction says so. Raises RequestError or PlanFileError if no plan can have the
+    configuration.
     """
-    pinned = replace(usual.pinned, tensor_overlap=1, expert_overlap=False)  # which no engine is told to do so
+    pinned = replace(usual.pinned, tensor_overlap=1, expert_overlap=False)  # engines have no such setting
     found = without_limits(replace(request, pinned=pinned, shards=_shards(request, usual)))
     order = Order(
         stages=usual.stages,
@@ -65,7 +65,7 @@ def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
 
 
 def _groups(found: BoundPlan, usual: Usual) -> tuple[Group, ...]:
-    """Equal neighbours among the blocks are one group, as the search writes them."""
+    """Equal neighbouring blocks form one group, as in plans of the search."""
     ways = _ways(usual)
     keys = list(zip(found.blocks.kinds, ways, strict=True)) if ways else []
     inside, first = [], 0
@@ -94,7 +94,7 @@ def _group(found: BoundPlan, usual: Usual, first: int, count: int, way: str) -> 
 
 
 def _shards(request: SearchRequest, usual: Usual) -> tuple[Shard, ...]:
-    """What is decided of products and embeddings."""
+    """The decisions for matrix products and embeddings."""
     pinned = usual.pinned
     tensor = pinned.tensor or 1
     if tensor == 1:

@@ -1,18 +1,18 @@
-"""The folded graph: what comes before the blocks, one block that stands for all of its kind, what comes after.
+"""The folded graph: the operators before the blocks, one block of each kind, and the operators after the blocks.
 
-    before ──enter──> [ block ] ──leave──> after          depth enters only as how often a node or an edge counts
+    before ──enter──> [ block ] ──leave──> after          depth only decides how often a node or an edge counts
                        │  ^  ^
                        └──┘  └── every: a value from before that all blocks read
                        loop: from one block to the next
 
-Where there are blocks of several kinds, the first of each stands in the template, one after the other:
+With several kinds of blocks, the first block of each kind is in the template, one after the other:
 
     before ──enter──> [ kind 0 ] ──loop──> [ kind 1 ] ──leave──> after
                           └─────<──loop──────┘                      both hand on the same values (`lanes`)
 
-An edge joins the operator that makes a value to one that reads it. All edges of a lane begin at the kind that comes
-first: operators that make a lane in another kind are its `twins` and choose as it does. A graph without repeated blocks
-is its own template.
+An edge joins the operator that makes a value to one that reads it. All edges of a lane begin at the first kind of
+block: operators that make a lane in another kind are its `twins`, and make the same choice. A graph without repeated
+blocks is its own template.
 """
 
 import math
@@ -36,7 +36,7 @@ from planner.sharding.rules import rule_of
 from planner.sharding.update import Update
 
 Key = int | str
-"""An operator, by its place in the template, or a parameter by its name."""
+"""An operator, by its place in the template, or a parameter, by its name."""
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
@@ -56,8 +56,8 @@ class ValueEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a piece of a pipeline stage holds: `blocks` blocks, and whether what comes before and what comes after
-    them."""
+    """What a piece of a pipeline stage holds: `blocks` blocks, and whether also the operators before them (`first`) and
+    after them (`last`)."""
 
     blocks: int
     first: bool
@@ -66,24 +66,25 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """Operators before, of one block of each kind and after, in a graph of their own.
+    """The operators before the blocks, of one block of each kind, and after the blocks, in a separate graph.
 
     Attributes:
-        blocks: all blocks that there really are, by their operators in the whole graph.
-        held: operators of the template's block of each kind.
+        blocks: all blocks of the model, by their operators in the whole graph.
+        held: the operators of the template's block of each kind.
         edges: between the operators.
-        own_parameters: in place of these every block of a kind has parameters of its own.
+        own_parameters: for each kind, the parameters of which every block of that kind has its own copy.
         alive: what is kept for backward passes.
-        twins: operators that make a lane in another kind, and the one that makes it in the first.
-        kept_for_next: shared values that only the next block keeps: not those of the last.
-        whole_blocks: recomputation runs a block to its end.
+        twins: maps operators that make a lane in another kind of block to the one that makes it in the first kind.
+        kept_for_next: shared values that only the next block keeps, so they are not kept for the last block.
+        whole_blocks: whether recomputation runs a block to its end.
         never_kept: classes of operators whose results no recomputed block keeps.
-        kept_for_rest: shared values that only what follows keeps: those of the last block.
-        repeated_outside: operators and parameters of alike blocks before the blocks or behind them, as of a tower of
-            images: those of every such block but the first of its kind, and what they are in that one.
-        either: linear layers and experts of which the search decides whether products are in fp8, as in the graph.
-        shares_for_rest: of values that blocks hand on, the shares that are kept of those of the last block, where it is
-            not what `alive` says of those of all others.
+        kept_for_rest: shared values that only operators after the blocks keep, so they are kept for the last block
+            only.
+        repeated_outside: maps operators and parameters of equal blocks outside of these blocks, such as an image tower,
+            to those of the first block of their kind.
+        either: linear layers and experts for which the search decides whether products are in fp8, as in the graph.
+        shares_for_rest: for values that blocks hand on, the share that is kept of those of the last block, if it
+            differs from the share that `alive` has for all other blocks.
     """
 
     graph: OperatorGraph
@@ -115,11 +116,11 @@ class Template:
         return self.start <= index < self.stop
 
     def kind_of(self, index: int) -> int | None:
-        """The kind of block that an operator stands in; None outside."""
+        """The kind of block that an operator is in; None outside of blocks."""
         return next((kind for kind, held in enumerate(self.held) if index in held), None)
 
     def times(self, index: int) -> int:
-        """How often an operator stands in the model."""
+        """How often an operator occurs in the model."""
         kind = self.kind_of(index)
         return 1 if kind is None else self._repeated[kind]
 
@@ -130,15 +131,15 @@ class Template:
 
     @cached_property
     def heavy_ends(self) -> bool:
-        """Whether what stands before the blocks, or behind them, is as much work as two blocks: a rank that holds it,
-        and as many blocks as others, is less busy with a block less, and so is then the busiest."""
+        """Whether the operators before or after the blocks are as much work as two blocks. A rank that holds them and
+        as many blocks as the others is the busiest, and it still is with one block fewer."""
         work = [rule_of(self.graph, op).flops for op in self.graph.operators]
         block = min((math.fsum(work[at] for at in held) for held in self.held), default=math.inf)
         return max(math.fsum(work[: self.start]), math.fsum(work[self.stop :])) >= 2 * block
 
     @cached_property
     def leaving(self) -> Mapping[int, tuple[ValueEdge, ...]]:
-        """The edges of every operator whose results are read, by its place."""
+        """The edges that leave each operator, by its place."""
         found: dict[int, list[ValueEdge]] = defaultdict(list)
         for edge in self.edges:
             found[edge.producer].append(edge)
@@ -146,12 +147,12 @@ class Template:
 
     @cached_property
     def entered(self) -> frozenset[tuple[int, int]]:
-        """Operators of blocks and their operands that the first block has from before all blocks."""
+        """Pairs of an operator and an operand which, in the first block, come from before all blocks."""
         return frozenset((edge.consumer, edge.operand) for edge in self.edges if edge.kind == "enter")
 
     def kept_of(self, name: str, *, by_rest: bool) -> float:
-        """The share of its bytes that is kept of a value which blocks hand on, of that of the last block or of others;
-        0 where nobody keeps it."""
+        """The share that is kept of the bytes of a value that blocks hand on: `by_rest` for that of the last block,
+        else for those of others; 0 if nothing keeps it."""
         if by_rest:
             kept = name in self.alive.kept or name in self.kept_for_rest
             return kept * self.shares_for_rest.get(name, self.alive.share(name))
@@ -171,11 +172,11 @@ class Template:
         return frozenset(index for found in products for index in found[1::2])
 
     def works(self, index: int) -> bool:
-        """Whether an operator is computed once more where its block is recomputed."""
+        """Whether an operator is recomputed with its block."""
         return index in self._again[0]
 
     def moves(self, index: int) -> bool:
-        """Whether an operator gets its operands once more where its block is recomputed."""
+        """Whether the operands of an operator are redistributed again when its block is recomputed."""
         return index in self._again[1]
 
     @cached_property
@@ -190,55 +191,55 @@ class Template:
 
     @cached_property
     def every_own_parameter(self) -> frozenset[str]:
-        """Parameters that stand for those of all blocks, of any kind."""
+        """Parameters that stand for those of all blocks of a kind."""
         return frozenset().union(*self.own_parameters)
 
     def parameter_times(self, name: str) -> int:
-        """How many parameters of the model one of the template stands for."""
+        """How many parameters of the model a parameter of the template stands for."""
         kind = next((kind for kind, own in enumerate(self.own_parameters) if name in own), None)
         return 1 if kind is None else self.blocks.kinds.count(kind)
 
     def gradient_bytes(self, update: Update) -> Bytes:
-        """Of the gradients of all parameters of the model, as they are added up."""
+        """Bytes of the accumulated gradients of all parameters of the model."""
         return total_gradients(self.graph, update, self.parameter_times)
 
     @cached_property
     def causal_ring(self) -> bool:
-        """Whether there is causal attention that a ring could split."""
+        """Whether the model has causal attention that a ring could split."""
         rules = (rule_of(self.graph, op) for op in self.graph.operators)
         return any(rule.causal and any(f.kind is FactorKind.RING for f in rule.factors) for rule in rules)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
-        """Values that one block hands to the next, under their names in the first block of the template."""
+        """Values that one block hands to the next, by their names in the first block of the template."""
         return tuple(sorted({edge.name for edge in self.edges if edge.kind == "loop"}))
 
     @cached_property
     def outliving(self) -> frozenset[str]:
-        """Values that a block makes and others read."""
+        """Values that a block makes and that operators outside of it read."""
         handed = {edge.name for edge in self.edges if edge.kind in ("loop", "leave")}
         lanes = {name for at in self.twins for name in self.graph.operators[at].results if name is not None}
         return frozenset(handed | lanes)
 
     @cached_property
     def makers(self) -> tuple[int, ...]:
-        """Operators that make what a block hands to the next, in the first kind of block."""
+        """Operators that make the values that a block hands to the next, in the first kind of block."""
         return tuple(sorted({edge.producer for edge in self.edges if edge.kind == "loop"}))
 
     @cached_property
     def shared(self) -> frozenset[int]:
-        """Operators before the blocks that every block reads."""
+        """Operators before the blocks whose results blocks read."""
         return frozenset(edge.producer for edge in self.edges if edge.kind == "every")
 
     @cached_property
     def passing(self) -> tuple[str, ...]:
-        """Values from before the blocks that blocks read: stages hand them on to each other, to the last that does."""
+        """Values from before the blocks that blocks read: stages hand them on up to the last stage that reads them."""
         return tuple(sorted({edge.name for edge in self.edges if edge.kind == "every"}))
 
     @cached_property
     def crossing(self) -> tuple[str, ...]:
-        """What is handed on between any two stages: of blocks of several kinds only that which the last one reads is
-        certain to be."""
+        """The passing values that are handed on between any two stages. With several kinds of blocks, this is certain
+        only for values that the last block or the operators after it read."""
         if self.blocks.count < 2:
             return ()
         last = self.held[self.blocks.kinds[-1]]
@@ -247,14 +248,14 @@ class Template:
 
     @cached_property
     def pipelines(self) -> bool:
-        """Whether the graph can be cut between blocks: nothing flows past them but what they read or hand on, and the
-        first stage looks up all rows of tables outside of the devices."""
+        """Whether the graph can be cut between blocks: no value bypasses them except those that they read or hand on,
+        and the first stage looks up all rows of tables outside of the devices."""
         return self.blocks.count > 1 and self.shared_by_blocks is None and self.late_look_up is None
 
     @cached_property
     def shared_by_blocks(self) -> str | None:
-        """A value that flows past blocks, or a parameter that they share, so that the graph cannot be cut between them;
-        None where they share nothing but what each hands to the next."""
+        """A value that bypasses blocks, or a parameter that blocks share, so that the graph cannot be cut between them;
+        None if there is none."""
         past = (
             edge.name
             for edge in self.edges
@@ -270,8 +271,8 @@ class Template:
 
     @cached_property
     def late_look_up(self) -> str | None:
-        """An operator that gets rows of a table outside of the devices in the blocks, or after them; None where all do
-        before."""
+        """An operator in the blocks or after them that looks up rows of a table outside of the devices; None if all of
+        these are before the blocks."""
         late = (op.name for op in self.graph.operators[self.start :] if rule_of(self.graph, op).outside is not None)
         return next(late, None)
 
@@ -279,9 +280,10 @@ class Template:
 def fold(
     graph: OperatorGraph, blocks: Blocks, software: Software = PYTORCH, never_kept: frozenset[str] = frozenset()
 ) -> Template:
-    """The template of a prepared graph, run by some software; `never_kept` says how recomputation goes.
+    """The template of a prepared graph for some training software. `never_kept`: classes of operators whose results
+    recomputed blocks never keep.
 
-    Where the part after the blocks reads more than the last block, nothing is folded.
+    Nothing is folded if the operators after the blocks read values of blocks other than the last.
     """
     if not blocks.count:
         return _unfolded(graph, software)
@@ -310,7 +312,8 @@ def fold(
 
 
 def _repeated(graph: OperatorGraph, low: int, high: int) -> dict[Key, Key]:
-    """Operators and parameters of alike blocks among some operators, and what they are in the first of their kind."""
+    """Maps operators and parameters of equal blocks, within a range of operators, to those of the first block of their
+    kind."""
     found: dict[Key, Key] = {}
     part = replace(graph, operators=graph.operators[low:high])
     blocks = find_blocks(part)
@@ -325,7 +328,7 @@ def _repeated(graph: OperatorGraph, low: int, high: int) -> dict[Key, Key]:
 
 
 class _Folding:
-    """Where the blocks of a graph stand in its template, and what their lanes are called there."""
+    """Where the blocks of a graph are in its template, and the names of their lanes there."""
 
     def __init__(self, graph: OperatorGraph, blocks: Blocks) -> None:
         self.graph, self.blocks = graph, blocks
@@ -337,7 +340,7 @@ class _Folding:
         found = lanes(graph, blocks)
         assert found is not None
         self.lanes = found
-        self.names: dict[str, str] = {}  # of what another kind makes in a lane, and of what the first one makes there
+        self.names: dict[str, str] = {}  # names in other kinds of blocks: name in the first kind
         self.twins: dict[int, int] = {}
         for kind, places in enumerate(found):
             for (place, result), (first, first_result) in zip(places, found[0], strict=False):
@@ -371,7 +374,7 @@ class _Folding:
         )
 
     def _twins_of(self, block: int) -> dict[str, str]:
-        """What a block makes, by the names in the template's block of its kind."""
+        """The values that a block makes, mapped to the names in the template's block of its kind."""
         first = self.blocks.firsts[self.blocks.kinds[block]]
         return {
             name: twin
@@ -381,11 +384,11 @@ class _Folding:
         }
 
     def _entering(self, block: int) -> dict[str, str]:
-        """What the block before makes, by the names of the lanes."""
+        """The values that the previous block makes, mapped to the names of the lanes."""
         return {name: self.names.get(twin, twin) for name, twin in self._twins_of(block - 1).items()}
 
     def edges(self, folded: OperatorGraph) -> tuple[ValueEdge, ...]:
-        """All edges of the folded graph, and those from one block to the next that it does not have itself."""
+        """All edges of the folded graph, and the edges from one block to the next that it does not have."""
         loops = self._loops()
         entering = {(edge.consumer, edge.operand) for edge in loops}
         first, start, stop = self.held[0], self.held[0].start, self.held[-1].stop
@@ -398,7 +401,7 @@ class _Folding:
                 kind: EdgeKind = "outside"
                 if start <= consumer < stop:
                     if producer < start:
-                        alone = not loops and consumer in first  # the only one of its kind, in front of all others
+                        alone = not loops and consumer in first  # the only block of its kind, before all others
                         kind = "enter" if alone or (consumer, operand) in entering else "every"
                     else:
                         inside = any(producer in held and consumer in held for held in self.held)
@@ -410,7 +413,7 @@ class _Folding:
         return (*found, *loops)
 
     def _loops(self) -> tuple[ValueEdge, ...]:
-        """Edges into blocks of the first kind from the block before, drawn from the lanes."""
+        """Edges into blocks of the first kind from the previous block, derived from the lanes."""
         blocks = self.blocks
         block = next((at for at in range(1, blocks.count) if blocks.kinds[at] == 0), None)
         if block is None:
@@ -438,8 +441,8 @@ class _Folding:
 
 
 def _with_liveness(template: Template, names: Mapping[str, str]) -> Template:
-    """Tell apart for whom the shared values that leave a block are kept: the folded graph does not have every block's
-    next one. `names`: what another kind of block makes in a lane, and what it is called in the first."""
+    """Distinguishes the readers for which shared values that leave a block are kept, since the folded graph has no next
+    block. `names` maps a lane's value in another kind of block to its name in the first."""
     alive, operators = template.alive, template.graph.operators
     kept: dict[str, set[EdgeKind]] = {}
     for edge in template.edges:
@@ -464,8 +467,8 @@ def _with_liveness(template: Template, names: Mapping[str, str]) -> Template:
 
 
 def _with_shares(template: Template, names: Mapping[str, str], software: Software) -> Template:
-    """What is kept of values in the shares of software that keeps them otherwise; a value that leaves a block has the
-    readers of the next one, of whatever kind, or of what follows the last. `names` as for `_with_liveness`."""
+    """The shares that are kept of values, for software that keeps only part of them. A value that leaves a block is
+    read by the next block, of any kind, or by the operators after the last. `names` as for `_with_liveness`."""
     lanes = {*template.carried, *names, *names.values()}
     inside: dict[str, set[int]] = {}
     leaving: dict[EdgeKind, dict[str, set[int]]] = {"loop": {}, "leave": {}}
@@ -487,8 +490,9 @@ def _with_shares(template: Template, names: Mapping[str, str], software: Softwar
 
 
 def _with_passing(template: Template, names: Mapping[str, str]) -> Template:
-    """Of a graph that never trains: values that every block reads are there through all of them, and what a block hands
-    on is where operators of it, or of the next one, run that do not read it; the folded graph has no next one."""
+    """For a graph that is not trained. Values that every block reads live through all blocks. A value that a block
+    hands on is held while operators of this block, or of the next one, run that do not read it; the folded graph has no
+    next block."""
     graph, kept = template.graph, set(template.alive.kept)
     if template.blocks.count > 1:
         kept |= {edge.name for edge in template.edges if edge.kind == "every"}
