@@ -31,7 +31,15 @@ from planner.strategy_search.request.space import Pinned
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
 from planner.validation.contradictions import refuse_peak, refuse_rate
-from planner.validation.peak import KIND_WORDS, Peaks, kind_of_peak, least_needed, peak_ends, peak_of
+from planner.validation.peak import (
+    KIND_WORDS,
+    Peaks,
+    is_of_last_rank,
+    kind_of_peak,
+    least_needed,
+    peak_ends,
+    peak_of,
+)
 from planner.validation.rows import Row
 from planner.validation.software import as_allocated, machine_of_run
 from planner.validation.spared import fewest_recomputed, spared_plan
@@ -195,6 +203,7 @@ def evaluate_chunk(
             same = live.software == software
             held = None if same else predict(bind(plan, graph, TRACED_BATCH), endless)
             peaks = Peaks.of(prediction, held)
+            reported = Peaks.of(prediction, held, last=is_of_last_rank(row))
             notes = (*notes, *more)
             dtype = cluster.software.products or run.job.model.precision
             refuse_rate(row, prediction.model_flops, cluster.device.peak(dtype) * run.job.devices)
@@ -204,7 +213,7 @@ def evaluate_chunk(
             continue
         experts = run.job.model.experts is not None
         spread = spread_of(row.text("profile"), experts, known=is_known(row.text("source")))
-        low, high = peak_ends(peaks, cluster.device, software, kind)
+        low, high = peak_ends(reported, cluster.device, software, kind)
         beyond = not_priced(row, cluster.software.name, prediction.step_seconds)
         notes = (*notes, KIND_WORDS[kind]) if row.measured_peak_bytes is not None else notes
         results.append(
@@ -213,7 +222,7 @@ def evaluate_chunk(
                 predicted_seconds=prediction.step_seconds + beyond,
                 low_seconds=prediction.step_seconds * spread.low,
                 high_seconds=prediction.step_seconds * spread.high,
-                predicted_peak_bytes=peak_of(peaks, cluster.device, software, kind),
+                predicted_peak_bytes=peak_of(reported, cluster.device, software, kind),
                 low_peak_bytes=low,
                 high_peak_bytes=high,
                 peak_kind=kind,

@@ -6,6 +6,8 @@
 
 The column `peak_mem_kind` says so, else words in the notes of a row. Where nobody does, the peak is compared with the
 one in the middle, and may be anything from the least of the first to the most of the last.
+
+A peak is that of the fullest device, unless notes say that the last rank reports it: of a pipeline then the last one.
 """
 
 from collections.abc import Mapping
@@ -32,6 +34,16 @@ _WORDS: Mapping[PeakKind, str] = {
 }
 
 
+_LAST_RANK = r"\breported rank\b|\bof the last rank\b"
+"""Words for the peak of the last rank, which alone writes what the tests of Megatron-LM compare
+(megatron/training/global_vars.py: _set_tensorboard_writer)."""
+
+
+def is_of_last_rank(row: Row) -> bool:
+    """Whether the peak of a row is that of the last rank, and of the last pipeline rank with it."""
+    return mentions(row.text("notes").lower(), _LAST_RANK)
+
+
 def kind_of_peak(row: Row) -> PeakKind | None:
     """What the peak of a row counts; None where it does not say. Raises RequestError for a word that is no kind."""
     named, notes = row.peak_kind(), row.text("notes").lower()
@@ -47,10 +59,13 @@ class Peaks:
     held: Bytes
 
     @classmethod
-    def of(cls, prediction: Prediction, held: Prediction | None = None) -> "Peaks":
-        """Of a run of which both are predicted, or the same."""
-        tensors = prediction.peak_bytes
-        return cls(tensors=tensors, held=tensors if held is None else max(tensors, held.peak_bytes))
+    def of(cls, prediction: Prediction, held: Prediction | None = None, *, last: bool = False) -> "Peaks":
+        """Of a run of which both are predicted, or the same; of its fullest pipeline rank, or of the `last`."""
+        tensors, kept = (
+            one.stages[-1].peak_bytes if last and one.stages else one.peak_bytes
+            for one in (prediction, held or prediction)
+        )
+        return cls(tensors=tensors, held=max(tensors, kept))
 
 
 def peak_of(peaks: Peaks, device: Device, software: Software, kind: PeakKind | None) -> float:

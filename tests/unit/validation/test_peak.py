@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hardware_profiles import PYTORCH, load_profile
+from planner.plan.plan import Prediction, StagePrediction
 from planner.validation.cells import PeakKind
-from planner.validation.peak import Peaks, kind_of_peak, least_needed, peak_ends, peak_of
+from planner.validation.peak import Peaks, is_of_last_rank, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 
 DEVICE = load_profile("a100-80gb").device
@@ -44,3 +45,16 @@ def test_kinds_count_less_and_less() -> None:
     software = replace(PYTORCH, peak_low=0.9, peak_high=1.1)
     assert peak_ends(peaks, DEVICE, software, "used") == pytest.approx((0.9 * peak, 1.1 * peak))
     assert peak_ends(peaks, DEVICE, software, None) == pytest.approx((0.9 * tensors, 1.1 * peak))
+
+
+def test_the_last_rank_is_of_the_last_stage() -> None:
+    def predicted(*peaks: float) -> Prediction:
+        stages = tuple(StagePrediction(micro_batch_seconds=1.0, once_seconds=0.0, peak_bytes=one) for one in peaks)
+        return replace(Prediction.unknown(), peak_bytes=max(peaks), stages=stages)
+
+    tensors, held = predicted(9.0, 5.0), predicted(10.0, 7.0)
+    assert Peaks.of(tensors, held) == Peaks(tensors=9.0, held=10.0)
+    assert Peaks.of(tensors, held, last=True) == Peaks(tensors=5.0, held=7.0)
+    assert Peaks.of(tensors, last=True) == Peaks(tensors=5.0, held=5.0)
+    for notes, last in (("max_memory_allocated (reported rank)", True), ("the worst rank", False)):
+        assert is_of_last_rank(Row(line=2, values={"notes": notes})) == last
