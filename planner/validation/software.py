@@ -107,6 +107,19 @@ _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
 4.45: `logits.float()`, `shift_logits.contiguous()`)."""
 
+_PLAIN_LOSS = r"\beager (?:loss|cross[- ]entropy)"
+"""Words for a loss that is not compiled, where layers are (prime-rl's sft/train.py: CrossEntropyLoss, all logits)."""
+
+_HELD_LOGITS = r"\blogits (?:are )?held\b"
+"""Words for logits in fp32 that a variable still has while gradients are computed, though PyTorch's cross entropy needs
+them no more (prime-rl's sft/train.py deletes `logits`, and not the `out` that has them)."""
+
+_DETERMINISTIC = r"deterministic[-_]mode"
+_DROPS_PROBABILITIES = r"attention[-_]dropout\s*[=: ]\s*0?\.\d*[1-9]"
+"""Words for a backward pass of attention that adds up in one order, and for dropout in it. On Blackwell cuDNN has none
+of both at once, and Transformer Engine takes FlashAttention-2 then ("determinism on Blackwell" in
+transformer_engine/common/fused_attn/fused_attn.cpp; nvcr.io/nvidia/pytorch has flash-attn)."""
+
 _COMPLEX_ROTATIONS = r"torchtitan|kempnerforge"
 """Words for models that rotate heads in complex numbers, for which inductor generates no code (torchtitan issue 15;
 kempnerforge/model/position.py). `passes` of fsdp-compiled was fitted to runs of such models, gates counted apart."""
@@ -130,6 +143,11 @@ _MEGATRON_FSDP = r"megatron[-_ ]fsdp"
 
 _CUDNN_FIRST = "2026-04"
 """Month from which on runs are taken to have PyTorch 2.11, whose attention calls cuDNN on Hopper and Blackwell."""
+
+_CUDNN_ON_BLACKWELL = "2025-05-14"
+"""Date from which on torchtitan asks for cuDNN's attention first on Blackwell (3b85aa31f)."""
+
+_BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
 _NVIDIA_KERNELS = "2024"
 """Date before which NeMo ran Megatron-LM's kernels of its time, and hid no communication unless it was told to."""
@@ -395,6 +413,12 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append("the loss is one kernel, which leaves its gradient where logits were")
         shifted = 4.0 * _logits(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
         stack = replace(stack, loss="in place", buffers=stack.buffers + shifted)
+    if mentions(words, _PLAIN_LOSS) and stack.name == "fsdp-compiled":
+        notes.append("the loss is not compiled, and has all logits in fp32")
+        stack = replace(stack, loss="whole")
+    if mentions(words, _HELD_LOGITS):
+        notes.append("logits in fp32 are held through the backward pass")
+        stack = replace(stack, buffers=stack.buffers + 4.0 * _logits(row))
     if mentions(words, r"\buse[-_ ]cache\b") and row.recomputation() == "full":
         notes.append("outputs hold keys and values of all layers, and logits in fp32 (use_cache)")
         stack = replace(stack, buffers=stack.buffers + _cached(row) + 4.0 * _logits(row))
@@ -638,6 +662,13 @@ def _sharded_by_torch(row: Row) -> bool:
     return mentions(flags, r"\bfsdp2?\b|fully[- ]sharded") and not mentions(flags, r"deepspeed")
 
 
+def _without_cudnn(row: Row) -> bool:
+    """Whether Transformer Engine has no kernel of cuDNN for what a row asks of attention."""
+    flags = f"{row.text('other_flags')}; {row.text('flag')}".lower()
+    blackwell = row.text("profile").startswith(_BLACKWELL)
+    return blackwell and mentions(flags, _DETERMINISTIC) and mentions(flags, _DROPS_PROBABILITIES)
+
+
 def _fuses_experts(row: Row) -> bool:
     """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200, GB300 and, but for GPT-OSS,
     on B300 (perf_recipes at 067f987d)."""
@@ -658,7 +689,9 @@ def _attention(row: Row, stack: Software) -> AttentionKernels:
     by_torch = row.text("flash_attention").lower() == "sdpa" or (own == "sdpa" and named in (None, "fused"))
     if by_torch and row.latent:
         return "flash1"  # the memory-efficient kernel: others want values as wide as keys (sdp_utils.cpp of PyTorch)
-    if by_torch and date >= _CUDNN_FIRST and row.precision() != "fp32":
+    blackwell = row.text("profile").startswith(_BLACKWELL)
+    first = _CUDNN_ON_BLACKWELL if blackwell and mentions(_told(row), "torchtitan") else _CUDNN_FIRST
+    if by_torch and date >= (first if len(date) > len("2025-05") else first[:7]) and row.precision() != "fp32":
         return "cudnn"
     if row.precision() == "fp32" and own != "sdpa":
         return (
@@ -667,7 +700,7 @@ def _attention(row: Row, stack: Software) -> AttentionKernels:
     if named == "unfused" or (named is None and own == "unfused"):
         return "unfused"
     if named == "latest":
-        return "best"
+        return "flash2" if _without_cudnn(row) else "best"
     if named in ("flash1", "flash2"):
         return named
     if stack.name == "internevo":

@@ -694,6 +694,42 @@ def test_kernels_of_pytorch(tmp_path: Path, changes: dict[str, str], kernels: st
     assert machine(tmp_path, 3, profile="h200-141gb", zero_stage="3", **changes)[0].software.attention == kernels
 
 
+@pytest.mark.parametrize(
+    ("changes", "kernels"),
+    [
+        ({"stack": "torchtitan", "zero_stage": "3", "date": "2025-05", "flash_attention": "SDPA"}, "cudnn"),
+        ({"stack": "torchtitan", "zero_stage": "3", "date": "2025-04", "flash_attention": "SDPA"}, "flash2"),
+        ({"stack": "torchtitan", "zero_stage": "3", "date": "", "flash_attention": "SDPA"}, "flash2"),
+        ({"stack": "FSDP2", "zero_stage": "3", "date": "2025-12", "flash_attention": "SDPA"}, "flash2"),
+        ({"date": "2026-07", "flash_attention": "TE", "flag": "deterministic-mode"}, "best"),
+        ({"date": "2026-07", "flash_attention": "TE", "other_flags": "attention_dropout 0.1"}, "best"),
+    ],
+)
+def test_kernels_on_blackwell(tmp_path: Path, changes: dict[str, str], kernels: str) -> None:
+    assert machine(tmp_path, 3, profile="gb200-186gb", **changes)[0].software.attention == kernels
+
+
+@pytest.mark.parametrize(("profile", "kernels"), [("gb200-186gb", "flash2"), ("h100-80gb", "best")])
+@pytest.mark.parametrize("dropout", ["0.1", "0.0"])
+def test_cudnn_on_blackwell_is_not_deterministic_with_dropout(
+    tmp_path: Path, profile: str, kernels: str, dropout: str
+) -> None:
+    flags = {"other_flags": f"deterministic-mode; attention_dropout {dropout}", "flash_attention": "TE"}
+    found = machine(tmp_path, profile=profile, date="2026-07", **flags)[0].software
+    assert found.attention == (kernels if dropout == "0.1" else "best")
+
+
+def test_a_loss_that_is_not_compiled_has_all_logits(tmp_path: Path) -> None:
+    """And 4 bytes more of each where a variable holds them."""
+    fsdp = {"zero_stage": "3", "tp": "1", "pp": "1", "dp": "8", "stack": "fsdp-compiled", "date": "2026-01"}
+    eager = machine(tmp_path, 3, **fsdp, other_flags="eager loss")[0].software
+    assert eager.loss == "whole"
+    assert machine(tmp_path, 3, **fsdp)[0].software.loss != "whole"
+    assert machine(tmp_path, 3, **fsdp, other_flags="no eager loss")[0].software.loss != "whole"
+    held = machine(tmp_path, 3, **fsdp, other_flags="eager loss; logits held")[0].software
+    assert held.buffers - eager.buffers == 4.0 * 2 * 512 * 50257
+
+
 def test_logits_are_gathered_under_tensor_parallelism_of_pytorch(tmp_path: Path) -> None:
     """Unless it says `loss_parallel`, or is torchtitan's."""
     fsdp = {"zero_stage": "fsdp2 (3)", "pp": "1", "dp": "4"}
