@@ -1,7 +1,7 @@
-"""What a choice costs: seconds and bytes of operators, redistributions and stored parameters.
+"""The price of a choice: seconds and bytes of operators, redistributions and stored parameters.
 
-Formulas live in `costmodels`, which knows no operator; what is sharded how lives in `planner.sharding`, which knows no
-price. Here they meet, once: the search prices whole tables with these functions, the checker single choices.
+Formulas are in `costmodels`, which knows no operators; sharding is in `planner.sharding`, which knows no prices. They
+are combined here, in one place: the search prices whole tables with these functions, the checker single choices.
 """
 
 from planner.pricing.keeping import Keeping, keeping, keeping_fault

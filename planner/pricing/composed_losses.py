@@ -1,17 +1,17 @@
 """Losses that software computes kernel by kernel, in fp32.
 
-Bytes of a logit, each operator reading and writing memory; the cast to fp32 before, and that of the gradient behind,
-are operators of the graph, and counted there:
+Bytes per logit, with each operator reading and writing memory. The cast to fp32 before the loss, and the cast of its
+gradient, are operators of the graph and are counted there:
 
-    megatron   forward    largest of the row 4, subtracted 8, exponential 8, summed 4, divided 8                      32
+    megatron   forward    maximum of the row 4, subtraction 8, exponential 8, sum 4, division 8                       32
                (megatron/core/tensor_parallel/cross_entropy.py: the default, without --cross-entropy-loss-fusion)
-    pytorch    forward    log_softmax of rows that no shared memory holds: largest 4, sum 4, result 8                 16
-               backward   of nll_loss, a tensor of zeros 4; of log_softmax: sum of the gradient 4, result 12          20
+    pytorch    forward    log_softmax of rows that do not fit in shared memory: maximum 4, sum 4, result 8            16
+               backward   nll_loss: a tensor of zeros 4; log_softmax: sum of the gradient 4, result 12                20
                (aten/src/ATen/native/cuda/SoftMax.cu: cunn_SoftMaxForward, cunn_SoftMaxBackward; NLLLoss)
 
-Four layers and the head of a GPT of width 3072 on A100, 64,000 words, 2,048 tokens, take 17.7 ms forward where four
-layers alone take 10.6 (sail-sg/VocabularyParallelism, artifact/exp_one_host.csv at 6191c3b): 7.1 for the head, of which
-its product is 3.0, and the count of Megatron's with the cast before it 3.3.
+Four layers and the head of a GPT of width 3072 on A100, 64,000 words, 2,048 tokens, take 17.7 ms forward; four layers
+alone take 10.6 (sail-sg/VocabularyParallelism, artifact/exp_one_host.csv at 6191c3b). That leaves 7.1 for the head: its
+matrix product takes 3.0, and Megatron's count with the cast before it 3.3.
 """
 
 import numpy as np
@@ -19,13 +19,13 @@ import numpy as np
 from planner.pricing.kernel_call import Array, KernelCall, passed
 
 FORWARD = {"megatron": 32.0, "pytorch": 16.0}
-"""Bytes of a logit."""
+"""Bytes per logit in the forward pass."""
 
 BACKWARD = {"pytorch": 20.0}
-"""The same of the backward pass, where that is no single kernel."""
+"""Bytes per logit in the backward pass, where that is not a single kernel."""
 
 KERNELS = 5
-"""Operators that a framework launches for it, forward."""
+"""Operators that a framework launches for it in the forward pass."""
 
 
 def is_composed_loss(call: KernelCall) -> bool:
@@ -39,7 +39,7 @@ def composed_loss_seconds(call: KernelCall) -> Array:
 
 
 def composed_loss_backward(call: KernelCall) -> Array | None:
-    """Seconds of its backward kernels, (K,); None of one."""
+    """Seconds of its backward kernels, (K,); None if it is a single kernel."""
     moved = BACKWARD.get(call.software.composed_loss)
     return None if moved is None else np.asarray(passed(call, moved * _logits(call)))
 

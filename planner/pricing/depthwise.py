@@ -1,11 +1,12 @@
-"""Products without columns, as of depthwise convolutions: each channel of the result has a stencil of its own.
+"""Products without columns, as in depthwise convolutions: each channel of the result has its own stencil.
 
     tiles      m x k with k x 1, for each of g groups: a tile of 64 columns computes one
     passed     g m (k + 1) elements pass memory once, 2 g m k operations on vectors in float32      what kernels do
 
-A framework has kernels of its own for them (PyTorch's conv_depthwise, cuDNN's), which multiply no matrices. They take
-the lesser of both times; no less than the best rate of products says, which bounds stand on. Both are monotone, and c
-times as much takes at most c times as long, so the lesser is and does, too. Nothing measured stands behind it.
+A framework has special kernels for them (PyTorch's conv_depthwise, cuDNN's), which multiply no matrices. They take the
+lesser of both times, but at least the time by the best rate of matrix products, on which bounds rely. Both times are
+monotone, and c times the work takes at most c times as long; so the same holds for the lesser one. This is not
+measured.
 """
 
 import numpy as np
@@ -15,8 +16,8 @@ from planner.pricing.kernel_call import Array, KernelCall
 
 
 def at_most_passed(call: KernelCall, forward: Array, backward: Array) -> tuple[Array, Array]:
-    """Seconds of a product and of its gradients, which take no longer than passing its tensors where it has no
-    columns."""
+    """Seconds of a product and of its gradients. If the product has no columns, it takes at most the time in which its
+    tensors pass memory."""
     roles = dict(call.rule.roles)
     if roles.get("columns", (0,)) or not roles["batch"] or not call.device.multiplies("fp32"):
         return forward, backward

@@ -1,14 +1,15 @@
-"""What software keeps of values otherwise than as they are, in shares of their bytes.
+"""The share of a value's bytes that software keeps, if it does not keep the value as it is.
 
-    norm ──> identity ──> q, k, v        products in fp8 keep the fp8 copies which they have multiplied: 1/2 of a value
-                     └──> gate           in 16 bits, beside the value where something else keeps it;
-    attention ──> view ──> product       where that is what attention has kept, too: 0;
-                                         each product keeps a copy of its own (PaddlePaddle's c_identity): 3, of a
-                                         product of queries, keys and values in one, too;
-                                         what a norm has made is made again in the backward pass: 0
+    norm ──> identity ──> q, k, v        products in fp8 keep the fp8 copies that they multiply: 1/2 of a value
+                     └──> gate           in 16 bits, in addition to the value if something else keeps it;
+    attention ──> view ──> product       0 if the view is the tensor that attention keeps, too;
+                                         each product keeps its own copy (PaddlePaddle's c_identity): 3, also for a
+                                         fused product of queries, keys and values;
+                                         the output of a norm is recomputed in the backward pass: 0
 
-Whoever counts memory of a plan takes these shares: the judge of the values of the whole graph, the search of those of
-the template, where a value that leaves a block has the readers of the next block, or of what follows the last.
+Everything that counts the memory of a plan uses these shares: the judge for the values of the whole graph, the search
+for those of the template. There, a value that leaves a block is read by the next block, or by the operators after the
+last.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,11 +20,11 @@ from planner.graph.operator_graph import DTYPE_BYTES, OperatorGraph
 from planner.sharding.rules import rule_of
 
 FP8_OF_16_BITS = 0.5
-_FP8 = 1  # bytes of an element
+_FP8 = 1  # bytes per element
 
 
 def kept_by(graph: OperatorGraph, saved: Sequence[frozenset[int]]) -> dict[str, list[int]]:
-    """For each value that operators keep these operands of (`Liveness.saved`), the operators that do."""
+    """For each value, the operators that keep it as an operand (`Liveness.saved`)."""
     found: dict[str, list[int]] = {}
     for at, positions in enumerate(saved):
         for index in positions:
@@ -32,7 +33,7 @@ def kept_by(graph: OperatorGraph, saved: Sequence[frozenset[int]]) -> dict[str, 
 
 
 def products_of(graph: OperatorGraph) -> frozenset[int]:
-    """Products with a weight, which software that computes in fp8 casts the operands of."""
+    """Matrix products with a weight; software that computes in fp8 casts their operands."""
     return frozenset(
         at
         for at, op in enumerate(graph.operators)
@@ -41,14 +42,14 @@ def products_of(graph: OperatorGraph) -> frozenset[int]:
 
 
 def keeps_heads_once(software: Software) -> bool:
-    """Whether what fused attention has made and kept is what the product behind it reads."""
+    """Whether the product behind fused attention reads the tensor that attention has made and kept."""
     return software.views_heads and software.attention != "unfused"
 
 
 def copied_shares(graph: OperatorGraph, software: Software) -> dict[int, float]:
-    """Of each product with a weight, of which software keeps otherwise than as it is what it has multiplied, the share
-    that it keeps: none of what attention has kept. One that `Software.copies_inputs` copies for each product does so
-    for each part of a fused one."""
+    """The share that each product with a weight keeps of its operand, for software that does not keep it as it is: none
+    if attention has kept it. With `Software.copies_inputs` each product keeps a copy, and a fused product keeps one for
+    each of its parts."""
     if software.keeps_fp8:
         return dict.fromkeys(products_of(graph), FP8_OF_16_BITS)
     if keeps_heads_once(software):
@@ -57,7 +58,8 @@ def copied_shares(graph: OperatorGraph, software: Software) -> dict[int, float]:
 
 
 def _parts(graph: OperatorGraph, at: int) -> int:
-    """Into how many values what an operator makes is cut, as queries, keys and values that are made together are."""
+    """The number of values into which the result of an operator is cut, as for queries, keys and values made
+    together."""
     results = [name for name in graph.operators[at].results if name is not None]
     while len(results) == 1:
         uses = graph.consumers.get(results[0], ())
@@ -68,7 +70,8 @@ def _parts(graph: OperatorGraph, at: int) -> int:
 
 
 def kept_shares(graph: OperatorGraph, users: Mapping[str, Collection[int]], software: Software) -> dict[str, float]:
-    """Of each value that these operators keep the share of its bytes; those that are left out are kept as they are."""
+    """The share of its bytes that is kept of each value, given the operators that keep it; values that are missing are
+    kept as they are."""
     remakes = "normalisation" in software.remakes
     copies = copied_shares(graph, software)
     if not (copies or remakes):
@@ -86,7 +89,7 @@ def kept_shares(graph: OperatorGraph, users: Mapping[str, Collection[int]], soft
 
 
 def _made_by_norm(graph: OperatorGraph, name: str) -> bool:
-    """Whether a value is what a norm has made, shared or not."""
+    """Whether a value is the output of a norm, shared or not."""
     op = graph.operators[graph.producer[name]]
     if op.op == IDENTITY and op.operands[0] in graph.producer:
         op = graph.operators[graph.producer[op.operands[0]]]
@@ -94,7 +97,7 @@ def _made_by_norm(graph: OperatorGraph, name: str) -> bool:
 
 
 def _attended(graph: OperatorGraph, name: str) -> bool:
-    """Whether a value is a view of what attention has made, and not that itself."""
+    """Whether a value is a view of the output of attention, and not that output itself."""
     at = first = graph.producer.get(name)
     while at is not None and rule_of(graph, graph.operators[at]).op_class == "view":
         at = graph.producer.get(graph.operators[at].operands[0])

@@ -1,4 +1,4 @@
-"""An operator as its kernels are priced: rule, local extents, machine; and what several of them need of it."""
+"""An operator as its kernels are priced: rule, local extents and machine; and helpers that several kernels share."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,16 +13,19 @@ from planner.sharding.rule import Rule
 Array: TypeAlias = NDArray[np.float64]
 
 WORD = 16
-"""Bytes that a tensor core's operands are loaded by."""
+"""Bytes of a word in which tensor cores load operands."""
 
 _SHORT = frozenset({"bf16", "fp16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelCall:
-    """An operator under K strategies: local extents of its factors (K, factors), FLOP and bytes of the forward pass,
-    bytes of the backward pass (K,), and the operands that need a gradient. `hops` of a ring, 1 without, and how much
-    more than the mean the busiest device of it works, `uneven`, (K,) each."""
+    """An operator under K strategies.
+
+    `extents` has the local extents of its factors (K, factors); `flops`, `moved` and `moved_backward` have FLOP and
+    bytes of the forward pass, and bytes of the backward pass, (K,). `graded` are the operands that need a gradient.
+    `hops` are those of a ring, 1 without; `uneven` is the work of the ring's busiest device relative to the mean; (K,)
+    each."""
 
     rule: Rule
     extents: Array
@@ -43,32 +46,32 @@ class KernelCall:
 
     @property
     def worked(self) -> int:
-        """Operands whose gradients take work: addends do not."""
+        """The number of operands whose gradients need work: those of addends do not."""
         return sum(operand not in self.rule.addends for operand in self.graded)
 
     def extent(self, factors: frozenset[int] | tuple[int, ...]) -> Array:
-        """Product of the local extents of factors, (K,)."""
+        """The product of the local extents of some factors, (K,)."""
         return np.asarray(self.extents[:, list(factors)].prod(axis=1))
 
 
 def multiplied_in(software: Software, dtype: str) -> str:
-    """The dtype in which a stack multiplies operands of a dtype; one of products alone takes those that are rounded to
-    it, and no others."""
+    """The dtype in which a training stack multiplies operands of a dtype. A dtype of products alone applies only to
+    operands that are rounded to it."""
     products = software.products
     rounded = DTYPES[products].operands if products else ""
     return dtype if not products or (rounded and rounded not in DTYPES[dtype].tensors) else products
 
 
 def misaligned(call: KernelCall, dtype: str, *rows: Quantity) -> Array:
-    """How many times longer a product takes some of whose rows, of so many elements, are no multiples of 16 bytes, (K,)
-    or a number.
+    """The factor by which a product is slower if rows of these lengths, in elements, are not multiples of 16 bytes;
+    (K,) or a number.
 
-    `Device.misaligned` is that of elements that are loaded one by one. Each word of twice the size takes the root of
-    that: on an H200 rows of an odd number take 5.7 times as long, of an even one 2.6."""
+    `Device.misaligned` is the factor for elements that are loaded one by one. Each doubling of the word size takes its
+    root: on an H200 a row with an odd number of elements takes 5.7 times as long, one with an even number 2.6 times."""
     if dtype not in _SHORT:
         return np.asarray(1.0)
     slower, size = np.asarray(1.0), WORD // element_bytes(dtype)
-    while size > 1:  # elements of a word; the smallest that fits no row decides
+    while size > 1:  # elements of a word; the smallest word that fits no row decides
         lacking = np.logical_or.reduce([np.asarray(row) % size != 0 for row in rows])
         slower = np.where(lacking, call.device.misaligned ** (2 / size), slower)
         size //= 2
@@ -76,7 +79,7 @@ def misaligned(call: KernelCall, dtype: str, *rows: Quantity) -> Array:
 
 
 def passed(call: KernelCall, nbytes: Array) -> Array:
-    """Seconds of a kernel that reads and writes so many bytes."""
+    """Seconds of a kernel that reads and writes this many bytes in all."""
     nothing = np.zeros(len(nbytes))
     time = operator_time(
         op_class="elementwise", flops=nothing, bytes_moved=nbytes, dtype=call.dtype, device=call.device
@@ -85,7 +88,7 @@ def passed(call: KernelCall, nbytes: Array) -> Array:
 
 
 def copied(call: KernelCall, nbytes: Quantity) -> Array:
-    """Seconds of a copy that reads and writes so many bytes, as often as the stack does."""
+    """Seconds of a copy that reads and writes this many bytes, as many times as the training stack does."""
     moved = np.asarray(nbytes) * call.software.passes
     time = operator_time(op_class="copy", flops=0.0, bytes_moved=moved, dtype=call.dtype, device=call.device)
     return np.asarray(time)

@@ -1,20 +1,20 @@
-"""What autograd keeps alive between forward and backward, counted once.
+"""Tensors that autograd keeps alive between forward and backward pass, each counted once.
 
 An operator keeps operands for the gradients of other operands. The operand is the very tensor that its producer made,
-unless a redistribution lies between them, in which case it is a copy of its own:
+unless a redistribution is between them: then it is a separate copy:
 
     norm ──> identity ──> q, k, v        all three keep their operand: one tensor, kept with the identity
                      └──(all-gather)──> gate    keeps a copy in another layout: one more, kept with the edge
 
-Values that are the same in every step (masks, rotary tables) and parameters exist once anyway and cost nothing here; a
-parameter that is gathered for a use is gathered again where the backward pass reads it.
+Values that are the same in every step (masks, rotary tables) and parameters exist anyway and cost nothing here. A
+parameter that is gathered for a use is gathered again if the backward pass reads it.
 
-A block that is recomputed is computed again only until all that its backward pass needs is there (torch's checkpoint
-stops early): what comes after the last operator that keeps something is left out, and so is that operator's own work
-where it keeps nothing but operands. Other software runs the whole block again (`Software.whole_blocks`).
+A block is recomputed only until everything that its backward pass needs exists (torch's checkpoint stops early). So the
+operators after the last one that keeps something are left out. If that one keeps nothing but operands, it is not
+computed again either. Other software recomputes the whole block (`Software.whole_blocks`).
 
     ... ─> silu · up ──(moved)──> down projection ─> residual sum        kept last: the operand of the projection
-    └────── done again ─────────┘└────────── left out ──────────┘
+    └────── recomputed ─────────┘└────────── left out ──────────┘
 """
 
 from collections.abc import Mapping
@@ -31,15 +31,21 @@ from planner.sharding.rules import rule_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """For each operator the positions of the operands that autograd keeps for its backward pass, activations and
-    weights apart, and the values that are kept in the layout in which they are made: by their own operator, or as the
-    shared value of several uses. `piecewise` has the operators of a loss that is computed a piece at a time, the
-    projection to logits first: what they make never stands in memory as a whole. `overwritten` has the operators of a
-    loss, after the projection, whose results and gradients stand where the cross entropy keeps its probabilities.
-    Of a graph that never `trains` nothing is kept for a backward pass: `kept` are the values that outlive an operator
-    which does not read them, each until its last use.
-    `shares` are of values that are kept otherwise than as they are (`planner.pricing.kept_shares`), of their bytes;
-    the `products` among operators keep the share `copies` of what is moved for them.
+    """What autograd keeps for backward passes.
+
+    Attributes:
+        saved: for each operator the positions of the activations among its operands that it keeps.
+        weights: the same for weights.
+        kept: values kept in the layout in which they are made: by their own operator, or as the shared value of several
+            uses. If the graph does not train: values that outlive an operator which does not read them, until their
+            last use.
+        piecewise: operators of a loss that is computed a piece at a time, beginning with the projection to logits.
+            Their results never exist as a whole.
+        overwritten: operators of a loss, after the projection, whose results and gradients overwrite the probabilities
+            that the cross entropy keeps.
+        trains: whether the graph is trained; else nothing is kept for a backward pass.
+        shares: the share of their bytes for values that are not kept as they are (`planner.pricing.kept_shares`).
+        copies: for matrix products, the share that they keep of the operands moved for them.
     """
 
     saved: tuple[frozenset[int], ...]
@@ -52,35 +58,35 @@ class Liveness:
     copies: Mapping[int, float] = field(default_factory=dict)
 
     def share(self, name: str) -> float:
-        """Of the bytes of a value those that are kept of it."""
+        """The share of a value's bytes that is kept."""
         return self.shares.get(name, 1.0)
 
     def copied(self, at: int) -> float:
-        """Of the bytes of what is moved for an operator those that it keeps."""
+        """The share that an operator keeps of the bytes moved for it."""
         return self.copies.get(at, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """How much of a block is recomputed, by position in the block: `moves` operators get their operands once more,
-    the first `works` of them are computed once more."""
+    """How much of a block is recomputed, by position in the block: the operands of the first `moves` operators are
+    moved again, the first `works` operators are computed again."""
 
     moves: int
     works: int
 
     def runs(self, place: int, joined: Bytes) -> bool:
-        """Whether an operator is computed once more: one that joins so many bytes to its operand, and keeps them
-        for its backward pass, is where it gets its operands."""
+        """Whether an operator is computed again. One that joins `joined` bytes to its operand, and keeps them for its
+        backward pass, is computed again if its operands are moved again."""
         return place < (self.moves if joined else self.works)
 
 
 def liveness(graph: OperatorGraph, software: Software = PYTORCH) -> Liveness:
-    """What autograd keeps of a graph whose shared values have identities, run by some software. It does not depend on
-    the batch.
+    """What autograd keeps of a graph whose shared values have identities, in some training software. It does not depend
+    on the batch.
 
-    `Software.fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward
-    pass. `Software.loss`: what of logits stands in memory. `Software.keeps_fp8`, `Software.copies_inputs` and
-    norms among `Software.remakes`: what is kept of values otherwise than as they are.
+    `Software.fused`: results of an elementwise operator whose operands are kept anyway are recomputed in the backward
+    pass. `Software.loss`: how much of the logits is in memory. `Software.keeps_fp8`, `Software.copies_inputs`, and
+    norms in `Software.remakes`: values that are not kept as they are.
     """
     remakes = "normalisation" in software.remakes
     of_shares = software.keeps_fp8, remakes, software.copies_inputs, keeps_heads_once(software)
@@ -129,7 +135,7 @@ def _liveness(graph: OperatorGraph, software: Software) -> Liveness:
 
 
 def passing(graph: OperatorGraph) -> frozenset[str]:
-    """Values that are there while an operator runs which neither makes nor reads them."""
+    """Values that are alive while an operator runs that neither makes nor reads them."""
     found = set()
     for at, op in enumerate(graph.operators):
         for name in op.results:
@@ -140,7 +146,7 @@ def passing(graph: OperatorGraph) -> frozenset[str]:
 
 
 def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> Replay:
-    """What the recomputation of the block of operators start ... stop - 1 does again; all of it if `whole`."""
+    """How much of the block of operators start ... stop - 1 is recomputed; all of it if `whole`."""
     if whole:
         return Replay(moves=stop - start, works=stop - start)
     for at in reversed(range(start, stop)):
@@ -155,7 +161,7 @@ def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> 
 
 
 def replays(graph: OperatorGraph, blocks: Blocks, whole: bool = False) -> tuple[Replay, ...]:
-    """What the recomputation of a block of each kind does again; all of it if `whole`."""
+    """How much of a block of each kind is recomputed; all of it if `whole`."""
     firsts = tuple(blocks.operators(block) for block in blocks.firsts)
     key = ("replays", firsts, whole)
     if key not in graph.derived:
@@ -164,7 +170,7 @@ def replays(graph: OperatorGraph, blocks: Blocks, whole: bool = False) -> tuple[
 
 
 def _loss_operators(graph: OperatorGraph) -> frozenset[int]:
-    """The cross entropies and what makes their logits, back to the projection."""
+    """The cross entropies and the operators that make their logits, back to the projection."""
     classes = [rule_of(graph, op).op_class for op in graph.operators]
     found: set[int] = set()
     waiting = [at for at, classed in enumerate(classes) if classed == "cross_entropy"]
@@ -177,7 +183,8 @@ def _loss_operators(graph: OperatorGraph) -> frozenset[int]:
 
 
 def _without_remade(graph: OperatorGraph, saved: tuple[frozenset[int], ...]) -> tuple[frozenset[int], ...]:
-    """Saved operands less those that an elementwise operator makes for another one out of what it keeps itself."""
+    """The saved operands, without those that an elementwise operator makes for another one from operands that it keeps
+    itself."""
     elementwise = [rule_of(graph, op).op_class == "elementwise" for op in graph.operators]
 
     def remade(name: str) -> bool:

@@ -1,16 +1,16 @@
-"""What Muon takes for matrices beyond an update element by element: they are made orthogonal, each by one device.
+"""The price of Muon's updates beyond an element-wise update: matrices are made orthogonal, each on one device.
 
-A state that is cut within its matrices is in pieces on N devices. As many weights of one shape and layout go together:
+A state that is cut within its matrices is in pieces on N devices. Then N weights of one shape and layout go together:
 
     N updates, a piece of each --(all-to-all)--> one whole update --(Newton-Schulz)--> --(all-to-all)--> pieces
 
-in the dtype of the iteration. So a weight takes the N-th part of that, where there are enough of its kind; how many
-devices wait when there are not, the judge knows (`planner.plan.layout.matrix_groups`). Devices that have copies of a
-state all make it orthogonal, unless whole parameters have owners (`Update.owned`). Matrices of one weight, as those of
+in the dtype of the iteration. So a weight takes the N-th part of that time, if there are enough of its kind; the judge
+knows how many devices wait if there are not (`planner.plan.layout.matrix_groups`). Devices with copies of a state all
+make it orthogonal, unless whole parameters have owners (`Update.owned`). Matrices of one weight, such as those of
 experts, stay where they are.
 
-Source: Liu et al. 2025, arXiv 2502.16982, algorithm 1, gathers and computes everywhere; that devices share the
-iterations out is as in DeepSpeed (ZeRO 3 with Muon, pull request 7919).
+Source: Liu et al. 2025, arXiv 2502.16982, algorithm 1, gathers and computes everywhere; dividing the iterations among
+devices is as in DeepSpeed (ZeRO 3 with Muon, pull request 7919).
 """
 
 import math
@@ -38,8 +38,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Updates of as many weights as there are devices with pieces of a matrix, one after the other in the first dim:
-    their type, the layout in which each device has a piece of every one, and that in which it has one whole."""
+    """Updates of as many weights as there are devices with pieces of a matrix, stacked along the first dim: their type,
+    the layout in which each device has a piece of every update, and the layout in which it has one whole update."""
 
     size: int
     tensor: TensorType
@@ -53,13 +53,13 @@ class Stack:
 
 
 def iterated(tensor: TensorType) -> TensorType:
-    """A weight in the dtype in which its update is made orthogonal: bfloat16, in which the iteration was proposed,
-    where the weight has that, else float32 at least."""
+    """A weight in the dtype of its iteration: bfloat16, for which the iteration was proposed, if the weight has that
+    dtype, else at least float32."""
     return tensor if tensor.dtype in ("bfloat16", "float64") else replace(tensor, dtype="float32")
 
 
 def stack_of(tensor: TensorType, state: Layout, sizes: Sequence[int]) -> Stack:
-    """The stack in which weights of a type whose states lie so go together."""
+    """The stack in which weights of a type go together whose states have this layout."""
     matrix = len(tensor.shape) - 2
     cut = [placement.dim >= matrix for placement in state]
     size = math.prod(n for n, within in zip(sizes, cut, strict=True) if within)
@@ -76,15 +76,15 @@ def stack_of(tensor: TensorType, state: Layout, sizes: Sequence[int]) -> Stack:
 def matrix_seconds(
     tensor: TensorType, stored: Sequence[StoredParameter], shares: Array, pricers: Pricers, launched: Seconds
 ) -> Array:
-    """Seconds beyond an update element by element for a weight in each of its stored layouts, (K,), as one of a full
-    stack. A device updates this share of the weight, and launches an operator in so many seconds."""
+    """Seconds beyond an element-wise update for a weight in each of its stored layouts, (K,), as one of a full stack.
+    `shares`: of the weight that a device updates; `launched`: seconds to launch an operator."""
     known = {state: seconds_of_one(tensor, state, pricers, launched) for state in {one.state for one in stored}}
     taken: Array = shares * np.array([known[one.state] for one in stored])
     return taken
 
 
 def seconds_of_one(tensor: TensorType, state: Layout, pricers: Pricers, launched: Seconds) -> Seconds:
-    """What one place of a stack takes: of an iteration, and of both messages."""
+    """Seconds for one weight of a stack: for the iteration and for both all-to-alls."""
     sizes = pricers.matrices.mesh.sizes
     stack = stack_of(tensor, state, sizes)
     own = orthogonalised_seconds(tensor, matrices_of_device(stack, sizes), pricers.matrices.cluster)
@@ -93,7 +93,7 @@ def seconds_of_one(tensor: TensorType, state: Layout, pricers: Pricers, launched
 
 
 def stack_messages(stack: Stack, pricers: Pricers) -> tuple[Message, ...]:
-    """The messages in which a stack becomes whole matrices, and pieces again."""
+    """The collectives that turn a stack into whole matrices, and back into pieces."""
     return tuple(message for route in _routes(stack, pricers) for message in route.messages)
 
 
@@ -103,23 +103,23 @@ def _routes(stack: Stack, pricers: Pricers) -> Iterator[PricedRoute]:
 
 
 def orthogonalised_seconds(tensor: TensorType, matrices: float, cluster: Cluster) -> Seconds:
-    """Seconds of a device that makes so many matrices of a weight orthogonal, without launches."""
+    """Seconds in which a device makes this many matrices of a weight orthogonal, without launches."""
     dtype = "bf16" if tensor.dtype == "bfloat16" else "fp32"
     rows, columns = tensor.shape[-2:]
     return float(orthogonalisation_time(rows, columns, matrices, dtype, cluster.device))
 
 
 def stack_bytes(stack: Stack, sizes: Sequence[int]) -> Bytes:
-    """What lives on a device beside gradients while its matrices of a stack are made orthogonal, in the dtype of the
-    iteration: these, the next ones, and squares."""
+    """Bytes that a device needs in addition to gradients while its matrices of a stack are made orthogonal, in the
+    dtype of the iteration: the matrices, their next iterates, and squares."""
     element, count = stack.tensor.element_bytes, matrices_of_device(stack, sizes)
     rows, columns = stack.tensor.shape[-2:]
     return count * rows * columns * element + orthogonalisation_bytes(rows, columns, count, element)
 
 
 def most_bytes(stack: Stack, sizes: Sequence[int]) -> Bytes:
-    """The most that lives beside gradients while a stack is updated: also four times what a device sends of it, with
-    what it sends from, and what it puts together of what arrives."""
+    """The most bytes needed in addition to gradients while a stack is updated. The all-to-alls need four times what a
+    device sends, including the tensor that it sends from and the one that it assembles from what arrives."""
     here = stack_bytes(stack, sizes)
     if stack.size == 1:
         return here
@@ -134,6 +134,6 @@ def stack_flops(stack: Stack, sizes: Sequence[int]) -> Flops:
 
 
 def matrices_of_device(stack: Stack, sizes: Sequence[int]) -> float:
-    """How many matrices of a stack a device has whole."""
+    """How many whole matrices of a stack a device has."""
     shape = stack.tensor.shape
     return local_share(shape, stack.wholes, sizes) * math.prod(shape[:-2])

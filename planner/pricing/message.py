@@ -1,7 +1,7 @@
-"""One message between devices, as it is priced and as the runtime sends it.
+"""One collective between devices, as it is priced and as the runtime sends it.
 
-Seconds of communication are sums over lists of these, so what is priced and what is listed cannot differ; what is
-listed and what is sent are compared by `tests/contract/test_priced_is_emitted.py`.
+Communication times are sums over lists of these, so the price and the list cannot differ.
+`tests/contract/test_priced_is_emitted.py` compares the list with what is sent.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from planner.sharding.mesh import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A collective along one axis of the mesh; `axis` is None for what goes from one pipeline stage to another.
+    """A collective along one axis of the mesh; `axis` is None for a transfer from one pipeline stage to another.
 
-    `nbytes` counts what `costmodels.collective_time` counts for the kind.
+    `nbytes` has the meaning that `costmodels.collective_time` gives it for this kind.
     """
 
     kind: str
@@ -25,13 +25,13 @@ class Message:
 
 
 def bucket_messages(bucket: Bucket) -> tuple[Message, ...]:
-    """What tensors that travel together send, one message for each of their collectives."""
+    """The collectives of a bucket: one message for each of its moves."""
     moves = zip(bucket.moves, bucket.nbytes, strict=True)
     return tuple([Message(kind=kind, axis=axis, nbytes=nbytes) for (kind, axis), nbytes in moves])
 
 
 def message_seconds(message: Message, mesh: Mesh, cluster: Cluster) -> float:
-    """Seconds of a message along an axis."""
+    """Seconds of a collective along an axis."""
     assert message.axis is not None, "what crosses stages is priced where the distance of the stages is known"
     line = mesh.axes[message.axis]
     return float(collective_time(message.kind, message.nbytes, cluster.group(line.size, line.stride)))

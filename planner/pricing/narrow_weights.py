@@ -1,8 +1,8 @@
-"""Weights that are cast to 8 bits where they are stored, and travel so (`Rule.narrow`).
+"""Weights that are cast to 8 bits where they are stored, and gathered in 8 bits (`Rule.narrow`).
 
-A device reads its piece for the largest elements once a step. Each time that a weight is gathered, it reads the piece
-once more, and writes it in 8 bits: e + 1 bytes for an element of e bytes, where the gathered weight would be cast
-whole, on every device, for each of its products.
+Once a step, a device reads its piece to find the largest elements. For each gather it reads the piece again and writes
+it in 8 bits: e + 1 bytes for an element of e bytes. Otherwise every device would cast the whole gathered weight for
+each of its products.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ DTYPE = FORWARD
 
 
 def in_8_bits(tensor: TensorType) -> TensorType:
-    """A weight as it travels."""
+    """A weight as it is sent."""
     return replace(tensor, dtype=DTYPE)
 
 
 def cast_seconds(
     tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int], cluster: Cluster
 ) -> NDArray[np.float64]:
-    """Seconds in which a device casts its piece of a weight in each of some stored layouts, (K,)."""
+    """Seconds in which a device casts its piece of a weight, for each of some stored layouts, (K,)."""
     return _passes(tensor, layouts, sizes, cluster, tensor.element_bytes + 1)
 
 
 def maxima_seconds(tensor: TensorType, layout: Layout, sizes: Sequence[int], cluster: Cluster) -> Seconds:
-    """Seconds in which a device looks for the largest elements of its piece of a weight."""
+    """Seconds in which a device finds the largest elements of its piece of a weight."""
     (seconds,) = _passes(tensor, [layout], sizes, cluster, tensor.element_bytes).tolist()
     return float(seconds)
 
@@ -41,7 +41,7 @@ def maxima_seconds(tensor: TensorType, layout: Layout, sizes: Sequence[int], clu
 def _passes(
     tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int], cluster: Cluster, moved: float
 ) -> NDArray[np.float64]:
-    """Seconds in which a device moves so many bytes for each element of its piece."""
+    """Seconds in which a device moves this many bytes for each element of its piece."""
     pieces = np.array([local_share(tensor.shape, layout, sizes) for layout in layouts]) * tensor.numel
     time = operator_time(
         op_class="elementwise",

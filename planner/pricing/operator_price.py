@@ -1,8 +1,7 @@
-"""Seconds and bytes of one operator under any number of strategies at once.
+"""Seconds and bytes of one operator under many strategies at once.
 
-A strategy divides the extents of the factors; everything else follows from the rule: floating point operations from its
-work terms, bytes from the local shapes, saved activations from what autograd keeps. Arrays have one entry per strategy,
-(K,).
+A strategy divides the extents of the factors. Everything else follows from the rule: FLOPs from its work terms, bytes
+from the local shapes, saved activations from what autograd keeps. Arrays have one entry per strategy, (K,).
 """
 
 import math
@@ -45,18 +44,19 @@ from planner.sharding.zigzag import pieces_of_ring
 Array = NDArray[np.float64]
 
 _EMULATED = 9.0
-"""What operands in 8 bits take where they are multiplied in fp32: a copy of four bytes, and another that is scaled."""
+"""Factor for the memory of 8-bit operands that are multiplied in fp32: a copy of four bytes, and a second one that is
+scaled."""
 
 PROFILE_DTYPES = {tensor: name for name, dtype in DTYPES.items() for tensor in dtype.tensors}
-"""Names that profiles give to the dtypes of tensors. Integers are priced as fp32: they only move memory."""
+"""The names of tensor dtypes in profiles. Integers are priced as fp32: they only move memory."""
 
 _PASSES = frozenset({"copy", "elementwise", "embedding", "normalisation", "view"})
-"""Classes of operators whose time is that of their bytes."""
+"""Classes of operators whose time depends on their bytes alone."""
 
 
 def profile_dtype(op_class: str, dtype: str) -> str | None:
-    """The dtype of a profile by whose rate an operator is priced, None where there is none. Passes in float64, which
-    positions are often computed in, move twice the bytes of fp32; products in it have a rate of their own, which no
+    """The dtype of a profile whose rate prices an operator; None if there is none. Memory-bound operators in float64,
+    in which positions are often computed, move twice the bytes of fp32. Matrix products in float64 have a rate that no
     profile has."""
     return "fp32" if dtype == "float64" and op_class in _PASSES else PROFILE_DTYPES.get(dtype)
 
@@ -65,12 +65,19 @@ def profile_dtype(op_class: str, dtype: str) -> str | None:
 class OperatorPrices:
     """Prices of one operator, (K,) each.
 
-    Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the host, which takes
-    `host` (forward, backward) to launch them one by one, `inner_forward`, `inner_backward` collectives of its
-    implementation. Bytes: `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and
-    results, `joined` what of that has come to be joined to an operand, `unsaved_extra` the same of an operator without
-    gradients, whose kernel makes it for a moment, `transient` what lives only while it runs: forward the results and
-    the operands that nobody keeps, backward the gradients of the results and of the operands, whichever is more.
+    Attributes:
+        forward, backward: seconds of computation.
+        late: the part of these (forward, backward) in which kernels wait for the host.
+        host: seconds (forward, backward) in which the host launches them one by one.
+        inner_forward, inner_backward: seconds of collectives inside the implementation.
+        operands, results: bytes of the local tensors.
+        saved_extra: bytes that autograd keeps in addition to operands and results.
+        joined: the part of these that was received to be joined to an operand.
+        unsaved_extra: the bytes of `saved_extra` for an operator without gradients, whose kernel needs them only while
+            it runs.
+        transient: bytes that live only while it runs. Forward: the results, and the operands that nothing keeps;
+            backward: the gradients of the results and of the operands; whichever is more.
+        flops: of forward and backward pass.
     """
 
     forward: Array
@@ -89,7 +96,7 @@ class OperatorPrices:
 
 
 def joined(first: OperatorPrices, second: OperatorPrices) -> OperatorPrices:
-    """Prices of one operator that computes in two ways: under strategies of the first, then of the second."""
+    """Prices of one operator that computes in two ways: under the strategies of the first, then of the second."""
 
     def both(one: Any, other: Any) -> Any:
         if isinstance(one, tuple):
@@ -101,8 +108,8 @@ def joined(first: OperatorPrices, second: OperatorPrices) -> OperatorPrices:
 
 
 def dominated_by_second(prices: OperatorPrices) -> NDArray[np.bool_]:
-    """Of prices of an operator that computes in two ways, under the same K strategies each: whether the second takes no
-    more of anything than the first, kernels, launches, messages and bytes, (K,)."""
+    """For an operator that computes in two ways, under the same K strategies each: whether the second takes at most as
+    much as the first in everything (kernels, launches, collectives and bytes), (K,)."""
     (late, late_back), (host, host_back) = prices.late, prices.host
     every = (
         prices.forward - late, prices.backward - late_back, prices.forward, prices.backward, host, host_back,
@@ -123,8 +130,8 @@ def price_operator(
 ) -> OperatorPrices:
     """Prices of an operator under each strategy.
 
-    `differentiable` says for each operand whether it needs a gradient. Forward and backward times are those of kernels
-    on local shapes; redistributions between operators are not in them.
+    `differentiable` says for each operand whether it needs a gradient. Forward and backward seconds are those of
+    kernels on local shapes, without redistributions between operators.
     """
     held = _extents(rule, rule.splits, strategies, mesh)
     extents = held if rule.loops == rule.splits else _extents(rule, rule.loops, strategies, mesh)
@@ -175,7 +182,7 @@ def price_operator(
         extra = _sum_work(rule.saved_extra, extents) if rule.outside.trained else extra
         if rule.outside.trained:
             inner_backward = inner_backward + given
-            backward = backward + forward  # gradients of results are added up row by row
+            backward = backward + forward  # gradients of results are accumulated row by row
     free = rule.op_class == "view"
     saved = {i for i, needed_by in rule.saves if set(needed_by) & set(graded)}
     passing = sum(
@@ -207,8 +214,8 @@ def price_operator(
 
 
 def _outside(outside: Outside, extents: Array, mesh: Mesh, cluster: Cluster) -> tuple[Array, Array]:
-    """Seconds to get the rows of a table that is not on the devices, and to give back their gradients, (K,) each.
-    Raises RequestError for a machine of whose hosts nothing is known."""
+    """Seconds to get rows of a table outside of the devices, and to send back their gradients, (K,) each. Raises
+    RequestError if the profile does not describe the hosts."""
     rows = np.minimum(_product(extents, outside.ids), float(outside.rows))
     if outside.place == "servers":
         return server_rows_time(rows, outside.row_bytes, cluster)
@@ -223,15 +230,15 @@ def _outside(outside: Outside, extents: Array, mesh: Mesh, cluster: Cluster) -> 
 
 
 def _kept_beside(rule: Rule, software: Software) -> tuple[Work, ...]:
-    """What an operator keeps beside its operands and results. Experts keep rows and weighted products as they have
-    multiplied them, what gate and up made as it came (`planner.sharding.rules.experts`)."""
+    """What an operator keeps in addition to its operands and results. Experts keep rows and weighted products as they
+    multiply them, and the outputs of gate and up as these make them (`planner.sharding.rules.experts`)."""
     remakes = "experts" in software.remakes
     if rule.op_class != "experts" or not (software.keeps_fp8 or remakes):
         return rule.saved_extra
     operand = 0.5 if software.keeps_fp8 else 1.0
     rows, width, *others = rule.saved_extra
     first = len(matrices_of(rule)) - 1
-    kept = first + (0.0 if remakes else operand)  # of those that these make, and p, which goes into down
+    kept = first + (0.0 if remakes else operand)  # of the outputs of these, and p, the input of down
     return (
         replace(rows, coefficient=operand * rows.coefficient),
         replace(width, coefficient=width.coefficient * kept / (first + 1)),
@@ -240,15 +247,15 @@ def _kept_beside(rule: Rule, software: Software) -> tuple[Work, ...]:
 
 
 def _hops(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:
-    """Kernels that an operator is run as: one for every hop of a ring."""
+    """The number of kernels that an operator runs as: one for every hop of a ring."""
     axis = ring_axis(rule, strategy, mesh.sizes)
     return 1.0 if axis is None else float(mesh.sizes[axis])
 
 
 def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float:
-    """The work of device number `place` of a ring, the last unless said otherwise, over the mean of all: a causal mask
-    leaves it 2 i + 1 of the pairs of half pieces that i + 1 devices have, where their pieces are contiguous; a window
-    the pairs that it shows to its queries."""
+    """The work of device number `place` of a ring, by default the last, relative to the mean over all devices. With a
+    causal mask and contiguous pieces, device i of n has (2 i + 1) / n times the mean. With a window, the pairs that it
+    shows to the device's queries count."""
     axis = ring_axis(rule, strategy, mesh.sizes)
     if axis is None:
         return 1.0
@@ -265,9 +272,9 @@ def _uneven_window(rule: Rule, window: Window, size: int, place: int, zigzag: bo
 
 
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
-    """Bytes that live while an operator runs, weights left out, (K,); of logits that are made a piece at a time there
-    are only the gradients of what they are made of, of what is overwritten only what it is made of."""
-    if not alive.trains:  # what is read is counted beside what is made, and weights are there anyway
+    """Bytes that live while an operator runs, without weights, (K,). For logits made a piece at a time, only the
+    gradients of their inputs count; for overwritten logits, only their inputs."""
+    if not alive.trains:  # inputs count beside outputs, and weights exist anyway
         named = enumerate(graph.operators[at].operands)
         weights = (prices.operands[i] for i, n in named if n in graph.parameter_names and i not in rule.looked_up)
         held = sum(weights, np.zeros_like(prices.transient))
@@ -282,7 +289,7 @@ def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, 
 
 
 def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[Strategy], mesh: Mesh) -> Array:
-    """Extent of each factor on one device, where an axis cuts so, (K, factors)."""
+    """The extent of each factor on one device, given what an axis cuts, (K, factors)."""
     whole = np.array([float(factor.extent) for factor in rule.factors])
     return whole / _pieces(len(whole), cut, tuple(strategies), mesh.sizes)
 
@@ -291,7 +298,7 @@ def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[
 def _pieces(
     factors: int, cut: tuple[tuple[int, ...], ...], strategies: tuple[Strategy, ...], sizes: tuple[int, ...]
 ) -> Array:
-    """Into how many pieces each factor is cut, (K, factors): the same for every batch."""
+    """The number of parts into which each factor is cut, (K, factors); it does not depend on the batch."""
     found = np.ones((len(strategies), factors))
     for row, strategy in zip(found, strategies, strict=True):
         for choice, size in zip(strategy, sizes, strict=True):
@@ -301,7 +308,7 @@ def _pieces(
 
 
 def _fullest(rule: Rule, extents: Array) -> Array:
-    """The extents of the device with the most work."""
+    """The extents on the device with the most work."""
     uneven = [at for at, factor in enumerate(rule.factors) if factor.imbalance != 1.0]
     if not uneven:
         return extents
@@ -344,10 +351,12 @@ def _compute_dtype(rule: Rule, tensors: Sequence[TensorType]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerMessage:
-    """A message of the operator's own implementation, and how often it is sent forward and backward; whether it comes
-    round a ring, and `home` says that the last one backward is of what has come home. An exchange along several axes is
-    a message on each, one after the other; `line` has the size and the stride of the devices of all of them where they
-    lie side by side, for the outermost, and those of one device for the others: software may exchange all at once."""
+    """A message of the operator's own implementation, and how often it is sent forward and backward.
+
+    `comes_round`: whether it circulates in a ring. `home`: whether the last one backward returns a result to its owner.
+    An exchange along several axes is a message on each axis, one after the other. If the devices of these axes are
+    contiguous, `line` has the size and stride of all of them for the outermost axis, and those of one device for the
+    other axes: software may exchange all at once."""
 
     message: Message
     forward: int
@@ -360,8 +369,8 @@ class InnerMessage:
 def _of_gradients(
     rule: Rule, graded: Sequence[int], operands: Sequence[Array], results: Sequence[Array], extents: Array
 ) -> Array:
-    """Bytes that live while gradients of operands are made, one after the other, and until those of operands that were
-    broadcast are summed. What runs stepwise lets go of more than that meanwhile."""
+    """Transient bytes while gradients of operands are computed one after the other, and until those of broadcast
+    operands are summed. A stepwise operator frees more than that in the meantime."""
     if rule.stepwise:
         return np.zeros(len(extents))
     most = np.zeros(len(extents))
@@ -381,8 +390,8 @@ def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, m
 def inner_messages(
     rule: Rule, strategy: Strategy, mesh: Mesh, graded: Collection[int] | None = None
 ) -> tuple[InnerMessage, ...]:
-    """What the operator's own implementation sends, on every axis that splits the factor of an inner collective, where
-    gradients of the operands `graded` are asked for; of all, where nothing is said."""
+    """The messages of the operator's own implementation, on every axis that splits the factor of an inner collective,
+    if gradients of the operands `graded` are needed; by default of all operands."""
     exchanged = {inner.factor for inner in rule.inner if inner.kind == "all_to_all"}
     exchanging = [at for at, choice in enumerate(strategy) if choice in exchanged and mesh.sizes[at] > 1]
     outermost, line = exchanging[0] if exchanging else -1, _line(exchanging, mesh)
@@ -401,15 +410,15 @@ def inner_messages(
 
 
 def _line(axes: Sequence[int], mesh: Mesh) -> tuple[int, int] | None:
-    """Size and stride of the devices of several axes that lie side by side; None of others, and of one axis."""
+    """Size and stride of the devices of several axes, if they are contiguous; else None, and None for a single axis."""
     lines = [mesh.axes[axis] for axis in axes]
     beside = all(outer.stride == inner.size * inner.stride for outer, inner in pairwise(lines))
     return (math.prod(one.size for one in lines), lines[-1].stride) if len(lines) > 1 and beside else None
 
 
 def _by_hops(one: InnerMessage, rows: int, piece: int) -> Iterator[InnerMessage]:
-    """The messages of the edge of a halo that has so many rows, each of which is `one`, where pieces have `piece` of
-    them: whole pieces, one for each neighbour that is read to its end, and the rest. What is no edge is one message."""
+    """The messages for the edge of a halo with this many rows, each of which is `one`, if pieces have `piece` rows: a
+    whole piece from each neighbour that is read completely, and the rest. Without an edge, just the message itself."""
     if not rows:
         yield one
         return
@@ -420,7 +429,7 @@ def _by_hops(one: InnerMessage, rows: int, piece: int) -> Iterator[InnerMessage]
 
 
 def _has_parts(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective) -> bool:
-    """Whether devices have parts of blocks of a factor."""
+    """Whether devices have only parts of blocks of a factor."""
     chunks = 1
     for axis in mesh.zigzag:
         chunks *= 2 if inner.ordered and strategy[axis] == inner.factor else 1
@@ -428,19 +437,20 @@ def _has_parts(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollectiv
 
 
 def joined_bytes(rule: Rule, strategy: Strategy, mesh: Mesh) -> Bytes:
-    """Bytes that the messages of an operator bring to be joined to its first operand (`Rule.joined`)."""
+    """Bytes that the messages of an operator receive to be joined to its first operand (`Rule.joined`)."""
     return sum(one.message.nbytes * one.forward for one in inner_messages(rule, strategy, mesh)) if rule.joined else 0.0
 
 
 def inner_hidden(rule: Rule, cluster: Cluster) -> float:
-    """Share of what an operator's own implementation sends, but for what comes round a ring, that computation hides."""
+    """The share of the messages of an operator's own implementation, except those of a ring, that overlaps with
+    computation."""
     hidden = cluster.software.hidden
     return hidden.exchange if rule.op_class == "experts" else hidden.tensor
 
 
 def inner_seconds(rule: Rule, inner: InnerMessage, mesh: Mesh, cluster: Cluster) -> float:
-    """Seconds of such a message. A dispatcher may send a token once to each of n devices or nodes, of whose experts it
-    has chosen k: n counts the units of the outermost network that they cross, whose bandwidth decides."""
+    """Seconds of such a message. A dispatcher may send a token once to each of n devices or nodes that have some of its
+    k chosen experts: n counts the units of the outermost network that they cross, whose bandwidth decides."""
     message = inner.message
     if message.axis is None:
         return message_seconds(message, mesh, cluster)
@@ -448,7 +458,7 @@ def inner_seconds(rule: Rule, inner: InnerMessage, mesh: Mesh, cluster: Cluster)
     at_once = cluster.software.exchanges_at_once and inner.line is not None
     size, stride = inner.line if at_once and inner.line is not None else (axis.size, axis.stride)
     if size == 1:
-        return 0.0  # on its way with what goes along the outermost axis
+        return 0.0  # sent with the message along the outermost axis
     group, nbytes = cluster.group(size, stride), message.nbytes
     if cluster.software.dispatcher == "once" and rule.op_class == "experts":
         chosen = rule.factors[rule.index["k"]].extent if "k" in rule.index else 1
@@ -494,7 +504,7 @@ def _inner(
     work: tuple[Array, Array],
     graded: Collection[int],
 ) -> tuple[Array, Array]:
-    """Seconds of the inner messages that nothing hides, beside those of the kernels, (K,) forward and backward."""
+    """Exposed seconds of the inner messages, given those of the kernels, (K,) forward and backward."""
     forward, backward = np.zeros(len(strategies)), np.zeros(len(strategies))
     exposed = 1 - inner_hidden(rule, cluster)
     for row, strategy in enumerate(strategies if rule.inner else ()):
@@ -518,6 +528,6 @@ def _inner(
 
 
 def _round(size: int, hop: float, work: float, cluster: Cluster) -> float:
-    """Seconds that a ring waits for the pieces of all hops but the first: each comes while the one before it is
-    computed with, which takes a share of the `work` of the operator, so that a hop takes the longer of the two."""
+    """Exposed seconds of all hops of a ring but the first. Each hop overlaps with the computation on the previous
+    piece, which takes a share of the `work` of the operator; so a hop takes the longer of the two."""
     return (size - 1) * (hop - cluster.software.hidden.ring * min(hop, work / size))

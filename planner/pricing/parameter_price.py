@@ -1,28 +1,28 @@
-"""Seconds and bytes of keeping one parameter in stored layouts, under any number of them at once, (K,) each.
+"""Seconds and bytes of one parameter under many stored layouts at once, (K,) each.
 
-Once a step: the accumulated gradient is brought into the layout of the state (a sum over the axes where it is partial),
-the optimizer updates its piece, and the new weights are brought back into the layout in which they are kept:
+Once a step, the accumulated gradient is brought into the layout of the state (reduced over the axes where it is
+partial), the optimizer updates its shard, and the new weights are brought back into their stored layout:
 
     gradient layout --(fp32)--> state layout --update--> state layout --(compute dtype)--> weight layout
 
-Every micro-batch: its gradient, in the compute dtype, is added to the accumulated one in fp32. That reads both and
-writes one, a pass over the parameters that software with a fused weight gradient saves (`Software.accumulates`); the
-runtime does not fuse. Where autograd adds up, sums have the compute dtype (`Software.sums_narrow`).
+For every micro-batch, its gradient in the compute dtype is added to the accumulated one in fp32. This reads both and
+writes one: a pass over the parameters that software with fused weight gradients saves (`Software.accumulates`); the
+runtime does not fuse. Where autograd accumulates, sums have the compute dtype (`Software.sums_narrow`).
 
-ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and reduce-scatters that of every use, ZeRO-3
-cuts the weight too and gathers it at every use; both are priced with the use. The
-padding of shards (`planner.sharding.layout.PaddedShape`) is priced with them.
+ZeRO-1 has states that are sharded finer than the weight. ZeRO-2 also shards the gradient, and reduce-scatters it after
+every use. ZeRO-3 also shards the weight, and gathers it for every use. Both are priced with the use. The padding of
+shards (`planner.sharding.layout.PaddedShape`) is included.
 
-Where states are shared out by whole parameters (`Update.owned`), one of the copies of a weight has the state
-and broadcasts what it has updated. Who that is depends on all parameters together: `share` of a state is what a device
-has of it, and without it, the mean over the devices. Where owners are parameter servers (`Update.served`), gradients
-are reduced to them alone, and state, master weight and update are on their hosts (`costmodels.dense_servers`).
+If states are sharded by whole parameters (`Update.owned`), one of the replicas of a weight has the state and broadcasts
+the updated weight. Which one depends on all parameters together: `share` is the part of a state that a device has; by
+default it is the mean over the devices. If owners are parameter servers (`Update.served`), gradients are reduced to
+them alone, and state, master weight and update are on their hosts (`costmodels.dense_servers`).
 
-Matrices that Muon updates are made orthogonal besides (`planner.pricing.matrix_update`): `optimizer` is what updates
-this parameter (`planner.sharding.matrices.optimizer_of`).
+Matrices that Muon updates are also made orthogonal (`planner.pricing.matrix_update`): `optimizer` is the one that
+updates this parameter (`planner.sharding.matrices.optimizer_of`).
 
-What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
-the buckets of a plan really take, `planner.plan.layout.per_step_communication` says.
+Collectives in buckets are priced as a share of a full bucket, which is a lower bound.
+`planner.plan.layout.per_step_communication` computes the time of a plan's real buckets.
 """
 
 import math
@@ -55,24 +55,32 @@ Array = NDArray[np.float64]
 _FP32 = 4  # bytes
 
 UPDATED = 0.5
-"""What a host does for each parameter in an update of our runtime, in units of an operator that it launches: it finds
-the gradient, hands it to the optimizer, which lists it, and finds the weight that is written. Measured on a CPU with
-kernels of the update left out: 0.48 (GPT), 0.51 (BERT) and 0.54 (Llama), 24 blocks each, with
-`tests/benchmarks/bench_host.py`. Nothing runs meanwhile: a step reads its loss before it updates anything."""
+"""Host time per parameter in an update of our runtime, in units of an operator that it launches: the host finds the
+gradient, passes it to the optimizer, which lists it, and finds the weight to write. Measured on a CPU with the update
+kernels left out: 0.48 (GPT), 0.51 (BERT) and 0.54 (Llama), 24 blocks each, with `tests/benchmarks/bench_host.py`.
+Nothing overlaps with it: a step reads its loss before it updates anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterPrices:
-    """Prices of one parameter, (K,) each: seconds per micro-batch for adding up gradients, by the kernels, and for a
-    host to launch these (`launches`); seconds once a step for gradient sync, of them those of copies into and out of
-    its messages (`copied`), update and gathering; bytes kept.
+    """Prices of one parameter, (K,) each.
 
-    A state that is `offloaded` outside of the device, so many bytes, is not in `state`. `offload` are the seconds by
-    which its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and
-    `store`, too. A weight that is offloaded, `weight_offloaded` bytes, is not in `weight`. `weight_fetch` are the
-    seconds in which it comes for one pass through its block, `weight_store` those in which a new one goes back, once a
-    step. `served` are the bytes of a state that a parameter server keeps on the host of the device, and of the sum
-    of its gradients, which are all there before any update.
+    Attributes:
+        accumulation: seconds per micro-batch of the kernels that accumulate gradients.
+        launches: seconds per micro-batch in which a host launches these kernels.
+        synchronisation: seconds per step of gradient reduction.
+        copied: the part of these for copies into and out of buckets.
+        update: seconds per step of the update.
+        gather: seconds per step to gather new weights.
+        weight, gradient, state: bytes kept on the device; without an offloaded weight or state.
+        offloaded: bytes of a state that is offloaded.
+        fetch, store: seconds to fetch and write back that state if it is alone.
+        offload: seconds by which the update takes longer in a sequence of such states, with overlapping transfers.
+        weight_offloaded: bytes of a weight that is offloaded.
+        weight_fetch: seconds to fetch it for one pass through its block.
+        weight_store: seconds per step to write back the new weight.
+        served: bytes of a state that a parameter server keeps on the device's host, and of the sum of its gradients;
+            all sums exist before any update.
     """
 
     accumulation: Array
@@ -95,22 +103,23 @@ class ParameterPrices:
 
     @property
     def late(self) -> Array:
-        """Seconds that kernels which add up gradients wait for their launches where no host is ahead of them."""
+        """Seconds in which kernels that accumulate gradients wait for their launches, if the host does not launch
+        ahead."""
         return np.maximum(self.launches - self.accumulation, 0.0)
 
     @property
     def fetches(self) -> Array:
-        """Seconds of a micro-batch in which an offloaded weight comes: for its forward and for its backward pass."""
+        """Seconds per micro-batch to fetch an offloaded weight, for its forward and its backward pass."""
         return 2 * self.weight_fetch
 
     @property
     def visiting(self) -> Array:
-        """Bytes of the device that an offloaded weight takes while its block runs: with those of the next block."""
+        """Bytes on the device of an offloaded weight while its block runs, together with those of the next block."""
         return offloaded_bytes(self.weight_offloaded)
 
     @property
     def transient(self) -> Array:
-        """Bytes in which offloaded states pass through the device."""
+        """Bytes on the device through which offloaded states pass."""
         return offloaded_bytes(self.offloaded)
 
 
@@ -125,8 +134,8 @@ def price_parameter(
     local: bool = False,
     share: float | None = None,
 ) -> ParameterPrices:
-    """Prices of keeping a parameter of this type in each of the given stored layouts; a `local` one reduces nothing.
-    `share` is what the device has of a state that one of the copies owns: 1, 0, or, where nothing is said, the mean."""
+    """Prices of a parameter of this type in each of the given stored layouts; a `local` one needs no gradient
+    reduction. `share` is the part that the device has of a state with a single owner: 1, 0, or by default the mean."""
     mesh = pricers.parameters.mesh
     sizes = mesh.sizes
     software = pricers.parameters.cluster.software
@@ -160,13 +169,13 @@ def price_parameter(
     shared_out = update.owned and not local
     owned = [owned_axes(s, sizes) for s in stored] if shared_out else [()] * len(stored)
     mean = np.array([1 / math.prod([sizes[axis] for axis in axes]) if axes else 1.0 for axes in owned])
-    whole = np.array([bool(axes) for axes in owned])  # with one owner
+    whole = np.array([bool(axes) for axes in owned])  # with a single owner
     shares = mean if share is None else np.where(whole, share, 1.0)
     state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel * shares
     gradient = _shares(tensor, [s.gradient for s in stored], sizes) * tensor.numel
     accumulated = summed(tensor, update)
-    # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy,
-    # and that of an offloaded weight, too. FSDP keeps its shard beside the weight that was gathered for long
+    # an fp32 weight is its own master copy unless the state is sharded finer; then the shard of the state is a copy, as
+    # is that of an offloaded weight. FSDP keeps its shard beside a weight that stays gathered for long
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
     served = whole & update.served
@@ -225,13 +234,13 @@ def price_parameter(
 
 
 def _shares(tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int]) -> Array:
-    """What a device holds of a tensor in each of these layouts, of which many are the same."""
+    """The share of a tensor that a device holds in each of these layouts; many layouts are equal."""
     known = {layout: local_share(tensor.shape, layout, sizes) for layout in dict.fromkeys(layouts)}
     return np.array([known[layout] for layout in layouts])
 
 
 def _padded(tensor: TensorType, stored: Sequence[StoredParameter], sizes: Sequence[int]) -> NDArray[np.bool_]:
-    """Where the piece of the state has padding that the piece of the weight has not."""
+    """Where the shard of the state has padding that the shard of the weight does not have."""
     layouts = dict.fromkeys([layout for one in stored for layout in (one.weight, one.state)])
     whole = {layout: whole_shape(tensor.shape, layout, sizes) for layout in layouts}
     return np.array([whole[one.weight] != whole[one.state] for one in stored])
@@ -244,7 +253,7 @@ def _messages(
     owned: Sequence[Sequence[int]],
     pricer: RedistributionPricer,
 ) -> Array:
-    """Seconds in which a gradient is reduced to its owner along these axes, or a new weight broadcast."""
+    """Seconds in which a gradient is reduced to its owner along these axes, or a new weight is broadcast."""
     if not any(owned):
         return np.zeros(len(stored))
     shares = [local_share(tensor.shape, one.weight, pricer.mesh.sizes) for one in stored]
@@ -257,7 +266,8 @@ def _messages(
 
 
 def _on_servers(parameters: Array, gradient: TensorType, weight: TensorType, traffic: float, cluster: Cluster) -> Array:
-    """Seconds in which servers take the gradients of so many parameters each, update them, and give new weights."""
+    """Seconds in which servers receive the gradients of this many parameters each, update them, and send new
+    weights."""
     assert cluster.host is not None, "servers are refused where the profile has no host"
     latency = cluster.device.launch_latency
     return served_update_time(parameters, gradient.element_bytes, weight.element_bytes, traffic, cluster.host, latency)
@@ -266,9 +276,9 @@ def _on_servers(parameters: Array, gradient: TensorType, weight: TensorType, tra
 def _weight_bytes(
     tensor: TensorType, stored: Sequence[StoredParameter], sizes: Sequence[int], each: float, *, copied: bool
 ) -> Array:
-    """Bytes of a weight, `each` of an element. What is stored in fp32 and computed with as a 16-bit copy lies in the
-    layout of the state; where that is finer than the layout of the weight, the copy is beside it (FSDP2 that does not
-    reshard)."""
+    """Bytes of a weight with `each` bytes per element. A weight that is stored in fp32 and computed with as a 16-bit
+    copy has the layout of the state. If that is finer than the layout of the weight, the copy is held in addition
+    (FSDP2 that does not reshard)."""
     weight = _shares(tensor, [s.weight for s in stored], sizes) * tensor.numel
     if not copied:
         return weight * each
@@ -278,7 +288,7 @@ def _weight_bytes(
 
 
 def _visits(nbytes: Array, homes: Sequence[Home], cluster: Cluster) -> tuple[Array, Array]:
-    """Seconds to fetch and to write back so many bytes; none where they are on the device."""
+    """Seconds to fetch and to write back this many bytes; zero where they are on the device."""
     fetch, store = np.zeros(len(homes)), np.zeros(len(homes))
     for home in dict.fromkeys(home for home in homes if home != "device"):
         here = np.array([one == home for one in homes])
@@ -287,13 +297,13 @@ def _visits(nbytes: Array, homes: Sequence[Home], cluster: Cluster) -> tuple[Arr
 
 
 def gathered_at_once(software: Software, update: Update) -> int:
-    """How many times the weights of a block take memory where those of a block are gathered together, by the software
-    or by the plan; 0 where each is gathered by itself.
+    """How many times the weights of a block take memory if the software or the plan gathers them together; 0 if each is
+    gathered separately.
 
-    A plan's: the weights and the message that they came in; later their gradients, which wait for each other, and the
-    message in which they go, both in the dtype in which they are reduced. Where weights come ahead: a block's own, the
-    message of the next, their gradients and the message of those before; or without the block's own, but with the
-    message in which its gradients go.
+    With coalesced all-gathers of a plan: the weights, and the buffer of the all-gather; later their gradients, which
+    wait for each other, and the buffer of their reduction, both in the dtype of the reduction. With prefetch: the
+    weights of the block, the buffer of the next one, the gradients, and the buffer of the previous ones; or without the
+    weights of the block, but with the buffer in which its gradients are reduced.
     """
     if not update.by_block:
         return software.ahead
@@ -304,16 +314,16 @@ def gathered_at_once(software: Software, update: Update) -> int:
 
 
 def launch_seconds(cluster: Cluster) -> Seconds:
-    """Seconds in which a host launches an operator of an update, of software of which that is known."""
+    """Seconds in which a host launches an operator of an update, for software for which this is known."""
     software = cluster.software
     return cluster.device.host_latency * software.host if software.counts_gradients else 0.0
 
 
 def summed(tensor: TensorType, update: Update) -> TensorType:
-    """A parameter as its gradient is added up, and reduced once a step."""
+    """A parameter in the dtype in which its gradient is accumulated, and reduced once a step."""
     return replace(tensor, dtype=update.summed_in(tensor.dtype))
 
 
 def reduced(tensor: TensorType, update: Update) -> TensorType:
-    """A parameter as the gradient of one use is reduced in its micro-batch."""
+    """A parameter in the dtype in which the gradient of one use is reduced in its micro-batch."""
     return replace(tensor, dtype=update.reduced_in(tensor.dtype))

@@ -1,7 +1,7 @@
 """Seconds of redistributions between many layouts of a tensor at once.
 
-The paths of all pairs are followed together, a step of each at a time. Equal steps (same collective, axis and share of
-the tensor) are priced once, and paths are followed once for tensors that differ in size alone.
+The paths of all pairs of layouts are followed together, one step at a time. Equal steps (same collective, axis and
+share of the tensor) are priced once. Tensors that differ in size alone share their paths.
 """
 
 import math
@@ -25,34 +25,35 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Layouts = tuple[Layout, ...]
 Paths = dict[tuple[int, ...], Routes]
-"""By how the dims of tensors divide; the same on all meshes with equal `Mesh.routing`."""
+"""Keyed by how the dims of tensors divide; equal on all meshes with the same `Mesh.routing`."""
 
 LONG: Bytes = 2.0**50
-"""A message so long that nothing of it is latency on any group. Of it every gradient takes its share where somebody
-composed the buckets, or all are in one: the least that it can take, as nobody knows what goes together before all
-layouts are chosen. Starting the one bucket of a step is not in it."""
+"""A collective so large that its latency is negligible on any group. If the user composed the buckets, or all gradients
+are in one bucket, every gradient is priced as its share of this. That is a lower bound, since nobody knows what shares
+a bucket before all layouts are chosen. It leaves out the latency of the one bucket of a step."""
 
 
 _WEIGHTS = "bfloat16"
-"""Dtype of weights where software counts a bucket in parameters: it trains in 16 bits."""
+"""The dtype of weights where software counts a bucket in parameters: it trains in 16 bits."""
 
 _NARROW = 0.5
-"""Bytes of weights and activations in fp8 over those in 16 bits."""
+"""Bytes of weights and activations in fp8, relative to 16 bits."""
 
 _COPIED = frozenset({"all_gather", "reduce_scatter"})
-"""Kinds of messages whose whole tensor is copied where software does so (`Software.copies_out`, of activations
+"""Collectives whose whole tensor is copied if software does so (`Software.copies_out`, for activations
 `Software.rearranges`)."""
 
 _PACKED = frozenset({"all_gather", "reduce_scatter", "all_reduce", "reduce"})
-"""Kinds of messages that the runtime makes of several tensors, and copies these for (`runtime.comm.collectives`): what
-goes out, and what an all-gather brings. Of what else comes, pieces along another dim than the first are copied once
-more, which has no price."""
+"""Collectives that the runtime coalesces, so that it copies tensors (`runtime.comm.collectives`): the inputs, and the
+output of an all-gather. Other outputs that are cut along a dim other than the first are copied once more; that has no
+price."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RedistributionMatrix:
-    """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, of them those of the `first` message and those of
-    `copies` into and out of messages, and whether anything is sent, so that the result has memory of its own."""
+    """Prices from each of n_s layouts to each of n_t, (n_s, n_t): seconds; the part of them for the `first` collective;
+    the part for `copies` into and out of collectives; and whether anything is sent, so that the result has its own
+    memory."""
 
     seconds: Array
     first: Array
@@ -62,10 +63,10 @@ class RedistributionMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricers:
-    """Redistributions by what is moved, because software hides and groups them differently: activations, parameters
-    that are gathered for use, gradients that are reduced as they come; and once a step accumulated gradients (`sums`)
-    and new weights (`updated`), whose buckets a plan may decide in the place of the software, and `matrices` that an
-    update wants whole, one by one."""
+    """Redistributions by kind of tensor, because software overlaps and buckets them differently: activations;
+    parameters gathered for use; gradients reduced in their micro-batch; once a step accumulated gradients (`sums`) and
+    new weights (`updated`), whose buckets a plan may decide instead of the software; and `matrices` that an update
+    needs whole, one by one."""
 
     activations: "RedistributionPricer"
     parameters: "RedistributionPricer"
@@ -85,10 +86,12 @@ class Pricers:
         *,
         bare: bool = False,
     ) -> "Pricers":
-        """Those of the software of a cluster. Buckets of a plan's update take the place of the software's. Weights that
-        a block gathers together, and their gradients, take their shares of messages of the `longest` size, in bytes
-        (`planner.plan.layout.block_gathers.longest_gather`), the least that they can take. `paths` are those that
-        are known on such a mesh; more are put there. `bare` prices are of whole messages, whatever hides them."""
+        """The pricers for the software of a cluster.
+
+        Buckets of a plan's update replace those of the software. Weights in coalesced all-gathers, and their gradients,
+        are priced as their shares of collectives of the `longest` size, in bytes
+        (`planner.plan.layout.block_gathers.longest_gather`): a lower bound. `paths` are known paths on such a mesh; new
+        ones are added. `bare` prices are those of whole collectives, without overlap."""
         software = cluster.software
         shares = Hidden() if bare else software.hidden
         paths = {} if paths is None else paths
@@ -123,7 +126,7 @@ class Pricers:
         inputs = _NARROW if software.gathers_inputs_narrow and fp8 else 1.0
 
         def full(element: Bytes, chosen: Bytes) -> tuple[Bytes, ...]:
-            """Bytes of a full bucket by axis: as `chosen`, else the software's, of elements of so many bytes."""
+            """Bytes of a full bucket by axis: as `chosen`, else as in the software, for this element size."""
             return tuple(chosen or software.bucket_bytes(axis.size, element) for axis in mesh.axes)
 
         there, back = longest if update.by_block else (0.0, 0.0)
@@ -145,7 +148,7 @@ class Pricers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedRoute:
-    """One redistribution: its seconds, those of its messages alone, these in order, and the seconds of copies into and
+    """One redistribution: its seconds, the part for its collectives, these in order, and the part for copies into and
     out of them."""
 
     seconds: float
@@ -156,8 +159,8 @@ class PricedRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SingleSteps:
-    """Between n_s and n_t layouts, (n_s, n_t) each: whether there is no more than one step (`alone`), and which of
-    `moves` it is, kinds, axes and fractions; -1 where there is none, or more."""
+    """Between n_s and n_t layouts, (n_s, n_t) each: whether at most one step is needed (`alone`), and its index in
+    `moves` (kinds, axes and fractions); -1 for no step or several."""
 
     alone: NDArray[np.bool_]
     steps: NDArray[np.intp]
@@ -174,7 +177,7 @@ class _Asked:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Places:
-    """Positions of a list of layouts, which is kept so that nothing else can have its identity."""
+    """Positions of a list of layouts. The list is held so that its id stays valid."""
 
     layouts: Layouts
     positions: Indices
@@ -183,20 +186,20 @@ class _Places:
 
 @dataclass(kw_only=True, eq=False)
 class RedistributionPricer:
-    """Prices redistributions on one mesh of one cluster. Keeps what it has priced.
+    """Prices redistributions on one mesh of one cluster. Caches its prices.
 
-    `exposed` is the share of the seconds of messages that computation does not hide. Messages along an axis that
-    are shorter than the full bucket there (`buckets`, one for each axis) are sent together with others up to that size,
-    and take their share of it. Where the bucket is what all tensors that go together come to, `uncut`, they are cut
-    together, too: of a message of S bytes, t(S) seconds, a tensor of w of W bytes, of which m are sent, takes no less
-    than
+    `exposed` is the share of the seconds of collectives that does not overlap with computation. A collective along an
+    axis that is smaller than the full bucket there (`buckets`, one per axis) is sent in a bucket of that size, and is
+    priced as its share of it. With `uncut`, the bucket is the sum of all tensors that go together, and they are also
+    sharded together. For a collective of S bytes in t(S) seconds, a tensor of w of the W bytes, of which m are sent,
+    takes at least
 
-        (w / W) t(m W / w)          t is concave, and S the sum of all m, so that t(S) >= the sum of these (Jensen)
+        (w / W) t(m W / w)          t is concave, and S is the sum of all m, so that t(S) >= the sum of these (Jensen)
 
-    its part of a message in which all tensors are cut as it is. What is gathered or scattered is
-    `copied` once more where software does so, which nothing hides: the device does it. Where messages are `packed` it
-    copies what goes with others into them, and what others bring it out of them. What is gathered has `width` times
-    the bytes of the tensor.
+    which is its share of a collective in which all tensors are sharded like it. Gathered and scattered tensors are
+    `copied` once more if software does so; this never overlaps, since the device does it. With `packed`, the device
+    copies tensors into coalesced collectives, and copies out what others send. Gathered tensors have `width` times
+    their bytes.
     """
 
     mesh: Mesh
@@ -217,7 +220,7 @@ class RedistributionPricer:
     _routes: dict[tuple[tuple[int, ...], int, Sequence[int], Layout, Layout], PricedRoute] = field(default_factory=dict)
 
     def matrix(self, tensor: TensorType, sources: Layouts, targets: Layouts) -> RedistributionMatrix:
-        """From each source to each target. Lists are recognised by identity, which is quick, or by what they hold."""
+        """Prices from each source to each target. Lists are recognised by id, which is quick, or by their contents."""
         limits = cut_limits(tensor.shape, self.mesh.sizes)
         starts, ends = (self._placed(layouts, limits) for layouts in (sources, targets))
         key = (limits, starts.content, ends.content)
@@ -232,7 +235,7 @@ class RedistributionPricer:
         return known
 
     def single_steps(self, tensor: TensorType, sources: Layouts, targets: Layouts) -> "SingleSteps":
-        """Where no more than one step leads from each source to each target, and which."""
+        """Where at most one step leads from each source to each target, and which step."""
         self.matrix(tensor, sources, targets)
         limits = cut_limits(tensor.shape, self.mesh.sizes)
         starts, ends = (self._placed(layouts, limits) for layouts in (sources, targets))
@@ -244,7 +247,7 @@ class RedistributionPricer:
         return SingleSteps(alone=alone, steps=np.where(alone, taken.max(axis=0, initial=-1), -1), moves=hops.moves)
 
     def pairs(self, tensor: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> RedistributionMatrix:
-        """From each source to the target in the same place: both tables have the shape (K,)."""
+        """Prices from each source to the target in the same place: all arrays are (K,)."""
         found = self._paths_of(cut_limits(tensor.shape, self.mesh.sizes))
         starts, first, row = np.unique(found.positions(sources), return_index=True, return_inverse=True)
         ends, last, column = np.unique(found.positions(targets), return_index=True, return_inverse=True)
@@ -263,11 +266,11 @@ class RedistributionPricer:
         return self.route(tensor, source, target).seconds
 
     def sends(self, tensor: TensorType, source: Layout, target: Layout) -> bool:
-        """Whether a redistribution sends anything; if not, what comes out shares the memory of what went in."""
+        """Whether a redistribution sends anything; if not, its result shares the memory of its input."""
         return bool(self.route(tensor, source, target).messages)
 
     def route(self, tensor: TensorType, source: Layout, target: Layout) -> PricedRoute:
-        """One redistribution step by step: the same seconds, and the messages they stand for."""
+        """One redistribution step by step: the same seconds, and its collectives."""
         padded = tensor.shape if self._pads(tensor.shape) else ()
         key = (cut_limits(tensor.shape, self.mesh.sizes), tensor.nbytes, padded, source, target)
         if key not in self._routes:
@@ -296,7 +299,7 @@ class RedistributionPricer:
 
     def _paths_of(self, limits: tuple[int, ...]) -> Routes:
         if limits not in self._paths:
-            self._paths[limits] = Routes(self.mesh, limits)  # of its own: on many axes they are large
+            self._paths[limits] = Routes(self.mesh, limits)  # own paths: with many axes they are large
         return self._paths[limits]
 
     def _placed(self, layouts: Layouts, limits: tuple[int, ...]) -> _Places:
@@ -317,8 +320,8 @@ class RedistributionPricer:
         return isinstance(shape, PaddedShape) and any(extent % self.mesh.size for extent in shape)
 
     def _padding(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Array | None:
-        """How much larger padding makes a lone collective from each source to each target, (n_s, n_t); None of a shape
-        without dims."""
+        """The factor by which padding enlarges a single collective from each source to each target, (n_s, n_t); None
+        for a shape without dims."""
         if not shape:
             return None
         sizes = self.mesh.sizes
@@ -330,7 +333,8 @@ class RedistributionPricer:
         return larger
 
     def _priced(self, asked: _Asked, nbytes: float, padding: Array | None = None) -> RedistributionMatrix:
-        """What paths take. Padding counts where they have one collective; of several some send it, and some do not."""
+        """The prices of paths. Padding counts for paths with one collective; of several collectives only some send
+        it."""
         moves, taken = asked.hops.moves, asked.hops.taken
         seconds, first, copies = (np.zeros(asked.sends.shape) for _ in range(3))
         sends = np.array([*[kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in moves], False])
@@ -351,16 +355,16 @@ class RedistributionPricer:
         return RedistributionMatrix(seconds=seconds, first=first, copies=copies, sends=asked.sends)
 
     def message_seconds(self, kind: str, axis: int, nbytes: float, whole: float | None = None) -> float:
-        """Seconds of one message that is not hidden: its share, where it goes in a bucket. `whole`: the bytes of its
-        tensor, where more than are sent."""
+        """Exposed seconds of one collective; its share, if it goes in a bucket. `whole`: the bytes of its tensor, if
+        more than are sent."""
         return self._price(kind, axis, nbytes, nbytes if whole is None else whole)
 
     def sent_seconds(self, kind: str, axis: int, nbytes: float, whole: float | None = None) -> float:
-        """The same without the copies that are made beside it."""
+        """The same without the copies into and out of the collective."""
         return self.message_seconds(kind, axis, nbytes, whole) - self._copies(kind, axis, nbytes)
 
     def _price(self, kind: str, axis: int, message: float, whole: float) -> float:
-        """Seconds of a step, given the bytes of its message, and of the whole tensor."""
+        """Seconds of a step, given the bytes of its collective, and of the whole tensor."""
         key = (kind, axis, message, whole if self.uncut else 0.0)
         if key not in self._prices:
             self._prices[key] = self._step_seconds(kind, axis, message, whole)
@@ -383,7 +387,8 @@ class RedistributionPricer:
         return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
 
     def _copies(self, kind: str, axis: int, message: float) -> float:
-        """What of the price of a message no message takes: copies of the tensor, which is `width` times as long."""
+        """The part of the price of a collective for copies of the tensor, which has `width` times the bytes in an
+        all-gather."""
         return self._copied(kind, axis, message * self.width if kind == "all_gather" else message)
 
     def _copied(self, kind: str, axis: int, message: float) -> float:
@@ -391,11 +396,11 @@ class RedistributionPricer:
             return self._copy_seconds(message)
         if self.packed and kind in _PACKED and message < self.buckets[axis] and self.mesh.sizes[axis] > 1:
             there = 1 + 1 / self.mesh.sizes[axis] if kind == "all_gather" else 1.0
-            return self._copy_seconds(there * message, kernels=0)  # one copies all together
+            return self._copy_seconds(there * message, kernels=0)  # one kernel copies all tensors together
         return 0.0
 
     def _copy_seconds(self, nbytes: float, kernels: int = 1) -> float:
-        """Seconds of a copy, which reads and writes so many bytes."""
+        """Seconds of a copy, which reads and writes this many bytes."""
         device = self.cluster.device
         return operator_time(
             op_class="copy", flops=0.0, bytes_moved=2 * nbytes, dtype="fp32", device=device, kernels=kernels
