@@ -1,16 +1,16 @@
-"""Buckets of gradients that travel under the backward pass: which of them, and from when.
+"""Gradient buckets that overlap with the backward pass: which ones, and from when.
 
     last backward pass   head | block 3   | block 2   | block 1   | block 0   | embedding
-    buckets of the rank          [bucket 0 .......][bucket 1 ......]     [bucket 2 ..|...]  what is left is waited for
+    buckets of the rank          [bucket 0 .......][bucket 1 ......]     [bucket 2 ..|...]  the rest is exposed
                              full inside of block 3   of block 2          of block 0
 
 The runtime starts a bucket when the last of its members has its gradient of the last micro-batch
-(`runtime.update.reduction`), so that is when `costmodels.simulate` lets it start: behind the sixteenth of a block that
-makes it, by the seconds of the backward pass of its operators. They travel one after the other. Those that have no room
-on the way, and gradients that share no bucket, follow the pass.
+(`runtime.update.reduction`). So `costmodels.simulate` lets it start there: behind the sixteenth of a block that makes
+that gradient, by the seconds of the backward pass of its operators. Buckets are sent one after the other. Those that do
+not finish within the pass, and gradients outside of buckets, follow the pass.
 
-The sums that a search minimises have what the pass covers of them (`planner.plan.prediction.step.covered_reductions`),
-as if ranks waited for nobody; what a plan states is the step.
+The search's objective subtracts what the pass covers of them (`planner.plan.prediction.step.covered_reductions`), as if
+ranks did not wait for each other; a plan states the step time.
 """
 
 import math
@@ -27,12 +27,18 @@ def slots_of(
     early: Iterable[tuple[Bucket, Seconds]],
     backward: Callable[[int], Sequence[Seconds]],
 ) -> dict[int, list[Seconds]]:
-    """For each chunk of a rank that makes buckets of gradients, the seconds of those that start behind each of equal
-    slots of its backward pass: `SLOTS` for what follows the blocks, where the chunk has it, and for each of its blocks,
-    the last block first. What comes before the blocks is through with the first of them, at the end of the pass. Where
-    nothing repeats the buckets are parts of equal length. `used` has the chunk of every parameter of the rank, `early`
-    the buckets that start in its backward pass and the seconds that each travels, `backward` the seconds of the
-    backward pass of each operator of a block."""
+    """For each chunk of a rank that makes buckets of gradients, the seconds of the buckets that start behind each of
+    equal slots of its backward pass.
+
+    There are `SLOTS` slots for the operators after the blocks, if the chunk has them, and for each of its blocks, the
+    last block first. Operators before the blocks finish with the last slot, at the end of the pass. Without repeated
+    blocks the buckets are parts of equal length.
+
+    Args:
+        bound: the plan.
+        used: the chunk of every parameter of the rank.
+        early: the buckets that start in its backward pass, and the seconds of each.
+        backward: the seconds of the backward pass of each operator of a block."""
     consumers, numbers = bound.graph.consumers, bound.blocks.numbers
     parts: dict[int, set[int]] = {chunk: set() for chunk in used.values()}
     for name, chunk in used.items():
@@ -57,7 +63,7 @@ def slots_of(
 
 
 def _done(bound: BoundPlan, at: int, backward: Callable[[int], Sequence[Seconds]]) -> float:
-    """The share of the backward pass of its block that is over when an operator is through with its own."""
+    """The share of the backward pass of its block that is over once an operator has finished its own."""
     number = bound.blocks.block_of(at)
     assert number is not None, "it is in a block"
     whole = backward(number)
@@ -66,13 +72,14 @@ def _done(bound: BoundPlan, at: int, backward: Callable[[int], Sequence[Seconds]
 
 
 SLOTS = 16
-"""Of the backward pass of a block, in which buckets start: a bucket is seldom a smaller part of one."""
-_EXACT = 1e-9  # what sums may be off
+"""The number of slots in the backward pass of a block behind which buckets start: buckets are seldom smaller than a
+slot."""
+_EXACT = 1e-9  # rounding error of sums
 _BEFORE = -1
 
 
 def _part(bound: BoundPlan, at: int) -> int:
-    """The block of an operator, one more than the last block behind them, and -1 before them."""
+    """The block of an operator; the number of blocks for operators after them, and -1 for operators before them."""
     number = bound.blocks.block_of(at)
     if number is not None:
         return number

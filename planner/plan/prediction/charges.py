@@ -1,7 +1,7 @@
-"""What is sent in a step, message by message: what a plan is charged for, and what an audit compares.
+"""All collectives of a step: what a plan is charged for, and what an audit compares.
 
-A charge says in which part of the time its seconds stand, when it is sent, and by whom: an operator, or nobody in
-particular where a pass over all parameters or a stage of a pipeline sends it.
+A charge has the part of the time to which its seconds belong, the phase, and the sender: an operator, or nobody if a
+pass over all parameters or a pipeline stage sends it.
 """
 
 from collections import Counter
@@ -15,16 +15,17 @@ PHASES: tuple[Phase, ...] = ("forward", "recomputation", "backward", "update")
 """Three passes over every micro-batch, and the end of the step."""
 
 UNCHARGED = "not charged"
-"""The part of what is listed at no price: the loss, which is made the same on every rank for people to look at, and
-integers that are loaded in a layout which only the first of their readers wants."""
+"""Messages that are listed without a price: the loss, which is made the same on every rank to be shown, and integer
+inputs that are loaded in the layout of their first reader only."""
 
 
 A_BLOCK = "(weights of a block)"
-"""Who sends weights that are gathered together, and their gradients."""
+"""The sender of coalesced all-gathers of weights, and of the reductions of their gradients."""
 
 
 class Charge(NamedTuple):
-    """A message, the part of the time that it is charged in, when it is sent and for which operator ("" for none)."""
+    """A message, the part of the time in which it is charged, its phase, and the operator that sends it ("" for
+    none)."""
 
     part: str
     phase: Phase
@@ -34,11 +35,11 @@ class Charge(NamedTuple):
 
 Charges = Counter[Charge]
 Times = Mapping[Phase, int]
-"""How often something happens in each pass."""
+"""How often something happens in each phase."""
 
 
 def charge(charges: Charges, part: str, owner: str, message: Message, times: Times) -> None:
-    """Add a message, so many times in each of the passes."""
+    """Add a message, a number of times in each phase."""
     for phase, number in times.items():
         if number:
             charges[Charge(part, phase, owner, message)] += number

@@ -1,23 +1,23 @@
-"""What a bound plan costs, computed operator by operator over the whole graph.
+"""The cost of a bound plan, computed operator by operator over the whole graph.
 
-This is the judge. The search fills tables for one block and multiplies; here nothing is tabulated or shared between
-stages, and a block is left out only where all of it was compared with the one before it, whose numbers are then added
-once more (`planner.plan.prediction.repeated_blocks`). So an error in the search shows as a difference between the two.
-Both use the prices of `planner.pricing`.
+This is the judge. The search fills tables for one block and multiplies. Here nothing is tabulated or shared between
+stages. A block is skipped only if all of it was compared with an earlier one, whose numbers are then added again
+(`planner.plan.prediction.repeated_blocks`). So an error in the search shows as a difference between the two. Both use
+the prices of `planner.pricing`.
 
-    rank r:   t_r  seconds of one micro-batch, forward and backward, with the transfers it waits for
-              u_r  seconds once a step: optimizer, weights, and what of gradients no last backward pass covers
-    step   =  what the schedule makes of them (see planner.plan.prediction.step)
+    rank r:   t_r  seconds of one micro-batch, forward and backward, with exposed transfers
+              u_r  seconds once a step: optimizer, weights, and gradient reduction that no last backward pass covers
+    step   =  by the schedule, from these (see planner.plan.prediction.step)
     objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack;
-              transient is of operators, and of redistributions (planner.plan.prediction.moving_memory)
+              transient is that of operators, and of redistributions (planner.plan.prediction.moving_memory)
 
-A pipeline rank holds v stages of the model (v = 1: its one stage), and is what `planner.plan.prediction.walk` sums up.
+A pipeline rank holds v stages of the model (v = 1: one stage); `planner.plan.prediction.walk` sums it up.
 
-The objective has everything else wait, one operator after the other, but what of weights, of tensor parallelism and of
-experts travels under work; of plans with a pipeline the search proves gaps about it
-(`planner.strategy_search.engine.proofs.bounded_seconds`). Both charge the share of communication that software does not
-hide; the step also asks whether there is work enough to hide the rest under.
+In the objective everything waits, one operator after the other, except for communication of weights, of tensor
+parallelism and of experts that overlaps with work. For plans with a pipeline, the search proves gaps of the objective
+(`planner.strategy_search.engine.proofs.bounded_seconds`). Both objective and step charge the share of communication
+that software does not overlap; the step also checks whether there is enough work to overlap the rest.
 """
 
 import math
@@ -52,8 +52,8 @@ from planner.plan.schedule import runs_in_pairs
 
 
 def predict(bound: BoundPlan, cluster: Machine) -> Prediction:
-    """Step time and peak memory of a plan, in parts that sum to the whole. Every pipeline rank is priced by the devices
-    that it is on; the fullest is the one that fills most of its own."""
+    """Step time and peak memory of a plan, in parts that sum to the whole. Every pipeline rank is priced for its own
+    devices; the fullest rank is the one that uses the largest share of its memory."""
     (found,) = predict_alike([bound], cluster)
     assert found is not None
     return found
@@ -62,8 +62,8 @@ def predict(bound: BoundPlan, cluster: Machine) -> Prediction:
 def predict_alike(
     bounds: Sequence[BoundPlan], cluster: Machine, limits: Sequence[Bytes] | None = None
 ) -> list[Prediction | None]:
-    """`predict` for plans that differ in their schedule only: prices of operators and messages are found once. None for
-    one of which some rank needs more than `limits` says of it, in bytes."""
+    """`predict` for plans that differ in their schedule only: prices of operators and collectives are computed once.
+    None for a plan in which a rank needs more than its `limits`, in bytes."""
     found, walks = list[Prediction | None](), walks_of(bounds[0], cluster)
     clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
     limits = (math.inf,) * len(walks) if limits is None else limits
@@ -71,8 +71,8 @@ def predict_alike(
     for bound in bounds:
         received = receive_buffers(bound)
         of_walks = {id(walk): block_keys(bound, walk.alive) for walk in apart}
-        if bound is not bounds[0]:  # with which they have begun
-            # which gradients are deferred, and do not go with others, alone depends on the schedule
+        if bound is not bounds[0]:  # the walks began with that one
+            # which gradients are deferred, and so stay out of coalesced reductions, depends on the schedule only
             stages = segments_by_stage(bound) if bound.plan.training.update.by_block else apart[0].stages
             for walk in apart:
                 walk.begin(bound, stages)
@@ -93,8 +93,8 @@ def predict_alike(
 
 
 def interleaved_seconds(bound: BoundPlan, cluster: Machine, numbers: Sequence[int]) -> list[Seconds]:
-    """Seconds of a step of a plan that interleaves micro-batches, for each number of them: it decides how long their
-    messages are covered, and how much they hold, not what any of them computes or sends."""
+    """Seconds of a step of a plan that interleaves micro-batches, for each number of them. The number decides how much
+    communication overlaps and how much memory is held, not what a micro-batch computes or sends."""
     costs, plan = stage_costs(bound, cluster), bound.plan
     found = []
     for number in numbers:
@@ -106,18 +106,18 @@ def interleaved_seconds(bound: BoundPlan, cluster: Machine, numbers: Sequence[in
 
 
 def stage_peak(cost: StageCost, cluster: Cluster) -> Bytes:
-    """The peak of a rank, with what the allocator and libraries take."""
+    """The peak memory of a rank, with the share of the allocator and of libraries."""
     return float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device, cluster.software))
 
 
 def stage_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
-    """The sums of every pipeline rank, for those who want to look inside."""
+    """The sums of every pipeline rank."""
     return tuple(walk.rank(rank) for rank, walk in enumerate(walks_of(bound, cluster)))
 
 
 def stated_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
-    """The same with what redistributions take on their way, and what is received ahead, which searches do not count:
-    what a plan states."""
+    """The same as a plan states them: with the memory of redistributions in progress, and of receives posted ahead,
+    which searches do not count."""
     costs, moving, received = stage_costs(bound, cluster), most_moving(bound), receive_buffers(bound)
     for rank, own in enumerate(clusters_of_ranks(cluster, len(costs))):
         hold(costs[rank], moving[rank], received[rank], bound.plan, own)
@@ -128,7 +128,7 @@ def _assemble(
     plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Machine, *, experts: bool
 ) -> Prediction:
     m = plan.training.micro_batches * plan.slices
-    virtual = 1 if plan.schedule_kind.v_shaped else plan.virtual_stages  # turns that come in rounds
+    virtual = 1 if plan.schedule_kind.v_shaped else plan.virtual_stages  # stages that take turns in rounds
     per_part = [_part_seconds(cost) for cost in costs]
     per_step = [
         sum(cost.once.values()) - _covered(cost) + sum(one.longer for chunk in cost.chunks for one in chunk.passes)
@@ -168,7 +168,7 @@ def _assemble(
     outside = max(costs, key=lambda cost: sum(cost.offloaded.values())).offloaded
     spreads = [spread_of(part.name, experts) for part in parts_of(cluster)]
     peak_flops = [own.device.peak(plan.training.precision) for own in clusters]
-    useful = plan.training.global_batch / plan.training.padded_batch  # samples of weight zero are of no use
+    useful = plan.training.global_batch / plan.training.padded_batch  # samples of weight zero do no useful work
     flops = flops_per_part * m * useful
     devices = plan.cluster.devices
     return Prediction(
@@ -193,17 +193,16 @@ def _assemble(
 
 
 def _covered(cost: StageCost) -> Seconds:
-    """What of reductions, as the search sums them, last backward passes cover: the same share as of what their messages
-    take. They cover no copies."""
+    """Seconds of gradient reduction in the objective that last backward passes cover: the same share as of the real
+    collectives. Copies are not covered."""
     taken = cost.all_once["gradient reduction"] - cost.copied
     covered = covered_reductions(cost.chunks)
     return (cost.once["gradient reduction"] - cost.copied) * min(1.0, covered / taken) if covered else 0.0
 
 
 def _part_seconds(cost: StageCost) -> Seconds:
-    """What a micro-batch takes on a rank, as the search sums it: weights and gradients that travel while other blocks
-    compute take what there is of them beyond the work of their pass, and so do collectives under products and the rows
-    of experts."""
+    """Seconds of a micro-batch on a rank in the objective. Weights and gradients that overlap with other blocks count
+    only beyond the work of their pass. Overlapped collectives under products, and of experts, are subtracted."""
     passes = [one for chunk in cost.chunks for one in chunk.passes]
     gathered = sum(one.gathered for one in passes)
     uncovered = sum(max(0.0, one.gathered - one.work) for one in passes)
@@ -212,5 +211,5 @@ def _part_seconds(cost: StageCost) -> Seconds:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean; exactly the value where all are equal."""
+    """The mean; exactly the value if all are equal."""
     return values[0] if len(set(values)) == 1 else sum(values) / len(values)

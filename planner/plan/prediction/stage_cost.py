@@ -1,4 +1,4 @@
-"""What one pipeline rank costs, summed up while the judge walks over its operators."""
+"""The cost of one pipeline rank, summed up while the judge walks over its operators."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -15,22 +15,22 @@ from planner.pricing import ParameterPrices
 from planner.sharding.mesh import Mesh
 
 FORWARD = "forward"
-"""Computation of forward passes, a micro-batch."""
+"""Computation of forward passes, per micro-batch."""
 
 COMMUNICATION = "communication"
-"""Messages between operators that are waited for, a micro-batch."""
+"""Exposed collectives between operators, per micro-batch."""
 
 GATHERING = "parameter gathering"
-"""Weights that are gathered for their use, a micro-batch."""
+"""Weights gathered for their use, per micro-batch."""
 
 REDUCING = "gradient reduction of micro-batches"
-"""Gradients that are reduced behind the use of their weights, a micro-batch; the rest is once a step."""
+"""Gradients reduced after the use of their weights, per micro-batch; all others are reduced once a step."""
 
 ACCUMULATION = "gradient accumulation"
-"""Gradients that are added to those of micro-batches before, a micro-batch."""
+"""Gradients added to those of earlier micro-batches, per micro-batch."""
 
 TRANSFER = "stage transfer"
-"""What comes from other stages, a micro-batch."""
+"""Transfers from other stages, per micro-batch."""
 
 TIME_PER_MICRO_BATCH = (
     FORWARD,
@@ -44,36 +44,44 @@ TIME_PER_MICRO_BATCH = (
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
 OFFLOAD = "offload"
-"""What optimizer states that are offloaded take beside their updates, once a step; in plans that offload any."""
+"""Seconds of offloaded optimizer states in addition to their updates, per step; in plans that offload any."""
 
 ACTIVATIONS = "activation offload"
-"""What it takes to offload what flows into recomputed blocks, or what others save, and to bring it back, a
+"""Seconds to offload activations (inputs of recomputed blocks, or saved tensors of others) and to bring them back, per
 micro-batch."""
 
 FETCHED = "weight offload"
-"""What it takes to bring offloaded weights for the two passes of a micro-batch."""
+"""Seconds to fetch offloaded weights for both passes of a micro-batch."""
 
 RETURNED = "weights going back"
-"""What it takes to bring new weights to where they are offloaded, once a step."""
+"""Seconds to write new weights back to where they are offloaded, per step."""
 
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
 
 @dataclass(kw_only=True)
 class StageCost:
-    """Sums of one pipeline rank: seconds per micro-batch, seconds once a step, bytes.
+    """Sums of one pipeline rank: seconds per micro-batch, seconds per step, bytes.
 
-    `launches` are of each chunk, block and pass; the additive sums charge every operator that is late for itself, and
-    `ahead` is what of that a host saves which launches a block while its longer kernels still run.
-    `messages` counts what the seconds of communication stand for, once a micro-batch or, in an update, once a step.
-    `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
-    buckets and norms take once a step beyond the additive sums (see `planner.plan.layout.per_step_communication`), and
-    the row of offloaded states (`visits`, see `costmodels.offload`); `together` what weights that are gathered together
-    take beyond them once a micro-batch, by part (see `planner.plan.layout.block_gathers`). `offloaded` are the bytes
-    outside of the device by where they are, `rows` those of each parameter. `fetched` are the seconds in which the
-    weights of each block come that offloads any, `away` those in which its activations come back and leave, by chunk
-    and block. `fullest` is when the rank holds most activations. `copied` is what of the reduction of gradients are
-    copies into and out of messages, which no pass covers.
+    Attributes:
+        chunks: the seconds once more, by the passes through each chunk, with the overlap of the software.
+        beyond: seconds per step in addition to the additive sums: of buckets and norms (see
+            `planner.plan.layout.per_step_communication`), and of the sequence of offloaded states.
+        micro_batch, once: the additive sums, per micro-batch and per step. Every operator is charged its own wait for
+            its launch.
+        memory: bytes.
+        fullest: the moment at which the rank holds most activations.
+        messages: the collectives behind the seconds of communication, once a micro-batch, or in an update once a step.
+        launches: by chunk, block and pass.
+        ahead: seconds that a host saves that launches a block while its longer kernels still run.
+        copied: the part of gradient reduction for copies into and out of buckets, which no pass covers.
+        together: seconds per micro-batch of coalesced all-gathers in addition to the additive sums, by part (see
+            `planner.plan.layout.block_gathers`).
+        offloaded: bytes outside of the device, by place.
+        visits: the transfers of offloaded states (see `costmodels.offload`).
+        rows: bytes of the offloaded state of each parameter.
+        fetched: seconds to fetch the weights of each block that offloads any.
+        away: seconds to bring back and to offload activations, by chunk and block.
     """
 
     chunks: list[ChunkCost]
@@ -95,16 +103,16 @@ class StageCost:
 
     @property
     def all_once(self) -> dict[str, float]:
-        """Seconds once a step, with what no single parameter is charged for."""
+        """Seconds per step, including those that belong to no single parameter."""
         return {part: seconds + self.beyond.get(part, 0.0) for part, seconds in self.once.items()}
 
     @property
     def all_micro_batch(self) -> dict[str, float]:
-        """Seconds once a micro-batch, with what no single operator is charged for."""
+        """Seconds per micro-batch, including those that belong to no single operator."""
         return {part: seconds + self.together.get(part, 0.0) for part, seconds in self.micro_batch.items()}
 
     def offload(self, name: str, prices: ParameterPrices, home: str) -> None:
-        """Count a parameter whose state is offloaded."""
+        """Count a parameter with an offloaded state."""
         self.once[OFFLOAD] = self.once.get(OFFLOAD, 0.0) + float(prices.offload[0])
         self.offloaded[home] += float(prices.offloaded[0])
         self.rows[name] = float(prices.offloaded[0])
@@ -112,16 +120,16 @@ class StageCost:
         self.memory["transient"] = max(self.memory["transient"], float(prices.transient[0]))
 
     def offload_values(self, key: tuple[int, int], home: str, nbytes: Bytes, seconds: tuple[Seconds, Seconds]) -> None:
-        """Count activations that a block of a chunk offloads of every micro-batch in flight, `nbytes` in all: they come
-        back, and leave, in so many seconds."""
+        """Count activations that a block of a chunk offloads for every micro-batch in flight, `nbytes` in all;
+        `seconds` are those to bring them back and to offload them."""
         self.micro_batch[ACTIVATIONS] = self.micro_batch.get(ACTIVATIONS, 0.0) + sum(seconds)
         self.offloaded[home] += nbytes
         fetch, store = self.away.get(key, (0.0, 0.0))
         self.away[key] = fetch + seconds[0], store + seconds[1]
 
     def end_values(self) -> None:
-        """Activations leave and come under the work of a pass, but for those that nobody behind them brings back, until
-        which have left nobody behind them computes."""
+        """Activations are transferred under the work of a pass. Exposed are those of a block whose next block offloads
+        none: no later block computes until they have left, and none brings them back."""
         for (number, block), (fetch, store) in self.away.items():
             chunk = self.chunks[number]
             waits = (number, block + 1) not in self.away
@@ -129,22 +137,22 @@ class StageCost:
             chunk.backward.bring(fetch, waits=waits)
 
     def offload_weight(self, block: int, prices: ParameterPrices, home: str) -> None:
-        """Count a weight of a block that is offloaded."""
+        """Count an offloaded weight of a block."""
         self.micro_batch[FETCHED] = self.micro_batch.get(FETCHED, 0.0) + float(prices.fetches[0])
         self.once[RETURNED] = self.once.get(RETURNED, 0.0) + float(prices.weight_store[0])
         self.offloaded[home] += float(prices.weight_offloaded[0])
         self.fetched[block] = self.fetched.get(block, 0.0) + float(prices.weight_fetch[0])
 
     def end_fetches(self, chunk: ChunkCost, blocks: Collection[int]) -> None:
-        """The weights of these blocks of a chunk, which are all of it that offload any, come under the work of a pass,
-        but for those that it waits for."""
+        """Fetch the weights of these blocks, which are all of the chunk that offload any, under the work of a pass;
+        some are exposed."""
         for block in blocks:
             for one, backward in ((chunk.forward, False), (chunk.backward, True)):
                 waits = waited_for(blocks, block, backward=backward)
                 one.bring(self.fetched[block], waits=waits)
 
     def end_visits(self, order: Sequence[str]) -> None:
-        """What offloaded states take in this order, more or less than the sum of their paces."""
+        """The seconds of offloaded states in this order, relative to the sum of their single paces."""
         if self.visits:
             visits = [self.visits[name] for name in order]
             seconds = visits_time(visits, before=self.once["optimizer"] - sum(visit.update for visit in visits))
@@ -154,10 +162,12 @@ class StageCost:
 def transfer_seconds(
     nbytes: float, links: Sequence[Group], software: Software = PYTORCH, holders: Group | None = None
 ) -> float:
-    """Sending one tensor of `nbytes` per device to its like on another pipeline rank, over the slowest of the links
-    between them (`hardware_profiles.links_of_ranks`). Where n `holders` have the same, each sends its part, which the
-    receivers gather: t = send(nbytes / n) + all_gather(nbytes). A stage that waits for what it sends does so twice in
-    a micro-batch, as often as for what it receives: 2 send(nbytes / n) + all_gather(nbytes)."""
+    """Seconds to send one tensor of `nbytes` per device to the corresponding device on another pipeline rank, over the
+    slowest link between them (`hardware_profiles.links_of_ranks`).
+
+    If n `holders` have the same tensor, each sends its part, and the receivers gather: t = send(nbytes / n) +
+    all_gather(nbytes). A stage that waits for its sends does so as often as for its receives: 2 send(nbytes / n) +
+    all_gather(nbytes)."""
     parts = 1 if holders is None else holders.size
     sent = max(float(collective_time("send_recv", nbytes / parts, group)) for group in links)
     gathered = 0.0 if holders is None else float(collective_time("all_gather", nbytes, holders))
@@ -165,12 +175,12 @@ def transfer_seconds(
 
 
 def holders_of(nbytes: float, tensor: TensorType, mesh: Mesh, cluster: Cluster) -> Group | None:
-    """The devices that hold the same `nbytes` of a tensor, each of which sends its part of them to another pipeline
-    rank; None where each sends all. They are taken for neighbours, as those of tensor parallelism are."""
+    """The devices that hold the same `nbytes` of a tensor, and each send a part of them to another pipeline rank; None
+    if each sends everything. They are assumed to be neighbours, like tensor-parallel devices."""
     held = round(nbytes * mesh.size / tensor.nbytes)
     return cluster.group(held, 1) if cluster.software.scatter_gather and held > 1 else None
 
 
 def tied_seconds(nbytes: float, links: Sequence[Group]) -> float:
-    """Summing the gradient of a parameter that two stages both hold, over the slowest of the links between them."""
+    """Seconds to sum the gradient of a parameter that two stages both hold, over the slowest link between them."""
     return max(float(collective_time("all_reduce", nbytes, group)) for group in links)

@@ -1,34 +1,34 @@
-"""The step of a plan as its schedule runs it: what passes take, what runs beside them, who waits for whom.
+"""The step of a plan as its schedule runs it: how long passes take, what overlaps with them, and who waits for whom.
 
     rank 0   F0 F1 F2 .. B0 F3 B1 .. B2 B3 R U W      F, B  passes of a micro-batch through a chunk (a virtual stage)
-    rank 1      F0 F1 B0 F2 B1 .. B2 . B3 R U W       R  what is reduced behind the last one, U  the optimizer,
-                                                      W  the gathering of new weights
-    (in the order of any schedule; one that takes backward passes apart has the products of weight gradients, what
-    brings these back and adds them up in turns of their own)
+    rank 1      F0 F1 B0 F2 B1 .. B2 . B3 R U W       R  gradient reduction behind the last pass, U  the optimizer,
+                                                      W  gathering of new weights
+    (in the order of any schedule; with deferred weight gradients, their matrix products, the regathering for them and
+    their accumulation are separate passes)
 
-A share h of a communication is hidden where the software says so (`Software.hidden`). What is left of it, 1-h, is in
-the pass and slows it; what is hidden runs under the work of the pass, and delays what waits for it only where it is
+A share h of communication is overlapped if the software does so (`Software.hidden`). The other share, 1-h, is exposed
+and lengthens the pass. The overlapped share runs under the work of the pass, and delays later work only where it is
 longer:
 
-    pass        waits + max(work, hidden)                    waits: (1-h) of gathers and inner messages, and transfers
-                                                             where receives are not posted ahead
-    transfers   else from the end of the pass that makes what they bring, one after the other on each rank
+    pass        waits + max(work, hidden)                    waits: 1-h of gathers and inner collectives, and transfers
+                                                             if receives are not posted ahead
+    transfers   otherwise from the end of the pass that makes the values, one after the other on each rank
     reductions  hidden: in buckets of blocks, as the last backward pass of their chunk makes them, one after the other;
-                the rest behind the last pass of the rank, and behind them; buckets of our runtime likewise, each from
-                when it is full (`planner.plan.prediction.bucket_overlap`)
-    weights     hidden: under what is left of the forward work of a micro-batch, the first of the next step; the rest
-                at the end
+                the rest behind them and the last pass of the rank; buckets of our runtime likewise, each from when it
+                is full (`planner.plan.prediction.bucket_overlap`)
+    weights     hidden: under the remaining forward work of one micro-batch, the first of the next step; the rest at the
+                end
 
-Operators that are shorter than their launch would wait for the host, one by one. Here it runs ahead through a block, so
-that a block takes what its kernels and collectives take, or its launches: a collective is launched as a kernel is, and
-while it runs the host launches what comes behind it. Without a pipeline, whose transfers ranks wait for, it runs ahead
-of all micro-batches of a step. Where it must know how many rows each
-expert gets (`Software.counts_rows`) it waits for that in every block, and its exchange is launched only then.
+Operators that are shorter than their launch would each wait for the host. Here the host launches ahead within a block,
+so that a block takes as long as its kernels and collectives, or as its launches. A collective is launched like a
+kernel, and while it runs the host launches the next operators. Without a pipeline, where ranks wait for no transfers,
+the host launches ahead through all micro-batches of a step. If it must know how many rows each expert gets
+(`Software.counts_rows`), it waits for that in every block, and launches the exchange of experts only then.
 
-Software that hides nothing waits for everything where it comes up, transfers between stages too, unless it posts their
-receives ahead (`receives_ahead`), as our executor does. Then a step takes no longer, where the passes of all ranks have
-one ratio, than the sum in which everything waits (`costmodels.step_time`); what it takes less is work of uneven stages,
-what they do once a step, and transfers, in the shade of other stages.
+Software without overlap waits for everything when it comes up, also for transfers between stages, unless it posts their
+receives ahead (`receives_ahead`), as our executor does. If the passes of all ranks then have the same ratio, a step
+takes at most the sum in which everything waits (`costmodels.step_time`). It is shorter by work of uneven stages, by
+their work once a step, and by transfers that overlap with other stages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,50 +54,52 @@ from costmodels import (
 from planner.plan.schedule import orders
 
 _EXACT = 1e-12
-"""Share of a sum below which a difference is one of its rounding."""
+"""Differences below this share of a sum are rounding errors."""
 
 PIPELINE_BUBBLE = "pipeline bubble"
 UNCOVERED = "uncovered communication"
-"""What the software would hide, had it work enough."""
+"""Communication that the software would overlap if there were enough work."""
 
 
 COVERED = "covered by other micro-batches"
-"""Communication of one copy while another computes; negative."""
+"""Communication of one micro-batch while another one computes; negative."""
 
 BESIDE = "offload under computation"
-"""Offloaded activations and weights that leave and come while other blocks compute; negative."""
+"""Offloaded activations and weights that are transferred while other blocks compute; negative."""
 
 GATHERED_AHEAD = "gathering under computation"
-"""Weights that come, and gradients that go, while other blocks compute; negative."""
+"""Weights that are gathered, and gradients that are reduced, while other blocks compute; negative."""
 
 UNDER_PRODUCTS = "tensor parallelism under computation"
-"""Collectives of tensor parallelism that travel in chunks while their products compute; negative, or what the chunks
-cost where they do not pay."""
+"""Tensor-parallel collectives in chunks while their products compute; negative, or positive if the chunks cost more
+than they save."""
 
 UNDER_EXCHANGE = "exchange of experts under computation"
-"""Rows on their way to experts and back while others compute; negative."""
+"""Dispatch and combine of experts while other operators compute; negative."""
 
 BETWEEN_STAGES = "stage transfers under computation"
-"""What comes from other stages while a rank computes, or waits for its turn; negative."""
+"""Transfers from other stages while a rank computes, or waits for its turn; negative."""
 
 REDUCED_AHEAD = "reduction under computation"
-"""Buckets of gradients that go while the last backward pass runs; negative. What is longer is uncovered."""
+"""Buckets of gradients that are reduced during the last backward pass; negative. The excess over the pass is
+uncovered."""
 
 AHEAD = "launches ahead"
-"""What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
+"""Time saved because the host launches the operators of a block while longer kernels before them still run;
+negative."""
 
 
 Launched: TypeAlias = tuple[float, float, float, float]
-"""What an operator adds to launches: `Launches` in their order."""
+"""What an operator adds to launches: the fields of `Launches` in order."""
 
 Passed: TypeAlias = tuple[float, float, float, float, float, float]
-"""What is added to a pass: work, and what waits, is hidden, is sent, goes under products, and is exchanged."""
+"""What is added to a pass: work, waits, hidden, sent, under products, and exchanged."""
 
 
 @dataclass(slots=True)
 class Launches:
-    """Operators of one block in one pass: seconds if each waits for its own launch, how much of that is waiting, what
-    the host takes to launch them all, and what they send that computation waits for."""
+    """The operators of one block in one pass: seconds if each waits for its own launch (`ran`), the part of these spent
+    waiting (`late`), the host's seconds to launch them all (`host`), and their exposed communication (`sent`)."""
 
     ran: float = 0.0
     late: float = 0.0
@@ -111,7 +113,7 @@ class Launches:
         self.sent += sent
 
     def add_all(self, added: Iterable["Launched"]) -> None:
-        """`add` one after the other."""
+        """`add` for each, one after the other."""
         ran, late, host, sent = self.ran, self.late, self.host, self.sent
         for one_ran, one_late, one_host, one_sent in added:
             ran += one_ran
@@ -122,17 +124,19 @@ class Launches:
 
     @property
     def ahead(self) -> float:
-        """What is saved where the host only has to launch all in the time that kernels and collectives run on the
-        device, max(kernels + sent, host)."""
+        """Seconds saved if the host only has to launch everything while kernels and collectives run: max(kernels +
+        sent, host)."""
         charged = self.ran + self.sent
         return max(0.0, charged - max(charged - self.late, self.host))
 
 
 def further_ahead(blocks: Iterable[Launches], micro_batches: int) -> float:
-    """Share in [0, 1] of what blocks still wait for the host after `Launches.ahead`, which a host saves that nothing
-    makes wait before the end of the step: while long backward kernels run it launches what follows, also the next
-    micro-batch, so that all of it takes max(kernels + sent, host). The first of so many micro-batches has none before
-    it. (Stages of a pipeline wait for each other at every transfer.)"""
+    """The share in [0, 1] of the remaining waits for the host, after `Launches.ahead`, that is saved if nothing makes
+    the host wait before the end of the step.
+
+    During long backward kernels the host launches the next operators, also those of the next micro-batch, so that
+    everything together takes max(kernels + sent, host). The first of the `micro_batches` has none before it. (Stages of
+    a pipeline wait for each other at every transfer.)"""
     total, saved = Launches(), 0.0
     for one in blocks:
         total.add(one.ran, one.late, one.host, one.sent)
@@ -145,15 +149,23 @@ def further_ahead(blocks: Iterable[Launches], micro_batches: int) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class PassCost:
-    """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
-    what of `waits` other micro-batches may compute under; `operators` has for each what it sends and what else it
-    takes, where the plan interleaves micro-batches, whose forward passes wait for each other before those at `borders`.
-    `grows` is what a slice takes more than the one before it, `transfers` what of `waits` comes from the stage before,
-    or back from the one behind. Charged all the same are of `hidden` so many seconds `beside`, offloaded activations
-    and weights on their way, and `gathered`, weights and gradients of a block on theirs; so many are in the sums and
-    not in `waits`, as they go `under_products`, or are `exchanged` with experts under other work. Of what is gathered
-    so many seconds are `uncovered` in one pass of a step: weights with which the first begins, or gradients with which
-    the last ends."""
+    """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds.
+
+    Attributes:
+        work: computation.
+        waits: exposed communication.
+        hidden: communication that overlaps with the work.
+        sent: the part of `waits` during which other micro-batches may compute.
+        grows: how much longer a slice takes than the previous one.
+        transfers: the part of `waits` for transfers from the previous stage, or back from the next one.
+        beside: the part of `hidden` for offloaded activations and weights; it is still charged.
+        gathered: the part of `hidden` for weights and gradients of a block; it is still charged.
+        under_products: charged tensor-parallel communication that is not in `waits`, as it overlaps with products.
+        exchanged: the same for the exchange of experts, which overlaps with other work.
+        uncovered: the part of `gathered` that is exposed in one pass of a step: weights at the beginning of the first
+            pass, or gradients at the end of the last one.
+        operators: if the plan interleaves micro-batches, what each operator sends, and its other seconds.
+        borders: operators at which interleaved forward passes wait for each other."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -187,7 +199,7 @@ class PassCost:
         self.exchanged += exchanged
 
     def add_all(self, added: Iterable[Passed]) -> None:
-        """`add` one after the other."""
+        """`add` for each, one after the other."""
         work, waits, hidden, sent = self.work, self.waits, self.hidden, self.sent
         under_products, exchanged = self.under_products, self.exchanged
         for one_work, one_waits, one_hidden, one_sent, one_under, one_exchanged in added:
@@ -201,28 +213,29 @@ class PassCost:
         self.under_products, self.exchanged = under_products, exchanged
 
     def bring(self, seconds: float, *, waits: bool) -> None:
-        """Something offloaded leaves or comes: the pass waits for it, or computes meanwhile."""
+        """Adds a transfer of an offloaded tensor: exposed if the pass `waits` for it, else overlapped."""
         self.add(waits=seconds if waits else 0.0, hidden=0.0 if waits else seconds)
         self.beside += 0.0 if waits else seconds
 
     def hide(self, seconds: float) -> None:
-        """So much of what the pass waits for, weights and gradients of a block, travels while it computes."""
+        """Moves this many seconds of weights and gradients of a block from `waits` to `hidden`."""
         self.add(waits=-seconds, hidden=seconds)
         self.gathered += seconds
 
     @property
     def longer(self) -> float:
-        """What the pass in which nothing covers what is `uncovered` takes longer than others, once a step."""
+        """How much longer the one pass of a step takes in which nothing overlaps with `uncovered`."""
         return max(self.work + self.uncovered, self.hidden) - max(self.work, self.hidden)
 
     def waits_of(self, *, ahead: bool) -> float:
-        """What the pass waits for, without transfers where they come `ahead`."""
+        """The exposed communication of the pass; without transfers if they arrive `ahead`."""
         return max(0.0, self.waits - self.transfers) if ahead else self.waits
 
     def close(self, before: tuple[float, float], back: float = 0.0, *, turns: bool, then: Then) -> None:
-        """Everything since `before`, as `taken` was then, is one operator, which sends its operands, and at its end for
-        so many seconds what comes `back`; in the backward pass at its beginning. Others go on where it sends, and
-        where it `turns` to them anyway; `then` is how it goes on forward."""
+        """Ends one operator: everything added since `before`, the value of `taken` at its start. It communicates before
+        it computes, and at its end for `back` more seconds; in the backward pass at its beginning. Other micro-batches
+        run where it communicates, and where it `turns` to them anyway; `then` says how it continues in the forward
+        pass."""
         sent = self.sent - before[0] - back
         self.operators.append(Part(sent if turns or sent > 0 else None, self.taken[1] - before[1], then))
         if back:
@@ -230,13 +243,14 @@ class PassCost:
 
     @property
     def taken(self) -> tuple[float, float]:
-        """What has been sent so far, and everything else."""
+        """The seconds sent so far, and all other seconds."""
         return self.sent, self.work + self.waits - self.sent
 
     def turns(
         self, interleave: int, slices: int, *, backward: bool = False, ahead: bool = False
     ) -> tuple[PassSeconds, ...]:
-        """So many micro-batches at a time, slice by slice; transfers are not waited for where they come `ahead`."""
+        """The passes for `interleave` micro-batches at a time, slice by slice; transfers are not exposed if they arrive
+        `ahead`."""
         waits = self.waits_of(ahead=ahead) * interleave
         if interleave > 1:
             slots = backward_slots_of if backward else slots_of
@@ -252,11 +266,18 @@ class PassCost:
 
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
-    """Sums of one chunk of a rank, which takes `interleave` micro-batches a turn, in so many `slices`; `later` is the
-    part of the backward pass that has a turn of its own, where the schedule takes it apart; forward turns may be
-    `paired` with backward turns of the other chunk; `reductions` and `weights` are the hidden seconds once a step.
-    `receives_ahead`: whether what comes from other stages travels while the rank computes. `buckets` of
-    gradients start behind equal parts of the last backward pass, so many seconds behind each."""
+    """Sums of one chunk of a rank.
+
+    Attributes:
+        blocks: the number of blocks of the chunk.
+        forward, backward: its passes.
+        later: the deferred part of the backward pass, if the schedule splits it.
+        interleave: micro-batches in one pass.
+        slices: parts of the sequence in which a micro-batch is processed.
+        paired: whether forward passes may be paired with backward passes of the other chunk.
+        receives_ahead: whether transfers from other stages arrive while the rank computes.
+        buckets: seconds of the buckets of gradients that start behind each of equal parts of the last backward pass.
+        reductions, weights: overlapped seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -272,16 +293,16 @@ class ChunkCost:
 
     @property
     def passes(self) -> tuple[PassCost, ...]:
-        """All that a micro-batch takes."""
+        """All passes of a micro-batch."""
         return self.forward, self.backward, *(() if self.later is None else (self.later,))
 
     def pass_of(self, *, later: bool) -> PassCost:
-        """The backward pass, or its second turn for what is deferred."""
+        """The backward pass, or its deferred part."""
         return self.later if later and self.later is not None else self.backward
 
     def save(self, name: str, seconds: float) -> None:
-        """Take from a pass what a host saves by launching ahead; of a backward pass that is taken apart from both
-        turns, in proportion to their work."""
+        """Subtract from a pass the seconds that a host saves by launching ahead. If the backward pass is split, both
+        parts get a share in proportion to their work."""
         if name == "forward":
             self.forward.add(work=-seconds)
             return
@@ -336,8 +357,8 @@ def step_of(
 
 
 def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> tuple[float, list[float]]:
-    """Seconds of the step, and of every rank without what it waits for others."""
-    if not SCHEDULES[schedule].trains:  # one micro-batch behind the other, each as long as the one before
+    """Seconds of the step, and of every rank without the time in which it waits for others."""
+    if not SCHEDULES[schedule].trains:  # one micro-batch after the other, all of equal length
         each = [_seconds(rank) for rank in ranks]
         last = max(_once(rank) for rank in ranks)
         sends = [_sending(rank) for rank in ranks]
@@ -348,7 +369,7 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
         ends = rank_ends(ranks, micro_batches)
         own = [micro_batches * _seconds(rank) + end.step - end.passes for rank, end in zip(ranks, ends, strict=True)]
         return max(end.step for end in ends), own
-    if not SCHEDULES[schedule].flushes:  # nobody waits for a flush: the slowest rank sets the pace, in the long run
+    if not SCHEDULES[schedule].flushes:  # without a flush, the slowest rank sets the pace in the long run
         own = [micro_batches * _seconds(rank) + _once(rank) for rank in ranks]
         return max(*own, *(micro_batches * _sending(rank) for rank in ranks)), own
     chunks = ranks[0].chunks
@@ -358,18 +379,18 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
 
 
 def _seconds(rank: RankSeconds) -> float:
-    """Of one micro-batch through all chunks of a rank."""
+    """Seconds of one micro-batch through all chunks of a rank."""
     passes = [one for chunk in rank.chunks for one in (*chunk.forward, *chunk.backward)]
     return sum(one.blocking + max(one.computation, one.overlapped) for one in passes)
 
 
 def _sending(rank: RankSeconds) -> float:
-    """Of what a rank sends of a micro-batch where nobody waits for it as a part of a pass."""
+    """Seconds in which a rank sends a micro-batch's values if they are not part of a pass."""
     return sum(chunk.send_forward + chunk.send_backward for chunk in rank.chunks)
 
 
 def _once(rank: RankSeconds) -> float:
-    """Of the updates of a rank in a step."""
+    """Seconds of the updates of a rank in a step."""
     reductions = sum(seconds for chunk in rank.chunks for seconds in chunk.reductions)
     return reductions + rank.optimizer + rank.weight_gather
 
@@ -377,8 +398,8 @@ def _once(rank: RankSeconds) -> float:
 def ranks_seconds(
     chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, float]], schedule: str
 ) -> list[RankSeconds]:
-    """Pipeline ranks with these chunks, which take `once` what is not hidden, as `costmodels.simulate` takes them:
-    where receives are posted ahead, what a pass receives is sent behind the pass that makes it."""
+    """Pipeline ranks with these chunks, and their exposed seconds `once` a step, in the form for `costmodels.simulate`.
+    If receives are posted ahead, a transfer follows the pass that makes the values."""
     ranks, kind = [rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], SCHEDULES[schedule]
     if not chunks[0][0].receives_ahead:
         return ranks
@@ -386,7 +407,7 @@ def ranks_seconds(
     places = {kind.stage_of(rank, chunk, count): (rank, chunk) for rank in range(count) for chunk in range(virtual)}
 
     def sent(stage: int, name: Literal["forward", "backward"]) -> float:
-        """Seconds of what a stage receives in a turn of a way."""
+        """Seconds of the transfers that a stage receives in one pass."""
         if stage not in places:
             return 0.0
         rank, at = places[stage]
@@ -404,11 +425,11 @@ def ranks_seconds(
 
 
 def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> RankSeconds:
-    """A rank with these chunks, which takes `once` what is not hidden; what it sends to others is not in it."""
+    """A rank with these chunks, and its exposed seconds `once` a step; without its transfers to other ranks."""
     room = sum(max(0.0, chunk.forward.work - chunk.forward.hidden) for chunk in chunks)
     excess = max(0.0, sum(chunk.weights for chunk in chunks) - room)
     timed = []
-    for number, chunk in enumerate(chunks):  # backwards end with the first chunk
+    for number, chunk in enumerate(chunks):  # backward passes end with the first chunk
         rest = max(0.0, once["gradient reduction"] - bucketed(chunks)) if number == 0 else 0.0
         rest += chunk.backward.longer
         count, ahead = max(1, chunk.blocks) if chunk.reductions else 0, chunk.receives_ahead
@@ -429,20 +450,21 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
 
 
 def _reductions(chunk: ChunkCost, count: int, rest: float) -> tuple[float, ...]:
-    """Seconds of what is reduced behind equal parts of the last backward pass of a chunk, `count` of them where the
-    software hides a share of all gradients, and behind the pass."""
+    """Seconds of reductions behind equal parts of the last backward pass of a chunk, and behind the pass. If the
+    software overlaps a share of all gradients, there are `count` parts."""
     if chunk.buckets:
         return (*chunk.buckets[:-1], chunk.buckets[-1] + rest)
     return (*[chunk.reductions / max(1, count)] * count, rest)
 
 
 def bucketed(chunks: Sequence[ChunkCost]) -> float:
-    """Seconds of the buckets of a rank that start under its backward passes."""
+    """Seconds of the buckets of a rank that start during its backward passes."""
     return sum(sum(chunk.buckets) for chunk in chunks)
 
 
 def covered_reductions(chunks: Sequence[ChunkCost]) -> float:
-    """Seconds of the buckets of a rank that its last backward passes cover, each the buckets of its own chunk."""
+    """Seconds of the buckets of a rank that its last backward passes cover; each pass covers the buckets of its own
+    chunk."""
     found = 0.0
     for chunk in [chunk for chunk in chunks if chunk.buckets]:
         (turn, *_) = chunk.backward.turns(1, 1, backward=True, ahead=chunk.receives_ahead)
@@ -452,8 +474,8 @@ def covered_reductions(chunks: Sequence[ChunkCost]) -> float:
 
 
 def _saved_in_pairs(chunks: Sequence[ChunkCost], number: int) -> float:
-    """Seconds that the forward turn of a chunk and the backward turn of the other take less together: no more than the
-    work that covers no other communication."""
+    """Seconds that the forward pass of a chunk and the backward pass of the other save together: at most the work that
+    overlaps with no other communication."""
     passes = chunks[number].forward, chunks[1 - number].backward
     forward, backward = slots_of(passes[0].operators), backward_slots_of(passes[1].operators)
     saved = sum(one.computed + one.sent for one in (*forward, *backward)) - paired_time(backward, forward)
