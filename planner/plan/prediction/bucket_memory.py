@@ -1,10 +1,10 @@
-"""Memory of gradients that are reduced in buckets, and of new weights that are gathered so: flat copies, what comes.
+"""Memory of buckets in which gradients are reduced and new weights are gathered: flat copies and outputs.
 
-    gradients   members added up ─> flat copy, and what comes ─> members let go ─> under way ─> views of what has come
-    weights     members updated ─> flat copy, and all of them as they come, row by row ─> each in its own memory
+    gradients   accumulated members ─> flat copy, and output ─> members freed ─> in progress ─> views of the output
+    weights     updated members ─> flat copy, and output, row by row ─> each in its own memory
 
-A bucket starts in the backward pass when the last of its members has all that is added up to it, or behind the pass
-(`runtime.update.reduction`); so a copy of the first ones may live beside what the pass still holds.
+A bucket starts in the backward pass when the last of its members is fully accumulated, or after the pass
+(`runtime.update.reduction`). So the copy of the first buckets may live while the pass still holds memory.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from planner.sharding.redistribute import COLLECTIVES
 
 @dataclass(kw_only=True)
 class BucketMemory:
-    """The buckets of a rank whose gradients are in `gradients`, by parameter, each of which gets something `expected`
-    times in the step. `reduced` has the memory of those that have landed, which the members of a bucket share."""
+    """The buckets of a rank. `gradients` has their memory by parameter. Each gradient is added to `expected` times in
+    the step. `reduced` has the memory of reduced gradients, which the members of a bucket share."""
 
     bound: BoundPlan
     account: MemoryAccount
@@ -32,7 +32,7 @@ class BucketMemory:
 
     def __post_init__(self) -> None:
         self._starts = reduction_starts(self.bound, self.expected.keys())
-        self._under_way: list[Storage | None] = []  # of each bucket that has started; None once it has landed
+        self._under_way: list[Storage | None] = []  # of each started bucket; None after it has finished
         self._missing = [sum(self.expected[name] for name in bucket.names) for bucket in self._starts.buckets]
         self._bucket_of = {name: at for at, bucket in enumerate(self._starts.buckets) for name in bucket.names}
 
@@ -42,14 +42,14 @@ class BucketMemory:
         return self._bucket_of.keys()
 
     def arrived(self, name: str) -> None:
-        """Something was added to a gradient: buckets that are complete start, in their order."""
+        """Something was added to a gradient: complete buckets start, in their order."""
         if name in self._bucket_of:
             self._missing[self._bucket_of[name]] -= 1
         while len(self._under_way) < self._starts.early and self._missing[len(self._under_way)] == 0:
             self._start()
 
     def finish(self) -> None:
-        """Start those that are left, and wait for all."""
+        """Start the remaining buckets, and wait for all."""
         while len(self._under_way) < len(self._starts.buckets):
             self._start()
         for at in range(len(self._under_way)):
@@ -64,7 +64,7 @@ class BucketMemory:
         self._under_way.append(self._sent(members, bucket, 0))
 
     def _sent(self, members: list[Storage], bucket: Bucket, number: int) -> Storage:
-        """What lives of a collective while it is under way, once what went into it was let go."""
+        """The memory of a collective in progress, after its inputs are freed."""
         mesh = self.bound.plan.mesh
         comes = bucket.comes(mesh, number)
         flat: Bytes = bucket.takes(mesh, number) - comes
@@ -88,9 +88,9 @@ class BucketMemory:
 
 
 def gather(bucket: Bucket, bound: BoundPlan, account: MemoryAccount, given: Sequence[Storage], of: str) -> None:
-    """What it takes for a moment to gather the new weights of a bucket, of which those `given` are in memory of their
-    own, which is let go: those of several members come side by side and are taken apart, and any whose cut dim is not
-    its first is turned."""
+    """Transient memory to gather the new weights of a bucket. Those in `given` have separate memory, which is freed.
+    With several members, the outputs are contiguous and are then split; members that are cut along a dim other than the
+    first are transposed."""
     several, mesh = len(bucket.members) > 1, bound.plan.mesh
     held = list(given)
     for number, nbytes in enumerate(bucket.nbytes):

@@ -1,7 +1,8 @@
-"""What weights that are gathered together send and take (`planner.plan.layout.block_gathers`), for the judge.
+"""The coalesced all-gathers of weights and the reductions of their gradients (`planner.plan.layout.block_gathers`), for
+the judge.
 
-Operator by operator every weight is charged its share of a long message. Here it is written down how often each was,
-and at the end of a stage added what the messages take that are really sent.
+For each operator, every weight is charged its share of a long collective. This file records these charges, and at the
+end of a stage adds the difference to the real collectives.
 """
 
 from collections import defaultdict
@@ -22,14 +23,14 @@ from planner.pricing.redistribution_price import PricedRoute, RedistributionPric
 from planner.sharding.buckets import Bucket
 
 Kind: TypeAlias = Literal["there", "again", "back"]
-"""Weights for the forward and for the backward pass, and their gradients."""
+"""Weights for the forward pass ("there"), for the backward pass ("again"), and their gradients ("back")."""
 
 
 @dataclass(kw_only=True)
 class Together:
-    """Of one walk over a plan, by the prices of a cluster. `works` says how long an operator takes in its forward and
-    its backward pass, `charged` what weights that go together were charged so far, by stage, part of the time and
-    pass."""
+    """The coalesced collectives of one walk over a plan, with the prices of a cluster. `works` returns the forward and
+    backward seconds of an operator. `charged` has the charges for coalesced weights so far, by stage, part of the time
+    and phase."""
 
     bound: BoundPlan
     stages: Sequence[Sequence[Segment]]
@@ -49,8 +50,8 @@ class Together:
     def use(
         self, pricer: RedistributionPricer, part: str, name: str, route: PricedRoute, times: Times
     ) -> Seconds | None:
-        """A weight, or its gradient, is charged a route so many times in a part of the time. What its messages take
-        beyond that by themselves, each time; None for one that goes with others, and has none."""
+        """A weight, or its gradient, is charged a route `times` in a part of the time. Returns the seconds of its
+        separate collectives in addition to that, each time; None if it is coalesced and has no separate collective."""
         if not self._by_block:
             return 0.0
         if name not in self._going:
@@ -60,10 +61,12 @@ class Together:
         return None
 
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
-        """Add the messages of a stage, and what they take beyond what its weights were charged; those that travel while
-        other blocks run are hidden. The first weights of a pass and its last gradients have what comes before the first
-        block to travel under, if anything. Where passes let weights come for each other that is so once a step: the
-        first waits for its weights, unless it does for another rank meanwhile, the last for its gradients."""
+        """Add the collectives of a stage, and their seconds beyond the charges for its weights. Those that overlap with
+        other blocks are hidden.
+
+        The first weights of a pass and its last gradients overlap with the operators before the first block, if there
+        are any. If passes relay, this holds once a step only: the first pass of a step waits for its weights, unless it
+        waits for another rank in the meantime, and the last one for its gradients."""
         if not self._by_block:
             return
         sent: defaultdict[tuple[str, Phase], Seconds] = defaultdict(float)
@@ -77,7 +80,7 @@ class Together:
             for message in messages:
                 charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
             sent[way.part, way.phase] += sum(seconds)
-            first = seconds[0] * overlapped  # what follows it is waited for when it is there
+            first = seconds[0] * overlapped  # later collectives are exposed
             covered = first
             if way in waited:
                 covered = min(first, shade[way.kind])
@@ -92,7 +95,7 @@ class Together:
                 cost.together[part] += beyond
 
     def _ways(self, segments: Sequence[Segment]) -> list["_Way"]:
-        """What the weights and gradients of a stage travel together, run by run."""
+        """The coalesced collectives of the weights and gradients of a stage, run by run."""
         found = []
         for number, run in enumerate(segments):
             again: Phase = "recomputation" if run.recomputed else "backward"
@@ -104,15 +107,15 @@ class Together:
         return [way for way in found if way.bucket.moves]
 
     def _before(self, ways: Sequence["_Way"], stage: int, kind: Kind) -> Seconds:
-        """Seconds of a pass of what comes before the first run of this kind, if anything sets out ahead."""
+        """Seconds of a pass for the operators before the first run of this kind, if weights are prefetched."""
         if not self.bound.plan.training.update.ahead:
             return 0.0
         runs, which = self.stages[stage][: _first(ways, kind)], 0 if kind == "there" else 1
         return sum(self.works(at)[which] for run in runs for at in run.operators)
 
     def _waited_for(self, ways: Sequence["_Way"], segments: Sequence[Segment]) -> Sequence["_Way"]:
-        """All; of those that set out ahead what a pass begins or ends with: every run lets weights come in the forward
-        pass, in the backward pass one that is recomputed does."""
+        """All collectives; with prefetch, only those at the beginning or end of a pass. In the forward pass every run
+        prefetches weights for later ones, in the backward pass every recomputed run."""
         if not self.bound.plan.training.update.ahead:
             return ways
         again = [number for number, run in enumerate(segments) if run.recomputed]
@@ -121,13 +124,13 @@ class Together:
         return [way for way in ways if way.run == ends[way.kind]]
 
     def _seconds(self, pricer: RedistributionPricer, message: Message) -> Seconds:
-        """Of one message by itself."""
+        """Seconds of one collective on its own."""
         return pricer.exposed * message_seconds(message, self.bound.plan.mesh, self.cluster)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """Weights or gradients of a run of operators, the number `run` of its stage, that travel as one in a pass: weights
+    """Weights or gradients of a run of operators, number `run` of its stage, in one coalesced collective: weights
     "there" and "again", gradients "back"."""
 
     run: int
@@ -138,7 +141,7 @@ class _Way:
 
     @property
     def part(self) -> str:
-        """The part of the time of a micro-batch that it counts in."""
+        """The part of the time of a micro-batch to which it belongs."""
         return REDUCING if self.kind == "back" else GATHERING
 
 

@@ -1,13 +1,13 @@
-"""What an exchange of experts takes that runs under other work (`planner.plan.layout.expert_overlap`).
+"""The exchange of experts that overlaps with other work (`planner.plan.layout.expert_overlap`).
 
-It is charged in full, as if everything waited. What runs meanwhile covers as much of it as it takes itself, way by way;
-that is taken from what the pass waits for:
+It is charged in full, as if it were exposed. The work that runs at the same time covers as many seconds of it as that
+work takes, in each direction. These are subtracted from the exposed seconds of the pass:
 
     forward    min(r + w, there) + min(r, back)                  r  rows, w  their weights, on the outermost axis
     backward   min(r, back') + min(r + w, there' + gradients of the experts' own weights)
 
-`there` and `back` are the seconds of the kernels beside, forward and backward ('). What these send themselves covers
-nothing. An axis inside of the outermost is waited for.
+`there` and `back` are the seconds of the kernels that run at the same time, forward and backward ('). Collectives of
+these operators cover nothing. The exchange on inner axes is exposed.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Ways(NamedTuple):
-    """Seconds on the outermost axis: forward of rows with their weights that go `there`, and of `rows` that come back;
-    backward of gradients that are `sent` there, and of those of rows with their weights (`weighted`) that come back.
-    What goes there may be in 8 bits."""
+    """Seconds on the outermost axis. Forward: rows with their weights that are dispatched (`there`), and `rows` that
+    are combined. Backward: gradients that are `sent` to experts, and those of rows with their weights that come back
+    (`weighted`). The rows that are dispatched may be in 8 bits."""
 
     rows: Seconds
     weighted: Seconds
@@ -46,32 +46,32 @@ class Saved(NamedTuple):
 
 
 def rows_of(rule: Rule, strategy: Strategy, mesh: Mesh) -> list[InnerMessage]:
-    """Messages of rows, there and back, and last of their weights, on the outermost axis; what is sent forward alone
-    says how many rows come."""
+    """The messages of rows, to experts and back, and last that of their weights, on the outermost axis. Messages of the
+    forward pass alone only tell how many rows there are."""
     found = [one for one in inner_messages(rule, strategy, mesh) if one.message.kind == "all_to_all"]
     axes = [one.message.axis for one in found if one.message.axis is not None]
     return [one for one in found if one.message.axis == min(axes) and one.backward]
 
 
 def ways_of(rule: Rule, strategy: Strategy, mesh: Mesh, cluster: Cluster) -> Ways:
-    """What the rows of experts take on the outermost of their axes that the software does not hide by itself, and that
-    costs other work nothing where they overlap (`Device.overlapped`)."""
+    """Seconds of the rows of experts on the outermost of their axes: the part that the software does not overlap by
+    itself, and that does not slow other work where it overlaps (`Device.overlapped`)."""
     waits = (1 - inner_hidden(rule, cluster)) * cluster.device.overlapped
     sent = [waits * inner_seconds(rule, one, mesh, cluster) for one in rows_of(rule, strategy, mesh)]
     if not sent:
         return Ways(rows=0.0, weighted=0.0, there=0.0, sent=0.0)
-    there, back, weights = sent[0], sent[-2], sent[-1]  # one of rows stands for both ways, where these are alike
+    there, back, weights = sent[0], sent[-2], sent[-1]  # if equal, one message of rows stands for both
     return Ways(rows=back, weighted=back + weights, there=there + weights, sent=there)
 
 
 def sent_rows(operator: BoundOperator, mesh: Mesh) -> Bytes:
-    """Bytes of the rows of experts on their way."""
+    """Bytes of the rows of experts that are exchanged."""
     return max(one.message.nbytes for one in rows_of(operator.rule, operator.strategy, mesh))
 
 
 class Left(NamedTuple):
-    """Seconds of each pass: of rows that go to experts and of those that come back; backward of gradients of rows that
-    come from experts, and of those that go to them."""
+    """Seconds of each pass. Forward: of rows that go to experts, and of rows that come back; backward: of gradients of
+    rows that come from experts, and of gradients that go to them."""
 
     forward: tuple[Seconds, Seconds]
     backward: tuple[Seconds, Seconds]
@@ -86,7 +86,7 @@ def _rest(sent: Seconds, covered: Seconds) -> Seconds:
 
 @dataclass(kw_only=True)
 class ExchangeOverlap:
-    """Prices overlaps on a walk. Keeps what rows take."""
+    """Prices overlaps on a walk. Caches the seconds of rows."""
 
     walk: "Walk"
     _known: dict[tuple[int, object], tuple[Ways, object]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class ExchangeOverlap:
         )
 
     def saves_again(self, one: ExpertOverlap) -> Seconds:
-        """Seconds that it saves where the block is computed again, under what is not kept of it."""
+        """Seconds that it saves when the block is recomputed, under the operators whose results are not kept."""
         there, back = ([at for at in some if not self.walk.bound.is_kept(at)] for some in (one.there, one.back))
         ways = self.ways(one.at)
         return min(ways.there, self._forward(there)) + min(ways.rows, self._forward(back))
@@ -120,12 +120,12 @@ class ExchangeOverlap:
         return Left((there, back), (returned, sent))
 
     def left_back(self, one: ExpertOverlap | None) -> Saved:
-        """Those of them in which rows come back from experts, or backward go to them; none without experts."""
+        """The part in which rows come back from experts, or, backward, go to them; zero without experts."""
         left = NOTHING_LEFT if one is None else self.left(one)
         return Saved(forward=left.forward[1], backward=left.backward[1])
 
     def _again(self, at: int) -> bool:
-        """Whether experts run again in the backward pass of their block."""
+        """Whether experts are recomputed in the backward pass of their block."""
         bound = self.walk.bound
         block = bound.blocks.block_of(at)
         if block is None or bound.recompute_of(block) is None:
@@ -133,7 +133,7 @@ class ExchangeOverlap:
         return bound.place_of(at) < self.walk.replays[bound.blocks.kinds[block]].works
 
     def transient(self, one: ExpertOverlap) -> Bytes:
-        """Bytes of rows that are sent and come while others run, beside the most that these take for a moment, and of
+        """Bytes of rows that are sent and received while others run, plus the largest transient bytes of these, and of
         gradients of results that wait for those of the matrices."""
         operators = self.walk.bound.operators
         prices = [self.walk.price(operators[at], counted=False) for at in one.beside]
@@ -141,7 +141,7 @@ class ExchangeOverlap:
         return others + 2 * sent_rows(operators[one.at], self.walk.bound.plan.mesh)
 
     def ways(self, at: int) -> Ways:
-        """What the rows of experts take on the outermost of their axes that the software does not hide by itself."""
+        """`ways_of` for an operator, cached."""
         operator = self.walk.bound.operators[at]
         key = (id(operator.rule), operator.strategy)
         if key not in self._known:
@@ -150,7 +150,7 @@ class ExchangeOverlap:
         return self._known[key][0]
 
     def _own(self, at: int) -> Seconds:
-        """What the gradients of the matrices of experts take."""
+        """Seconds of the gradients of the experts' matrices."""
         matrices = matrices_of(self.walk.bound.operators[at].rule)
         return self._backward((at,)) - self._backward((at,), without=matrices)
 
@@ -159,7 +159,7 @@ class ExchangeOverlap:
         return sum(float(self.walk.price(bound.operators[at], counted=False).forward[0]) for at in operators)
 
     def _backward(self, operators: Sequence[int], without: tuple[int, ...] = ()) -> Seconds:
-        """Without the gradients of some operands, and those that are deferred."""
+        """Backward seconds, without the gradients of some operands, and without deferred ones."""
         bound, found = self.walk.bound, 0.0
         for at in operators:
             later = deferred_weight_gradients(bound, at) if self.walk.defers else ()

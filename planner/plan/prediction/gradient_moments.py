@@ -1,16 +1,16 @@
-"""Gradients that stand only from the backward pass that makes them to the update that reads them.
+"""Memory of gradients that live only from the backward pass that makes them to the update that reads them.
 
-PyTorch's zero_grad sets them to None (`set_to_none`, the default since 2.0), so that the first backward pass of a step
-makes them block by block, while activations go: not all of both are there at any moment. With weights and states W:
+PyTorch's zero_grad sets them to None (`set_to_none`, the default since 2.0). So the first backward pass of a step makes
+them block by block while it frees activations: not all of both live at the same time. With weights and states W:
 
-    loss      W     + kept + what stands behind the blocks + what the loss takes          earlier micro-batches: + G
-    first     W     + kept + a block as it is differentiated + gradients of the head      earlier micro-batches: + G
-    last      W + G + a block as it is differentiated
-    update    W + G + the roots of second moments, where the optimizer makes all at once
+    loss      W     + kept + operators after the blocks + transient of the loss           earlier micro-batches: + G
+    first     W     + kept + a block under differentiation + gradients of the head        earlier micro-batches: + G
+    last      W + G + a block under differentiation
+    update    W + G + the roots of second moments, if the optimizer makes all at once
 
-Kept is what waits for the backward pass. Whoever sums up all of it counts what never meets. Buckets of all gradients
-stand at each moment beside, where there are any (`Software.keeps_buckets`), or are what gradients are views of, which
-stand at each moment then (`Software.views_buckets`).
+Kept is what waits for the backward pass. A plain sum of everything would count bytes that never live at the same time.
+Buckets of all gradients, if any, live in addition at every moment (`Software.keeps_buckets`), or gradients are views of
+them, and then live at every moment (`Software.views_buckets`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,8 +29,8 @@ _BRIEF, _KEPT, _GRADIENTS, _STATES = "transient", "activations", "gradients", "o
 
 @dataclass(kw_only=True)
 class GradientMoments:
-    """What operators of blocks and others take for a moment, what is `kept` for the backward pass, and what of each
-    block is there `at_once` while that runs; bytes."""
+    """Transient bytes of operators in blocks and outside, bytes `kept` for the backward pass, and bytes of each block
+    that live `at_once` during its backward pass."""
 
     inside: Bytes = 0.0
     outside: Bytes = 0.0
@@ -39,7 +39,7 @@ class GradientMoments:
 
     @contextmanager
     def of(self, memory: dict[str, Bytes], *, inside: bool) -> Iterator[None]:
-        """Note what is taken for a moment meanwhile."""
+        """Records the transient bytes of what runs inside."""
         before, memory[_BRIEF] = memory[_BRIEF], 0.0
         yield
         taken = memory[_BRIEF]
@@ -50,7 +50,7 @@ class GradientMoments:
         memory[_BRIEF] = max(before, taken)
 
     def hold(self, cost: StageCost, bound: BoundPlan, software: Software) -> None:
-        """Have in the sums of a rank, whose pipeline is it alone, what is there at its fullest moment."""
+        """Set the sums of a rank without a pipeline to the memory at its fullest moment."""
         memory, blocks = cost.memory, bound.blocks
         gradients, head = memory[_GRADIENTS], self._behind(bound, memory[_GRADIENTS])
         stands = gradients if bound.plan.training.micro_batches > 1 or software.views_buckets else 0.0
@@ -67,7 +67,7 @@ class GradientMoments:
         memory[_GRADIENTS] = there + (gradients if software.keeps_buckets else 0.0)
 
     def _behind(self, bound: BoundPlan, gradients: Bytes) -> Bytes:
-        """Bytes of the gradients of what is read behind the blocks."""
+        """Bytes of the gradients of parameters that operators after the blocks read."""
         own = {name: self._elements(bound, name, of="gradient") for name in self._trained(bound)}
         stop, readers = bound.blocks.stop, bound.graph.consumers
         behind = sum(count for name, count in own.items() if max(readers[name]) >= stop)

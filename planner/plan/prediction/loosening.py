@@ -1,7 +1,7 @@
-"""A plan taken apart, so that single choices of it can be changed: every block is a group of its own.
+"""A plan in which every block is a group of its own, so that single choices can be changed.
 
-Groups of a plan hold equal blocks, so a change to one block of a group would have to split it. Here nothing is shared:
-a loose plan says the same as the plan that it was made of, at greater length, and is priced the same to the last digit.
+Groups of a plan hold equal blocks, so a change to one block would have to split its group. Here nothing is shared: a
+loose plan means the same as the original at greater length, and its price is the same to the last digit.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ Strategies = Mapping[str, tuple[str | None, ...]]
 
 
 def loosened(bound: BoundPlan) -> Plan:
-    """The plan with one group for every block and one for all that stands outside."""
+    """The plan with one group for every block, and one for everything outside of the blocks."""
     blocks, rest = bound.blocks, dict(bound.parameters)
     inside = []
     for block in range(blocks.count):
@@ -51,12 +51,12 @@ def _strategies(bound: BoundPlan, places: Sequence[int]) -> tuple[tuple[str, tup
 
 
 def strategies_of(plan: Plan) -> dict[str, tuple[str | None, ...]]:
-    """The strategies that a loose plan has, by operator."""
+    """The strategies of a loose plan, by operator."""
     return {name: strategy for group in plan.groups for name, strategy in group.operators}
 
 
 def stored_of(plan: Plan) -> dict[str, StoredParameter]:
-    """The stored layouts that a loose plan has, by parameter."""
+    """The stored layouts of a loose plan, by parameter."""
     return {name: stored for group in plan.groups for name, stored in group.parameters}
 
 
@@ -71,7 +71,7 @@ def with_strategies(plan: Plan, strategies: Strategies) -> Plan:
 
 
 def with_stored(plan: Plan, stored: Mapping[str, StoredParameter]) -> Plan:
-    """A loose plan with other stored layouts of some parameters."""
+    """A loose plan with other stored layouts for some parameters."""
 
     def changed(group: Group) -> Group:
         return replace(group, parameters=tuple((name, stored.get(name, known)) for name, known in group.parameters))
@@ -80,8 +80,8 @@ def with_stored(plan: Plan, stored: Mapping[str, StoredParameter]) -> Plan:
 
 
 def with_places(plan: Plan, other: Plan, look_ups: Collection[str]) -> Plan:
-    """A loose plan with tables where another one of the same blocks has them: with the parameters that are left on the
-    devices, and with its strategies of the operators that look rows up."""
+    """A loose plan with embedding tables in the places where another plan of the same blocks has them: with the
+    parameters that remain on the devices, and with that plan's strategies of the operators that look up rows."""
     like, chosen = {group.name: group for group in other.groups}, strategies_of(other)
     known = stored_of(plan)
     groups = (
@@ -97,7 +97,7 @@ def with_places(plan: Plan, other: Plan, look_ups: Collection[str]) -> Plan:
 
 
 def with_recomputation(plan: Plan, other: Plan) -> Plan:
-    """A loose plan whose blocks are recomputed like those of another one, of the same blocks."""
+    """A loose plan whose blocks are recomputed like those of another plan with the same blocks."""
     like = {group.name: group for group in other.groups}
     groups = (
         replace(
@@ -112,8 +112,8 @@ def with_recomputation(plan: Plan, other: Plan) -> Plan:
 
 
 def part_of(name: str) -> str:
-    """The part of the model that an operator or a parameter belongs to, alike in all blocks: `self_attn` of
-    `model.layers.3.self_attn.q_proj/linear`, `lm_head` of `lm_head.weight`."""
+    """The part of the model that an operator or a parameter belongs to, the same in all blocks: `self_attn` for
+    `model.layers.3.self_attn.q_proj/linear`, `lm_head` for `lm_head.weight`."""
     module, call = module_and_call(name)
     path = (module if call else module.rpartition(".")[0]).split(".")
     numbers = [at for at, word in enumerate(path) if word.isdigit()]
@@ -124,7 +124,7 @@ def part_of(name: str) -> str:
 
 
 def in_parts(names: Sequence[str]) -> dict[str, list[str]]:
-    """Names by the part of the model that they belong to, in the order in which parts first come."""
+    """Names by the part of the model that they belong to, in the order of the first name of each part."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(part_of(name), []).append(name)

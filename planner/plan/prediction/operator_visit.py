@@ -1,8 +1,8 @@
-"""What one operator adds to the sums of its rank, in three passes: its work, what it sends, what it holds.
+"""The amounts that one operator adds to the sums of its rank: its work, its communication, its memory.
 
-work           kernels of both passes, of recomputation, and what they wait for their launches
-communicate    messages inside of the operator, and those that bring its operands
-hold           what it keeps for the backward pass, on the device or offloaded, and what it takes for a moment
+work           kernels of both passes and of recomputation, and their waits for launches communicate    collectives
+inside of the operator, and those that redistribute its operands hold           bytes kept for the backward pass, on the
+device or offloaded, and transient bytes
 """
 
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from planner.plan.prediction.walk import Walk
 
 BEFORE, AFTER = -2, -1
-"""What stands before and after the blocks, where blocks are numbered."""
+"""The numbers of the parts before and after the blocks, among numbers of blocks."""
 
 
 class OperatorVisit:
-    """One operator on a walk, with `live` micro-batches in flight. `seen` is what flows into blocks and was counted,
-    `at_once` the bytes of each block that are there while its backward pass runs."""
+    """One operator on a walk, with `live` micro-batches in flight. `seen` are the inputs of blocks counted so far;
+    `at_once` has the bytes of each block that live during its backward pass."""
 
     def __init__(
         self, walk: "Walk", cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, Bytes]
@@ -48,14 +48,14 @@ class OperatorVisit:
         self.walk, self.cost, self.at, self.live, self.seen, self.at_once = walk, cost, at, live, seen, at_once
         self.bound = bound = walk.bound
         self.operator = bound.operators[at]
-        self.segment = walk.segments.get(at)  # None of what no stage has to compute
+        self.segment = walk.segments.get(at)  # None if no stage needs to compute it
         self.block = bound.blocks.block_of(at)
-        self.again = bound.recompute_of(self.block) is not None  # what it keeps is there for one block at a time
+        self.again = bound.recompute_of(self.block) is not None  # its bytes are kept for one block at a time
         self.kept_again = self.again and bound.is_kept(at)
         self.prices = walk.price(self.operator)
-        self.works = self.moves = False  # what is done once more: its kernels, and what brings its operands
-        self.run_again: frozenset[int] | None = None  # places in the block, where modules are recomputed
-        self.apart = False  # in such a block, but in no module
+        self.works = self.moves = False  # recomputed: its kernels; the redistribution of its operands
+        self.run_again: frozenset[int] | None = None  # recomputed places in the block, if modules are recomputed
+        self.apart = False  # in such a block, but in no recomputed module
         if self.again and self.block is not None:
             self._replay(self.block)
         self.chunk = cost.chunks[walk.chunk_of[at]]
@@ -67,14 +67,14 @@ class OperatorVisit:
         self.in_pieces = self._kept_in_pieces()
         kept = walk.alive.kept
         self.own = [] if self.in_pieces else [i for i, name in enumerate(self.results) if name in kept]
-        self.earlier: OperatorPrices | None = None  # of attention, on the keys of an earlier slice
+        self.earlier: OperatorPrices | None = None  # of attention, on keys of an earlier slice
         if bound.plan.slices > 1 and self.operator.rule.op_class == "attention":
             rule = earlier_keys(self.operator.rule, bound.plan.slices)
             self.earlier = walk.price(replace(self.operator, rule=rule), counted=False)
         self._gathered: dict[int, bool] = {}
 
     def _replay(self, block: int) -> None:
-        """What is done once more of it in the backward pass of its recomputed block."""
+        """How much of it is recomputed in the backward pass of its block."""
         bound, place = self.bound, self.bound.place_of(self.at)
         kept = bound.recompute_of(block)
         if kept and self.walk.cluster.software.modules:
@@ -84,11 +84,11 @@ class OperatorVisit:
         else:
             replays = self.walk.replays[bound.blocks.kinds[block]]
             self.works, self.moves = replays.runs(place, float(self.prices.joined[0])), place < replays.moves
-        if self.at in self.walk.beside:  # what comes last of their experts is made again
+        if self.at in self.walk.beside:  # the overlap of recomputed experts runs it again
             self.works = self.moves = True
 
     def work(self) -> None:
-        """Seconds of its kernels, and of communication that is part of the operator."""
+        """Seconds of its kernels, and of collectives inside of the operator."""
         prices, chunk, micro_batch = self.prices, self.chunk, self.cost.micro_batch
         forward, works = self._forward_again(), self.works
         micro_batch["forward"] += float(prices.forward[0])
@@ -111,7 +111,7 @@ class OperatorVisit:
             self._launch(prices, again=works and forward > waits)
 
     def communicate(self) -> None:
-        """Its messages, and those that bring its operands and take their gradients back."""
+        """Its collectives, and those that redistribute its operands and their gradients."""
         self._send_inside()
         for one in self.walk.overlaps.get(self.at, ()):
             self.walk.products.charge(self.cost, self.chunk, one, again=self.again and self.works)
@@ -128,12 +128,12 @@ class OperatorVisit:
                 for message in self.walk.route("activations", graph.types[name], *layouts)[0].messages:
                     charge(self.cost.messages, UNCHARGED, op.name, message, times)
             elif (self.at, place) in self.walk.overlapped:
-                continue  # charged to the operator that does it
-            elif name in graph.producer and name in graph.data_dependent:  # what never changes comes once
+                continue  # charged to the operator of the overlap
+            elif name in graph.producer and name in graph.data_dependent:  # constant values are moved once
                 self._bring(name, self.walk.made(name), wanted)
 
     def hold(self) -> None:
-        """Bytes that it keeps for the backward pass, offloads, and takes for a moment."""
+        """Bytes that it keeps for the backward pass, offloads, and needs for a moment."""
         memory, prices = self.cost.memory, self.prices
         kept, away = self._keep_results()
         if self.later:
@@ -154,14 +154,14 @@ class OperatorVisit:
                 kept += more
                 away += left
         kept -= self._offload_saved(away)
-        passing = not self.walk.alive.trains and self.block is not None  # of one block at a time
-        if self.apart:  # as in a block that is not recomputed, but for what it hands on
+        passing = not self.walk.alive.trains and self.block is not None  # one block at a time
+        if self.apart:  # as in a block that is not recomputed, except for values handed on
             named = [(i, self.results[i]) for i in self.own]
             handed_on = [i for i, name in named if self._is_handed_on(name) and not self._outlives(name)]
             handed = sum(self._share(self.results[i]) * float(prices.results[i][0]) for i in handed_on)
             memory["activations"] += (kept - handed) * self.live
             kept = handed
-        if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
+        if self.again or passing or self.at >= self.walk.ending:  # operators after the blocks free their memory first
             where = AFTER if self.block is None else self.block
             self.at_once[where] = self.at_once.get(where, 0.0) + kept
             memory["activations"] += 0.0 if self.again else kept * self._beside(self.bound.plan.training.interleave)
@@ -170,14 +170,14 @@ class OperatorVisit:
         memory["transient"] = max(memory["transient"], transient)
 
     def _beside(self, taken: int) -> float:
-        """Micro-batches in flight beside so many."""
+        """The micro-batches in flight in addition to `taken` of them."""
         live: object = self.live
         return cast(float, live.beyond(taken)) if isinstance(live, InFlight) else counts_beyond(self.live, taken)
 
     # work
 
     def _forward_again(self) -> float:
-        """Seconds in which a recomputed operator runs once more."""
+        """Seconds of its recomputation."""
         prices = self.prices
         forward = float(prices.forward[0] + prices.inner_forward[0])
         if self.kept_again:
@@ -185,8 +185,8 @@ class OperatorVisit:
         return forward
 
     def _work_on_earlier_slices(self, prices: OperatorPrices) -> None:
-        """What attention takes that reads the keys of earlier slices too, as many whole ones on average as there are
-        before the middle one."""
+        """Seconds of attention on the keys of earlier slices: on average as many whole slices as precede the middle
+        one."""
         cost, chunk = self.cost, self.chunk
         works = self.works and not self.kept_again
         forward, backward = float(prices.forward[0]), float(prices.backward[0])
@@ -200,14 +200,14 @@ class OperatorVisit:
         chunk.backward.grows += backward + (forward if works else 0.0)
 
     def _launch(self, prices: OperatorPrices, *, again: bool) -> None:
-        """Count what its kernels wait for their launches, block by block and pass by pass."""
+        """Count the waits of its kernels for their launches, by block and pass."""
         number = self.walk.chunk_of[self.at]
         launches = self.cost.launches
         forward, backward = launches[number, self.block, "forward"], launches[number, self.block, "backward"]
         hosts = [float(seconds[0]) for seconds in prices.host]
         sent, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
         if self.operator.rule.op_class == "experts" and self.walk.counted:
-            sent = back = 0.0  # the host waits for the counts of rows before it launches their exchange
+            sent = back = 0.0  # the host waits for row counts before it launches their exchange
         forward.add(float(prices.forward[0]), float(prices.late[0][0]), hosts[0], sent)
         if prices.backward[0]:
             backward.add(float(prices.backward[0]), float(prices.late[1][0]), hosts[1], back)
@@ -217,7 +217,7 @@ class OperatorVisit:
     # communication
 
     def _send_inside(self) -> None:
-        """Messages of the operator itself."""
+        """Collectives of the operator itself."""
         messages, mesh = self.cost.messages, self.bound.plan.mesh
         rule, cluster = self.operator.rule, self.walk.cluster
         hidden = inner_hidden(rule, cluster)
@@ -236,8 +236,8 @@ class OperatorVisit:
                 self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)
 
     def _overlap_exchange(self, one: ExpertOverlap) -> None:
-        """What its exchange takes less that runs under other work, in each pass: work that hides nothing else, as links
-        are one. A host that has launched it launches that work."""
+        """Seconds of its exchange that overlap with other work, in each pass. That work overlaps with nothing else, as
+        the links are the same. The host launches it after the exchange."""
         saved = self.walk.exchanges.saves(one)
         again = self.walk.exchanges.saves_again(one) if self.again and self.works else 0.0
         left = self.walk.exchanges.left(one) if self.walk.takes_turns else NOTHING_LEFT
@@ -252,7 +252,7 @@ class OperatorVisit:
                 self.cost.launches[number, self.block, name].add(0.0, 0.0, 0.0, -seconds)
 
     def _bring(self, name: str, made: Duplex, wanted: Duplex) -> None:
-        """A value from the layouts in which it is made, and its gradient back."""
+        """Redistribute a value from the layouts in which it is made, and its gradient back."""
         tensor, there, back = (
             self.bound.graph.types[name],
             (made.forward, wanted.forward),
@@ -266,7 +266,8 @@ class OperatorVisit:
             self._move("communication", "backward", owner, moved, tensor, back)
 
     def _comes_again(self, name: str) -> bool:
-        """Whether a value is brought once more: to what runs again, and from it, as a module runs to its end."""
+        """Whether a value is redistributed again: it enters or leaves recomputed operators, since a module runs to its
+        end."""
         producer = self.bound.graph.producer[name]
         if self.run_again is None or self.moves or self.bound.blocks.block_of(producer) != self.block:
             return self.moves
@@ -275,7 +276,7 @@ class OperatorVisit:
     def _move(
         self, part: str, phase: Phase, owner: str, moved: str, tensor: TensorType, between: tuple[Layout, Layout]
     ) -> None:
-        """A redistribution of activations in one pass; it too runs while a host launches what comes behind it."""
+        """A redistribution of activations in one pass. While it runs, the host launches the next operators."""
         walk = self.walk
         walk.move(self.cost, self.chunk, owner, part, moved, tensor, *between, {phase: 1})
         if walk.hosted and (seconds := walk.route(moved, tensor, *between)[0].seconds):
@@ -283,9 +284,9 @@ class OperatorVisit:
             self.cost.launches[walk.chunk_of[self.at], self.block, name].add(0.0, 0.0, 0.0, seconds)
 
     def _use_parameter(self, place: int, name: str, wanted: Duplex) -> bool:
-        """One use: the weight is gathered for the forward pass, and once more where the backward pass needs it; its
-        gradient goes back, later where it is deferred. Returns whether anything is gathered, or waits to be reduced
-        with others."""
+        """One use of a parameter: the weight is gathered for the forward pass, and again if the backward pass needs it.
+        Its gradient goes back, later if it is deferred. Returns whether anything is gathered, or waits for a coalesced
+        reduction."""
         walk, update = self.walk, self.walk.update
         owner = walk.runs.get(self.at, self.operator.operator.name)
         sums = (self.cost, self.chunk, owner)
@@ -307,7 +308,7 @@ class OperatorVisit:
         return gathered
 
     def _cast(self, tensor: TensorType, stored: StoredParameter, times: Times) -> None:
-        """What it takes to cast a piece of a weight before it sets out, in each pass."""
+        """Seconds to cast a shard of a weight before it is sent, in each pass."""
         mesh = self.bound.plan.mesh
         (seconds,) = cast_seconds(tensor, [stored.weight], mesh.sizes, self.walk.cluster).tolist()
         self.cost.micro_batch[GATHERING] += sum(times.values()) * seconds
@@ -317,8 +318,8 @@ class OperatorVisit:
     # memory
 
     def _keep_results(self) -> tuple[float, list[Bytes]]:
-        """Bytes of its results, and of what it saves beside them, that are kept while its backward pass is to come; and
-        of that what leaves the device."""
+        """Bytes of its results, and of other saved tensors, that are kept for its backward pass; and the offloaded part
+        of them."""
         prices, results, own = self.prices, self.results, self.own
         kept = 0.0 if self.at in self.walk.alive.piecewise else float(prices.saved_extra[0])
         kept += sum(self._share(results[i]) * float(prices.results[i][0]) for i in own)
@@ -339,7 +340,7 @@ class OperatorVisit:
         return kept, away
 
     def _hold_parameter(self, place: int, nbytes: Bytes) -> tuple[Bytes, Bytes]:
-        """A gathered weight: bytes that are kept, and those that are there for a moment."""
+        """Bytes of a gathered weight that are kept, and transient bytes."""
         ahead = gathered_at_once(self.walk.cluster.software, self.walk.update)
         if self._gathered[place] and ahead:
             where = self.block if self.block is not None else AFTER if self.at >= self.bound.blocks.stop else BEFORE
@@ -351,13 +352,13 @@ class OperatorVisit:
         return kept, 0.0 if ahead else nbytes
 
     def _gathered_bytes(self, nbytes: Bytes) -> Bytes:
-        """Bytes of a gathered weight of so many: one in fp32 that autocast rounds for its use is there twice, and those
-        that come ahead once."""
+        """Bytes of a gathered weight. An fp32 weight that autocast rounds for its use takes memory twice, and once
+        while it is prefetched."""
         software = self.walk.cluster.software
         return nbytes * (2 + 1 / software.ahead) if software.autocasts else nbytes
 
     def _hold_value(self, place: int, name: str, nbytes: Bytes) -> tuple[Bytes, list[Bytes]]:
-        """Bytes kept of a value that it reads, and of that what leaves the device."""
+        """Bytes kept of a value that it reads, and the offloaded part of them."""
         graph, blocks, away = self.bound.graph, self.bound.blocks, list[Bytes]()
         made, wanted = self.walk.made(name), self.operator.layouts.operands[place]
         copied = self._kept_copy(name, made, wanted, nbytes) if place in self.walk.alive.saved[self.at] else 0.0
@@ -375,27 +376,28 @@ class OperatorVisit:
         return kept, away
 
     def _share(self, name: str) -> float:
-        """Of the bytes of a value those that are kept of it."""
+        """The share of the bytes of a value that is kept."""
         return self.walk.alive.share(name)
 
     def _shares(self, own: Sequence[int]) -> dict[int, float]:
         return {i: self._share(self.results[i]) for i in own}
 
     def _enters_a_module(self, name: str) -> bool:
-        """Whether a value of the block comes to what runs again from what does not, and nobody keeps it anyway."""
+        """Whether a value of the block enters a recomputed module from operators outside of it, and nothing else keeps
+        it."""
         graph, bound = self.bound.graph, self.bound
         if self.run_again is None or self.apart or name not in graph.differentiable or name in self.walk.alive.kept:
             return False
         return bound.place_of(graph.producer[name]) not in self.run_again
 
     def _is_handed_on(self, name: str) -> bool:
-        """Whether anything outside of the block reads a result."""
+        """Whether an operator outside of the block reads a result."""
         bound = self.bound
         return any(bound.blocks.block_of(use) != self.block for use in bound.graph.consumers.get(name, ()))
 
     def _is_saved_apart(self, name: str) -> bool:
-        """Whether an operator of the block that is in no module keeps a result of one that runs again, which nobody
-        else reads."""
+        """Whether an operator of the block outside of recomputed modules keeps a result of one inside, and no other
+        block reads it."""
         if self.run_again is None or self.apart or self._is_handed_on(name):
             return False
         bound, saved = self.bound, self.walk.alive.saved
@@ -407,8 +409,8 @@ class OperatorVisit:
         )
 
     def _checkpoint(self, name: str, layout: Layout) -> Bytes:
-        """A recomputed block keeps what flows into it; returns the bytes of what it offloads that are on the device at
-        a time, its own and those of a neighbour."""
+        """A recomputed block keeps its inputs. Returns the bytes of offloaded inputs that are on the device at a time:
+        its own and those of a neighbouring block."""
         key = f"{self.block}<-{name}"
         if key in self.seen:
             return 0.0
@@ -422,7 +424,7 @@ class OperatorVisit:
         return float(offloaded_bytes(nbytes))
 
     def _offload_saved(self, away: Sequence[Bytes]) -> Bytes:
-        """Charge for what autograd saves outside of the device; returns its bytes."""
+        """Charge for the saved tensors that are offloaded; returns their bytes."""
         if self.block is None or not away:
             return 0.0
         self.at_once[self.block] = self.at_once.get(self.block, 0.0) + offloaded_bytes(sum(away))
@@ -431,7 +433,7 @@ class OperatorVisit:
         return sum(away)
 
     def _offload(self, home: Home, nbytes: Bytes) -> None:
-        """Charge for what a block offloads of a micro-batch."""
+        """Charge for the tensors of a micro-batch that a block offloads."""
         if nbytes > 0 and self.block is not None:
             latency = self.walk.cluster.device.launch_latency
             fetch, store = away_seconds(nbytes, self.walk.cluster.store(home), latency)
@@ -439,8 +441,8 @@ class OperatorVisit:
             self.cost.offload_values(key, home, fullest_moment(self.live)[0] * nbytes, (float(fetch), float(store)))
 
     def _kept_until_later(self) -> Bytes:
-        """What the deferred weight gradients are made of: the gradient of the result and what the operator was
-        given, which several may share."""
+        """Bytes that deferred weight gradients need: the gradient of the result, and the operator's inputs, which
+        several operators may share."""
         prices, operator = self.prices, self.operator
         kept = float(prices.results[0][0])
         for place, needed_by in operator.rule.saves:
@@ -451,7 +453,7 @@ class OperatorVisit:
         return kept
 
     def _keys_of_all_slices(self, prices: OperatorPrices) -> Bytes:
-        """Keys, values and their gradients of a whole sequence, which attention writes down."""
+        """Bytes of the keys and values of a whole sequence, and of their gradients, which attention stores."""
         plan = self.bound.plan
         keys = sum(float(nbytes[0]) for nbytes in prices.operands[1:3])
         element = self.bound.graph.types[self.operator.operator.operands[1]].element_bytes
@@ -459,7 +461,7 @@ class OperatorVisit:
         return plan.slices * keys * (begun + plan.training.interleave * max(4, element) / element)
 
     def _kept_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: Bytes) -> Bytes:
-        """Bytes that a reader keeps of a value of which it needs `nbytes`, beside what others keep."""
+        """Bytes that a reader, which needs `nbytes` of a value, keeps in addition to those kept by others."""
         if name in self.walk.alive.kept and made.forward == wanted.forward:
             return 0.0
         pieces = self._local_bytes(name, made.forward)
@@ -468,13 +470,13 @@ class OperatorVisit:
         return 0.0 if name in self.walk.alive.kept else pieces
 
     def _is_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: Bytes) -> bool:
-        """Whether what a reader keeps of a value is memory of its own, and not that of the value."""
+        """Whether a reader keeps a value in memory of its own."""
         pieces = self.walk.cluster.software.regathers and self._local_bytes(name, made.forward) < nbytes
         return made.forward != wanted.forward and not pieces
 
     def _kept_in_pieces(self) -> bool:
-        """Whether a shared value of a block, which nobody else keeps, is kept as it comes, and gathered again for the
-        backward pass."""
+        """Whether a shared value of a block, which nothing else keeps, is kept in the layout in which it arrives, and
+        gathered again for the backward pass."""
         op, blocks = self.operator.operator, self.bound.blocks
         if (
             op.op != IDENTITY
@@ -493,7 +495,8 @@ class OperatorVisit:
         return any(operands[place] == name for place in self.walk.alive.saved[use])
 
     def _outlives(self, name: str) -> bool:
-        """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""
+        """Whether the next block is not recomputed, and keeps a result of this recomputed block in the layout in which
+        it is made."""
         bound, made, stages = self.bound, self.walk.made(name).forward, self.walk.stage_of
         return any(
             bound.blocks.block_of(use) not in (None, self.block)

@@ -1,9 +1,9 @@
-"""What walks over plans of one graph find once: prices, and what visits of blocks add.
+"""A cache for walks over plans of one graph: prices, and the sums of blocks.
 
-A search prices many plans of one graph on one mesh, which differ in some layouts, in how blocks are divided, or in what
-runs under what. Prices of an operator depend on its rule and strategy alone, those of a redistribution on tensor and
-layouts, and what a block adds on all that `planner.plan.prediction.repeated_blocks.block_keys` tells of it. The book is
-kept with the graph. Whatever is found by its identity is kept in it, so that nothing else has that.
+A search prices many plans of one graph on one mesh. They differ in some layouts, in the division of blocks, or in
+overlap. The price of an operator depends on its rule and strategy alone, that of a redistribution on tensor and
+layouts, and the sums of a block on its key (`planner.plan.prediction.repeated_blocks.block_keys`). The book is kept
+with the graph. It holds every object that it finds by id, so that the id stays valid.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,11 @@ Graded = tuple[bool, ...]
 
 @dataclass(kw_only=True)
 class PriceBook:
-    """Prices of the operators, parameters and redistributions of one graph, by the cluster and the training of the
-    plans that it is for.
+    """Prices of the operators, parameters and redistributions of one graph, for the cluster and the training settings
+    of its plans.
 
-    `pricers` are those of every kind of run (`kinds_of_runs`), with those that hide nothing, where the software does.
+    `pricers` are those of every kind of run (`kinds_of_runs`), each with pricers without overlap if the software has
+    any.
     """
 
     pricers: Sequence[tuple[Pricers, Pricers | None]]
@@ -51,8 +52,8 @@ class PriceBook:
 
 
 def price_books(bound: BoundPlan, cluster: Cluster) -> tuple[PriceBook, PriceBook]:
-    """The books for plans like this one, on devices of one kind: of what there is in passes, whatever buckets gradients
-    go in, and of what there is once a step, where sums count buckets as searches do."""
+    """The books for plans like this one, on devices of one kind: one for passes, which do not depend on gradient
+    buckets, and one for work once a step, whose sums price buckets as searches do."""
     update = bound.plan.training.update
     return _book(bound, cluster, replace(update, buckets=NO_BUCKETS)), _book(bound, cluster, update)
 

@@ -315,9 +315,9 @@ class ChunkCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered that is hidden
-    otherwise, what other micro-batches covered of what is charged, and how long it waits for other ranks, and for what
-    these send where receives are posted ahead."""
+    """Seconds of a step, and the busiest rank. For that rank: communication that the software would overlap but that
+    nothing covers, charged communication that other micro-batches cover, and the time in which it waits for other
+    ranks, and for their transfers if receives are posted ahead."""
 
     seconds: float
     busiest: int
@@ -332,7 +332,7 @@ def step_of(
     micro_batches: int,
     schedule: str = "1f1b",
 ) -> StepTime:
-    """The step of pipeline ranks with these chunks, which take `once` what is not hidden, under a schedule."""
+    """The step of pipeline ranks with these chunks under a schedule; `once` are the exposed seconds per step."""
     turns = micro_batches // chunks[0][0].interleave
     step, own = _times(ranks_seconds(chunks, once, schedule), turns, schedule)
     charged = []

@@ -1,9 +1,9 @@
 """The judge's walk over a bound plan: one pipeline rank after the other, operator by operator.
 
-Nothing is tabulated or shared between ranks (see `planner.plan.prediction.predict`). A block that is recomputed
-keeps what flows into it and what its kept operators have made for every micro-batch in flight, and the rest while its
-own backward pass runs: one block of a rank at a time. What the operators after the blocks keep is gone before the
-backward pass of a block begins: it counts as one more such block.
+Nothing is tabulated or shared between ranks (see `planner.plan.prediction.predict`). A recomputed block keeps its
+inputs, and the results of its kept operators, for every micro-batch in flight; everything else lives during its own
+backward pass: one block of a rank at a time. The operators after the blocks free what they keep before the backward
+pass of a block begins, so they count as one more such block.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -84,14 +84,14 @@ from planner.sharding.rule import Duplex
 
 
 def hides(cluster: Machine) -> bool:
-    """Whether the software hides any communication."""
+    """Whether the software overlaps any communication."""
     return cluster.software.hidden != Hidden()
 
 
 @dataclass(kw_only=True)
 class Walk:
-    """Operator by operator over the graph of a bound plan, by the prices of one cluster, which may be one group of the
-    `machine`. For those who take a prediction apart (`planner.plan.compare.dissection`)."""
+    """Walks over the graph of a bound plan, operator by operator, with the prices of one cluster, which may be one
+    group of the `machine`. Also used to take a prediction apart (`planner.plan.compare.dissection`)."""
 
     bound: BoundPlan
     stages: Sequence[Sequence[Segment]]
@@ -114,12 +114,12 @@ class Walk:
         pipeline = plan.pipeline
         ranks = [plan.rank_of(stage) for stage in range(len(plan.stages))]
         self.rank_of = {at: ranks[stage] for at, stage in self.stage_of.items()}
-        self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
+        self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # the chunk of its rank
         device = self.cluster.device
         self.hosted = bool(device.host_latency * software.host) and not device.in_line
-        self.gathers_in_autograd = software.name == PYTORCH.name  # a saved weight, when it is unpacked
+        self.gathers_in_autograd = software.name == PYTORCH.name  # a saved weight is gathered when autograd unpacks it
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
-        self.owners: Mapping[str, Owner] = {}  # of states of the rank that are shared out whole
+        self.owners: Mapping[str, Owner] = {}  # of whole optimizer states of the rank
         self.tied, self.share_overlapped = shared_parameters(self.bound), self.cluster.device.overlapped
         self._made: dict[str, Duplex] = {}
         self._travels: dict[object, tuple[PricedRoute, Seconds, PricedRoute, Seconds]] = {}  # once a step, by kind
@@ -129,8 +129,8 @@ class Walk:
     def begin(
         self, bound: BoundPlan, stages: Sequence[Sequence[Segment]], overlaps: Sequence[Overlap] | None = None
     ) -> None:
-        """Start over with the same plan under another schedule, the segments of its stages, and the overlaps that it
-        has, where they are known."""
+        """Start over with the same plan under another schedule, with the segments of its stages, and its overlaps if
+        known."""
         self.bound = bound
         self.defers, self.flushes = bound.plan.schedule_kind.splits_backward, bound.plan.schedule_kind.flushes
         self.in_pairs = runs_in_pairs(bound.plan)
@@ -172,10 +172,11 @@ class Walk:
         *,
         keys: Mapping[int, object] = MappingProxyType({}),
     ) -> StageCost:
-        """Walk the operators of all stages of one pipeline rank, which holds most at one of these moments, where they
-        are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
-        the bytes of each block that are there while its backward pass runs. Blocks with the same `keys` add the same,
-        in whatever plan of the graph; their messages are not listed."""
+        """Walk the operators of all stages of one pipeline rank.
+
+        The rank holds most at one of the `moments`, by default those of the schedule. `after` is called behind each
+        operator, with the sums so far, and the bytes of each block that live during its backward pass. Blocks with the
+        same `keys` add the same, in any plan for the graph; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
         training, interleave = plan.training, plan.training.interleave
         held = [plan.stages[stage] for stage in plan.stages_of(rank)]
@@ -196,7 +197,7 @@ class Walk:
         live, waiting = (
             [counts_at_moments(counts) for counts in zip(*rows, strict=True)] for rows in zip(*moments, strict=True)
         )
-        seen: set[str] = set()  # what flows into blocks
+        seen: set[str] = set()  # inputs of blocks
         at_once: dict[int, float] = {}
         moment = GradientMoments()
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
@@ -220,7 +221,7 @@ class Walk:
             chunk = cost.chunks[number]
             passes = [chunk.forward, chunk.backward] if self.takes_turns else []
             before = [one.taken for one in passes]
-            if passes and self.segments.get(at) is not self.segments.get(at - 1):  # forward each runs for all of them
+            if passes and self.segments.get(at) is not self.segments.get(at - 1):  # forward, each runs for all
                 chunk.forward.borders.append(len(chunk.forward.operators))
             self.waiting, self.turns = waiting[number], False
             with moment.of(cost.memory, inside=block >= 0):
@@ -246,11 +247,11 @@ class Walk:
         for stage in plan.stages_of(rank):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
         blocks = block_of_offloaded(self.bound, [name for name in used if name in self.bound.parameters])
-        for name in parameters:  # in a fixed order: sums must not depend on hashes
+        for name in parameters:  # a fixed order, so that sums do not depend on hashes
             nbytes = self._parameter(cost, name, cost.chunks[used[name]], blocks.get(name))
             if name in blocks:
                 at_once[blocks[name]] = at_once.get(blocks[name], 0.0) + nbytes
-        gathers = self.in_pairs and plan.training.update.by_block  # a block of each pass
+        gathers = self.in_pairs and plan.training.update.by_block  # a block for each of two passes
         moment.kept, moment.at_once = cost.memory["activations"], at_once
         cost.memory["activations"] += (2 if gathers else interleave) * max(at_once.values(), default=0.0)
         for number, chunk in enumerate(cost.chunks):
@@ -281,8 +282,8 @@ class Walk:
         return cost
 
     def _matrices(self, cost: StageCost, held: Collection[str]) -> Bytes:
-        """Matrices that are updated together: their messages, and the time of places without a weight; the bytes that
-        live meanwhile, when nothing of a micro-batch does any more."""
+        """Matrices that are updated together: their collectives, and the seconds of unused places of a stack; returns
+        the bytes that live meanwhile, when everything of a micro-batch is freed."""
         mesh, most = self.bound.plan.mesh, 0.0
         for group in matrix_groups(self.bound, held, mesh.coordinate(mesh.size // 2)):
             for message in stack_messages(group.stack, self.pricers):
@@ -304,7 +305,7 @@ class Walk:
         """What the operators of a block of a chunk add to the sums."""
         written, flops, charged = BlockSums(block=block, chunk=number), self.flops, self.together.charged
         self.together.charged, seen = written.charged, set[str]()
-        live = cast(int, InFlight())  # all that is done with it is written down
+        live = cast(int, InFlight())  # records what is done with the number in flight
         self.waiting = cast(int, InFlight(deferred=True))
         for at in self.bound.blocks.operators(block):
             self.flops = 0.0
@@ -315,22 +316,22 @@ class Walk:
         return written
 
     def _work(self, at: int) -> tuple[Seconds, Seconds]:
-        """Seconds of the two passes of an operator."""
+        """Seconds of both passes of an operator."""
         prices = self.price(self.bound.operators[at], counted=False)
         return float(prices.forward[0]), float(prices.backward[0])
 
     def _backward(self, block: int, keys: Mapping[int, object]) -> Sequence[Seconds]:
-        """The same as `_backward_seconds`, as it was written down for blocks with the same key."""
+        """As `_backward_seconds`, recorded once for blocks with the same key."""
         written = self.book.blocks.get(keys[block]) if block in keys else None
         return self._backward_seconds(block) if written is None else written.backward
 
     def _backward_seconds(self, block: int) -> Sequence[Seconds]:
-        """Seconds of the backward pass of each operator of a block, with what it sends itself."""
+        """Seconds of the backward pass of each operator of a block, with its own collectives."""
         prices = [self.price(self.bound.operators[at], counted=False) for at in self.bound.blocks.operators(block)]
         return [float(one.backward[0] + one.inner_backward[0]) for one in prices]
 
     def _updates(self, cost: StageCost, rank: int) -> None:
-        """Schedules without a flush may update with every micro-batch, and hold weights that others still read."""
+        """Schedules without a flush may update after every micro-batch, and hold several versions of weights."""
         plan = self.bound.plan
         cost.memory["weights"] *= weight_versions(plan, rank)
         if (times := updates_of(plan)) > 1:
@@ -357,20 +358,20 @@ class Walk:
         beyond: Seconds | None = 0.0,
         run: int = 0,
     ) -> None:
-        """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
-        often as each pass does it for its `owner`; `later` in a backward pass says that it is deferred. Its messages
-        take so much `beyond` the additive sums, each time; None for those that are somebody else's. What goes with
-        others is of this kind of `run`."""
+        """Charge a redistribution of a tensor of kind `moved`, a field of `Pricers`, to a part of the micro-batch's
+        time, as often as each pass does it for its `owner`. In a backward pass, `later` says that it is deferred.
+        `beyond` are the seconds of its collectives in addition to the additive sums, each time; None if its collectives
+        are counted elsewhere. `run` is the kind of run with which it is coalesced."""
         route, hidden = self.route(moved, tensor, source, target, run)
         if not (route.messages or route.seconds or hidden or beyond):
             return
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
-            waits = self.bound.plan.mesh.zigzag or self.in_pairs  # what is reordered, and where only experts take turns
+            waits = self.bound.plan.mesh.zigzag or self.in_pairs  # zigzag reorders; in pairs only experts yield
             inside = self.gathers_in_autograd and moved == "parameters" and phase == "backward"
             sent = 0.0 if waits or inside else number * route.sent * self.share_overlapped
-            self.turns |= sent > 0 and moved != "activations"  # at a weight in both passes
+            self.turns |= sent > 0 and moved != "activations"  # for a weight, in both passes
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)
             if more:
@@ -379,14 +380,14 @@ class Walk:
             charge(cost.messages, part, owner, message, times)
 
     def run_of(self, at: int) -> int:
-        """The kind of run that an operator is in whose weights go together; 0 where they do not."""
+        """The kind of run of an operator with coalesced all-gathers; 0 without them."""
         return run_of(self.bound.blocks, at) if self.update.by_block else 0
 
     def route(
         self, moved: str, tensor: TensorType, source: Layout, target: Layout, run: int = 0
     ) -> tuple[PricedRoute, float]:
-        """A redistribution as it is charged, and the seconds of it that are hidden. Blocks share types and layouts, by
-        whose identity it is found again."""
+        """A redistribution as it is charged, and its overlapped seconds. Blocks share types and layouts, so it is
+        cached by their ids."""
         book = self.once if moved in ("sums", "updated") else self.book
         key, routes = (moved, id(tensor), id(source), id(target), run), book.routes
         if key not in routes:
@@ -400,7 +401,7 @@ class Walk:
         return routes[key][:2]
 
     def narrow(self, tensor: TensorType) -> TensorType:
-        """A parameter of the graph as it travels in 8 bits."""
+        """A parameter of the graph as it is sent in 8 bits."""
         key = (id(tensor), "narrow")
         if key not in self.book.tensors:
             self.book.tensors[key] = in_8_bits(tensor)
@@ -423,7 +424,7 @@ class Walk:
         return self.book.tensors[key]
 
     def summed(self, tensor: TensorType) -> TensorType:
-        """A parameter of the graph as its gradient is added up."""
+        """A parameter of the graph as its gradient is accumulated."""
         key = (id(tensor), "summed")
         if key not in self.book.tensors:
             self.book.tensors[key] = summed(tensor, self.update)
@@ -443,15 +444,15 @@ class Walk:
         later: bool = False,
         run: int = 0,
     ) -> None:
-        """Charge a weight, or its gradient, that moves for one use in a kind of run; messages of those that go together
-        are nobody's."""
+        """Charge a weight, or its gradient, that is moved for one use in a kind of run. Coalesced collectives belong to
+        no operator."""
         pricer: RedistributionPricer = getattr(self.book.pricers[run][0], moved)
         part = REDUCING if moved == "gradients" else GATHERING
         beyond = self.together.use(pricer, part, name, self.route(moved, tensor, source, target, run)[0], times)
         self.move(cost, chunk, owner, part, moved, tensor, source, target, times, later, beyond, run)
 
     def _priced(self, name: str) -> tuple[ParameterPrices, tuple[int, bool, int, bool, float | None, str]]:
-        """The prices of a parameter, and what it has in common with others of the same."""
+        """The prices of a parameter, and a key that parameters with equal prices share."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = bool(self.update.local_parameters) and self.update.is_local(name)
@@ -467,7 +468,7 @@ class Walk:
         return self.once.parameters[kind][0], kind
 
     def _launch_accumulation(self, cost: StageCost, name: str, at: int) -> None:
-        """Launch what adds up the gradient of a parameter in the backward pass of the block of its first reader."""
+        """Launch the accumulation of a parameter's gradient in the backward pass of the block of its first reader."""
         prices, _ = self._priced(name)
         if prices.launches[0]:
             launches = cost.launches[self.chunk_of[at], self.bound.blocks.block_of(at), "backward"]
@@ -475,8 +476,8 @@ class Walk:
             launches.add(float(prices.accumulation[0]) + late, late, float(prices.launches[0]))
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
-        """A parameter of a rank, whose weight is offloaded where its `block` is given; returns the bytes of what visits
-        the device while this block runs."""
+        """Add a parameter of a rank; `block` is given if its weight is offloaded. Returns the bytes of that weight on
+        the device while the block runs."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = bool(self.update.local_parameters) and self.update.is_local(name)
@@ -519,12 +520,12 @@ class Walk:
             cost.offload(name, prices, stored.state_home)
         if block is not None:
             cost.offload_weight(block, prices, stored.weight_home)
-        if not self.flushes and trainable and tensor.dtype == "float32":  # no master is a view there
+        if not self.flushes and trainable and tensor.dtype == "float32":  # master weights are separate copies there
             cost.memory["optimizer state"] += tensor.nbytes * local_share(tensor.shape, stored.state, plan.mesh.sizes)
         return float(prices.visiting[0])
 
     def _tied(self, cost: StageCost, name: str) -> None:
-        """A parameter used on several pipeline ranks: their gradients are summed once a step."""
+        """A parameter used on several pipeline ranks: its gradients are summed once a step."""
         ranks = sorted({self.rank_of[at] for at in self.bound.graph.consumers[name]})
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
         share = local_share(tensor.shape, self.bound.parameters[name].state, plan.mesh.sizes)
@@ -536,8 +537,8 @@ class Walk:
         )
 
     def _crossings(self, cost: StageCost, rank: int, live: Sequence[int]) -> None:
-        """What the stages of this rank receive, and what comes back of what they sent. A stage hands on what later ones
-        read."""
+        """The values that the stages of this rank receive, and the gradients of the values that they sent. A stage
+        hands on what later stages read."""
         graph, stages, held = self.bound.graph, len(self.bound.plan.stages), self.bound.plan.stages_of(rank)
         for number, (chunk, stage) in enumerate(zip(cost.chunks, held, strict=True)):
             for name in self.arriving[stage]:
@@ -549,7 +550,7 @@ class Walk:
                     self._transfer(cost, chunk, "backward", name, stage + 1)
 
     def _kept_by_block(self, name: str, stage: int) -> bool:
-        """Whether a recomputed block of a stage, which reads a value that has gradients, keeps it by itself."""
+        """Whether a recomputed block of a stage reads a value that has gradients, and keeps it as its own input."""
         bound = self.bound
         return name in bound.graph.differentiable and any(
             self.stage_of[use] == stage and bound.recompute_of(bound.blocks.block_of(use)) is not None
@@ -557,7 +558,7 @@ class Walk:
         )
 
     def _loss(self, cost: StageCost, rank: int) -> None:
-        """Every rank gets to know the loss: of every micro-batch on the last stage, of the step on the others."""
+        """Every rank receives the loss: that of every micro-batch on the last stage, that of the step on the others."""
         plan, tensor = self.bound.plan, self.bound.graph.types[self.bound.graph.loss]
         if self.rank_of[self.bound.graph.producer[self.bound.graph.loss]] == rank:
             made = self.made(self.bound.graph.loss).forward
@@ -568,8 +569,8 @@ class Walk:
             charge(cost.messages, UNCHARGED, "", Message(kind="all_reduce", axis=None, nbytes=4.0), {"update": 1})
 
     def _transfer(self, cost: StageCost, chunk: ChunkCost, phase: Phase, name: str, stage: int) -> float:
-        """Charge a value that crosses from the stage before into `stage`, or its gradient that goes back, in the pass
-        that waits for it; returns its bytes on a device. Where both stages are on one rank nothing is sent."""
+        """Charge a value that crosses from the previous stage into `stage`, or its gradient that goes back, in the pass
+        that waits for it; returns its bytes on a device. Nothing is sent if both stages are on one rank."""
         plan = self.bound.plan
         tensor, mesh = self.bound.graph.types[name], plan.mesh
         nbytes = tensor.nbytes * local_share(tensor.shape, self.made(name).forward, mesh.sizes)
@@ -591,7 +592,7 @@ class Walk:
         return links_of_ranks(self._machine, one, other, plan.pipeline, plan.mesh.size)
 
     def made(self, name: str) -> Duplex:
-        """Layouts in which a value is made."""
+        """The layouts in which a value is made."""
         if name not in self._made:
             bound = self.bound.operators[self.bound.graph.producer[name]]
             results = [result for result in bound.operator.results if result is not None]
@@ -599,7 +600,8 @@ class Walk:
         return self._made[name]
 
     def price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
-        """Prices of an operator, `without` the gradients of some operands; its work is the model's where `counted`."""
+        """Prices of an operator, `without` the gradients of some operands. If `counted`, its work is added to that of
+        the model."""
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
         differentiable = graph.differentiable
         graded = tuple([name in differentiable and i not in without for i, name in enumerate(op.operands)])
@@ -619,8 +621,8 @@ class Walk:
 
 
 def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
-    """For every pipeline rank the walk by the prices of the devices that it is on; ranks of one group share it.
-    Raises RequestError where owners of whole parameters cannot be on this machine."""
+    """For every pipeline rank the walk with the prices of its devices; ranks of one group share it. Raises RequestError
+    if owners of whole parameters are not possible on this machine."""
     refuse(owners_fault(bound.plan.training.update, machine), RequestError)
     clusters = clusters_of_ranks(machine, bound.plan.pipeline)
     overlaps = overlaps_of(bound)
@@ -633,7 +635,8 @@ def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
 
 
 def _handed_alone(graph: OperatorGraph, blocks: Blocks) -> bool:
-    """Whether what follows the blocks reads of the last one only what every block of its kind hands to the next."""
+    """Whether the operators after the blocks read of the last block only the values that every block of its kind hands
+    to the next."""
     key = ("handed alone", blocks.borders, blocks.kinds)
     if key not in graph.derived:
         graph.derived[key] = blocks.count > 1 and _is_handed_alone(graph, blocks)
