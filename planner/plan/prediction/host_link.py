@@ -1,12 +1,12 @@
-"""What crosses the link between a host and its device: rows of tables outside of the devices, look-up by look-up.
+"""Bytes over the link between a host and its device: rows of tables outside of the devices, for each look-up.
 
-    forward     n w bytes to the device          n = rows that a device looks up in a micro-batch, each taken as another
-    backward    n w bytes from it                w = bytes of a row, as wide as the table is where it is
+    forward     n w bytes to the device          n = rows that a device looks up per micro-batch, all assumed different
+    backward    n w bytes from it                w = bytes of a row, in the dtype of the table
 
-No more rows than the table has. Of devices that look up the same ids one alone gives gradients back: the first along
-each axis that cuts nothing of the ids.
+At most as many rows as the table has. Of devices that look up the same ids only one sends back gradients: the first
+along each axis that does not split the ids.
 
-And once a step what parameter servers are pushed, the sums of gradients, and what is pulled from them, new weights:
+Once a step, sums of gradients are pushed to parameter servers, and new weights are pulled:
 
     update      g n bytes from the device that owns a parameter, w n bytes to it
 """
@@ -26,11 +26,11 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import loop_extents
 
 Crossing = Mapping[tuple[Phase, str], Bytes]
-"""Bytes of a micro-batch by pass and operator."""
+"""Bytes of a micro-batch by phase and operator."""
 
 
 def crossing_rows(bound: BoundPlan, rank: int, place: int) -> Crossing:
-    """What crosses the link of the device at a place of the mesh of a pipeline rank."""
+    """Bytes over the link of the device at a place of the mesh of a pipeline rank."""
     found: dict[tuple[Phase, str], Bytes] = {}
     again, mesh, stages = replays(bound.graph, bound.blocks), bound.plan.mesh, stage_of_operators(bound)
     for at, op in enumerate(bound.operators):
@@ -48,8 +48,8 @@ def crossing_rows(bound: BoundPlan, rank: int, place: int) -> Crossing:
 
 
 def crossing_parameters(bound: BoundPlan, rank: int, place: int) -> Counter[tuple[Phase, str, Bytes]]:
-    """How often a step has so many bytes of a parameter cross the link of the device at a place of the mesh of a
-    pipeline rank; nothing where no owners are servers."""
+    """How often a step sends this many bytes of a parameter over the link of the device at a place of the mesh of a
+    pipeline rank; empty without parameter servers."""
     plan, found = bound.plan, Counter[tuple[Phase, str, Bytes]]()
     if not plan.training.update.served:
         return found
@@ -66,7 +66,7 @@ def crossing_parameters(bound: BoundPlan, rank: int, place: int) -> Counter[tupl
 
 
 def gives_back(op: BoundOperator, mesh: Mesh, place: int) -> bool:
-    """Whether a device gives back the gradients of the rows that it looked up, which others have, too."""
+    """Whether a device sends back the gradients of the rows that it looked up, if other devices have them, too."""
     coordinate = mesh.coordinate(place)
     return all(choice is not None or coordinate[axis] == 0 for axis, choice in enumerate(op.strategy))
 

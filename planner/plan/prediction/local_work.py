@@ -1,8 +1,7 @@
-"""Floating point operations that one rank computes for a micro-batch, by operator and pass: what a plan is charged for,
-without the seconds.
+"""FLOPs of one rank for a micro-batch, by operator and phase: the work that a plan is charged for, without seconds.
 
-Only products count, of matrices, of attention and of convolutions: what the field counts, and what the kernels of an
-audit can be counted by. A pass over elements is charged for the memory it moves.
+Only products count: of matrices, of attention, and of convolutions. The field counts these, and they identify the
+kernels of an audit. Element-wise operators are charged for the memory that they move.
 """
 
 import math
@@ -26,11 +25,11 @@ from planner.sharding.window import Window, computed_pairs
 from planner.sharding.zigzag import pieces_of_ring
 
 Work = Mapping[tuple[Phase, str], Flops]
-"""By pass and operator; those that are not in it compute nothing."""
+"""By phase and operator; operators that are missing compute nothing."""
 
 
 def local_work(bound: BoundPlan, rank: int) -> Work:
-    """What a device in the middle of a pipeline rank computes for one micro-batch, each product of its share of the
+    """The FLOPs of a device in the middle of a pipeline rank for one micro-batch: each product with its share of the
     loops."""
     graph, blocks = bound.graph, bound.blocks
     found: defaultdict[tuple[Phase, str], Flops] = defaultdict(float)
@@ -52,13 +51,13 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         replay, interleave = again[blocks.kinds[block]], bound.plan.training.interleave
         if at in beside or replay.runs(bound.place_of(at), joined_bytes(op.rule, op.strategy, bound.plan.mesh)):
             found["recomputation", name] += forward
-        elif bound.place_of(at) < replay.moves:  # only the last copy of a turn stops at its operands
+        elif bound.place_of(at) < replay.moves:  # only the last of interleaved micro-batches stops at its operands
             found["recomputation", name] += forward * (interleave - 1) / interleave
     return {key: flops for key, flops in found.items() if flops}
 
 
 def update_work(bound: BoundPlan, rank: int) -> Flops:
-    """What the same device computes in products once a step, to update matrices."""
+    """The FLOPs of products of the same device once a step, to update matrices."""
     mesh, stages = bound.plan.mesh, bound.plan.stages_of(rank)
     held = {name for stage in stages for name in cut_stage(bound, stage).parameters}
     groups = matrix_groups(bound, held, mesh.coordinate(mesh.size // 2))
@@ -79,8 +78,8 @@ def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
 
 
 def _in_blocks(op: BoundOperator, window: Window, bound: BoundPlan, extents: Sequence[float]) -> float:
-    """Pairs of queries and keys that a device computes under a window, in the mean of its slices, for each of those
-    that its share of the window shows."""
+    """Pairs of queries and keys that a device computes under a window, on average over its slices, relative to the
+    pairs that its share of the window has."""
     mesh, slices, names = bound.plan.mesh, bound.plan.slices, op.rule.index
     axis = ring_axis(op.rule, op.strategy, mesh.sizes)
     length = op.rule.factors[names["k"]].extent

@@ -1,4 +1,4 @@
-"""Memory as it is held and let go, without any: an account of bytes, and what moving a tensor makes on the way."""
+"""Memory that is taken and freed, without real memory: an account of bytes, and the memory of redistributions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from planner.sharding.redistribute import COLLECTIVES, Step
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A piece of memory and how many hold it. What the account does not count is `standing`, what it does not count at
-    the moment `lent`."""
+    """A piece of memory, and how many hold it. `standing` memory is never counted by the account, `lent` memory is not
+    counted at the moment."""
 
     nbytes: Bytes
     of: str
@@ -27,8 +27,9 @@ class Storage:
 
 @dataclass(slots=True, kw_only=True)
 class MemoryTurn:
-    """Bytes that are taken and given back, by class, until other work goes on. How it goes `on` (`costmodels.Then`);
-    at a "border" when all others have come there. In a backward pass it may go `forward`."""
+    """Bytes that are taken and freed, by class, until other work continues. `on` says how this work continues
+    (`costmodels.Then`); at a "border" it waits until all others are there. Within a backward pass it may go
+    `forward`."""
 
     on: Then | Literal["border"] = "border"
     forward: bool = False
@@ -37,8 +38,8 @@ class MemoryTurn:
 
 @dataclass(kw_only=True)
 class MemoryAccount:
-    """Bytes alive in classes, and those at the moment when most were. What takes turns with other work is `recorded`,
-    and counts when it is `replayed` beside that."""
+    """Bytes alive by class, and those at the fullest moment. Work that alternates with other work is `recorded`, and
+    counts when it is `replayed` together with that."""
 
     now: dict[str, Bytes]
     peak: Bytes = 0.0
@@ -53,11 +54,11 @@ class MemoryAccount:
 
     @property
     def records(self) -> bool:
-        """Whether what is done takes turns with other work."""
+        """Whether the current work alternates with other work."""
         return self._turns is not None
 
     def recorded(self, work: Callable[[], None]) -> list[MemoryTurn]:
-        """What some work takes and gives back, from one `pause` to the next, without counting it."""
+        """What some work takes and frees, from one `pause` to the next, without counting it."""
         assert self._turns is None, "one is recorded at a time"
         self._turns = [MemoryTurn()]
         work()
@@ -65,14 +66,14 @@ class MemoryAccount:
         return found
 
     def pause(self, on: Then | Literal["border"], *, forward: bool | None = None) -> None:
-        """Other work that takes turns with what is recorded goes on here; `on` is how this does. From here on it goes
-        `forward` in a backward pass, or not; as before where nothing is said."""
+        """Other work that alternates with the recorded work continues here; `on` says how this work continues later.
+        `forward` says whether it then goes forward within a backward pass; by default that does not change."""
         if self._turns is not None:
             forward = self._turns[-1].forward if forward is None else forward
             self._turns.append(MemoryTurn(on=on, forward=forward))
 
     def replayed(self, works: Sequence[Sequence[MemoryTurn]], *, backward: bool) -> None:
-        """Count what several works do in turn, those of a forward or `backward` pass."""
+        """Count several works that alternate, of a forward or `backward` pass."""
         assert len({len(work) for work in works}) == 1, "all take the same turns"
         starts = [at for at, turn in enumerate(works[0]) if turn.on == "border"]
         for first, end in pairwise((*starts, len(works[0]))):
@@ -97,7 +98,7 @@ class MemoryAccount:
         self._total += nbytes
 
     def _look(self) -> None:
-        """Remember the moment where it is the fullest so far."""
+        """Record the current moment if it is the fullest so far."""
         if self._total > self.peak:
             self.peak = self._total
             self.at_peak = dict(self.now)
@@ -120,26 +121,26 @@ class MemoryAccount:
         return storage
 
     def lend(self, storage: Storage) -> None:
-        """Let a storage, which is held, have no memory for some time."""
+        """Give up the memory of a storage for some time, while it is held."""
         assert not storage.lent, storage
         storage.lent = True
         self._change(-storage.nbytes, storage.of)
 
     def take_back(self, storage: Storage) -> None:
-        """Let it have its memory again."""
+        """Give the storage its memory again."""
         assert storage.lent, storage
         storage.lent = False
         self._change(storage.nbytes, storage.of)
         self._look()
 
     def brief(self, nbytes: Bytes, of: str) -> None:
-        """Memory that is let go at once."""
+        """Memory that is freed at once."""
         self.release(self.new(nbytes, of))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A local tensor: its memory, its shape, and how it lies in it: None without gaps, dims in order."""
+    """A local tensor: its memory, its shape, and its strides; None if it is contiguous."""
 
     storage: Storage
     shape: tuple[int, ...]
@@ -165,10 +166,11 @@ def moved(
     then: Then | None = None,
     gives: bool = False,
 ) -> Piece:
-    """A local tensor after the steps of a redistribution, as `runtime.comm.redistribute` makes it: the caller holds
-    what comes out, which may be the memory that went in. That it still holds, too, unless it `gives` it away, when all
-    steps are done. What takes turns lets others go on while its first collective is on its way, and goes on as said
-    `then`, without what went in; None where it goes on at once."""
+    """A local tensor after the steps of a redistribution, as `runtime.comm.redistribute` makes it.
+
+    The caller holds the result, which may be the memory of the input. It also still holds the input, unless it `gives`
+    that away, when all steps are done. Alternating work lets others run during its first collective, then continues as
+    `then` says, without the input; None if it continues at once."""
     then = then if account.records else None
     first, lasts = piece.storage, not gives or then is None
     if lasts:
@@ -188,7 +190,7 @@ def moved(
 def _step(
     account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int, pause: Then | None
 ) -> Piece:
-    """The piece after a step, in place of this one, which is let go when the step no longer needs it."""
+    """The piece after a step; the input is freed when the step no longer needs it."""
     shape, of = list(piece.shape), piece.storage.of
     if step.kind == "zero" and place == 0:
         return Piece(piece.storage, tuple(shape))
@@ -201,7 +203,7 @@ def _step(
     def under_way(extents: Sequence[int]) -> Storage:
         made = tensor(extents)
         if pause is not None:
-            if made is not held[0] or step.kind == "all_reduce":  # a copy of it is sent
+            if made is not held[0] or step.kind == "all_reduce":  # a copy is sent
                 account.release(before.pop())
             account.pause(pause)
         return made
@@ -230,14 +232,14 @@ def _step(
         shape[step.to_dim] += step.padding
         if step.padding:
             tensor(shape)
-        tensor(shape)  # what goes out
+        tensor(shape)  # the output buffer
         made = under_way(shape)
         shape[step.dim] *= size
         shape[step.to_dim] //= size
         made = made if _first(shape, step.dim) else tensor(shape)
         shape[step.dim] = step.extent if step.extent >= 0 else shape[step.dim]
     else:
-        if step.kind == "pad":  # a sum names no dim
+        if step.kind == "pad":  # a sum has no dim
             shape[step.dim] *= size
         made = under_way(shape)
         if step.extent >= 0:
@@ -249,5 +251,5 @@ def _step(
 
 
 def _first(shape: Sequence[int], dim: int) -> bool:
-    """Whether a dim is the outermost, but for dims of extent 1."""
+    """Whether a dim is the outermost one, ignoring dims of extent 1."""
     return all(extent == 1 for extent in shape[:dim])

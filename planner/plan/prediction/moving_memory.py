@@ -1,12 +1,12 @@
-"""Memory that redistributions take while they are on their way.
+"""Memory of redistributions in progress.
 
-    source ─> cut dim first ─> what comes ─> in order        an all-gather along an inner dim has all four at once
+    source ─> cut dim first ─> output ─> in order        an all-gather along an inner dim has all four at once
 
-What an operator takes for a moment is priced with its operands where it wants them. On the way there, and on that of
-their gradients back, there may be more: `runtime.comm.redistribute`, as `memory_account.moved` follows it. The largest
-moment of an operator counts: what its other operands, or their gradients, take meanwhile, and all that is on its way.
-And stages of a pipeline have memory for what the next turn of each chunk receives, whose receives are posted ahead
-(`runtime.step.receiving`). Software other than the runtime moves as it was measured.
+The transient bytes of an operator are priced with its operands in the layouts that it needs. Redistributing them, and
+their gradients, may need more memory: `runtime.comm.redistribute`, as `memory_account.moved` follows it. The largest
+moment of an operator counts: everything in progress, and its other operands or their gradients at that time. Stages of
+a pipeline whose receives are posted ahead have memory for what the next pass of each chunk receives
+(`runtime.step.receiving`). Software other than the runtime counts as measured.
 
 Complexity: O(operators times operands), without those of repeated blocks; equal redistributions are followed once.
 """
@@ -36,9 +36,8 @@ def most_moving(
     repeated: Mapping[int, int] = MappingProxyType({}),
     overlapped: Collection[tuple[int, int]] | None = None,
 ) -> list[Bytes]:
-    """For each pipeline rank the bytes of the fullest moment of a redistribution of its operators: values on their way
-    to an operator, or gradients on their way back. `repeated` blocks are like earlier ones; `overlapped` are the
-    operands that run under products, where they are known."""
+    """For each pipeline rank the most bytes of a redistribution of its operators: operands, or gradients going back.
+    `repeated` blocks equal earlier ones; `overlapped` are operands that overlap with products, if known."""
     found = [0.0] * bound.plan.pipeline
     if bound.plan.mesh.size == 1:
         return found
@@ -61,8 +60,8 @@ def most_moving(
 
 
 def receive_buffers(bound: BoundPlan) -> list[Bytes]:
-    """For each pipeline rank the bytes of what one turn of each of its chunks receives from other ranks: values, and
-    gradients of what it sends."""
+    """For each pipeline rank the bytes that one pass of each of its chunks receives from other ranks: values, and
+    gradients of the values that it sends."""
     plan, graph = bound.plan, bound.graph
     found = [0.0] * plan.pipeline
     if plan.pipeline == 1:
@@ -70,7 +69,7 @@ def receive_buffers(bound: BoundPlan) -> list[Bytes]:
     promised = bound.promised
     for stage, names in enumerate(crossing_values(bound)):
         source, target = plan.rank_of(max(0, stage - 1)), plan.rank_of(stage)
-        if source == target:  # also of the first stage, which receives nothing
+        if source == target:  # includes the first stage, which receives nothing
             continue
         for name in names:
             nbytes = graph.types[name].nbytes * local_fraction(promised[name].forward, plan.mesh.sizes)
@@ -80,8 +79,8 @@ def receive_buffers(bound: BoundPlan) -> list[Bytes]:
 
 
 def hold(cost: StageCost, moving: Bytes, received: Bytes, plan: Plan, cluster: Cluster) -> None:
-    """Have memory in the sums of a rank for redistributions, where those of the micro-batches that take turns need more
-    than any operator takes for a moment, and for what is received ahead."""
+    """Add memory for redistributions to the sums of a rank, if those of interleaved micro-batches need more than any
+    operator, and memory for what is received ahead."""
     if cluster.software.name == PYTORCH.name:
         cost.memory[_OTHER] = max(cost.memory[_OTHER], moving * plan.training.interleave)
         cost.memory["activations"] += received
@@ -98,7 +97,7 @@ class _Moving:
         self._together = self.bound.plan.training.update.by_block
 
     def moments(self, at: int, op: BoundOperator) -> Iterator[Bytes]:
-        """Bytes while each of its operands comes, and while each of their gradients goes back."""
+        """Bytes while each operand of an operator is redistributed, and while each of their gradients goes back."""
         graph, update = self.bound.graph, self.bound.plan.training.update
         places = [
             place
@@ -130,7 +129,7 @@ class _Moving:
         return tensor.nbytes * local_share(tensor.shape, layout, self.bound.plan.mesh.sizes)
 
     def _peak(self, tensor: TensorType, source: Layout, target: Layout, *, stored: bool = False) -> Bytes:
-        """Most bytes on the way; without those of what is `stored` anyway."""
+        """The most bytes during a redistribution; without the source if it is `stored` anyway."""
         key = (tensor.shape, tensor.element_bytes, source, target, stored)
         if key not in self._peaks:
             mesh, account = self.bound.plan.mesh, MemoryAccount(now={_OTHER: 0.0})

@@ -1,10 +1,9 @@
-"""What collectives of tensor parallelism take that run under their products
-(`planner.plan.layout.overlapped_products`).
+"""Tensor-parallel collectives that overlap with their matrix products (`planner.plan.layout.overlapped_products`).
 
-They are charged in full, as if everything waited. What they take less, or more, in chunks is taken from what the pass
-waits for: the time of `costmodels.overlapped_products`, in which every product of a chunk is priced as one of so
-many rows, with its launch, every message with its latency, and what is copied once more because chunks do not lie in
-memory as the whole does: the results of products of an arriving operand, the operand of a product whose result leaves.
+They are charged in full, as if they were exposed. What chunks save, or cost, is subtracted from the exposed seconds of
+the pass: the time of `costmodels.overlapped_products`. There every product of a chunk is priced with its number of rows
+and its launch, and every collective with its latency. Chunks are not contiguous in the whole tensor, so some tensors
+are copied once more: the results of products of an arriving operand, or the operand of a product whose result leaves.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
     from planner.plan.prediction.walk import Walk
 
 _ROWS = 0
-"""Where the rows of a linear layer stand among its operands; weight and bias stand behind them."""
+"""The place of the rows among the operands of a linear layer; weight and bias follow."""
 
 Way = Literal["forward", "backward"]
 WAYS: Mapping[Way, int] = {"forward": 0, "backward": 1}
-"""Their places in what an overlap has of each."""
+"""The index of each direction in the pairs of an overlap."""
 
 
 Saves: TypeAlias = Callable[[Overlap, Way, Step], Seconds]
-"""What an overlap saves there or back."""
+"""The seconds that an overlap saves in one direction."""
 
 
 class _Products(NamedTuple):
-    """Seconds of the products that a collective runs under, as they are without chunks, of one chunk, and of what can
-    follow the last one; of a copy that chunks make."""
+    """Seconds of the products under a collective: without chunks, of one chunk, and of the work that can follow the
+    last chunk; and seconds of the copy that chunks need."""
 
     whole: Seconds
     chunk: Seconds
@@ -50,15 +49,15 @@ class _Products(NamedTuple):
 
 @dataclass(kw_only=True)
 class ProductOverlap:
-    """Charges overlaps on a walk. Keeps the rules of products of fewer rows, and what ways save."""
+    """Charges overlaps on a walk. Caches the rules of products with fewer rows, and savings."""
 
     walk: "Walk"
     _rules: dict[tuple[int, int, int], tuple[Rule, Rule]] = field(default_factory=dict)
     _saved: dict[tuple[object, ...], tuple[Seconds, tuple[object, ...]]] = field(default_factory=dict)
 
     def charge(self, cost: StageCost, chunk: ChunkCost, one: Overlap, *, again: bool) -> None:
-        """Charge an overlap to its operator, which runs `again` in the backward pass of a recomputed block: under the
-        products whose results are not kept. If there are none it runs under the gradients of the rows."""
+        """Charge an overlap to its operator. In a recomputed block (`again`) the operand is gathered again under the
+        products whose results are not kept; if there are none, under the gradients of the rows."""
         self._way(cost, chunk, one, "forward", self._saves, "forward")
         left = tuple(at for at in one.products if not self.walk.bound.is_kept(at))
         if again and (left or is_shared(one, self.walk.bound.graph)):
@@ -69,7 +68,7 @@ class ProductOverlap:
         self._way(cost, chunk, one, "backward", self._saves, "backward")
 
     def saves(self, one: Overlap) -> tuple[Seconds, Seconds]:
-        """Seconds that an overlap saves forward and backward in each pass; less than nothing where it costs them."""
+        """Seconds that an overlap saves forward and backward in each pass; negative if it costs time."""
         ways: tuple[Way, Way] = ("forward", "backward")
         there, back = (
             0.0 if step is None else self._saves(one, way, step) for way, step in zip(ways, one.steps, strict=True)
@@ -77,8 +76,8 @@ class ProductOverlap:
         return there, back
 
     def transient(self, one: Overlap) -> Bytes:
-        """Bytes of products that run with another operator, and of chunks on their way beside the whole; of all of the
-        operand where it comes again for the gradients of weights alone."""
+        """Transient bytes of products that run with another operator, and of chunks in progress in addition to the
+        whole tensor; the whole operand if it is gathered again for weight gradients alone."""
         walk, ways = self.walk, tuple(WAYS)
         others = sum(float(walk.price(walk.bound.operators[at], counted=False).transient[0]) for at in one.early)
         again = one.kind == "operand" and all(walk.bound.is_kept(at) for at in one.products)
@@ -86,7 +85,7 @@ class ProductOverlap:
         return others + later + max(self._on_its_way(one, way) for way in ways)
 
     def _on_its_way(self, one: Overlap, way: Way) -> Bytes:
-        """Bytes of the chunks of one way."""
+        """Bytes of the chunks in one direction."""
         step, chunks = one.steps[WAYS[way]], one.chunks[WAYS[way]]
         if step is None:
             return 0.0
@@ -102,18 +101,19 @@ class ProductOverlap:
         return source, target
 
     def moment(self, one: Overlap) -> Bytes:
-        """Bytes while its operator runs, its weights left out."""
+        """Bytes that live while its operator runs, without weights."""
         bound, op = self.walk.bound, self.walk.bound.operators[one.at]
         prices = self.walk.price(op, counted=False)
         return self.transient(one) + float(transient_bytes(self.walk.alive, bound.graph, one.at, op.rule, prices)[0])
 
     def _trains(self, one: Overlap) -> bool:
-        """Whether a weight or bias of its products has a gradient, for which the operand is needed."""
+        """Whether a weight or bias of its products has a gradient, which needs the operand."""
         graph = self.walk.bound.graph
         return any(name in graph.differentiable for at in one.products for name in graph.operators[at].operands[1:])
 
     def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, saves: Saves, phase: Phase) -> None:
-        """Charge one way of a value in a phase: in full, and what it saves; whole where it has no products."""
+        """Charge one direction of a value in a phase: its full seconds, and its savings; in one piece if it has no
+        products."""
         step = one.steps[WAYS[way]]
         if step is None:
             return
@@ -132,7 +132,8 @@ class ProductOverlap:
             charge(cost.messages, part, owner, piece, {phase: chunks})
 
     def _saves_later(self, one: Overlap, way: Way, step: Step) -> Seconds:
-        """Seconds of an operand that comes in the backward pass while the gradients of its rows are made."""
+        """Seconds saved for an operand that is gathered in the backward pass while the gradients of its rows are
+        computed."""
         bound = self.walk.bound
         nbytes = step.fraction * bound.graph.types[one.value].nbytes
         sent = self.walk.pricers.activations.message_seconds(step.kind, step.axis, nbytes)
@@ -151,7 +152,7 @@ class ProductOverlap:
         return (made.forward, wanted.forward) if way == "forward" else (wanted.gradient, made.gradient)
 
     def _saves(self, one: Overlap, way: Way, step: Step) -> Seconds:
-        """Seconds that a collective, and what goes beside it, takes less than one after the other."""
+        """Seconds that a collective and the products under it save, compared with one after the other."""
         arrives = (one.kind == "operand") == (way == "forward")
         beside = one.chunked if way == "forward" else one.products
         operators = [self.walk.bound.operators[at] for at in beside]
@@ -182,19 +183,19 @@ class ProductOverlap:
         )
 
     def _backward(self, one: Overlap, operators: list[BoundOperator], dim: int, chunks: int) -> _Products:
-        """Gradients of the rows under the collective, those of weights behind them."""
+        """Gradients of the rows overlap with the collective; those of weights follow."""
         whole = sum(float(self.walk.price(op, counted=False).backward[0]) for op in operators)
         chunk = sum(self._of_rows(self._part(op, dim, chunks)) for op in operators)
         under = sum(float(self.walk.price(op, (_ROWS,), counted=False).backward[0]) for op in operators)
         return _Products(whole=whole, chunk=chunk, under=under, copied=self._copied(one, operators))
 
     def _part(self, op: BoundOperator, dim: int, chunks: int) -> BoundOperator:
-        """A product of the rows of one chunk."""
+        """A product with the rows of one chunk."""
         if chunks == 1:
             return op
         key = (id(op.rule), dim, chunks)
         if key not in self._rules:
-            cut = op.rule.operands[_ROWS][dim][0]  # of several factors the outer one, which is cut first
+            cut = op.rule.operands[_ROWS][dim][0]  # the outer one of several factors, which is cut first
             factors = tuple(
                 replace(factor, extent=factor.extent // chunks) if at == cut else factor
                 for at, factor in enumerate(op.rule.factors)
@@ -204,11 +205,11 @@ class ProductOverlap:
 
     @staticmethod
     def _other_side(one: Overlap, price: OperatorPrices) -> Array:
-        """Bytes of what a product makes of an operand that moves, or reads for a result that does."""
+        """Bytes of the result of a product whose operand moves, or of the operand of a product whose result moves."""
         return price.results[0] if one.kind == "operand" else price.operands[_ROWS]
 
     def _copied(self, one: Overlap, operators: list[BoundOperator]) -> Seconds:
-        """Seconds of copying what products make, or what one reads."""
+        """Seconds to copy the results of products, or the operand of one."""
         prices = [self.walk.price(op, counted=False) for op in operators]
         nbytes = sum(float(self._other_side(one, price)[0]) for price in prices)
         device = self.walk.cluster.device
@@ -216,6 +217,6 @@ class ProductOverlap:
 
 
 def chunk_bytes(moved: Bytes, beside: Bytes, chunks: int) -> Bytes:
-    """Bytes that a collective holds in so many chunks, of what is sent and what comes, `moved` in all: one chunk is
-    under way while another one is used or made, of whose product's other side, `beside`, a chunk is copied."""
+    """Bytes that a collective in this many chunks holds. `moved` are the bytes sent and received in all: one chunk is
+    in progress while another one is used or made. A chunk of the product's other side, `beside`, is copied."""
     return min(2, chunks) / chunks * moved + beside / chunks

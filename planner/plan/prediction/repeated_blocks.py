@@ -1,19 +1,19 @@
-"""Blocks that add the same to the sums of their stages, visited once, in all plans of a graph and a mesh.
+"""Blocks that add the same to the sums of their stages: visited once for all plans of a graph and a mesh.
 
     stage     | block 3 | block 4 | block 5 | block 6 |     | block 7 | block 8 | ...
     visited        x         x                   x
     added                              4                         3         4        what those added, number by number
 
-A block is like an earlier one where each operator is: same rule, types, strategies and layouts, operands from the same
-place of the same block, of the block before or from outside, the same readers, and the same of it kept for the
-backward pass; and where the graph of the blocks before and behind is the same, and hands over the same layouts, and
-these are in the same stage or not. All of that is compared, not assumed. What is held of every micro-batch in flight
-is written down as such, as their number differs from stage to stage. Sums are made of the same numbers in the same
-order as if every operator were visited, so that they are the same to the last bit.
+A block equals an earlier one if each operator does: same rule, types, strategies and layouts, operands from the same
+place of the same block, of the previous block or from outside, the same readers, and the same tensors kept for the
+backward pass. Also the graphs of the neighbouring blocks must be the same, they must hand over the same layouts, and
+they must equally be in the same stage or in another one. All of this is compared, not assumed. Bytes held per
+micro-batch in flight are recorded as such, since their number differs between stages. Sums are made of the same numbers
+in the same order as if every operator were visited, so they are the same to the last bit.
 
-Not for walks that somebody looks on at, nor for plans in which blocks differ by their names or wait for each other:
-those that offload, interleave, slice, or defer gradients. What blocks gather together travels in messages of a stage,
-which are counted at its end.
+Not used for walks that are observed, nor for plans in which blocks depend on their names or wait for each other: plans
+with offload, interleaved micro-batches, slices, or shared deferred gradients. Coalesced collectives of blocks belong to
+their stage, and are counted at its end.
 """
 
 from collections import Counter, defaultdict
@@ -34,8 +34,8 @@ from planner.sharding.rules import rule_of
 
 
 def block_keys(bound: BoundPlan, alive: Liveness) -> Mapping[int, object]:
-    """For blocks by themselves what decides what their visits add: those with the same key add the same, to the sums of
-    this or of another stage, in this or in another plan for the same graph, mesh and training."""
+    """For each block a key: blocks with the same key add the same to the sums of their stages, in this or another plan
+    for the same graph, mesh and training settings."""
     plan, blocks = bound.plan, bound.blocks
     update, defers = plan.training.update, plan.schedule_kind.splits_backward
     if (
@@ -67,14 +67,13 @@ def block_keys(bound: BoundPlan, alive: Liveness) -> Mapping[int, object]:
 
 
 def repeated_blocks(keys: Mapping[int, object]) -> Mapping[int, int]:
-    """For blocks with the key of an earlier one the first such."""
+    """For blocks with the key of an earlier block, the first such block."""
     first = dict[object, int]()
     return {block: like for block, key in keys.items() if (like := first.setdefault(key, block)) != block}
 
 
 def _chosen(bound: BoundPlan) -> list[int]:
-    """For each block a number of what the plan chooses for it, equal where that is the same, whatever groups it
-    names."""
+    """For each block a number for the choices of the plan; equal choices have equal numbers, in any group."""
     groups, blocks = bound.plan.groups, bound.blocks
     numbers = dict[int, int]()
     for group in groups if len(groups) < blocks.count else ():
@@ -91,7 +90,7 @@ def _choice(bound: BoundPlan, block: int) -> int:
 
 
 def _shares_deferred(graph: OperatorGraph, blocks: Blocks) -> bool:
-    """Whether weight gradients that may be deferred are made of a value that several blocks read: it is kept once."""
+    """Whether deferred weight gradients need a value that several blocks read: it is kept once."""
     key = ("shared by deferred gradients", blocks.borders)
     if key not in graph.derived:
         readers: dict[str, set[int | None]] = {}
@@ -103,7 +102,7 @@ def _shares_deferred(graph: OperatorGraph, blocks: Blocks) -> bool:
 
 
 def _overlaps(bound: BoundPlan) -> object:
-    """What of blocks runs under what."""
+    """The overlaps of blocks."""
     training = bound.plan.training
     if not training.tensor_overlap and not training.expert_overlap:
         return ()
@@ -112,7 +111,7 @@ def _overlaps(bound: BoundPlan) -> object:
 
 
 def _given(bound: BoundPlan, block: int, told: tuple[int, ...]) -> int:
-    """A number of the layouts in which a block is given what the one before it makes, which so much is `told` of."""
+    """A number for the layouts in which a block receives the values of the previous one; `told` is the key of both."""
     known = bound.graph.derived.setdefault(("given", bound.plan.mesh), {})
     if told not in known:
         before = set(bound.blocks.operators(block - 1))
@@ -123,8 +122,8 @@ def _given(bound: BoundPlan, block: int, told: tuple[int, ...]) -> int:
 
 
 def _taken(bound: BoundPlan, block: int, told: tuple[int, ...]) -> int:
-    """A number of how the block behind a block takes what that makes, and whether it is recomputed; so much is `told`
-    of it."""
+    """A number for the layouts in which the next block reads the values of a block, and for whether it is recomputed;
+    `told` is the key of both."""
     known = bound.graph.derived.setdefault(("taken", bound.plan.mesh), {})
     if told not in known:
         own, found = set(bound.blocks.operators(block)), list[object]()
@@ -138,7 +137,7 @@ def _taken(bound: BoundPlan, block: int, told: tuple[int, ...]) -> int:
 
 
 def _outside(bound: BoundPlan) -> int:
-    """A number of the layouts in which everything is made that blocks read and none of them makes."""
+    """A number for the layouts of all values that blocks read and that none of them makes."""
     graph, blocks = bound.graph, bound.blocks
     key = ("read by blocks", blocks.borders)
     if key not in graph.derived:
@@ -150,7 +149,7 @@ def _outside(bound: BoundPlan) -> int:
 
 
 def _of(bound: BoundPlan, operators: Sequence[int]) -> tuple[object, ...]:
-    """Layouts, by their identity, as equal calls share theirs, and strategies."""
+    """Layouts, by id, since equal calls share them, and strategies."""
     return tuple(map(id, _layouts(bound, operators))), tuple(bound.operators[at].strategy for at in operators)
 
 
@@ -159,19 +158,19 @@ def _layouts(bound: BoundPlan, operators: Sequence[int]) -> tuple[object, ...]:
 
 
 def _number(bound: BoundPlan, what: object, kept: tuple[object, ...]) -> int:
-    """A short name of what a plan has, the same for all plans of its graph and mesh; what it tells by its identity is
-    kept."""
+    """A number for a choice of a plan, the same for all plans of its graph and mesh. Objects that are identified by id
+    are held in `kept`."""
     known = bound.graph.derived.setdefault(("numbers of choices", bound.plan.mesh), {})
     numbers = cast("dict[object, tuple[int, tuple[object, ...]]]", known)
     return numbers.setdefault(what, (len(numbers), kept))[0]
 
 
 def _kinds(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> tuple[int, ...]:
-    """A number for each block, the same for those that are alike whatever plan there is."""
+    """A number for each block; blocks that are equal under every plan have equal numbers."""
     found, kinds, own = list[list[object]](), list[int](), _own_buffers(graph, blocks)
     for block in range(blocks.count):
         told = _told(graph, blocks, alive, block, own)
-        if told is None:  # like no other
+        if told is None:  # equal to no other block
             kinds.append(-1 - block)
             continue
         like = next((number for number, other in reversed([*enumerate(found)]) if other == told), len(found))
@@ -184,8 +183,8 @@ def _kinds(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> tuple[int, 
 def _told(
     graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int, own: Mapping[str, bool]
 ) -> list[object] | None:
-    """All of a block, with the buffers that blocks have for their `own`, that decides what its visits add; None where
-    it has to do with blocks that are no neighbours."""
+    """Everything about a block that decides what its visits add; `own` are the buffers that only one block reads. None
+    if the block exchanges values with blocks that are not its neighbours."""
     inside, start, stop = blocks.operators(block), blocks.start, blocks.stop
     first = blocks.borders[max(block - 1, 0)]
     last = blocks.borders[min(block + 2, blocks.count)]
@@ -220,7 +219,8 @@ def _told(
 
 
 def _own_buffers(graph: OperatorGraph, blocks: Blocks) -> Mapping[str, bool]:
-    """Buffers that one block alone reads, and whether the forward pass changes them. All are whole on every device."""
+    """Buffers that only one block reads, and whether the forward pass changes them. All are full copies on every
+    device."""
     changed = {buffer for buffer, _ in graph.updates}
     readers = {name: {blocks.numbers.get(use) for use in graph.consumers.get(name, ())} for name in graph.buffers}
     return {name: name in changed for name, of in readers.items() if len(of) == 1}
@@ -228,8 +228,8 @@ def _own_buffers(graph: OperatorGraph, blocks: Blocks) -> Mapping[str, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes that are held of every micro-batch in flight, or of those beside so many that are `taken`; or of every one
-    whose weight gradients are `deferred`."""
+    """Bytes held for every micro-batch in flight; or for those beyond `taken` of them; or for each micro-batch whose
+    weight gradients are `deferred`."""
 
     each: float
     taken: int = 0
@@ -240,7 +240,8 @@ class Held:
         return self
 
     def of(self, live: int, waiting: int) -> float:
-        """Bytes with so many in flight, and so many that wait for weight gradients, at each moment."""
+        """Bytes for `live` micro-batches in flight, and `waiting` ones whose weight gradients are deferred, at each
+        moment."""
         if self.deferred:
             return waiting * self.each
         return self.each * (counts_beyond(live, self.taken) if self.taken else live)
@@ -248,7 +249,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Stands for the number of micro-batches in flight where what is held of each is written down; or of those whose
+    """Stands for the number of micro-batches in flight, so that bytes per micro-batch are recorded; or of those whose
     weight gradients are `deferred`."""
 
     taken: int = 0
@@ -264,7 +265,7 @@ class InFlight:
 
 
 class _Sums(dict[Any, float]):
-    """Sums that are always 0, so that what is written is what would be added; by key, in order."""
+    """Sums that always read as 0, so that a written value is the one to add; by key, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +306,7 @@ class _Pass(list[Passed]):
 
 @dataclass(kw_only=True)
 class _Chunk:
-    """A chunk whose passes are written down."""
+    """A chunk whose passes are recorded."""
 
     forward: _Pass = field(default_factory=_Pass)
     backward: _Pass = field(default_factory=_Pass)
@@ -317,7 +318,7 @@ class _Chunk:
 
 @dataclass(kw_only=True)
 class BlockSums:
-    """What the visits of one `block` of a chunk add. They take it for the sums of their rank (`cost`)."""
+    """What the visits of one `block` of a chunk add. Visits use it in place of the sums of their rank (`cost`)."""
 
     block: int
     chunk: int
@@ -329,9 +330,9 @@ class BlockSums:
         default_factory=lambda: defaultdict(_Launches)
     )
     messages: Charges = field(default_factory=Counter)
-    charged: _Sums = field(default_factory=_Sums)  # of weights that are gathered together
+    charged: _Sums = field(default_factory=_Sums)  # for coalesced weights
     flops: list[float] = field(default_factory=list)
-    backward: Sequence[float] = ()  # seconds of the backward pass of each operator
+    backward: Sequence[float] = ()  # backward seconds of each operator
     together: _Sums = field(default_factory=_Sums)
     _memory: dict[object, Sequence[tuple[str, Sequence[object]]]] = field(default_factory=dict)
 
@@ -351,9 +352,9 @@ class BlockSums:
         place: tuple[int, int],
         counts: tuple[int, int],
     ) -> None:
-        """Add it to the sums of a rank, as those of this block, which is in a stage that is such a chunk of its rank
-        (`place`), with so many micro-batches in flight and so many that wait for weight gradients (`counts`); and to
-        what weights were `charged` that are gathered together."""
+        """Add it to the sums of a rank, as those of this `block`. `place` has its stage and the chunk of the rank;
+        `counts` the micro-batches in flight, and those that wait for weight gradients. `charged` are the charges for
+        coalesced weights."""
         stage, number = place
         for name, values in self.micro_batch.added.items():
             cost.micro_batch[name] = _one_by_one(cost.micro_batch[name], values)
@@ -378,9 +379,9 @@ class BlockSums:
             cost.launches[number, block, name].add_all(launched)
 
     def _held(self, live: int, waiting: int) -> Sequence[tuple[str, Sequence[float]]]:
-        """What is added to memory, by name, with so many micro-batches in flight, and so many that wait; found once,
-        when all is written."""
-        every: tuple[Any, ...] = (live, waiting)  # arrays where there are several moments
+        """The values to add to memory, by name, for these numbers of micro-batches in flight, and of those that wait;
+        cached."""
+        every: tuple[Any, ...] = (live, waiting)  # arrays if there are several moments
         key = tuple(counts if isinstance(counts, int) else counts.tobytes() for counts in every)
         if key not in self._memory:
             self._memory[key] = [
@@ -397,7 +398,7 @@ class BlockSums:
 
 
 def _one_by_one(total: float, values: Sequence[float]) -> float:
-    """A total to which values are added one after the other, as those who visit each block add them."""
+    """A total to which values are added one after the other, as visits of each block would add them."""
     for value in values:
         total += value
     return total

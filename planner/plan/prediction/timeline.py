@@ -1,16 +1,16 @@
-"""The step of a plan as a picture of time: what every pipeline rank computes and communicates when.
+"""The step of a plan as a timeline: what every pipeline rank computes and communicates, and when.
 
     rank 1   computation     F0    F1    B0  F2 ...  U          passes as `costmodels.simulate` runs them
-             communication >F0> ==    >          = R  W         > what comes from another stage, = inside a pass,
+             communication >F0> ==    >          = R  W         > transfer from another stage, = inside a pass,
                                                                 R gradients, W new weights
 
-The simulation says when a pass begins and ends. Inside of it the prediction knows sums, not an order; what comes from
-another stage is drawn first, where the software receives before it computes, then the work, then what the work waits
-for. Where receives are posted ahead a transfer is drawn on the rank that sends, when it travels.
-What software hides is drawn beside the work, from where that begins.
+The simulation gives the begin and end of passes. Inside of a pass the prediction knows sums, not an order. Transfers
+from other stages are drawn first, as the software receives before it computes, then the work, then exposed
+communication. If receives are posted ahead, a transfer is drawn on the rank that sends, when it is sent. Overlapped
+communication is drawn next to the work, from its beginning.
 
-Under a schedule without a flush a step has no end of its own: drawn is the first one, which fills the pipeline and is
-longer than the step that the prediction states.
+Under a schedule without a flush a step has no end of its own. The drawing then shows the first step, which fills the
+pipeline and is longer than the predicted step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,8 +39,8 @@ _SENDS = ("send_forward", "send_backward")
 
 
 class Span(NamedTuple):
-    """Something that a pipeline rank does; `micro_batch` is -1 where there is none. What a transfer brings was made on
-    rank `source`, by work that had ended at `sent`; -1 and 0 for everything else."""
+    """An activity of a pipeline rank; `micro_batch` is -1 if there is none. A transfer brings a value from rank
+    `source`, whose work on it had ended at `sent`; -1 and 0 for other spans."""
 
     start: Seconds
     end: Seconds
@@ -56,7 +56,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeline:
-    """A step as it is simulated: spans rank by rank in the order of their turns, and how each rank spends it."""
+    """A simulated step: spans rank by rank in the order of the schedule, and how each rank spends the step."""
 
     seconds: Seconds
     spans: tuple[Span, ...]
@@ -64,11 +64,11 @@ class StepTimeline:
 
 
 def timeline_of(plan: Plan, costs: Sequence[StageCost]) -> StepTimeline:
-    """The step of a plan whose pipeline ranks cost that much."""
+    """The step of a plan whose pipeline ranks have these costs."""
     ranks = ranks_seconds([cost.chunks for cost in costs], [cost.all_once for cost in costs], plan.schedule)
     found = simulate(ranks, orders_of(plan), v_shaped=plan.schedule_kind.v_shaped)
     passes = _Passes([cost.chunks for cost in costs], ranks, plan.schedule_kind)
-    done: dict[tuple[bool, int, int, int], Seconds] = {}  # work of passes, by direction, chunk, micro-batch, slice
+    done: dict[tuple[bool, int, int, int], Seconds] = {}  # end of work, by direction, stage, micro-batch, slice
     for event in found.events:
         if event.kind in _PASSES:
             one = passes.of(event)
@@ -79,7 +79,7 @@ def timeline_of(plan: Plan, costs: Sequence[StageCost]) -> StepTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """Seconds of a pass: what comes in, the work, what is hidden beside it, what is waited for behind it."""
+    """Seconds of a pass: receiving, work, communication that overlaps with it, and exposed communication behind it."""
 
     received: Seconds
     work: Seconds
@@ -88,13 +88,13 @@ class _Pass:
 
 
 class _Passes:
-    """What the passes of all ranks are made of."""
+    """The parts of the passes of all ranks."""
 
     def __init__(self, chunks: Sequence[Sequence[ChunkCost]], ranks: Sequence[RankSeconds], schedule: Schedule) -> None:
         self.chunks, self.ranks, self.count, self.schedule = chunks, ranks, len(ranks), schedule
 
     def key(self, event: Event) -> tuple[bool, int, int, int]:
-        """Which pass through which stage; the second turn of a backward pass has the key of a third way."""
+        """The pass and its stage; the deferred part of a backward pass has a key of its own."""
         stage = self.schedule.stage_of(event.rank, event.chunk, self.count)
         if event.kind == "weight_gradient":
             return (False, -2 - stage, event.micro_batch, event.slice)
@@ -115,7 +115,7 @@ class _Passes:
 
 
 def _spans(event: Event, passes: _Passes, done: dict[tuple[bool, int, int, int], Seconds]) -> Iterator[Span]:
-    """The spans of one event of the simulation; communication inside of passes comes with these."""
+    """The spans of one event of the simulation, with the communication inside of passes."""
     rest = event.micro_batch, event.chunk, event.slice
     if event.kind in _WORDS and event.end > event.start:
         stream: Stream = "computation" if event.kind == "optimizer" else "communication"

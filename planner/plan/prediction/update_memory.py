@@ -1,9 +1,9 @@
-"""Temporaries of the update of weights, as `runtime.optimizers` has them.
+"""Temporaries of weight updates, as in `runtime.optimizers`.
 
-One kernel that updates weights, gradients and moments in fp32 takes none, a chain of kernels `_CHAIN` of a piece,
-beside the last one of the piece before (torch/optim/adam.py, _single_tensor_adam: `denom`). What is kept narrower,
-weights without a master and moments, has fp32 copies meanwhile: LAMB widens whole pieces, AdamW and SGD chunks of
-`UPDATE_CHUNK` elements, of several small pieces or of a part of a large one.
+A single kernel that updates weights, gradients and moments in fp32 needs none. A chain of kernels needs `_CHAIN` times
+the piece, in addition to the last temporary of the previous piece (torch/optim/adam.py, _single_tensor_adam: `denom`).
+Narrower tensors (weights without a master, and moments) have fp32 copies in the meantime: LAMB widens whole pieces,
+AdamW and SGD chunks of `UPDATE_CHUNK` elements, made of several small pieces or of a part of a large one.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,14 +15,14 @@ from planner.plan.layout.narrow_updates import FP32, narrow_moments, narrow_weig
 from planner.pricing.parameter_price import summed
 from planner.sharding.matrices import optimizer_of
 
-_CHAIN = 2  # temporaries of a chain of kernels, in pieces of the parameter that is updated
+_CHAIN = 2  # temporaries of a chain of kernels, relative to the updated piece
 
 
 def update_temporaries(
     bound: BoundPlan, pieces: Mapping[str, float], in_strips: Collection[str], *, fused: bool
 ) -> Bytes:
-    """The most while pieces of parameters are updated, of so many elements each, by one optimizer, which one kernel
-    does where it is `fused` and they are not `in_strips`."""
+    """The most bytes while one optimizer updates pieces of parameters with these numbers of elements. One kernel does
+    that if it is `fused` and the piece is not `in_strips`."""
     if not pieces:
         return 0.0
     optimizer = optimizer_of(bound.graph, bound.plan.training.optimizer, next(iter(pieces)))
@@ -46,13 +46,13 @@ def _chain(counts: Iterable[float]) -> float:
 
 
 def _widened(bound: BoundPlan, name: str, moments: int) -> int:
-    """How many fp32 copies the update of a parameter makes of what is kept of it, and of its gradient."""
+    """The number of fp32 copies that the update of a parameter makes of its tensors and its gradient."""
     gradient = summed(bound.graph.types[name], bound.plan.training.update).element_bytes < FP32
     return (updated_in_chunks(bound, name) and gradient) + narrow_weight(bound, name) + moments * narrow_moments(bound)
 
 
 def _largest_chunk(counts: Iterable[float]) -> float:
-    """Elements of the fullest of the chunks that pieces are put into one after the other."""
+    """Elements of the fullest chunk, if pieces are put into chunks one after the other."""
     most = held = 0.0
     for count in counts:
         whole, rest = divmod(count, UPDATE_CHUNK)
