@@ -1,4 +1,4 @@
-"""Memory of a backward pass: gradients, what comes back, and what is computed once more."""
+"""Memory of a backward pass: gradients, tensors that come back, and recomputation."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ from planner.sharding.redistribute import Step
 
 
 class BackwardMemory(ForwardMemory):
-    """A stage on its way back."""
+    """A stage in its backward pass."""
 
     def _backward(self, sections: list[Section], received: Values) -> None:
         gradients: dict[str, Storage] = {}
@@ -37,7 +37,7 @@ class BackwardMemory(ForwardMemory):
         self._post(BACK)
         begun = [
             self.account.hold(storage) for storage in gradients.values()
-        ]  # who calls autograd has them till the end
+        ]  # the caller of autograd holds them until the end
         while sections:
             self.account.pause("border")
             section = sections.pop()
@@ -53,7 +53,7 @@ class BackwardMemory(ForwardMemory):
             self._reduce_together(section, gradients)
             self._release([piece.storage for piece in section.reads.values()])
         if not self.held.passes:
-            self._returned()  # else under the next pass
+            self._returned()  # otherwise during the next pass
         self.held.visit({})
         for name in self.cut.receives:
             if name in gradients:
@@ -62,7 +62,7 @@ class BackwardMemory(ForwardMemory):
         self._release([piece.storage for piece in received.values()])
 
     def _again(self, section: Section, sections: Sequence[Section]) -> None:
-        """Compute a block once more, until all that its backward pass needs is there."""
+        """Recompute a block until everything that its backward pass needs exists."""
         self.account.pause("border", forward=True)
         self._come(section, sections)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
@@ -85,14 +85,14 @@ class BackwardMemory(ForwardMemory):
         self.account.pause("border", forward=False)
 
     def _come(self, section: Section, sections: Sequence[Section]) -> None:
-        """What a block has offloaded comes back, and with it what the block before it has."""
+        """The tensors that a block has offloaded come back, together with those of the previous block."""
         before = sections[-1].offloaded if sections and section.offloaded else ()
         for storage in (*section.offloaded, *before):
             if storage.lent:
                 self.account.take_back(storage)
 
     def _add_to_past(self, at: int, op: BoundOperator) -> None:
-        """Gradients of the keys and values of all slices, from the last one on; and those of a slice on their way."""
+        """Gradients of the keys and values of all slices, from the last slice on; and those of a slice in progress."""
         key, nbytes = (self.now.micro_batch, at), self.tensors.keys(op)
         element = self.bound.graph.types[op.operator.operands[1]].element_bytes
         if self.now.slice and len(self.pasts[key]) == 1:
@@ -101,7 +101,7 @@ class BackwardMemory(ForwardMemory):
             self.account.brief(self.now.slice * nbytes + 2.0 * self.tensors.result_bytes(at), OTHER)
 
     def _differentiate(self, at: int, section: Section, gradients: dict[str, Storage]) -> None:
-        """The backward pass of one operator: gradients of its operands, in the layouts that their makers want."""
+        """The backward pass of one operator: gradients of its operands, in the layouts that their producers need."""
         op, kept = self.bound.operators[at], section.kept.pop(at, Kept())
         given = [gradients.pop(name) for name in self.tensors.results(at) if name in gradients]
         lies = next((self.lying.pop(name, None) for name in self.tensors.results(at)), None)
@@ -116,7 +116,7 @@ class BackwardMemory(ForwardMemory):
             if self.tensors.remembers(op):
                 self._add_to_past(at, op)
             if op.rule.stepwise and kept.extra is not None:
-                self.account.release(kept.extra)  # before gradients of all steps are there
+                self.account.release(kept.extra)  # before the gradients of all steps exist
                 kept.extra = None
             if op.rule.folds and lies is not None and not self._folds(op, lies):
                 given.append(self.account.new(self._result_bytes(op), OTHER))
@@ -124,11 +124,11 @@ class BackwardMemory(ForwardMemory):
                 lies = None
             made = self._gradients(op, graded, given, kept, lies)
             rows = sent_rows(op, self.bound.plan.mesh) if at in self.in_parts else 0.0
-            self.account.brief(self.tensors.scratch(op) + 2 * rows, OTHER)  # of results, and on their way back
+            self.account.brief(self.tensors.scratch(op) + 2 * rows, OTHER)  # of results, and rows in progress
             self._release([piece.storage for piece in gathered])
         self._release(kept.everything)
         self._release(given)
-        for place, name in reversed([*enumerate(op.operator.operands)]):  # the last that was moved there is first back
+        for place, name in reversed([*enumerate(op.operator.operands)]):  # in reverse order of the forward moves
             if place in made:
                 move = self.tensors.move(at, place)
                 yields = move.yields(move.back, weight=name in self.bound.parameters)
@@ -144,7 +144,7 @@ class BackwardMemory(ForwardMemory):
             self.account.pause("pause")
 
     def _defer(self, at: int, again: bool, later: Sequence[int], kept: Kept, given: Sequence[Storage]) -> None:
-        """Hold what the weight gradients of an operator are made of until their turn."""
+        """Hold the inputs of an operator's weight gradients until these are computed."""
         op = self.bound.operators[at]
         places = [place for place in self.tensors.saved(op) if again or not self.tensors.gathered(at, place)]
         used = {place for place, needed_by in op.rule.saves if set(needed_by) & set(later)}
@@ -152,7 +152,7 @@ class BackwardMemory(ForwardMemory):
         self.products.append(Product(at, [self.account.hold(storage) for storage in (*held, *given)]))
 
     def _weight_gradients(self, products: Sequence[Product]) -> None:
-        """The turn of the weight gradients of a micro-batch, from the last product to the first."""
+        """The deferred weight gradients of a micro-batch, from the last product to the first."""
         for product in products:
             op = self.bound.operators[product.at]
             made = {
@@ -166,10 +166,10 @@ class BackwardMemory(ForwardMemory):
                 self._accumulate(name, arrived.storage)
 
     def _arrive(self, name: str, gradients: dict[str, Storage]) -> None:
-        """All of the gradient of a weight, or of what was received, is there: autograd leaves it with the leaf, in
-        memory of its own."""
+        """The gradient of a weight, or of a received value, is complete: autograd leaves it with the leaf, in separate
+        memory."""
         if name in self.tensors.together:
-            return  # it waits for the others
+            return  # it waits for the coalesced reduction
         if name in self.bound.parameters:
             self._accumulate(name, gradients.pop(name))
         elif name in self.cut.receives and gradients[name].holders > 1:
@@ -178,7 +178,8 @@ class BackwardMemory(ForwardMemory):
             self.account.release(shared)
 
     def _back(self, gradient: Piece, steps: Sequence[Step], name: str, *, then: Then | None = None) -> Piece:
-        """A gradient, which is given away, as its maker wants it; that of a weight may be reduced in another dtype."""
+        """A gradient, which is given away, in the layout that its producer needs. That of a weight may be reduced in
+        another dtype."""
         tensor = self.bound.graph.types[name]
         if not steps or name not in self.bound.parameters:
             return self._moved(gradient, steps, name, then=then, gives=True)
@@ -202,8 +203,8 @@ class BackwardMemory(ForwardMemory):
         kept: Kept,
         lies: Strides | None,
     ) -> dict[int, Piece]:
-        """Gradients of operands. Autograd makes them from the last on, and sums those of operands that were broadcast
-        when all are there."""
+        """Gradients of operands. Autograd makes them from the last to the first, and sums those of broadcast operands
+        once all exist."""
         made, wholes = dict[int, Piece](), list[Storage]()
         for place in reversed(graded):
             whole = self._whole(op, place)
@@ -219,7 +220,7 @@ class BackwardMemory(ForwardMemory):
         return made
 
     def _whole(self, op: BoundOperator, place: int) -> Bytes | None:
-        """Bytes of the gradient of an operand before it is summed; None where it is made as it is."""
+        """Bytes of the gradient of an operand before it is summed; None if it needs no sum."""
         if not op.rule.makes_whole_gradients or place in op.rule.handed:
             return None
         name, result = op.operator.operands[place], op.operator.results[0]
@@ -232,7 +233,8 @@ class BackwardMemory(ForwardMemory):
     def _gradient(
         self, op: BoundOperator, place: int, given: Sequence[Storage], kept: Kept, lies: Strides | None
     ) -> Piece:
-        """Memory of the gradient of an operand: its own, or that of what it takes the place of, which `lies` so."""
+        """Memory of the gradient of an operand: its own, or that of the tensor it replaces, whose strides are
+        `lies`."""
         name = op.operator.operands[place]
         shape = self.tensors.shape(name, op.layouts.operands[place].forward)
         nbytes = self.tensors.bytes(name, shape)
@@ -249,7 +251,7 @@ class BackwardMemory(ForwardMemory):
         return Piece(self.account.new(nbytes, OTHER), shape, strides)
 
     def _lies_back(self, op: BoundOperator, place: int, shape: tuple[int, ...], lies: Strides | None) -> Strides | None:
-        """Strides of the gradient of an operand as a view of that of the result; None where it has to be copied."""
+        """Strides of the gradient of an operand as a view of that of the result; None if it must be copied."""
         result = self._given_shape(op)
         strides = in_order(result) if lies is None else lies
         if op.rule.local_form == "reshape":
@@ -259,18 +261,18 @@ class BackwardMemory(ForwardMemory):
         return strides if shape == result else in_order(shape)
 
     def _folds(self, op: BoundOperator, lies: Strides) -> bool:
-        """Whether leading dims of the gradient of a product lie as one."""
+        """Whether the leading dims of the gradient of a product are contiguous as one dim."""
         second = self.bound.graph.types[op.operator.operands[1]].shape
         return folded(self._given_shape(op), lies, kept=min(2, max(1, len(second) - 1)))
 
     def _given_shape(self, op: BoundOperator) -> tuple[int, ...]:
-        """Of the gradient of the first result."""
+        """Shape of the gradient of the first result."""
         name = op.operator.results[0]
         assert name is not None, op.operator.name
         return self.tensors.shape(name, op.layouts.results[0].gradient)
 
     def _result_bytes(self, op: BoundOperator) -> Bytes:
-        """Of the gradient of what an operator makes, which may be a slice of more memory."""
+        """Bytes of the gradient of an operator's result, which may be a slice of a larger memory."""
         name = op.operator.results[0]
         assert name is not None, op.operator.name
         return self.tensors.bytes(name, self._given_shape(op))

@@ -1,5 +1,4 @@
-"""What a stage of a rank holds at a moment of its step, for those who follow it
-(`planner.plan.prediction.live_memory`)."""
+"""The memory that a stage of a rank holds at a moment of its step, for `planner.plan.prediction.live_memory`."""
 
 import math
 from collections import Counter
@@ -33,7 +32,7 @@ VALUES, BACK = "values", "gradients"
 
 @dataclass(slots=True)
 class Kept:
-    """What autograd keeps for the backward pass of one operator, and of that its own memory beside the tensors."""
+    """The tensors that autograd keeps for the backward pass of one operator; `extra` is its own memory beside them."""
 
     pieces: list[Storage] = field(default_factory=list)
     extra: Storage | None = None
@@ -45,7 +44,8 @@ class Kept:
 
 @dataclass(slots=True)
 class Section:
-    """Operators that are kept together: each what its backward pass needs, or what it takes to compute them again."""
+    """Operators whose tensors are kept together: each keeps what its backward pass needs, or what recomputation
+    needs."""
 
     operators: Sequence[int]
     kept: dict[int, Kept]
@@ -59,7 +59,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """An operator whose weight gradients are deferred, and what is kept for them."""
+    """An operator whose weight gradients are deferred, and the tensors kept for them."""
 
     at: int
     kept: Sequence[Storage]
@@ -67,7 +67,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Weights that go together, or their gradients, in one of their collectives: what is sent, and what comes."""
+    """One collective of coalesced weights, or of their gradients: its input and its output."""
 
     sends: Storage
     comes: Storage
@@ -75,9 +75,9 @@ class Sent:
 
 @dataclass(kw_only=True)
 class Held:
-    """What the chunks of a rank have together: the account, what is offloaded, the gradients of the step, the buckets
-    that reduce them, what is being sent; what lands gradients that have set out, and lets weights come for the next
-    pass."""
+    """What the chunks of a rank share: the account, bytes of offloaded states, the gradients of the step, the buckets
+    that reduce them, and tensors that are being sent; functions that wait for gradient reductions in progress, and that
+    prefetch weights for the next pass."""
 
     account: MemoryAccount
     rows: Mapping[str, Bytes] = field(default_factory=dict)
@@ -90,8 +90,8 @@ class Held:
     passes: int = 0
 
     def depart(self) -> None:
-        """Let the weights come with which the next pass begins, unless they have set out (`runtime.executor.relay`).
-        `passes` are left behind the one that runs."""
+        """Prefetch the weights with which the next pass begins, unless that has been done (`runtime.executor.relay`).
+        `passes` more follow the current one."""
         following, self.following = self.following, None
         if following is not None:
             following()
@@ -104,7 +104,8 @@ class Held:
             self.visiting[name] = self.account.new(weights[name], WEIGHTS)
 
     def send(self, storage: Storage, *, more: bool = False) -> None:
-        """What is sent is held until the next is, when it has gone; `more` goes with it."""
+        """A sent tensor is held until the next one is sent: it has then arrived. With `more`, it is sent together with
+        the previous one."""
         if not more:
             self.let_go()
         self.sent.append(self.account.hold(storage))
@@ -117,7 +118,7 @@ class Held:
 
 @dataclass(kw_only=True)
 class ChunkMemory:
-    """A stage of the rank: how memory is taken and given back."""
+    """A stage of the rank: how memory is taken and freed."""
 
     bound: BoundPlan
     cut: StageCut
@@ -138,23 +139,23 @@ class ChunkMemory:
         self.beside = {at for one in experts for at in one.beside}
         self.in_parts = {one.at for one in experts}
         self.pending: Counter[str] = Counter()
-        self.lying: dict[str, Strides | None] = {}  # of gradients, None for those that lie in order
+        self.lying: dict[str, Strides | None] = {}  # strides of gradients; None if contiguous
         self.flying: dict[tuple[int, int], tuple[list[Section], Values]] = {}
         self.now = Turn("forward", 0)
         self.thens = turns_of_stages(self.bound, [self.tensors.segments])
-        self.first_in_turn = True  # of the micro-batches that take turns
-        self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
+        self.first_in_turn = True  # of interleaved micro-batches
+        self.pasts: dict[tuple[int, int], list[Storage]] = {}  # keys of attention, by micro-batch and operator
         self.waiting: dict[int, list[Product]] = {}
         self.products: list[Product] = []
         self.coming: dict[
             tuple[int, bool], list[Sent | None]
-        ] = {}  # weights that set out, by section, once more or not
-        self.posted: dict[str, list[Storage]] = {VALUES: [], BACK: []}  # of what comes from other ranks, for a turn
-        self.expected = dict.fromkeys(self.posted, 0)  # turns of the step whose receives are still to be posted
+        ] = {}  # prefetched weights, by section, and whether for the backward pass
+        self.posted: dict[str, list[Storage]] = {VALUES: [], BACK: []}  # receive buffers of one pass
+        self.expected = dict.fromkeys(self.posted, 0)  # passes of the step whose receives are still to be posted
 
     def expect(self, order: Sequence[Turn]) -> None:
-        """So many turns of a step will receive what other ranks send (`runtime.step.receiving`); the receives of the
-        first forward turn are posted now."""
+        """Count the passes of a step that receive from other ranks (`runtime.step.receiving`), and post the receives of
+        the first forward pass."""
         rank_of, stage = self.bound.plan.rank_of, self.cut.stage
         kinds = [turn.kind for turn in order]
         if stage and rank_of(stage - 1) != rank_of(stage):
@@ -164,7 +165,7 @@ class ChunkMemory:
         self._post(VALUES)
 
     def _post(self, way: str) -> None:
-        """Have memory for what the next turn receives, unless there is some, or no turn is left."""
+        """Allocate memory for what the next pass receives, unless it exists already or no pass is left."""
         if self.posted[way] or not self.expected[way] or not self.first_in_turn:
             return
         self.expected[way] -= 1
@@ -175,18 +176,19 @@ class ChunkMemory:
         self.posted[way] = [self.account.new(one, OTHER) for one in nbytes]
 
     def _take(self, way: str) -> None:
-        """What was received is a turn's own from now on; it counts there. The receives of the next one are posted."""
+        """Received values belong to the pass from now on, and are counted there. The receives of the next pass are
+        posted later."""
         if self.first_in_turn:
             self._release(self.posted[way])
             self.posted[way] = []
 
     def _wanted(self, at: int, place: int) -> tuple[int, ...]:
-        """Local shape of an operand as its operator wants it."""
+        """Local shape of an operand as its operator needs it."""
         op = self.bound.operators[at]
         return self.tensors.shape(op.operator.operands[place], op.layouts.operands[place].forward)
 
     def _add(self, gradients: dict[str, Storage], name: str, new: Storage) -> None:
-        """Sum the gradients of several uses, in place where nobody else holds the sum."""
+        """Sum the gradients of several uses, in place if nothing else holds the sum."""
         known = gradients.get(name)
         nbytes = self.tensors.bytes(name, self.tensors.shape(name, self.tensors.promised[name].gradient))
         if known is None:
@@ -198,11 +200,11 @@ class ChunkMemory:
             self._release([known, new])
 
     def _accumulate(self, name: str, leaf: Storage) -> None:
-        """Add what autograd has left to the gradient of the step."""
+        """Add a gradient that autograd has left to the gradient of the step."""
         shape = self.tensors.shape(name, self.bound.parameters[name].gradient)
         nbytes = float(math.prod(shape) * summed(self.bound.graph.types[name], self.update).element_bytes)
         if name in self.gradients:
-            self.account.release(leaf)  # a narrow one is widened as it is added
+            self.account.release(leaf)  # a narrow gradient is widened while it is added
         elif leaf.nbytes == nbytes and leaf.holders == 1:
             self.gradients[name] = self.account.claim(leaf, GRADIENTS)
         else:
@@ -218,7 +220,7 @@ class ChunkMemory:
         return moved(self.account, piece, steps, mesh, self.coordinate, element, then=then, gives=gives)
 
     def _standing(self, name: str) -> Piece:
-        """A parameter, a buffer or an input: memory that is there all the time."""
+        """A parameter, a buffer or an input: memory that always exists."""
         return Piece(Storage(0.0, OTHER, standing=True), self.tensors.made_shape(name))
 
     def _fresh(self, name: str, layout: Layout) -> Piece:
@@ -234,7 +236,7 @@ class ChunkMemory:
             self.account.release(storage)
 
     def _drop(self, at: int, values: Values) -> None:
-        """Let go of what nothing after an operator reads."""
+        """Free values that no operator behind this one reads."""
         op = self.bound.operators[at].operator
         for name in dict.fromkeys((*op.operands, *self.tensors.results(at))):
             if name in values and name not in self.results and self.last_use.get(name, at) == at:

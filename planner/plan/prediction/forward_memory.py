@@ -1,4 +1,4 @@
-"""Memory of a forward pass: values until their last use, and what autograd keeps."""
+"""Memory of a forward pass: values until their last use, and tensors that autograd keeps."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from planner.plan.prediction.memory_account import Piece, Storage
 
 
 class ForwardMemory(GatherMemory):
-    """A stage on its way forward."""
+    """A stage in its forward pass."""
 
     def _forward(self) -> tuple[list[Section], Values]:
         self._take(VALUES)
@@ -35,7 +35,7 @@ class ForwardMemory(GatherMemory):
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
             section = Section(operators, {}, again=again, number=number)
             if number == 1:
-                self._returned()  # of the pass before
+                self._returned()  # of the previous pass
             flowing = [values[name].storage for name in segment.reads if name in values] if offloads else []
             if again:
                 self._checkpoint(section, values)
@@ -60,7 +60,7 @@ class ForwardMemory(GatherMemory):
         return found, received
 
     def _checkpoint(self, section: Section, values: Values) -> None:
-        """The first time through a recomputed block: only what flows in, and what its kept operators make, stays."""
+        """The first run of a recomputed block: only its inputs, and the results of its kept operators, stay."""
         flowing = self.tensors.segments[section.number].reads
         section.reads = {name: self._held(values[name]) for name in flowing if name in values}
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
@@ -82,8 +82,8 @@ class ForwardMemory(GatherMemory):
             self._drop(at, values)
 
     def _offloaded(self, section: Section, values: Values, flowing: Sequence[Storage]) -> list[Storage]:
-        """Memory of what a block offloads, as soon as the next one is done: of what is `flowing` into it where it is
-        recomputed, otherwise of what it keeps beside that and what it hands on."""
+        """The tensors that a block offloads as soon as the next block is done: its inputs (`flowing`) if it is
+        recomputed, otherwise everything it keeps except these and the values it hands on."""
         if section.again:
             names = self.tensors.segments[section.number].offloads
             found = [section.reads[name].storage for name in names if name in section.reads]
@@ -98,8 +98,8 @@ class ForwardMemory(GatherMemory):
             self.account.lend(storage)
 
     def _compute(self, at: int, values: Values, section: Section | None = None, results: bool = True) -> Kept:
-        """Run one operator; in a recomputed `section` what it has kept is there. Without `results` its operands are
-        brought to where it wants them and that is all."""
+        """Run one operator. In a recomputed `section`, the tensors it has kept exist already. Without `results`, its
+        operands are only moved to their layouts."""
         op = self.bound.operators[at]
         if self.thens.get(at) == "pause":
             self.account.pause("pause")
@@ -107,7 +107,7 @@ class ForwardMemory(GatherMemory):
         copies = self._folded(op, operands)
         kept = Kept()
         for place in self.tensors.saved(op):
-            if section is not None or not self.tensors.gathered(at, place):  # else it is gathered again
+            if section is not None or not self.tensors.gathered(at, place):  # otherwise it is gathered again
                 kept.pieces.append(self.account.hold(copies.get(place, operands[place].storage)))
         if results:
             self._run(at, operands, values, kept, section)
@@ -115,7 +115,7 @@ class ForwardMemory(GatherMemory):
         return kept
 
     def _folded(self, op: BoundOperator, operands: Sequence[Piece]) -> dict[int, Storage]:
-        """Copies of operands of a product whose leading dims do not lie as one."""
+        """Copies of operands of a product whose leading dims are not contiguous as one dim."""
         copied = self.tensors.copied(op, [(piece.shape, piece.lies) for piece in operands])
         return {
             place: self.account.new(self.tensors.bytes(op.operator.operands[place], shape), OTHER)
@@ -142,7 +142,7 @@ class ForwardMemory(GatherMemory):
             strides = self.tensors.strides(op, shape, lying)
             values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape, strides)
         extra = self.tensors.saved_extra(op)
-        if not self.bound.graph.trains:  # its kernel makes it all the same
+        if not self.bound.graph.trains:  # the kernel makes it anyway
             self.account.brief(extra, OTHER)
         if graded:
             if extra:
@@ -152,8 +152,8 @@ class ForwardMemory(GatherMemory):
             self.account.brief(self.tensors.scratch(op), OTHER)
 
     def _write_down(self, at: int, op: BoundOperator) -> None:
-        """Attention of a slice: keys and values of the whole sequence are there from the first slice on; what was
-        computed with those of earlier slices, and with its own, is combined."""
+        """Attention of a slice: memory for the keys and values of the whole sequence exists from the first slice on.
+        The results with keys of earlier slices, and with its own, are combined."""
         key = self.now.micro_batch, at
         if key not in self.pasts:
             self.pasts[key] = [self.account.new(self.bound.plan.slices * self.tensors.keys(op), OTHER)]

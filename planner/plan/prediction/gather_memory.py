@@ -1,4 +1,4 @@
-"""Memory of weights that are gathered together, and of their gradients (`planner.plan.layout.block_gathers`)."""
+"""Memory of coalesced all-gathers of weights, and of their gradients (`planner.plan.layout.block_gathers`)."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +18,10 @@ from planner.sharding.redistribute import COLLECTIVES
 
 
 class GatherMemory(ChunkMemory):
-    """A stage whose segments gather their weights together."""
+    """A stage whose segments use coalesced all-gathers of weights."""
 
     def _gather(self, number: int, values: Values, *, again: bool = False) -> None:
-        """Bring the weights that a section gathers together."""
+        """Gather the weights of a section."""
         for one, landed in zip(self.tensors.segments[number].gathers, self._landing(number, again), strict=True):
             stay = [self._standing(name).storage for name in one.names]
             for name, use, storage in zip(one.names, one.uses, landed or stay, strict=True):
@@ -33,8 +33,8 @@ class GatherMemory(ChunkMemory):
             yield self._landed(one, next(coming, None)) if one.comes else []
 
     def _landed(self, one: BlockGather, sent: Sent | None) -> list[Storage]:
-        """Weights as they come together: the message, out of it a tensor for each, and of that what is wanted. Those
-        that are cast and not sent are there when they are cast."""
+        """Weights after a coalesced all-gather: its output, a tensor for each weight made from it, and the needed part
+        of that. Weights that are cast and not sent exist once they are cast."""
         if one.there.moves:
             message = self._arrived(one.there, sent or self._sent(one.there, 0))
             whole = [
@@ -58,24 +58,24 @@ class GatherMemory(ChunkMemory):
         return found
 
     def _started(self, one: BlockGather) -> Sent:
-        """Weights that have set out; those that are not sent are cast."""
+        """Start to prefetch weights; those that are not sent are cast."""
         if one.there.moves:
             return self._sent(one.there, 0)
         cast = sum(self._travelling_bytes(one, name, self._standing(name).shape) for name in one.names)
         return Sent(self.account.new(0.0, OTHER), self.account.new(cast, OTHER))
 
     def _came(self, one: BlockGather, member: Traveller, use: tuple[int, int]) -> float:
-        """Bytes of a weight that has come, without padding; before it is cut, where it is."""
+        """Bytes of a gathered weight without padding, before it is cut, if it is."""
         if member.steps[-1].kind in COLLECTIVES:
             return self._travelling_bytes(one, member.name, self._wanted(*use))
         return member.nbytes[-1]
 
     def _travelling_bytes(self, one: BlockGather, name: str, shape: Sequence[int]) -> float:
-        """Of a piece of a weight as it travels."""
+        """Bytes of a piece of a weight in the dtype in which it is sent."""
         return float(math.prod(shape)) if one.narrow else self.tensors.bytes(name, shape)
 
     def _sent(self, bucket: Bucket, number: int) -> Sent:
-        """One of the collectives, which has been started."""
+        """One started collective."""
         (kind, axis), nbytes = bucket.moves[number], bucket.nbytes[number]
         rows = self.bound.plan.mesh.sizes[axis]
         shares = {"all_gather": (1 / rows, 1.0), "reduce_scatter": (1.0, 1 / rows), "all_reduce": (0.0, 1.0)}
@@ -83,7 +83,7 @@ class GatherMemory(ChunkMemory):
         return Sent(self.account.new(sends * nbytes, OTHER), self.account.new(comes * nbytes, OTHER))
 
     def _arrived(self, bucket: Bucket, sent: Sent) -> Storage:
-        """What comes in the last of the collectives, of which the first has been started."""
+        """The output of the last collective, given that the first one has been started."""
         self.account.release(sent.sends)
         for number in range(1, len(bucket.moves)):
             before, sent = sent.comes, self._sent(bucket, number)
@@ -91,8 +91,8 @@ class GatherMemory(ChunkMemory):
         return sent.comes
 
     def _set_out(self, numbers: Iterable[int], again: bool = False) -> None:
-        """The next of these sections that gathers weights (`again`: that its backward pass needs) lets them come; where
-        none is left, the next pass does."""
+        """Prefetch the weights of the next of these sections that gathers any (with `again`: any that its backward pass
+        needs). If there is none, prefetch those of the next pass."""
         if not self.update.ahead:
             return
         for number in numbers:
@@ -105,13 +105,13 @@ class GatherMemory(ChunkMemory):
         self.held.depart()
 
     def begin(self, *, again: bool) -> None:
-        """Let the weights come with which a pass of this stage begins, forward or back."""
+        """Prefetch the weights with which a pass of this stage begins, forward or backward."""
         numbers = range(len(self.tensors.segments))
         self._set_out(reversed(numbers) if again else numbers, again)
 
     @property
     def comes_again(self) -> bool:
-        """Whether a backward pass gathers anything."""
+        """Whether a backward pass gathers any weights."""
         return any(
             one.comes and (one.again or segment.recomputed)
             for segment in self.tensors.segments
@@ -119,12 +119,12 @@ class GatherMemory(ChunkMemory):
         )
 
     def _needed_again(self, number: int, values: Values) -> dict[str, Storage]:
-        """Of the weights that a section has gathered together, those that its backward pass needs."""
+        """The weights of a section's coalesced all-gathers that its backward pass needs."""
         names = [name for one in self.tensors.segments[number].gathers if one.again for name in one.names]
         return {name: self.account.hold(values[name].storage) for name in names}
 
     def _gathered_together_again(self, section: Section) -> None:
-        """Fill the memory of these weights once more; it is let go as they are used."""
+        """Fill the memory of these weights again; it is freed as they are used."""
         if not section.gathered:
             return
         coming = iter(self.coming.pop((section.number, True), ()))
@@ -142,7 +142,7 @@ class GatherMemory(ChunkMemory):
         self._set_out(reversed(range(section.number)), again=True)
 
     def _reduce_together(self, section: Section, gradients: dict[str, Storage]) -> None:
-        """Bring back the gradients of the weights that a section gathers together, as one."""
+        """Reduce the gradients of a section's coalesced weights together."""
         gathers = self.tensors.segments[section.number].gathers
         if any(one.back.moves for one in gathers):
             self._returned()
@@ -159,7 +159,7 @@ class GatherMemory(ChunkMemory):
                 self._returned()
 
     def _returned(self) -> None:
-        """Wait for gradients that are on their way."""
+        """Wait for gradient reductions in progress."""
         returning, self.held.returning = self.held.returning, []
         for land in returning:
             land()

@@ -1,17 +1,17 @@
-"""How much memory a rank needs when it needs most: the step of a plan followed tensor by tensor, without tensors.
+"""The memory of a rank at its fullest moment: the step of a plan is followed tensor by tensor, without tensors.
 
     forward     operand ─(moved)─> operator ─> results        held: values until their last use, what autograd keeps
-    backward    gradients of results ─> operator ─(moved)─> gradients of operands        let go: what it has kept
+    backward    gradients of results ─> operator ─(moved)─> gradients of operands        freed: what autograd has kept
     update      gradients ─(moved)─> optimizer ─(moved)─> weights
 
-The figures that the search minimises under are sums of what each part needs at its most, an upper bound that can be
-tabulated operator by operator; not everything is at its most at the same moment. Here the moments are followed, as the
-runtime runs them: in the order of the plan's schedule, with what is on the way of every redistribution, a recomputed
-block for as long as its backward pass takes, and gradients from when they are first there. What lives is memory, not
-tensors: a view holds all of what it is a view of.
+The search uses sums of the maxima of all parts: an upper bound that can be tabulated operator by operator. But not all
+parts are at their maximum at the same moment. Here every moment is followed, as the runtime runs: in the order of the
+plan's schedule, with redistributions in progress, with a recomputed block for as long as its backward pass takes, and
+with gradients from the time when they first exist. Memory is counted, not tensors: a view holds all of the memory that
+it is a view of.
 
-Counted are tensors. What an allocator rounds up or keeps for later, and what libraries take for themselves, is not.
-Complexity: the operators of a stage times the micro-batches that are followed, one more than are ever in flight.
+Only tensors are counted. Rounding and caching of the allocator, and the memory of libraries, are not. Complexity: the
+operators of a stage times the number of micro-batches followed, one more than are ever in flight.
 """
 
 import math
@@ -41,7 +41,7 @@ from planner.sharding.buckets import Bucket
 from planner.sharding.redistribute import redistribution
 
 NO_ROWS: Mapping[str, Bytes] = {}
-_FP32 = 4  # bytes of an element of a master
+_FP32 = 4  # bytes per element of a master weight
 
 
 def live_memory(
@@ -52,8 +52,8 @@ def live_memory(
     *,
     fused: bool = False,
 ) -> Mapping[str, Bytes]:
-    """Bytes of each class that a device in the middle of a pipeline rank holds when it holds most. `stored` has those
-    of the weights and of the states of the optimizer, `rows` those of states outside of the device, by parameter (see
+    """Bytes by class that a device in the middle of a pipeline rank holds at the fullest moment. `stored` has the bytes
+    of weights and optimizer states, `rows` those of states outside of the device, by parameter (see
     `planner.plan.prediction.stage_cost.StageCost`). `fused`: one kernel updates all weights."""
     interleave = bound.plan.training.interleave
     account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
@@ -80,7 +80,8 @@ def live_memory(
 
 
 def _passes(bound: BoundPlan, order: Sequence[Turn], chunks: Sequence["Chunk"], held: Held) -> Callable[[int], None]:
-    """What lets weights come for the pass behind the turn at a place, before that begins; those of the first have."""
+    """A function that is called before the turn at a place of the order, and lets the weights of the next pass be
+    prefetched; those of the first pass are prefetched at once."""
     if not relays(bound.plan):
         return lambda at: None
     own = passes_of(order, paired_turns(order) if runs_in_pairs(bound.plan) else ())
@@ -97,7 +98,7 @@ def _passes(bound: BoundPlan, order: Sequence[Turn], chunks: Sequence["Chunk"], 
         held.passes = len(passes) - number - 1
         held.following = partial(come, passes[number + 1]) if held.passes else None
         if not any(turn.kind == "forward" or chunks[turn.chunk].comes_again for turn in passes[number]):
-            held.depart()  # nobody would
+            held.depart()  # nothing else would do it
 
     come(passes[0])
     return begin
@@ -113,14 +114,14 @@ class Chunk(BackwardMemory):
 
     @property
     def trained(self) -> frozenset[str]:
-        """The parameters of which every backward pass of the stage makes gradients."""
+        """The parameters for which every backward pass of the stage makes gradients."""
         graph = self.bound.graph
         read = {name for at in self.cut.operators for name in graph.operators[at].operands}
         return frozenset(read & graph.parameter_names & graph.differentiable)
 
     def in_turn(self, turn: Turn, count: int) -> None:
-        """A pass of so many micro-batches that take turns: backward, the last one begins, as autograd goes back through
-        what was recorded. Recomputing goes forward."""
+        """A pass of `count` interleaved micro-batches. In a backward pass the last one begins, since autograd goes back
+        through the recorded operations. Recomputation goes forward."""
         if count == 1:
             self.turn(turn)
             return
@@ -130,7 +131,7 @@ class Chunk(BackwardMemory):
         for number in reversed(numbers) if backward else numbers:
             self.first_in_turn = not works
             works.append(self.account.recorded(partial(self.turn, replace(turn, micro_batch=number))))
-        works = [works[0], *(_without(WEIGHTS, work) for work in works[1:])]  # weights come for all
+        works = [works[0], *(_without(WEIGHTS, work) for work in works[1:])]  # weights are gathered for all
         self.account.replayed(works[::-1] if backward else works, backward=backward)
 
     def turn(self, turn: Turn) -> None:
@@ -151,7 +152,7 @@ class Chunk(BackwardMemory):
                     self._release(self.pasts.pop(gone))
 
     def end_step(self, *, fused: bool) -> None:
-        """Reduce all gradients of the rank, update piece by piece, and bring the weights back."""
+        """Reduce all gradients of the rank, update shard by shard, and gather the new weights."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
         pieces: dict[str, Piece] = {}
         names = (*self.gradients, *(self.held.buckets.members if self.held.buckets else ()))
@@ -177,7 +178,7 @@ class Chunk(BackwardMemory):
         for name in stayed:
             pieces[name] = self._read(name, pieces[name])
         for group in groups:
-            if narrow_moments(self.bound):  # its momentum, widened
+            if narrow_moments(self.bound):  # the widened momentum
                 self.account.brief(_FP32 * math.prod(pieces[group.names[0]].shape), OTHER)
             self._orthogonal(group.stack, pieces[group.names[0]].shape)
         grouped = {name for group in groups for name in group.names}
@@ -207,11 +208,12 @@ class Chunk(BackwardMemory):
         self.held.let_go()
 
     def _narrow(self, name: str) -> bool:
-        """Whether the new weight is rounded from a wider master, in memory of its own."""
+        """Whether the new weight is rounded from a wider master weight, in separate memory."""
         return self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
 
     def _read(self, name: str, piece: Piece) -> Piece:
-        """A gradient as the update reads it: of 16 bits in memory of its own, unless that is widened in chunks."""
+        """A gradient as the update reads it: a 16-bit one is widened in separate memory, unless it is widened in
+        chunks."""
         narrow = summed(self.bound.graph.types[name], self.update).element_bytes < _FP32
         if not narrow or updated_in_chunks(self.bound, name):
             return piece
@@ -220,7 +222,7 @@ class Chunk(BackwardMemory):
         return wide
 
     def _orthogonal(self, stack: Stack, shape: Sequence[int]) -> None:
-        """Make updates of a stack orthogonal, of which each is a piece of this shape."""
+        """Make the updates of a stack orthogonal; each is a piece of this shape."""
         mesh, sizes = self.bound.plan.mesh, self.bound.plan.mesh.sizes
         if stack.size == 1:
             self.account.brief(stack_bytes(stack, sizes), OTHER)
@@ -236,14 +238,14 @@ class Chunk(BackwardMemory):
             self.account.release(piece.storage)
 
     def _temporaries(self, pieces: Mapping[str, Piece], *, fused: bool) -> None:
-        """Of an update of pieces of parameters."""
+        """The temporaries of an update of pieces of parameters."""
         ordered = [name for name in self.bound.parameters if name in pieces]
         counts = {name: float(math.prod(pieces[name].shape)) for name in ordered}
         strips = [name for name in pieces if self._in_strips(name)]
         self.account.brief(update_temporaries(self.bound, counts, strips, fused=fused), OTHER)
 
     def _in_strips(self, name: str) -> bool:
-        """Whether what is updated is a part of each row of the kept weight, which one kernel does not take."""
+        """Whether the updated shard is a part of each row of the stored weight, which one kernel does not support."""
         stored = self.bound.parameters[name]
         apart = self._narrow(name) or stored.weight_offloaded or not self.bound.plan.schedule_kind.flushes
         return not apart and any(
@@ -251,21 +253,21 @@ class Chunk(BackwardMemory):
         )
 
     def _rounded_in_place(self, name: str) -> bool:
-        """Whether the new weight only has to be rounded to be the one that is kept."""
+        """Whether the new weight only has to be rounded to become the stored one."""
         stored = self.bound.parameters[name]
         return stored.state == stored.weight and not stored.weight_offloaded
 
     def _places(self, offloaded: Sequence[str]) -> list[Storage]:
-        """Where offloaded states are updated: one, and the next or the last."""
+        """Memory in which offloaded states are updated: one, and the next or the previous one."""
         longest = max((self.held.rows[name] for name in offloaded), default=0.0)
         return [self.account.new(longest, OTHER) for _ in offloaded[:PLACES]]
 
     def _given(self, name: str, piece: Piece) -> Storage:
-        """A new weight in memory of its own, where it was updated."""
+        """A new weight in separate memory, in the layout of the update."""
         return self.account.new(self.tensors.bytes(name, piece.shape), OTHER)
 
     def _publish_together(self, bucket: Bucket, given: dict[str, Storage]) -> None:
-        """Bring the new weights of a bucket to where they are kept; those `given` are in memory of their own."""
+        """Gather the new weights of a bucket into their stored layouts; those in `given` are in separate memory."""
         gather(bucket, self.bound, self.account, [given.pop(name) for name in bucket.names if name in given], OTHER)
         for name in bucket.names:
             stored = self.bound.parameters[name]
@@ -275,7 +277,7 @@ class Chunk(BackwardMemory):
                 self.account.release(new)
 
     def _publish(self, name: str, piece: Piece) -> None:
-        """Bring the new weight, which has the shape of this piece where it was updated, to where it is kept."""
+        """Bring the new weight into its stored layout; `piece` has its shape in the layout of the update."""
         stored, tensor = self.bound.parameters[name], self.bound.graph.types[name]
         steps = redistribution(tensor.shape, self.bound.plan.mesh, stored.state, stored.weight)
         narrow = Piece(self._given(name, piece), piece.shape)
