@@ -1,21 +1,21 @@
 """Exact elimination with a budget: messages are Pareto fronts of (time, memory) instead of single numbers.
 
     bucket of v:   cells (v, s) ── join the front of each child ──▶ partial choices of the subtree
-                                ── minimum over v becomes: keep, per s, what no other beats in time and memory
+                                ── instead of a minimum over v: per s, keep all that no other beats in time and memory
 
 Alone this explodes. Two bounds keep it small (potential.py): a partial choice at the cell c survives only if
 
-    bound(c) + what its children are above their cheapest  ≤  cutoff + λ budget
-    need(c)  + what its children are above their leanest   ≤  budget
+    bound(c) + the excess of its children over their cheapest  ≤  cutoff + λ budget
+    need(c)  + the excess of its children over their leanest   ≤  budget
 
 With λ at the maximum of the Lagrangian, the survivors are the partial choices within the duality gap: the "core" of the
-problem, small in practice though exponential at worst (it contains the knapsack problem). Where a front outgrows
-`width`, its entries of the largest bound are dropped and the smallest such bound is remembered: nothing faster than
-that was lost. A found choice below it is therefore optimal even so, and otherwise it is what the result can prove.
+problem. It is small in practice, but exponential in the worst case (it contains the knapsack problem). If a front
+exceeds `width`, its entries with the largest bounds are dropped, and the smallest dropped bound is recorded: nothing
+faster than that was lost. So a choice found below it is still optimal; otherwise that bound is what the result proves.
 
 Elimination with sets of incomparable values: Bistarelli, Montanari, Rossi, Semiring-based constraint satisfaction and
 optimization (1997); labels under a resource limit: Desrochers and Soumis 1988. Not good for many near-ties whose bytes
-have no common measure: there the width cuts in.
+have no common measure: there the width takes effect.
 """
 
 import math
@@ -41,7 +41,8 @@ RESOLUTION = 1e-13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The fastest choice that was found, if any; the proved bound on all others below the cutoff; the largest front."""
+    """The fastest choice found, if any; the proved bound on all others below the cutoff; the size of the largest
+    front."""
 
     choice: list[int] | None
     bound: float
@@ -52,8 +53,8 @@ class Found:
 class Partials:
     """Partial choices of a bucket before its variable is eliminated, one entry each.
 
-    `cell` counts into `coordinates`, one array per axis of the clique. `bound` and `need` are those of the whole
-    choice. `links` has, per child joined so far, the entry of its front.
+    `cell` is an index into `coordinates`, one array per axis of the clique. `bound` and `need` are those of the whole
+    choice. `links` has, for each child joined so far, the entry of its front.
     """
 
     coordinates: tuple[Integers, ...]
@@ -81,8 +82,8 @@ class Partials:
 class Front:
     """A message: its entries sorted by state of the scope, then by excess.
 
-    `excess` is how far an entry is above the cheapest of its state at the multiplier, `extra` above the leanest;
-    `value` the candidate of the eliminated variable, `starts` where the entries of each state begin.
+    `excess` is the distance of an entry from the cheapest one of its state at the multiplier, `extra` from the leanest
+    one. `value` is the candidate of the eliminated variable; `starts` says where the entries of each state begin.
     """
 
     shape: tuple[int, ...]
@@ -112,7 +113,7 @@ def search_fronts(fixed: Fixed, *, cutoff: float, width: int) -> Found:
 
 
 class _Sweep:
-    """One pass over the buckets; `threshold` falls whenever a front has to be thinned."""
+    """One pass over the buckets; `threshold` is lowered whenever a front has to be thinned."""
 
     def __init__(self, fixed: Fixed, cutoff: float, width: int) -> None:
         self.fixed, self.cutoff, self.width = fixed, cutoff, width
@@ -123,11 +124,11 @@ class _Sweep:
         self.offset = len(fixed.tables.time)
 
     def proved(self) -> float:
-        """No choice that was not looked at is faster."""
+        """A lower bound on all choices that were not examined."""
         return min(self.cutoff, self.lost - self.fixed.limits.price(0.0))
 
     def cells(self, step: int, bucket: Bucket) -> Partials:
-        """The cells of the clique table that both bounds let live, with the bucket's own tables added up."""
+        """The cells of the clique table that satisfy both bounds, with the sum of the bucket's own tables."""
         fixed = self.fixed
         bounds = totals(bucket, fixed.bound.tables, fixed.bound.down[step])
         needs = totals(bucket, fixed.need.tables, fixed.need.down[step])
@@ -178,9 +179,10 @@ class _Sweep:
         return self.thin(best, JOIN_FACTOR * self.width)
 
     def _matches(self, partials: Partials, front: Front, key: Integers, begin: Integers) -> Integers:
-        """How many leading entries of the front at its state each entry meets; lowers the threshold if too many in all.
+        """For each entry, the number of leading entries of the front at its state to join. Lowers the threshold if
+        there are too many in all.
 
-        Within a state the front is sorted by excess, so that these are the ones with excess ≤ room.
+        Within a state the front is sorted by excess, so these are the entries with excess ≤ room.
         """
         scale = max((self.threshold - partials.bound).max(initial=0.0), 1e-300)
         rank = front.state + 0.5 * np.minimum(front.excess / scale, 1.0)
@@ -201,13 +203,13 @@ class _Sweep:
         self.threshold = low
         self.lost = min(self.lost, low)
         matches = count(low)
-        if matches.sum() > most:  # even the ties of the least bound are too many: keep the first of them
+        if matches.sum() > most:  # even the ties of the least bound are too many: keep the first ones
             self.lost = min(self.lost, partials.bound.min().item())
             matches = np.minimum(matches, np.maximum(0, most - (np.cumsum(matches) - matches)))
         return matches
 
     def project(self, step: int, partials: Partials) -> Front:
-        """Eliminate the variable: keep, per state of the scope, what is not beaten in time and memory."""
+        """Eliminate the variable: for each state of the scope, keep the entries that none beats in time and memory."""
         plan, fixed = self.fixed.tables.plan, self.fixed
         message = fixed.bound.tables[self.offset + step]
         leanest = fixed.need.tables[self.offset + step]
@@ -235,7 +237,7 @@ class _Sweep:
         )
 
     def thin(self, partials: Partials, most: int) -> Partials:
-        """Keep at most so many entries, those of the least bound, and remember the least bound that was dropped."""
+        """Keep at most `most` entries, those with the least bounds, and record the least bound that was dropped."""
         if partials.bound.size <= most:
             return partials
         order = np.argsort(partials.bound, kind="stable")
@@ -245,10 +247,11 @@ class _Sweep:
 
 
 def undominated(group: Integers, time: Array, memory: Array, quantum: float) -> Integers:
-    """Rows that no other row of their group beats: less memory, or as much, and no later by a quantum of time or more.
+    """Rows that no other row of their group beats: none has less memory, or equal memory, and at most the same time, up
+    to a quantum.
 
-    Sorted by group, then memory, a row survives if it is faster than all before it in its group. The running minimum
-    starts anew with each group because the times of every group are shifted below those of the group before.
+    Sorted by group, then memory, a row survives if it is faster than all rows before it in its group. The running
+    minimum restarts with each group, because the times of every group are shifted below those of the previous group.
     """
     if not group.size:
         return np.zeros(0, dtype=np.intp)

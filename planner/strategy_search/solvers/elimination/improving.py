@@ -1,9 +1,9 @@
-"""A choice made better one variable at a time, where a relaxed elimination has found it.
+"""Improves a choice one variable at a time, if a relaxed elimination has found it.
 
-    repeat   for every variable, the candidate that is cheapest beside those that its neighbours have now
-    until    nothing changes, `_SWEEPS` times at most
+    repeat   for every variable, take the cheapest candidate given the current candidates of its neighbours
+    until    nothing changes, at most `_SWEEPS` times
 
-Iterated conditional modes (Besag, On the Statistical Analysis of Dirty Pictures, 1986): never worse, seldom best.
+Iterated conditional modes (Besag, On the Statistical Analysis of Dirty Pictures, 1986): never worse, seldom optimal.
 """
 
 import itertools
@@ -20,10 +20,10 @@ _SWEEPS = 8
 def improved(
     schedule: Schedule, tables: list[Array], choice: list[int], rest: int, *, place: int | None = None
 ) -> list[int]:
-    """A choice that costs as much or less; the variables of the last `rest` buckets stay as they are.
+    """A choice that costs at most as much; the variables of the last `rest` buckets do not change.
 
-    `tables` are those of the variables, then of the pairs; more may follow. `place` says which problem of several is
-    meant.
+    `tables` are those of the variables, then of the pairs; more may follow. `place` is the number of the problem, if
+    there are several.
     """
     found, near = list(choice), schedule.neighbours
     fixed = {bucket.variable for bucket in schedule.buckets[len(schedule.buckets) - rest :]}

@@ -1,7 +1,8 @@
 """Min-sum bucket elimination: the cheapest choice of a problem whose tables are plain sums.
 
-Every table waits in the bucket of the first of its variables to be eliminated. A bucket adds up its tables over its
-clique (the variable v and its neighbours s at that moment), takes the minimum over v, and sends that on as a new table:
+Every table is put in the bucket of the first of its variables to be eliminated. A bucket sums its tables over its
+clique (the variable v and its neighbours s at that moment), takes the minimum over v, and sends the result on as a new
+table:
 
     a ── b ── c        up     C_v(v, s) = tables of the bucket + messages that arrived
     │    │    │               m_v(s)    = min over v of C_v(v, s)
@@ -9,11 +10,11 @@ clique (the variable v and its neighbours s at that moment), takes the minimum o
                        down   D_v(s)    = the cheapest of everything outside the subtree of v, given s
                                         = min over the rest of the parent's clique of (C_p + D_p) - m_v
 
-Then C_v + D_v is, cell by cell, the cheapest whole choice through this cell: its minima per candidate are the
-*min-marginals*, by which candidates are ruled out once a good choice is known.
+Then C_v + D_v is, for each cell, the cheapest whole choice through this cell. Its minima per candidate are the
+*min-marginals*, which exclude candidates once a good choice is known.
 
-Time is the sum of all cells of all clique tables, K^(width + 1) each; tables larger than the processor's cache are
-taken in blocks of rows, and never stand in memory as a whole. Bertele and Brioschi, Nonserial Dynamic Programming
+The time is the number of cells of all clique tables, K^(width + 1) each. Tables larger than the processor's cache are
+processed in blocks of rows, and never exist in memory as a whole. Bertele and Brioschi, Nonserial Dynamic Programming
 (1972); Dechter, Bucket elimination (1999); the downward pass is that of Shenoy and Shafer (1990). Not good for graphs
 of large width.
 """
@@ -27,11 +28,12 @@ from planner.limits import check, room
 from planner.strategy_search.solvers.elimination.order import Bucket, Input, Schedule
 from planner.strategy_search.solvers.problem import Array
 
-# Cells that are added up at once: 256 KiB, which stays in the cache of one core.
+# Cells that are summed at once: 256 KiB, which fit in the cache of one core.
 BLOCK = 2**15
 
 _MANY = 300
-"""Buckets from which on it pays to look for repeated ones: a problem with blocks that are not cut apart."""
+"""The number of buckets from which on repeated ones are looked for: a problem with repeated blocks that are not cut
+apart."""
 
 
 def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
@@ -47,9 +49,8 @@ def eliminate_together(
 ) -> list[Array]:
     """`eliminate` for several problems of one structure: the first axis of every table counts them.
 
-    Tables are small, and most of the time goes into starting one addition after the other: several cost little more
-    than one. `known` is what this has returned for tables of which some are the same: messages that come from these
-    alone are taken from there.
+    Tables are small, and most of the time is overhead per addition, so several problems cost little more than one.
+    `known` is an earlier result for tables of which some are the same: messages that depend on these alone are reused.
     """
     tables = list(tables)
     room(schedule.message_cells * len(tables[0]) * 8, "the messages of an elimination")
@@ -80,9 +81,9 @@ def eliminate_together(
 
 
 class _Alike:
-    """Buckets that add up equal tables in the same way, and so send on the same: blocks that repeat in one problem.
+    """Buckets that sum equal tables in the same way, and so send the same message: blocks that repeat in one problem.
 
-    Every table has the number of the first that equals it.
+    Every table has the number of the first table that equals it.
     """
 
     def __init__(self, tables: Sequence[Array]) -> None:
@@ -91,7 +92,7 @@ class _Alike:
         self.sums: dict[tuple[tuple[int, tuple[int, ...]], ...], int] = {}
 
     def known(self, inputs: Sequence[Input]) -> int | None:
-        """The message of an earlier bucket of the same inputs, if there is one; the next message has that number."""
+        """The message of an earlier bucket with the same inputs, if there is one; the next message gets that number."""
         key = tuple((self.numbers[source.table], source.axes) for source in inputs)
         number = self.sums.setdefault(key, len(self.numbers))
         known = number if number < len(self.numbers) else None
@@ -100,7 +101,7 @@ class _Alike:
 
 
 def optimum(tables: list[Array]) -> float:
-    """The value of the cheapest choice, from the tables that `eliminate` returns; infinite where none is allowed."""
+    """The value of the cheapest choice, from the tables that `eliminate` returns; infinite if no choice is allowed."""
     return tables[-1].item()
 
 
@@ -113,7 +114,7 @@ def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
     order = [bucket.variable for bucket in schedule.buckets[done:]]
     states = math.prod(tables[variable].shape[-1] for variable in order)
     room(2 * states * len(tables[0]) * 8, "the states of the boundary between blocks")
-    sums: dict[tuple[int, ...], Array] = {}  # by the axes of the tables: of many few have all
+    sums: dict[tuple[int, ...], Array] = {}  # by the axes of the tables: few of many tables have all axes
     for bucket in schedule.buckets[done:]:
         clique = (bucket.variable, *bucket.scope)
         arrived = [source for child, source in zip(bucket.children, bucket.child_inputs, strict=True) if child < done]
@@ -132,7 +133,8 @@ def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
 
 
 Traced = dict[tuple[int, ...], int]
-"""The cheapest candidate of a variable, behind which stand those of the others that it depends on."""
+"""The cheapest candidate of a variable; the key has the variable and the candidates of the variables that it depends
+on."""
 
 
 def backtrack(
@@ -143,10 +145,10 @@ def backtrack(
     place: int | None = None,
     traced: Traced | None = None,
 ) -> list[int]:
-    """The cheapest choice, from the tables that `eliminate` returns; of several the first, last bucket first.
+    """The cheapest choice, from the tables that `eliminate` returns; of several the first one, last bucket first.
 
-    `last` has the candidates of the variables that `eliminate` left alone, in order of elimination; `place` says which
-    problem of several is meant. What is `traced` for one end is looked up for the next one.
+    `last` has the candidates of the variables that `eliminate` did not eliminate, in order of elimination. `place` is
+    the number of the problem, if there are several. `traced` carries results from one call to the next.
     """
     traced = {} if traced is None else traced
     choice = [0] * schedule.variables
@@ -209,7 +211,7 @@ def totals(bucket: Bucket, tables: list[Array], down: Array | None) -> Iterator[
 
 
 def _descend(down: Array, rows: slice, total: Array, source: Input) -> None:
-    """Write what this block of the parent's table says about the scope of a child."""
+    """Update the completion of a child's scope with this block of the parent's table."""
     others = tuple(axis for axis in range(total.ndim) if axis not in source.axes)
     best = total.min(axis=others) if others else total
     if source.axes:
@@ -224,7 +226,7 @@ def _shape(bucket: Bucket, tables: list[Array]) -> tuple[int, ...]:
 
 
 def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
-    """The minimum over the second axis of a broadcast sum, the one after that which counts problems."""
+    """The minimum over the second axis of a broadcast sum; the first axis counts problems."""
     if math.prod(shape) <= BLOCK:
         found: Array = np.minimum.reduce(_sum(views, shape), axis=1)
         return found
@@ -241,12 +243,12 @@ def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
 
 
 def _sum(views: list[Array], shape: tuple[int, ...] = ()) -> Array:
-    """Add small tables first, so that few additions run over the full table; the order is fixed, so is the rounding.
-    `shape` is that of the sum, where it is known."""
+    """Adds small tables first, so that few additions run over the full table. The order is fixed, and so is the
+    rounding. `shape` is that of the sum, if known."""
     total, own = views[0], False
     for view in views[1:]:
         if own and total.shape == shape:
-            total += view  # into memory that is there
+            total += view  # in place
         else:
             total, own = total + view, True
     return total

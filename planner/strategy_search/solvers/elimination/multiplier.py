@@ -8,9 +8,9 @@
       │          ╱╱   ╱ ╲  ╲           with that λ. A line below the crossing replaces the one on its side; none: done.
       └─────────────λ──────────
 
-The maximum of L is the value of the linear program over the convex hull (Geoffrion 1974); what is left between it and
-the best choice is the duality gap, for fronts.py. Each step costs one elimination; the lines met are corners of the
-lower hull of (memory, time), and few are visited. Not good alone: the choices met are on the hull, the best may not
+The maximum of L is the value of the linear program over the convex hull (Geoffrion 1974). The rest, up to the best
+choice, is the duality gap, which fronts.py closes. Each step costs one elimination. The lines are corners of the lower
+hull of (memory, time), and few are visited. Not good alone: the choices found are on the hull, and the best one may not
 be.
 """
 
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate, optimum
 from planner.strategy_search.solvers.elimination.tables import Tables
 
-# The maximum of L is left where the crossing promises less than this, relative to the size of the terms.
+# Stop searching for the maximum of L where the crossing promises less than this, relative to the size of the terms.
 PRECISION = 1e-9
 MOST_STEPS = 100
 
-# How far from a first guess to look for a line on the other side.
+# Factor between a first guess and the next one, when a line on the other side is needed.
 STRIDE = 1.5
 
 
@@ -39,9 +39,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """The bound, the multiplier that proves it, the best choice within the budget, and the eliminations it took.
+    """The bound, the multiplier that proves it, the best choice within the budget, and the number of eliminations.
 
-    `inside` is None where the bound is infinite (nothing fits) or where the search stopped at the cutoff.
+    `inside` is None if the bound is infinite (nothing fits) or if the search stopped at the cutoff.
     """
 
     bound: float
@@ -60,7 +60,7 @@ class _Dual:
         self.inside: Line | None = None
 
     def step(self, multiplier: float) -> float:
-        """Eliminate at this multiplier and sort in what it finds; min of time + multiplier * memory."""
+        """Eliminate at this multiplier and record the line found; returns min of time + multiplier * memory."""
         messages = eliminate(self.tables.plan, self.tables.weighted(multiplier))
         self.steps += 1
         value = optimum(messages)
@@ -73,7 +73,7 @@ class _Dual:
         return value
 
     def least_memory(self) -> None:
-        """Find some line inside, or prove that there is none."""
+        """Find any line inside, or prove that there is none."""
         messages = eliminate(self.tables.plan, self.tables.allowed_memory())
         self.steps += 1
         if optimum(messages) > self.budget:
@@ -111,7 +111,7 @@ def relax(tables: Tables, budget: float, *, cutoff: float = math.inf, start: flo
         assert dual.outside is not None
         inside, outside = dual.inside, dual.outside
         multiplier = (inside.time - outside.time) / (outside.memory - inside.memory)
-        if multiplier <= 0:  # the inside line is the faster one too: the bound has met it
+        if multiplier <= 0:  # the inside line is also the faster one, so the bound meets it
             break
         crossing = outside.time + multiplier * outside.memory
         scale = abs(outside.time) + multiplier * abs(outside.memory)

@@ -1,27 +1,28 @@
-"""In which order to eliminate variables, and which tables meet at each step. Structure only, no numbers.
+"""The order in which variables are eliminated, and the tables that meet at each step. Structure only, no numbers.
 
-To eliminate a variable joins all its neighbours into a clique, whose table has as many cells as the variable and its
-neighbours have combinations:
+Eliminating a variable joins all its neighbours into a clique. The table of the clique has a cell for every combination
+of candidates of the variable and its neighbours:
 
     a ── b ── c             a ── b           b ── d           d
     │         │    - c ─▶   │   ╱    - a ─▶          - b ─▶
     └─── d ───┘             └─ d
     scopes:                 c: (b, d)        a: (b, d)        b: (d)
 
-1. Peel off leaves, again and again: eliminating a variable with one neighbour adds no edge, so it is never wrong.
-   Trees, stars and the branches of a graph vanish here.
-2. Eliminate what is left greedily by min-fill (fewest new edges, weighted by the cells they span) and by min-size
-   (smallest clique table), and as networkx's tree decompositions of least width say, which count variables and not
-   cells. Keep the order whose clique tables have the fewest cells in all.
+1. Peel off leaves repeatedly: eliminating a variable with one neighbour adds no edge, so it is never wrong. Trees,
+stars
+   and the branches of a graph vanish here.
+2. Eliminate the rest greedily by min-fill (fewest new edges, weighted by the cells they span), by min-size (smallest
+   clique table), and by networkx's tree decompositions of least width, which count variables and not cells. Keep the
+   order whose clique tables have the fewest cells in all.
 
-The best order is NP-hard to find (Arnborg, Corneil, Proskurowski 1987); for the chains with skips of neural networks,
-of width 2 or 3, the greedy ones are as good as optimal (Dechter 2003, chapter 4). Not good for graphs of large width:
-no order is.
+Finding the best order is NP-hard (Arnborg, Corneil, Proskurowski 1987). For the chains with skips of neural networks,
+of width 2 or 3, the greedy orders are practically optimal (Dechter 2003, chapter 4). Not good for graphs of large
+width: no order is.
 
-For those a schedule may be relaxed: the tables of a variable are split into groups whose cliques stay small, and each
-group takes the minimum over the variable by itself, as if every group had a copy of it (mini-bucket elimination,
-Dechter and Rish 2003). What comes out is at most the true minimum, so bounds stay bounds; a choice read back from it is
-one of many, and costs what it costs. A step of a scan that reads slices of four long tensors is such a graph.
+For those graphs a schedule may be relaxed. The tables of a variable are split into groups whose cliques stay small.
+Each group takes the minimum over the variable separately, as if it had its own copy of it (mini-bucket elimination,
+Dechter and Rish 2003). The result is at most the true minimum, so bounds remain bounds. A choice read back from it is
+some choice, with its true cost. A step of a scan that reads slices of four long tensors is such a graph.
 """
 
 import heapq
@@ -34,27 +35,30 @@ from functools import cached_property, lru_cache
 from planner.limits import check
 
 EXACT = 2**28
-"""Cells of all clique tables up to which a schedule that may be relaxed is exact: about a second on one core."""
+"""The most cells of all clique tables with which a schedule that may be relaxed is exact: about a second on one
+core."""
 
 MANY = 200
-"""Variables of a graph without leaves from which on tree decompositions are not tried: they take quadratic time."""
+"""The number of variables of a graph without leaves from which on tree decompositions are not tried: they take
+quadratic time."""
 
-_RELAXED = 1 / 4  # of the cells that an exact schedule may have, a relaxed one has about so many
-_SMALLEST, _LARGEST = 2**12, 2**20  # cells of a clique table of a relaxed schedule
+_RELAXED = 1 / 4  # a relaxed schedule has about this share of the cells of an exact one
+_SMALLEST, _LARGEST = 2**12, 2**20  # limits of the cells of a clique table in a relaxed schedule
 
 WIDEST = 60
-"""Variables of a clique: numpy has 64 axes at most, of which a few count problems. Tables of more axes are small where
-most variables have one candidate, as in a loop of many steps whose results are joined."""
+"""The most variables of a clique: numpy arrays have at most 64 axes, and a few of these count problems. Tables of more
+axes are small if most variables have one candidate, as in a loop of many steps whose results are joined."""
 
 Pairs = tuple[tuple[int, int], ...]
 Index = tuple[slice | None, ...]
 Graph = dict[int, set[int]]
 
 _UNITS = 10**6
-"""To which the logarithm of a number of candidates is rounded."""
+"""The precision to which the logarithm of a number of candidates is rounded."""
 
 Descent = tuple[tuple[int, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]], ...]
-"""Variables, each with the others that it depends on, and with tables and those that each of these depends on."""
+"""Variables, each with the others that it depends on, and with its tables and the variables that each of these depends
+on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ class Input:
 
     Attributes:
         table: position among nodes, pairs and messages, in this order.
-        axes: which axes of the clique table its own axes are, rising; empty for a lone number.
+        axes: the axes of the clique table that it has, ascending; empty for a single number.
         others: the variables of its axes but the first, which is the eliminated one. For back-substitution.
         expand: index that gives it every axis of the clique table, for broadcasting.
         together: the same behind an axis that counts problems.
@@ -80,8 +84,8 @@ class Input:
 class Bucket:
     """One step: eliminate `variable`, whose neighbours are then `scope`, in order of elimination.
 
-    `inputs` are the tables of the problem, small ones first; `children` are earlier buckets whose messages come here,
-    and `child_inputs` those messages, whose axes start at 0 only where `variable` is among them.
+    `inputs` are the tables of the problem, small ones first. `children` are earlier buckets that send their messages
+    here; `child_inputs` are those messages, whose axes start at 0 only if `variable` is among them.
     """
 
     variable: int
@@ -116,18 +120,18 @@ class Schedule:
 
     @cached_property
     def variables(self) -> int:
-        """How many variables there are."""
+        """The number of variables."""
         return len({bucket.variable for bucket in self.buckets})
 
     @cached_property
     def widest(self) -> int:
-        """Variables of the largest clique."""
+        """The number of variables of the largest clique."""
         return max(1 + len(bucket.scope) for bucket in self.buckets)
 
     @cached_property
     def neighbours(self) -> tuple[tuple[tuple[int, int, bool], ...], ...]:
-        """For each variable the others that it is joined with, each with the table of the pair, those of the variables
-        counted first, and whether the variable is the first of the pair."""
+        """For each variable the variables that it is joined with, each with the index of the pair's table (tables of
+        variables come first), and whether the variable is the first of the pair."""
         found: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.variables)]
         for table, (first, second) in enumerate(self.pairs, start=self.variables):
             found[first].append((second, table, True))
@@ -139,8 +143,8 @@ class Schedule:
         return {}
 
     def descent(self, done: int) -> Descent:
-        """The variables of the first `done` buckets, the last one first, and what says which candidate is cheapest: the
-        tables that have it, each with the other variables that it depends on."""
+        """The variables of the first `done` buckets, the last one first, with the tables that decide which candidate is
+        cheapest, each with the other variables that it depends on."""
         if done not in self._descents:
             found = []
             for variable, buckets in itertools.groupby(reversed(self.buckets[:done]), key=lambda one: one.variable):
@@ -155,7 +159,7 @@ class Schedule:
         return {}
 
     def shapes(self, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
-        """The shape of the clique table of each bucket, and its cells, where variables have so many candidates."""
+        """The shape of the clique table of each bucket, and its cells, for these numbers of candidates."""
         if sizes not in self._shapes:
             every = [(one.variable, *one.scope) for one in self.buckets]
             found = [tuple([sizes[variable] for variable in clique]) for clique in every]
@@ -167,10 +171,10 @@ class Schedule:
 def schedule(
     sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = (), exact_cells: float = math.inf
 ) -> Schedule:
-    """Plan the elimination of variables with so many candidates, joined by these edges (repetition allowed).
+    """Plan the elimination of variables with these numbers of candidates, joined by these edges (repetition allowed).
 
-    The variables in `last` are eliminated after all others, in this order. The schedule is relaxed where an exact one
-    has more than `exact_cells`; the buckets of `last` are never split.
+    The variables in `last` are eliminated after all others, in this order. The schedule is relaxed if an exact one has
+    more than `exact_cells`; the buckets of `last` are never split.
     """
     order = elimination_order(sizes, edges, last)
     found = _planned(sizes, edges, order, math.inf, len(last))
@@ -189,14 +193,14 @@ def schedule(
 
 
 def _cells_of_relaxed(exact_cells: float, order: list[int]) -> float:
-    """Of a clique table of a relaxed schedule."""
+    """The most cells of a clique table of a relaxed schedule."""
     return min(max(_RELAXED * exact_cells / len(order), _SMALLEST), _LARGEST)
 
 
 def _planned(
     sizes: tuple[int, ...], edges: Pairs, order: list[int], most: float, rest: int, fixed: int = 0
 ) -> Schedule:
-    """The elimination in this order, of which the first `fixed` variables have one candidate each."""
+    """The elimination in this order; the first `fixed` variables have one candidate each."""
     position = {variable: step for step, variable in enumerate(order)}
     pair_number: dict[tuple[int, int], int] = {}
     edge_pairs = []
@@ -230,9 +234,9 @@ def _buckets(
     rest: int,
     fixed: int,
 ) -> tuple[Bucket, ...]:
-    """Put every table into the bucket of the first of its variables to go, and derive the messages. Buckets are split
-    where they have more than `most` cells, all but the last `rest`; those of the first `fixed`, which have one
-    candidate, into one for each table: a minimum over one is that of each table."""
+    """Put every table into the bucket of the first of its variables to be eliminated, and derive the messages. Buckets
+    with more than `most` cells are split, except the last `rest`. Buckets of the first `fixed` variables, which have
+    one candidate, are split into one per table: the minimum over one candidate is that of each table."""
     total = len(order)
     waiting: list[list[tuple[int, tuple[int, ...]]]] = [[(variable, (variable,))] for variable in order]
     for number, pair in enumerate(pairs):
@@ -336,7 +340,7 @@ def _decompositions(core: Graph, kept: frozenset[int]) -> list[list[int]]:
 
 
 def _cells(core: Graph, sizes: tuple[int, ...], order: Sequence[int]) -> int:
-    """Of all clique tables, where variables are eliminated in this order."""
+    """The number of cells of all clique tables if variables are eliminated in this order."""
     graph, cells = {variable: set(near) for variable, near in core.items()}, 0
     for variable in order:
         near = graph.pop(variable)
@@ -348,7 +352,7 @@ def _cells(core: Graph, sizes: tuple[int, ...], order: Sequence[int]) -> int:
 
 
 def _peel(graph: Graph, kept: frozenset[int]) -> list[int]:
-    """Remove variables with at most one neighbour until none is left but those to keep, and return them in order."""
+    """Remove variables with at most one neighbour until only those to keep are left, and return them in order."""
     ready = [variable for variable in graph if len(graph[variable]) <= 1 and variable not in kept]
     heapq.heapify(ready)
     peeled = []
@@ -367,10 +371,11 @@ def _peel(graph: Graph, kept: frozenset[int]) -> list[int]:
 def _greedy(
     core: Graph, sizes: tuple[int, ...], logs: list[int], kept: frozenset[int], *, fill_first: bool
 ) -> tuple[int, list[int]]:
-    """Eliminate the variable of the least score, again and again; the cells of all tables, and the order.
+    """Repeatedly eliminate the variable with the least score; returns the cells of all tables, and the order.
 
-    A score is what the edges weigh that eliminating the variable adds, and its clique, or first the clique. Where hubs
-    join hundreds of variables most time goes into counting edges, so neighbours are the bits of a number, too.
+    A score is the weight of the edges that eliminating the variable adds, then the size of its clique, or the other way
+    round. Where hubs join hundreds of variables, counting edges takes most of the time, so neighbours are also stored
+    as the bits of a number.
     """
     graph = {variable: set(others) for variable, others in core.items()}
     near = {variable: sum(1 << other for other in others) for variable, others in core.items()}
@@ -406,7 +411,7 @@ def _greedy(
                 graph[other].add(one)
                 near[one] |= 1 << other
                 near[other] |= 1 << one
-                touched |= near[one] & near[other]  # an edge that they would have had to add is there now
+                touched |= near[one] & near[other]  # that edge need not be added any more
         for other in _bits(touched):
             if other not in kept and (renewed := score(other)) != current[other]:
                 current[other] = renewed

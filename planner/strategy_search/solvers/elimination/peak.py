@@ -1,13 +1,13 @@
-"""The choice of the smallest peak, memory + transient, whatever its time. It decides whether a problem is feasible.
+"""The choice with the smallest peak, memory + transient, whatever its time. It decides whether a problem is feasible.
 
     transient ≤ W_1: memory M_1, but its own transient is W(x_1) ─▶ peak M_1 + W(x_1)
     transient < W(x_1): memory M_2 ≥ M_1, transient W(x_2)       ─▶ peak M_2 + W(x_2)
     ...
 
 x_i has the least memory of all choices below the threshold W_i, so no choice between W(x_i) and W_i has a smaller peak:
-the next threshold is W(x_i). No choice below W_i has a peak under M_i + the smallest possible transient, which ends the
-descent. Exact; each step is one elimination (see messages.py), and there are at most as many as distinct transients. A
-lower threshold rules out candidates of a few operators: where it rules out none, messages are those of the last step.
+the next threshold is W(x_i). Every choice below W_i has a peak of at least M_i + the smallest possible transient, which
+ends the descent. Exact; each step is one elimination (see messages.py), and there are at most as many steps as distinct
+transients. A lower threshold excludes candidates of a few operators; messages that do not depend on these are reused.
 """
 
 import math
@@ -22,7 +22,8 @@ from planner.strategy_search.solvers.problem import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastPeak:
-    """A choice and its peak; the least memory of any choice; the steps it took. Without a choice nothing is allowed."""
+    """A choice and its peak; the least memory of any choice; the number of steps. Without a choice nothing is
+    allowed."""
 
     choice: list[int] | None
     peak: float

@@ -1,10 +1,10 @@
-"""How cheap a whole choice through one cell of a clique table can be at best, for two prices at once.
+"""The best possible cost of a whole choice through one cell of a clique table, for two prices at once.
 
-    bound(cell) = time + λ memory of the best choice through it     worth having only if bound ≤ cutoff + λ budget
+    bound(cell) = time + λ memory of the best choice through it     useful only if bound ≤ cutoff + λ budget
     need(cell)  = memory of the leanest choice through it           fits only if need ≤ budget
 
-A candidate whose own best (its min-marginal, see messages.py) breaks either is in no choice worth having and is
-dropped: reduced-cost fixing. With the small duality gaps of large problems that leaves few candidates per variable.
+A candidate whose own best (its min-marginal, see messages.py) violates either is in no useful choice and is dropped:
+reduced-cost fixing. With the small duality gaps of large problems, few candidates per variable remain.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """What is left after fixing, its potentials, and the limits they were fixed by."""
+    """The tables after fixing, their potentials, and the limits by which candidates were fixed."""
 
     tables: Tables
     bound: Potential
@@ -47,14 +47,14 @@ class Fixed:
 
 
 def narrow(tables: Tables, limits: Limits, cutoff: float) -> Tables | None:
-    """Drop candidates by their bound, once; None where no choice is left."""
+    """Drop candidates by their bound, once; None if no choice is left."""
     bound = _potential(tables.plan, tables.weighted(limits.multiplier))
     keep = [marginal <= limits.price(cutoff) for marginal in bound.marginals]
     return tables.restrict(keep) if all(mask.any() for mask in keep) else None
 
 
 def fix(tables: Tables, limits: Limits, cutoff: float) -> Fixed | None:
-    """Drop candidates by their bound and their need, until none is dropped; None where no choice is left."""
+    """Drop candidates by their bound and their need, until none is dropped; None if no choice is left."""
     while True:
         bound = _potential(tables.plan, tables.weighted(limits.multiplier))
         need = _potential(tables.plan, tables.allowed_memory())

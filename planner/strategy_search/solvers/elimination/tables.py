@@ -1,10 +1,10 @@
-"""The numbers of a problem, laid out for an elimination schedule, and cut down as candidates are ruled out.
+"""The numbers of a problem, arranged for an elimination schedule, and reduced as candidates are excluded.
 
     problem ── time_tables ──▶ one table per variable, then one per pair: parallel edges are summed, ends in order
             ── Tables.of ────▶ the same for time and memory, without forbidden candidates
-    Tables  ── restrict ─────▶ Tables of the candidates that are left; `original` names their choice in the problem
+    Tables  ── restrict ─────▶ Tables of the remaining candidates; `original` maps their choice to the problem
 
-Memory is counted from the smallest entry of every table, so that a tight budget does not drown in rounding.
+Memory is counted from the smallest entry of every table, so that a tight budget is not lost in rounding.
 """
 
 import math
@@ -48,7 +48,7 @@ def _merged(plan: Schedule, edges: list[Array]) -> list[Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tables:
-    """Times and memory of the candidates that are still in play; `base` is what was taken off the memory tables."""
+    """Times and memory of the remaining candidates; `base` is the sum subtracted from the memory tables."""
 
     plan: Schedule
     candidates: tuple[NDArray[np.intp], ...]
@@ -100,11 +100,11 @@ class Tables:
         return [time + multiplier * memory for time, memory in zip(self.time, self.memory, strict=True)]
 
     def allowed_memory(self) -> list[Array]:
-        """The memory tables, infinite where time forbids."""
+        """The memory tables, infinite where the time is."""
         return [np.where(np.isfinite(t), m, math.inf) for t, m in zip(self.time, self.memory, strict=True)]
 
     def cost(self, choice: Sequence[int]) -> tuple[float, float]:
-        """Time, and memory without `base`, of a choice among the candidates that are left."""
+        """Time, and memory without `base`, of a choice among the remaining candidates."""
         cells: list[tuple[int, ...]] = [(k,) for k in choice]
         cells += [(choice[first], choice[second]) for first, second in self.plan.pairs]
         times = math.fsum([table.item(cell) for table, cell in zip(self.time, cells, strict=True)])
@@ -115,5 +115,5 @@ class Tables:
         return max(values.item(k) for values, k in zip(self.transient, choice, strict=True))
 
     def original(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """The same choice by the positions that candidates have in the problem."""
+        """The same choice by the positions of candidates in the problem."""
         return tuple([kept.item(k) for kept, k in zip(self.candidates, choice, strict=True)])
