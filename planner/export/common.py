@@ -202,7 +202,7 @@ def give_up_updates(
     """What the engine cannot be told about gradients: `buckets` says whether it takes the size of one."""
     update = giving.description.update
     if update.broadcast:
-        _change(giving, "weights of rank 0 sent at the start", True, False, broadcast=False)
+        _change(giving, "weights of rank 0 broadcast at the start", True, False, broadcast=False)
     if update.bucketed and not (buckets and update.bucket_size):
         _change(giving, "buckets of gradients", update.buckets, "its own", buckets=PLAIN.buckets)
     if update.master_weights not in master_weights:

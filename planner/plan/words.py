@@ -85,11 +85,11 @@ def gradient_words(update: Update) -> str:
     found += [] if update.master_weights else ["no master weights"]
     found += [] if update.moment_dtype == PLAIN.moment_dtype else [f"moments in {update.moment_dtype}"]
     if update.by_block:
-        found.append(f"weights of a block gathered together{', the next ahead' if update.ahead else ''}")
+        found.append(f"weights all-gathered by block{', next block prefetched' if update.ahead else ''}")
     found += [", ".join(f"{name} padded to a multiple of {n}" for name, n in update.padded)] if update.padded else []
     found += [replica_words(update)] if update.per_replica else []
     found += [OWNERS[update.zero_by]] if update.owned else []
-    found += ["weights of rank 0 sent at the start"] if update.broadcast else []
+    found += ["weights of rank 0 broadcast at the start"] if update.broadcast else []
     found += [f"each device has its own {', '.join(update.local_parameters)}"] if update.local_parameters else []
     return "".join(f"; {text}" for text in found)
 

@@ -27,7 +27,7 @@ def alternatives_table(
     what the best plan with each costs, as far as that was searched."""
     kind = "stored as weight/gradient/state" if subject.parameter else f"split as {rule}"
     alike = f", and {len(subject.twins) - 1} like it" if len(subject.twins) > 1 else ""
-    columns = ("", "all else as it is", "memory", *(("searched around it", "memory") if around else ()), "")
+    columns = ("", "all else unchanged", "memory", *(("searched around it", "memory") if around else ()), "")
     table = table_of("", *columns)
     for column in table.columns[1:-1]:
         column.justify = "right"
@@ -106,10 +106,9 @@ def _cells(row: Sensitivity, found: Outcome | None, base: Outcome | None) -> tup
 
 
 ABOUT = (
-    "This plan kept: the same choices, with more or fewer micro-batches, or a longer or shorter data parallel axis."
-    " Searched again: nothing decided, until no plan can be more than 1% faster than the one shown, by the sum that the"
-    " search minimises. A step is within a few percent of that sum, so rows may differ by that much for no"
-    " other reason."
+    "This plan kept: the same choices, with more or fewer micro-batches, or a longer or shorter data-parallel axis."
+    " Searched again: nothing fixed, until no plan can have an objective more than 1% lower than the one shown. A step"
+    " is within a few percent of its objective, so rows may differ by that much for no other reason."
 )
 """What stands below the table of sensitivities."""
 
@@ -136,8 +135,8 @@ def memory_line(rows: Sequence[Sensitivity]) -> str:
         return ""
     saved = _saved(more.searched, rows[0].searched)
     if saved <= 0:
-        return "Memory does not bind: with a tenth more no plan was found that is more than 1% faster."
-    return f"Memory binds: with a tenth more the best plan takes {seconds_text(saved)} less."
+        return "Memory does not bind: with 10% more memory, no plan more than 1% faster was found."
+    return f"Memory binds: with 10% more memory, the best plan takes {seconds_text(saved)} less."
 
 
 def _saved(found: Outcome | None, base: Outcome | None) -> float:

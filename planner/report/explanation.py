@@ -9,9 +9,9 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 
 _MEANING = {
     "compute": "arithmetic of the model itself and of the optimizer",
-    "recomputation": "paid in time for memory",
-    "communication": "links between devices, weights gathered and gradients reduced included",
-    "offload": "waiting for what is kept outside of the device",
+    "recomputation": "time spent to save memory",
+    "communication": "exposed collectives and transfers, with weight gathering and gradient reduction",
+    "offload": "waiting for offloaded data",
     "pipeline bubble": "stages that wait for each other",
 }
 
@@ -42,7 +42,7 @@ def memory_text(found: Explanation) -> str:
         saved = found.memory_price * GIB
         share = percent_text(saved / found.step_seconds)
         return (
-            "In this configuration memory binds: 1 GiB more on every device would save about"
+            "In this configuration memory binds: 1 GiB more per device would save about"
             f" {seconds_text(saved)} ({share}){at}."
         )
     where = f" at pipeline rank {found.fullest} of {found.ranks}" if found.ranks > 1 else ""
@@ -57,5 +57,5 @@ def next_text(found: Explanation, other: Alternative) -> str:
     words = "; ".join(f"{name} {there} instead of {here}" for name, here, there in other.differences)
     return (
         f"The {which} takes {seconds_text(other.step_seconds)} ({percent_text(abs(change))} {more}), with"
-        f" {words or 'equal words'}."
+        f" {words or 'the same settings'}."
     )

@@ -45,7 +45,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     """What was decided."""
     rows = [("degrees", _degrees(roles)), *_experts(plan, roles)]
     if roles.replicated > 1:
-        rows.append(("", f"{roles.replicated} devices each do the same work: as many fewer would be as fast"))
+        alike = roles.replicated
+        rows.append(("", f"every {alike} devices do the same work: 1/{alike} of the devices would be as fast"))
     rows.append(("mesh of a stage", " x ".join(f"{axis.axis} {axis.size}" for axis in roles.axes) or "one device"))
     rows += [(f"  {axis.axis}", f"{axis.role}: splits {axis.detail}") for axis in roles.axes]
     if roles.tensor > 1:
@@ -59,7 +60,7 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows.append(("optimizer sharding", _optimizer_sharding(roles)))
     else:
         rows.append(("weights", f"gathered for use{copies}" if roles.zero != "off" else "as they are used"))
-    together = f", {plan.training.interleave} at a time" if plan.training.interleave > 1 else ""
+    together = f", {plan.training.interleave} interleaved" if plan.training.interleave > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:
         blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
@@ -125,11 +126,11 @@ def _degrees(roles: Roles) -> str:
 def _experts(plan: Plan, roles: Roles) -> Rows:
     if roles.expert == 1:
         return ()
-    once = ("", "a token is sent once to each part of the outer axis of the experts")
+    once = ("", "each token is sent once to each part of the outer expert axis")
     return (
-        ("", f"expert {roles.expert}, over devices that split tokens"),
+        ("", f"expert {roles.expert}, over the devices that split tokens"),
         *([once] if plan.training.tokens_once else []),
-        ("routers", f"fullest device {plan.training.imbalance:g} times the average"),
+        ("expert load", f"maximum {plan.training.imbalance:g} times the mean"),
     )
 
 
@@ -138,8 +139,8 @@ def margin_text(prediction: Prediction) -> str:
     high = prediction.peak_bytes if prediction.high_peak_bytes is None else prediction.high_peak_bytes
     kept = high - prediction.peak_bytes
     whole = f"{bytes_text(high)} of {bytes_text(prediction.capacity_bytes)}"
-    over = "" if high <= prediction.capacity_bytes * (1 + 1e-9) else ": more than there is"
-    return f"{bytes_text(kept)} ({percent_text(kept / prediction.peak_bytes)} of it); together {whole}{over}"
+    over = "" if high <= prediction.capacity_bytes * (1 + 1e-9) else ", more than the device has"
+    return f"{bytes_text(kept)} ({percent_text(kept / prediction.peak_bytes)}); with the peak {whole}{over}"
 
 
 def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
@@ -147,7 +148,7 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     rows = [("step time", seconds_text(prediction.step_seconds))]
     if prediction.low_seconds is not None and prediction.high_seconds is not None:
         ends = f"{seconds_text(prediction.low_seconds)} to {seconds_text(prediction.high_seconds)}"
-        rows.append(("4 of 5 measured steps", ends))
+        rows.append(("80% interval", ends))
     devices = plan.cluster.devices
     if plan.model.sequence_length:
         tokens = prediction.samples_per_second * plan.model.sequence_length / devices

@@ -97,26 +97,24 @@ def _at_most(words: tuple[str, str], gap: float) -> str:
 
 def placements_text(compared: int) -> str:
     """That tables were placed by the search, and how many ways it has tried."""
-    return (
-        f"Tables are placed by the search: the best of {compared} ways that were tried, each with the best plan for it"
-    )
+    return f"The search placed the tables: the best of {compared} placements that were tried, each with its best plan"
 
 
 def offload_text(step: float, alone: float | None) -> str:
     """That the search offloads without having been asked to: nothing fits otherwise, or the step takes so much less
     than on the devices `alone`."""
-    why = "Nothing fits on the devices alone"
+    why = "Nothing fits without offload"
     if alone is not None:
-        why = f"On the devices alone the step takes {seconds_text(alone)}, {alone / step - 1:.0%} longer"
-    return f"{why}: the host holds what costs the step least; --offload none excludes that"
+        why = f"Without offload the step takes {seconds_text(alone)}, {alone / step - 1:.0%} longer"
+    return f"{why}: the search offloaded what costs the step least; --offload none forbids that"
 
 
 def misaligned_text(rows: Mapping[str, int], times: float) -> str:
     """That products of weights with so many rows take longer than they would with zeros behind them."""
     named = ", ".join(f"{name} ({count:,})" for name, count in rows.items())
     return (
-        f"Rows of {named} are no multiples of 8 (16 bytes): their products take longer on these devices, {times:.1f}"
-        " times as long where the number is odd. --pad auto pads them with zeros, and the model computes the same"
+        f"The rows of {named} are not multiples of 8 (16 bytes), so their matrix products take longer on these devices:"
+        f" {times:.1f} times as long if the number is odd. --pad auto pads them with zeros; the model computes the same"
     )
 
 
@@ -147,8 +145,8 @@ def simpler_text(slower: float, decisions: int, fastest: int) -> str:
     """What a simpler plan costs, and how to have the fastest."""
     more = "as fast as" if slower < _SAME else f"{percent_text(slower)} slower than"
     return (
-        f"Simple by preference: {decisions} decisions, {more} the fastest plan that was found, which takes {fastest};"
-        " --simplicity 0 for that one"
+        f"Simpler plan preferred: {decisions} decisions, {more} the fastest plan found, which has {fastest} decisions;"
+        " --simplicity 0 takes the fastest"
     )
 
 
@@ -211,7 +209,7 @@ class Way:
 
 def contexts_table(ways: Sequence[Way]) -> RenderableType:
     """Ways to split the sequence beside each other, best first."""
-    table = table_of("\nWays to split the sequence", "degree", "ring", "by heads", "step", "")
+    table = table_of("\nWays to split the sequence", "degree", "ring", "Ulysses", "step", "")
     for column in table.columns[:4]:
         column.justify = "right"
     best = ways[0].seconds
@@ -227,10 +225,13 @@ def _fate(way: Way, best: float) -> tuple[str, str]:
     """What the best plan of a way takes, and how that compares; or why it has none."""
     if way.seconds < math.inf:
         more = percent_text(way.seconds / best - 1)
-        return seconds_text(way.seconds), "the least" if way.seconds == best else f"{more} more"
+        return seconds_text(way.seconds), "fastest" if way.seconds == best else f"{more} more"
     if way.bound < math.inf:
-        return f"> {seconds_text(way.bound)}", f"at least {percent_text(max(0.0, way.bound / best - 1))} more: left out"
-    needed = f": the leanest looked at needs {bytes_text(way.least)}" if way.least < math.inf else ""
+        return (
+            f"> {seconds_text(way.bound)}",
+            f"at least {percent_text(max(0.0, way.bound / best - 1))} more: not evaluated further",
+        )
+    needed = f": the leanest plan evaluated needs {bytes_text(way.least)}" if way.least < math.inf else ""
     return "", f"does not fit{needed}"
 
 

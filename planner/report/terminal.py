@@ -15,6 +15,17 @@ from planner.plan.layout.group_runs import group_runs
 from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import Plan, Prediction
+from planner.plan.prediction.step import (
+    AHEAD,
+    BESIDE,
+    BETWEEN_STAGES,
+    COVERED,
+    GATHERED_AHEAD,
+    REDUCED_AHEAD,
+    UNCOVERED,
+    UNDER_EXCHANGE,
+    UNDER_PRODUCTS,
+)
 from planner.report.discovered import discovered_table
 from planner.report.rows import degree_rows, figure_rows, job_text
 from planner.report.table import table_of
@@ -22,6 +33,19 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 from planner.report.words import SHOWN, short_name, strategy_words
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
+
+_OVERLAPPED = {
+    AHEAD: "overlapped kernel launches",
+    BESIDE: "overlapped offload",
+    BETWEEN_STAGES: "overlapped stage transfer",
+    COVERED: "overlapped by other micro-batches",
+    GATHERED_AHEAD: "overlapped weight gathering",
+    REDUCED_AHEAD: "overlapped gradient reduction",
+    UNCOVERED: "exposed rest of overlaps",
+    UNDER_EXCHANGE: "overlapped expert exchange",
+    UNDER_PRODUCTS: "overlapped tensor parallelism",
+}
+"""Parts of a step that are named otherwise in plan files."""
 
 _CYCLE = 12
 """Rows that may repeat together."""
@@ -86,7 +110,7 @@ def _patterns(bound: BoundPlan, roles: Roles) -> RenderableType:
 
 
 def counted(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Rows of a table, of which some that repeat one after the other are told once, with how often they come again."""
+    """Rows of a table; rows that repeat are shown once, with how often they repeat."""
     at = 0
     while at < len(rows):
         length, again = max(
@@ -147,9 +171,14 @@ def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
     return Group(
         table,
         *_stages(plan, prediction),
-        _parts("\nTime of a step", shown_parts(prediction.time), prediction.step_seconds, seconds_text),
+        _parts("\nTime of a step", _told(prediction), prediction.step_seconds, seconds_text),
         _memory(prediction),
     )
+
+
+def _told(prediction: Prediction) -> tuple[tuple[str, float], ...]:
+    """The parts of a step; overlapped ones are negative, and said to be overlapped."""
+    return tuple((_OVERLAPPED.get(name, name), seconds) for name, seconds in shown_parts(prediction.time))
 
 
 def _memory(prediction: Prediction) -> Table:
@@ -158,7 +187,7 @@ def _memory(prediction: Prediction) -> Table:
     kept = 0.0 if prediction.high_peak_bytes is None else prediction.high_peak_bytes - prediction.peak_bytes
     if kept > 0:
         share = percent_text(kept / prediction.peak_bytes)
-        table.add_row("margin for the error of the peak, beside it", bytes_text(kept), share)
+        table.add_row("memory margin, on top of the peak", bytes_text(kept), share)
     return table
 
 
@@ -167,7 +196,7 @@ def _stages(plan: Plan, prediction: Prediction) -> tuple[Table, ...]:
     if len(prediction.stages) < 2:
         return ()
     groups = [run.group for run in group_runs(plan) for _ in range(run.stages)]
-    table = table_of("\nPipeline stages", "stage", "a micro-batch", "once a step", "peak memory")
+    table = table_of("\nPipeline stages", "stage", "per micro-batch", "once per step", "peak memory")
     for column in table.columns[1:]:
         column.justify = "right"
     if groups:

@@ -248,7 +248,7 @@ def test_about_as_many_bytes_as_the_message_says_are_enough() -> None:
     request = request_of("llama8b", cluster, 16, precision="bf16", memory_limit=12e9, pinned=Pinned(mesh=(8,)))
     with pytest.raises(InfeasibleError) as caught:
         search(request)
-    found = re.search(r"the leanest plan looked at needs ([\d.]+) GiB", str(caught.value))
+    found = re.search(r"the leanest plan evaluated needs ([\d.]+) GiB", str(caught.value))
     assert found is not None
     needed = float(found[1]) * 2**30
     assert find_fitting(replace(request, memory_limit=1.1 * needed))

@@ -125,7 +125,7 @@ def _show(content: dict[str, Any]) -> None:
     was = seconds_text(content["step_seconds_before"])
     console.print(f"The plan as it is takes {seconds_text(kept)} a step by this profile; its file says {was}.")
     if content["saved_seconds"] <= 0:
-        console.print("No plan was found that is faster.")
+        console.print("No faster plan was found.")
         return
     share = percent_text(content["saved_seconds"] / kept)
     console.print(f"Another plan takes {seconds_text(best)}: {share} less. What changes:")

@@ -79,7 +79,7 @@ def _check_fits(path: Path, plan: "Plan") -> None:
         raise InfeasibleError(
             f"{path} does not fit on {plan.cluster.devices} x {plan.cluster.machine}: it needs"
             f" {prediction.peak_bytes / 2**30:.1f} GiB per device, {missing / 2**30:.1f} GiB more than the"
-            f" {prediction.capacity_bytes / 2**30:.1f} GiB there are; plan again for it"
+            f" {prediction.capacity_bytes / 2**30:.1f} GiB available; plan again for it"
         )
 
 

@@ -23,9 +23,9 @@ def configuration_words(configuration: Configuration) -> str:
 def fate_words(outcome: Outcome, cutoff: float) -> str:
     """What came of a configuration that was evaluated."""
     if outcome.ranks:
-        return f"{outcome.seconds:.4g} s found, none under {outcome.bound:.4g} s"
+        return f"objective {outcome.seconds:.4g} s found, lower bound {outcome.bound:.4g} s"
     if outcome.bound < math.inf:
-        return f"cut off, none under {outcome.bound:.4g} s, and plans from {cutoff:.4g} s on are of no interest"
+        return f"cut off: lower bound {outcome.bound:.4g} s, and only plans below {cutoff:.4g} s are wanted"
     least = f", {outcome.least / 2**30:.1f} GiB would be needed" if outcome.least < math.inf else ""
     return f"does not fit{least}"
 
@@ -40,23 +40,24 @@ def nothing_fits(
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device, group.software))
     memory = planned_memory(device, group.software)
-    there, reserved = "there are", reserved_memory(device, group.software)
+    there, reserved = "available", reserved_memory(device, group.software)
     if request.memory_limit is not None and request.memory_limit <= memory:
         memory = request.memory_limit
         if memory <= reserved:
-            there = f"of the memory limit: a device reserves {_size(reserved)}, before it holds anything of a model"
+            there = f"of the memory limit; a device reserves {_size(reserved)} before it holds any of the model"
     elif memory < device.memory:
         margin = device.memory / memory - 1
-        there = f"a margin of {margin:.1%} for its error leaves of {_size(device.memory)} (--memory-margin)"
+        there = f"that a margin of {margin:.1%} leaves of {_size(device.memory)} (--memory-margin)"
     where = _rank_words(*fullest) + (f" ({group.name})" if isinstance(request.cluster, MixedCluster) else "")
     if not memory < needed < math.inf:
         return InfeasibleError(
-            f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices} x "
-            f"{request.cluster.name}, which does not prove that there is none; try dynamic_programming, or more memory"
+            f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices}"
+            f" x {request.cluster.name}, which does not prove that none fits; try --search"
+            " dynamic_programming, or more memory"
         )
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
-        f"leanest plan looked at needs {_size(needed)} per device{where}, {_size(needed - memory)} more"
+        f"leanest plan evaluated needs {_size(needed)} per device{where}, {_size(needed - memory)} more"
         f" than the {_size(memory)} {there}",
         needed=needed,
         missing=needed - memory,

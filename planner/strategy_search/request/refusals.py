@@ -180,7 +180,7 @@ def _mesh(request: SearchRequest, template: Template) -> Fault | None:
         reason = f"has {size} devices, which do not divide {devices}"
         return Fault(option="mesh", value=shape, reason=reason, numbers=("mesh",))
     if pinned.pipeline is not None and devices != size * pinned.pipeline:
-        reason = f"has {size} devices, which pipeline = {pinned.pipeline} times do not make {devices}"
+        reason = f"has {size} devices, and pipeline = {pinned.pipeline} such stages do not make {devices}"
         return Fault(option="mesh", value=shape, reason=reason, numbers=("mesh", "pipeline"))
     return None
 

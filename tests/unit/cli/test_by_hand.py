@@ -138,7 +138,7 @@ def test_experts(plan: Any) -> None:
     assert even["degrees"]["expert"] == 4
     uneven = plan.json(*mixture, *whole, "--imbalance", "1.5", "-o", "uneven.json")
     assert uneven["step_seconds"] > even["step_seconds"]
-    assert "fullest device 1.5 times the average" in plan("show", "uneven.json").out
+    assert "maximum 1.5 times the mean" in plan("show", "uneven.json").out
     assert "0.9 is no imbalance" in plan.refused(*mixture, "--imbalance", "0.9")
 
 

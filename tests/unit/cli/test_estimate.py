@@ -99,7 +99,7 @@ def test_bad_estimates_are_one_line(plan: Any, arguments: tuple[str, ...], words
 @pytest.mark.thorough
 def test_what_does_not_fit_says_how_much_is_missing(plan: Any, here: Path) -> None:
     message = plan.refused("estimate", *TINY, "--tensor", "2", "--memory-limit", "520MiB", code=3)
-    assert "GiB more than the 0.508 GiB there are" in message
+    assert "GiB more than the 0.508 GiB available" in message
     assert "--memory-limit left out" in message
     plan.json(
         "estimate", "--model", "gpt2-medium", "--devices", "1", "--global-batch", "8", "--micro-batches", "1",
@@ -107,7 +107,7 @@ def test_what_does_not_fit_says_how_much_is_missing(plan: Any, here: Path) -> No
     )  # fmt: skip
     message = plan.refused("estimate", "gpt2.json", "--hardware", "cpu", code=3)
     assert "gpt2.json does not fit on 1 x cpu" in message
-    assert "GiB more than the 4.0 GiB there are" in message
+    assert "GiB more than the 4.0 GiB available" in message
 
 
 def test_options_stand_behind_the_command(plan: Any) -> None:

@@ -33,7 +33,7 @@ def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
         if key not in ("global_batch", "micro_batches", "precision", "optimizer")
     }  # fmt: skip
     words = f"gradients summed, all in fp32, clipped to norm 0.5, in buckets of {size / 2**20:.3g} MiB"
-    words += "; weights of a block gathered together"
+    words += "; weights all-gathered by block"
     assert words in " ".join(plan("show", "plan.json").out.split())
     assert words in plan("verify", "plan.json").out
 

@@ -123,7 +123,7 @@ def test_an_explanation_in_words() -> None:
         next_best=Alternative(step_seconds=11.0, peak_bytes=1.0, differences=(("mesh", "8", "2x4"),)),
     )
     memory, other = explanation_lines(found)
-    assert "1 GiB more on every device would save about 500 ms (5.0%), at pipeline rank 1 of 4" in memory
+    assert "1 GiB more per device would save about 500 ms (5.0%), at pipeline rank 1 of 4" in memory
     assert other == "The next best plan takes 11 s (10.0% more), with mesh 2x4 instead of 8."
 
 

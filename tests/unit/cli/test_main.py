@@ -358,11 +358,9 @@ def test_nothing_fits() -> None:
     assert message.startswith("plan: ")
     assert message.count("\n") == 1, message
     assert re.search(
-        r"usermodels:huge does not fit on 2 x cpu: the leanest plan looked at needs [\d.]+ GiB per device", message
+        r"usermodels:huge does not fit on 2 x cpu: the leanest plan evaluated needs [\d.]+ GiB per device", message
     )
-    assert re.search(
-        r"[\d.]+ GiB more than the 3\.\d GiB a margin of [\d.]+% for its error leaves of 4\.0 GiB", message
-    )
+    assert re.search(r"[\d.]+ GiB more than the 3\.\d GiB that a margin of [\d.]+% leaves of 4\.0 GiB", message)
     assert re.search(
         r"It would fit with: .*\d+ devices \(--devices \d+; [\d.]+ m?s a step, [\d.,]+ samples/s per device\)", message
     )

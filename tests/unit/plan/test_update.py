@@ -98,7 +98,7 @@ def test_words_for_people() -> None:
     assert gradient_words(PLAIN) == ""
     assert gradient_words(EVERYTHING) == (
         "; gradients summed, in the dtype of the weights, clipped to norm 0.5, in buckets of 32 MiB; no master weights;"
-        " moments in bf16; weights of rank 0 sent at the start; each device has its own *router*, bias"
+        " moments in bf16; weights of rank 0 broadcast at the start; each device has its own *router*, bias"
     )
     assert gradient_words(Update(buckets=(20, 35))) == "; gradients in buckets that end at parameter 20, 35"
     many = gradient_words(Update(buckets=tuple(range(5, 100, 5))))

@@ -65,8 +65,8 @@ REFUSALS = [
     ),
     Refusal(
         asked={"mesh": (2, 2), "pipeline": 4},
-        words="mesh = 2x2 has 4 devices, which pipeline = 4 times do not make 8; the nearest legal values are mesh ="
-        " 2, pipeline",
+        words="mesh = 2x2 has 4 devices, and pipeline = 4 such stages do not make 8; the nearest legal values are mesh"
+        " = 2, pipeline",
         near={"pipeline": (2,)},
         devices=8,
     ),

@@ -326,7 +326,7 @@ def test_what_a_schedule_holds_must_fit() -> None:
     lean = result_of("llama-4", roomy.peak_bytes * 0.999999, schedule="gpipe", **DEEP).plan.prediction
     assert lean.peak_bytes < roomy.peak_bytes * 0.999999
     assert lean.step_seconds > roomy.step_seconds
-    with refused(InfeasibleError, "the leanest plan looked at needs"):
+    with refused(InfeasibleError, "the leanest plan evaluated needs"):
         result_of("llama-4", lean.peak_bytes * 0.99, schedule="gpipe", **DEEP)
 
 

@@ -107,7 +107,7 @@ def test_shares_that_are_none_are_refused() -> None:
 
 def test_what_is_said() -> None:
     assert simpler_text(0.004, 3, 9) == (
-        "Simple by preference: 3 decisions, 0.4% slower than the fastest plan that was found, which takes 9;"
-        " --simplicity 0 for that one"
+        "Simpler plan preferred: 3 decisions, 0.4% slower than the fastest plan found, which has 9 decisions;"
+        " --simplicity 0 takes the fastest"
     )
     assert "as fast as the fastest plan" in simpler_text(0.0, 3, 9)
