@@ -79,9 +79,9 @@ class RunSettings:
             metavar="NAME",
         ),
     ] = None
-    evaluate_every: Annotated[int | None, Flag("Also evaluate after every so many steps.", least=1, metavar="N")] = None
+    evaluate_every: Annotated[int | None, Flag("Also evaluate every N steps.", least=1, metavar="N")] = None
     evaluate_batches: Annotated[
-        int | None, Flag("Evaluate so many global batches of --evaluate, not all.", least=1, metavar="N")
+        int | None, Flag("Evaluate N global batches of --evaluate, not all.", least=1, metavar="N")
     ] = None
     save: Annotated[str | None, Flag("Checkpoint folder. Any plan can resume from it.", metavar="DIR")] = None
     save_every: Annotated[int, Flag("Steps between checkpoints (or rollback points).", least=1)] = 100

@@ -51,7 +51,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("search", "the fastest plan; same as plan --model ..."),
             ("estimate, manual", "one configuration; a plan file that you edited"),
             ("compare", "hardware, devices, models: days and cost"),
-            ("capacity", "how many devices train so many tokens in time"),
+            ("capacity", "how many devices train N tokens in X days"),
             ("replan", "search again for another profile; what it saves"),
         ),
     ),

@@ -198,14 +198,14 @@ class Options:
         bool,
         typer.Option(
             "--fp8-dispatch",
-            help="Tokens are sent to experts in 8 bits, gradients likewise. A scale stands for 128 elements of a token"
+            help="Send tokens to experts in 8 bits, gradients too. A scale stands for 128 elements of a token"
             " (DeepSeek-V3); what comes back from experts is not cast.",
             rich_help_panel=JOB,
         ),
     ] = False
     fp8_history: Annotated[
         int | None,
-        number(JOB, "With --fp8 delayed, steps that a scale is made from (1024)."),
+        number(JOB, "With --fp8 delayed, steps in the history of a scale (1024)."),
     ] = None
     fp8_margin: Annotated[
         int | None,
@@ -225,7 +225,7 @@ class Options:
         ),
     ] = None
     lora_alpha: Annotated[str | None, word(JOB, "ALPHA", "Adapters count ALPHA / rank times (ALPHA: 2 x rank).")] = None
-    lora_dropout: Annotated[str | None, word(JOB, "SHARE", "Dropout of what adapters read (0).")] = None
+    lora_dropout: Annotated[str | None, word(JOB, "SHARE", "Dropout on the input of adapters (0).")] = None
     lora_layers: Annotated[
         str | None,
         word(
@@ -356,7 +356,7 @@ class Options:
         word(
             HAND,
             "N|auto",
-            "Chunks of tensor-parallel collectives under products. Each collective is cut into N, and a"
+            "Chunks of overlapped tensor-parallel collectives. Each collective is cut into N, and a"
             " chunk travels while the product of another computes; off waits for them. By default auto: as"
             " many as save time, but none on CPUs.",
         ),
@@ -366,7 +366,7 @@ class Options:
         word(
             HAND,
             "auto|on|off",
-            "Exchange experts under other work. Rows travel while shared experts, and gradients of the experts'"
+            "Overlap the all-to-all of experts. Rows travel while shared experts, and gradients of the experts'"
             " weights, are computed. By default auto: where that saves time, but not on CPUs.",
         ),
     ] = None
@@ -375,7 +375,7 @@ class Options:
         switch(
             HAND,
             "--no-overlap",
-            "Wait for every collective, for debugging. It is --tensor-overlap off, --expert-overlap off,"
+            "Overlap no collective, for debugging. It is --tensor-overlap off, --expert-overlap off,"
             " --interleave 1, --buckets none and --gathers each.",
         ),
     ] = False
@@ -390,7 +390,7 @@ class Options:
     ] = None
     mesh: Annotated[
         str | None,
-        word(HAND, "AxB", "Device mesh of a stage, slowest links first, as in 8x4. It takes the place of degrees."),
+        word(HAND, "AxB", "Device mesh of a stage, slowest links first, as in 8x4. Replaces degrees."),
     ] = None
 
     sequence_parallel: Annotated[
@@ -509,7 +509,7 @@ class Options:
         word(
             GRADIENTS,
             "WORD",
-            "All-gather of weights: each, block, ahead or auto. It is that of ZeRO-3. each: at its use; block coalesces"
+            "All-gather of ZeRO-3 weights: each, block, ahead or auto. each: at its use; block coalesces"
             " those of a block; ahead prefetches them during the block before; auto takes whichever makes"
             " the fastest plan.",
             "auto",
@@ -571,7 +571,7 @@ class Options:
         word(
             OPERATORS,
             "PATTERN",
-            "Operators that look at their own replica alone. Each data-parallel replica computes them over its own"
+            "Operators that each replica computes alone. Each data-parallel replica computes them over its own"
             " samples, as batch norm in DistributedDataParallel without SyncBatchNorm (MindSpore: cross_batch); without"
             " this option every plan computes over the whole batch. PATTERN means operators or modules ('*norm*', '*'"
             " for all that look at several samples); PATTERN=N: of N replicas, instead of --data or of all devices that"
@@ -610,7 +610,7 @@ class Options:
         word(
             SEARCH,
             "PERCENT",
-            "Prefer simpler plans that are at most so much slower. 0 takes the fastest, however intricate."
+            "Prefer simpler plans up to this much slower. 0 takes the fastest, however intricate."
             " A plan is as simple as what has to be said to write it down. The proof is about the fastest all the"
             " same.",
             "1%",

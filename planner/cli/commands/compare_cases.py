@@ -141,7 +141,7 @@ def capacity(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Say how many devices train a model on so many tokens in so many days, searching a plan for each number.
+    """Say how many devices train a model on N tokens in X days, searching a plan for each number of devices.
 
     Whole nodes are looked at, 2^k and 3 x 2^k of them, by bisection. Exit code 3 if none is enough.
 

@@ -39,7 +39,7 @@ def export(
         str,
         typer.Option(
             metavar="SHARE",
-            help="What the nearest may take longer and be written.",
+            help="How much longer the step of the nearest may take.",
         ),
     ] = "1%",
     onto: Annotated[

@@ -50,7 +50,7 @@ def _is_plan(words: Sequence[str], at: int) -> bool:
 
 def manual(
     plan_file: Annotated[Path, typer.Argument(help="A plan file, as you have edited it.")],
-    steps: Annotated[int, typer.Option(metavar="N", help="Then run so many training steps.", min=0)] = 0,
+    steps: Annotated[int, typer.Option(metavar="N", help="Then run N training steps.", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan with its new price.")
     ] = None,

@@ -161,7 +161,7 @@ def _groups(request: SearchRequest, template: Template) -> Fault | None:
         return None
     fewest = cluster.devices // math.gcd(*(group.devices for group in cluster.groups))
     if template.blocks.count < fewest:
-        text = f"{cluster.name} takes {fewest} pipeline stages or more, of equally many devices in one group each, and"
+        text = f"{cluster.name} needs at least {fewest} pipeline stages of equal size, each within one group, and"
         return Fault(reason=f"{text} {request.model.reference} has {template.blocks.count} blocks")
     return None if pipeline is None else groups_fault(cluster, pipeline)
 
@@ -314,10 +314,10 @@ def _virtual(request: SearchRequest, template: Template) -> Fault | None:
             f"virtual stages hold equal blocks here, and {least} stages of {blocks} blocks hold different kinds of them"
         )
     else:
-        divide = f"all stages divide the blocks, of which there are {blocks}, and " if equal else ""
+        divide = f"the number of stages must divide the {blocks} blocks, and " if equal else ""
         reason = (
-            f"{divide}micro-batches of the global batch {request.global_batch} come in rounds of as many as there are"
-            " ranks"
+            f"{divide}the number of ranks must divide the number of micro-batches of the global batch"
+            f" {request.global_batch}"
         )
     numbers = ("virtual_stages", "pipeline", "micro_batches", "global_batch")
     return Fault(option=option, value=f"{value} {ranks}", reason=f": {reason}", numbers=numbers)

@@ -148,7 +148,7 @@ REFUSALS = [
     ),
     Refusal(
         asked={"pipeline": 2, "virtual_stages": 2},
-        words="come in rounds of as many as there are ranks",
+        words="the number of ranks must divide the number of micro-batches",
         near={"virtual_stages": (1,), "global_batch": (14, 16)},
         batch=15,
     ),
