@@ -509,7 +509,7 @@ class Options:
         word(
             GRADIENTS,
             "WORD",
-            "All-gather of ZeRO-3 weights: each, block, ahead or auto. each: at its use; block coalesces"
+            "ZeRO-3 all-gather: each, block, ahead or auto. each: at its use; block coalesces"
             " those of a block; ahead prefetches them during the block before; auto takes whichever makes"
             " the fastest plan.",
             "auto",
