@@ -2,17 +2,17 @@
 
     gradients arrive   head, block 9, block 8, ...        (last used first)
     moves              (all_reduce, axis 0) for some      (reduce_scatter, axis 0) for others
-    buckets            one open for each kind of moves; full at so many bytes, or where the plan says so
+    buckets            one open for each kind of moves; full at a number of bytes, or where the plan says so
 
-The members of a bucket take the same collectives on the same axes, in the same dtype. Each collective is then one
-message, which has in it what each member would have sent. Who is with whom is decided here, for all who price and
-execute plans, and is the same on every rank of a stage. One pass over the parameters.
+All members of a bucket take the same collectives on the same axes, in the same dtype. Each collective of a bucket sends
+one message with the data of every member. Pricing and execution take the buckets from here; they are the same on every
+rank of a stage. One pass over the parameters.
 
-Buckets start in the backward pass, as soon as they are full. A bucket takes a flat copy of its members and what comes
-out of its first collective; its members are free from then on, and the copy when it has landed. `in_room` lets it start
-early only where there is room for that, beside others that are still under way: as many of them as fit, the oldest are
-waited for where more would not. So buckets cost no memory that grows with the model, and the backward pass does not
-wait for an all-reduce, which needs no memory of its own once it is under way.
+Buckets start in the backward pass, as soon as they are full. A bucket needs memory for a flat copy of its members and
+for the result of its first collective. It frees its members as soon as the copy is made, and the copy when the
+collective has finished. `in_room` starts a bucket early only where this memory fits beside the buckets in flight; where
+it does not fit, the bucket waits for the oldest of them. So buckets cost no memory that grows with the model, and the
+backward pass does not wait for an all-reduce, which needs no memory of its own once it is in flight.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ Moves = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traveller:
-    """A parameter that travels: its dtype and bytes `held` before, all steps on its way, and the bytes of its message
-    in each collective, which are its `moves`. What goes to one device goes with others to the same: `to` are its places
-    on the axes."""
+    """A parameter to be sent: its dtype and the bytes `held` before, all `steps` of its redistribution, and the bytes
+    of its message in each collective; the collectives are its `moves`. A parameter that is reduced to one device shares
+    a bucket only with others for the same device: `to` has the places of that device on the axes."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class Traveller:
     to: tuple[int, ...] = ()
 
     def called(self, name: str) -> "Traveller":
-        """The same of another parameter."""
+        """The same redistribution of another parameter."""
         if name == self.name:
             return self
         return Traveller(
@@ -62,7 +62,7 @@ class Traveller:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Travellers that go together, in the order in which they arrive."""
+    """Parameters that share their messages, in the order in which they arrive."""
 
     members: tuple[Traveller, ...]
 
@@ -76,7 +76,7 @@ class Bucket:
 
     @cached_property
     def nbytes(self) -> tuple[float, ...]:
-        """Of the message of each collective."""
+        """Bytes of the message of each collective."""
         return tuple([sum(every) for every in zip(*[member.nbytes for member in self.members], strict=True)])
 
     @property
@@ -85,30 +85,31 @@ class Bucket:
         return max(self.nbytes, default=0.0) if len(self.members) > 1 else 0.0
 
     def comes(self, mesh: Mesh, number: int = 0) -> float:
-        """Bytes that come out of its first collective, or of another, in memory of their own; an all-reduce needs none,
-        nor a reduce."""
+        """Bytes of the result of its first collective, or of collective `number`, that need memory of their own: none
+        of an all-reduce or a reduce."""
         (kind, axis), nbytes = self.moves[number], self.nbytes[number]
         return {"all_reduce": 0.0, "reduce": 0.0, "reduce_scatter": nbytes / mesh.sizes[axis]}.get(kind, nbytes)
 
     def takes(self, mesh: Mesh, number: int = 0) -> float:
-        """Bytes that its first collective, or another, takes beside its members: a flat copy of them, with any padding,
-        unless a lone one lies in memory as it is sent, and what comes out."""
+        """Bytes that its first collective, or collective `number`, needs beside its members: the result, and a flat
+        copy of the members with any padding. A single member that lies in memory as it is sent needs no copy."""
         step = [step for step in self.members[0].steps if step.kind in COLLECTIVES][number]
         lies = step.kind in ("all_reduce", "reduce") or (step.dim == 0 and not step.padding)
         as_it_is = lies and len(self.members) == 1
         return self.comes(mesh, number) + (0.0 if as_it_is else self.nbytes[number])
 
     def frees(self, mesh: Mesh) -> float:
-        """Bytes of its members that are free when it has arrived."""
+        """Bytes of its members that are free when its first collective has finished, less those of the result."""
         comes = self.comes(mesh)
         return sum(member.held for member in self.members) - comes if comes else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starts:
-    """Buckets in the order in which they start: the first so many `early`, in the backward pass, when the last of their
-    members has arrived; the rest behind it. Of those before it so many have `landed` when a bucket starts, the others
-    may be under way. `room` are the bytes that the early ones take beside what is added up."""
+    """Buckets in the order in which they start. The first `early` of them start in the backward pass, when their last
+    member has arrived; the others start after it. When bucket i starts, the first `landed[i]` buckets have finished,
+    and the others before it may be in flight. `room` are the bytes that early buckets take beside the gradients that
+    are accumulated."""
 
     buckets: tuple[Bucket, ...] = ()
     early: int = 0
@@ -124,7 +125,7 @@ def moves_of(steps: Sequence[Step]) -> Moves:
 def traveller(
     name: str, shape: Sequence[int], dtype: str, element_bytes: int, mesh: Mesh, source: Layout, target: Layout
 ) -> Traveller:
-    """What a parameter of a global `shape` sends on its way from one layout to another."""
+    """The redistribution of a parameter of a global `shape` from one layout to another."""
     steps = tuple(s for s in redistribution(shape, mesh, source, target) if mesh.sizes[s.axis] > 1)
     whole = element_bytes
     for extent in shape:
@@ -142,13 +143,13 @@ def traveller(
 def in_buckets(
     travellers: Sequence[Traveller], buckets: Buckets, positions: Mapping[str, int], alone: frozenset[str]
 ) -> tuple[Bucket, ...]:
-    """The buckets of what travels, in the order in which they are full; who sends nothing is in none.
+    """The buckets of parameters, in the order in which they are full. A parameter that sends nothing is in none.
 
-    `positions` are those among the trainable parameters of the model; who is `alone` shares no bucket.
+    `positions` are those among the trainable parameters of the model; a parameter in `alone` shares no bucket.
     """
     size = buckets if isinstance(buckets, int) else 0
     open_: dict[object, list[Traveller]] = {}
-    filled: dict[object, list[float]] = {}  # bytes of each message of those
+    filled: dict[object, list[float]] = {}  # bytes of each message of the buckets in `open_`
     done: list[Bucket] = []
     for one in travellers:
         place = None if one.name in alone else bucket_place(one.name, buckets, positions[one.name])
@@ -170,8 +171,8 @@ def in_buckets(
 
 
 def in_room(buckets: Sequence[Bucket], mesh: Mesh, room: float) -> Starts:
-    """When buckets start, given in the order in which they are full: one that takes more than the `room` and what those
-    before it have freed lets others go first."""
+    """When buckets start. `buckets` come in the order in which they are full; a bucket that takes more than `room` and
+    the memory that earlier buckets have freed lets later ones go first."""
     waiting, early, freed, taken = list(buckets), list[Bucket](), 0.0, 0.0
     while (at := next((at for at, one in enumerate(waiting) if one.takes(mesh) <= room + freed), None)) is not None:
         one = waiting.pop(at)
@@ -183,11 +184,11 @@ def in_room(buckets: Sequence[Bucket], mesh: Mesh, room: float) -> Starts:
 
 
 def _landed(early: Sequence[Bucket], mesh: Mesh, room: float) -> list[int]:
-    """How many have landed when each starts: as few as leave room for it,
+    """How many earlier buckets have finished when each early one starts: as few as satisfy
 
-    takes of it + what comes out of those under way - what those that have landed have freed <= room
+    bytes that it takes + results of the buckets in flight - bytes that the finished buckets have freed <= room
 
-    where room is what they need that start one by one."""
+    where `room` is what the buckets need that start one by one."""
     found, landed, taken = list[int](), 0, 0.0
     for at, one in enumerate(early):
         while taken + one.takes(mesh) > room and landed < at:
@@ -199,7 +200,7 @@ def _landed(early: Sequence[Bucket], mesh: Mesh, room: float) -> list[int]:
 
 
 def bucket_place(name: str, buckets: Buckets, position: int) -> object:
-    """What members of a bucket have in common; None for who goes by itself."""
+    """A key that members of one bucket have in common; None for a parameter that goes by itself."""
     if isinstance(buckets, int):
         return 0
     if splits := split_positions(buckets):
@@ -216,8 +217,8 @@ def trainable_positions(graph: OperatorGraph) -> Mapping[str, int]:
 
 
 def arrival_order(graph: OperatorGraph) -> tuple[str, ...]:
-    """Trainable parameters in the order in which a backward pass has their gradients: who is first read last. Those
-    that nobody reads come at the end."""
+    """Trainable parameters in the order in which a backward pass has their gradients: the parameter whose first use is
+    the last comes first. Parameters that no operator reads come at the end."""
     if ("arrival",) not in graph.derived:
         first = {name: uses[0] for name, uses in graph.consumers.items()}
         order = sorted(trainable_positions(graph), key=lambda name: (-first.get(name, -1), name))

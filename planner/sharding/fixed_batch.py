@@ -9,7 +9,7 @@ from planner.sharding.rescale import rescale_batch
 
 
 def batch_fault(graph: OperatorGraph, batch: int, retrace: Callable[[int], OperatorGraph]) -> str | None:
-    """Why the model computes with micro-batches of `batch` samples alone; None where it does with any.
+    """Why the model cannot compute with any micro-batch but one of `batch` samples; None where it can.
 
     The graph at twice the batch must be what tracing the model there gives, `retrace(samples)`: the comparison that a
     run makes at the batch of its plan, made before the search.

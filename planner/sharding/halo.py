@@ -9,10 +9,10 @@ steps apart and p elements of padding come first. A device with P results and P 
     before = p                        elements of the piece before its own
     after  = (k - 1) d - p - s + 1    of the piece behind it, none where that is negative
 
-whichever piece it has; the first and the last device read padding there. Where that is more than a piece has, as of
-elements far apart, the pieces behind the neighbour's follow: each device hands on what has come to it, so that all
-messages are between neighbours, and as many bytes are sent as are read. This holds where a dim of n s elements has n
-results, which is what padding is mostly chosen for. Any other dim is not cut.
+whichever piece it has; the first and the last device read padding there. Elements far apart may need more than one
+neighbour's piece. Then each device hands on the pieces that it has received: all messages are between neighbours, and
+as many bytes are sent as are read. This holds where a dim of n s elements has n results, as padding is mostly chosen.
+Any other dim is not cut.
 
 Dryden et al. 2019 (arXiv 1903.06681) cut convolutions so and call it spatial parallelism.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halo:
-    """Elements of a dim that are read of the piece before the own one, and of that behind it."""
+    """Elements of a dim that a device reads of the piece before its own, and of the piece behind it."""
 
     before: int
     after: int
@@ -37,8 +37,8 @@ class Halo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stencil:
-    """What one result reads along one dim: `size` elements that are `dilation` apart, `stride` from one result to the
-    next, with so much `padding` on both sides; None where that is not the same on both."""
+    """What one result reads along one dim: `size` elements that are `dilation` apart, `stride` elements from one result
+    to the next, with `padding` elements on both sides; None where the two sides differ."""
 
     size: int
     stride: int
@@ -46,7 +46,7 @@ class Stencil:
     dilation: int
 
     def halo(self, extent: int, results: int) -> Halo | None:
-        """The halo of each piece of a dim with so many elements and results; None where it cannot be cut."""
+        """The halo of each piece of a dim with `extent` elements and `results`; None where the dim cannot be cut."""
         reach = (self.size - 1) * self.dilation
         if self.padding is None or extent != results * self.stride or self.padding > reach:
             return None
@@ -54,8 +54,8 @@ class Stencil:
 
 
 def stencils(size: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> tuple[Stencil, ...]:
-    """The stencils of a convolution or a pooling over trailing dims, from its arguments: each a number for all dims, or
-    one for each. Padding may be "same" or "valid"; no stride is that of the size."""
+    """The stencils of a convolution or a pooling over trailing dims. Each argument is a number for all dims, or one for
+    each. Padding may be "same" or "valid"; without a stride it is the size."""
     count = len(size)
     steps, apart = _each(stride, count) or tuple(size), _each(dilation, count)
     pads: Sequence[int | None]

@@ -1,8 +1,8 @@
 """What the factors of operators stand for: batch, sequence, or just themselves.
 
 The labels "batch" and "sequence" start at the first two dims of the inputs and follow the rules through the graph, like
-the batch in `rescale`. What is made of no data, as a mask (`mask.expand(x.shape[0], ...)`, `arange(x.shape[0])`), has a
-batch where it meets one.
+the batch in `rescale`. A value that is made of no data, as a mask (`mask.expand(x.shape[0], ...)`,
+`arange(x.shape[0])`), gets a batch dim where it meets a value that has one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def _forward(graph: OperatorGraph, met: Mapping[str, frozenset[int]]) -> tuple[t
 
 
 def _met(graph: OperatorGraph, labels: Sequence[Sequence[str]]) -> Mapping[str, frozenset[int]]:
-    """Dims of results that some operator reads as a batch, by way of any others: against the flow."""
+    """Dims of results that some operator, directly or by way of others, reads as a batch: found against the flow."""
     met: dict[str, frozenset[int]] = {}
     for op, names in zip(reversed(graph.operators), reversed(labels), strict=True):
         rule = rule_of(graph, op)
@@ -49,7 +49,7 @@ def _met(graph: OperatorGraph, labels: Sequence[Sequence[str]]) -> Mapping[str, 
 
 
 def _demanded(op: Operator, rule: Rule, met: Mapping[str, frozenset[int]]) -> frozenset[int]:
-    """Factors of an operator that index dims of its results which are read as a batch."""
+    """Factors of an operator that index dims of its results which later operators read as a batch."""
     made = zip((r for r in op.results if r is not None), rule.results, strict=True)
     return frozenset(dims[dim][0] for name, dims in made for dim in met.get(name, ()) if dims[dim])
 

@@ -1,9 +1,9 @@
 """Layouts: how one tensor lies on the axes of a mesh.
 
 A layout has one placement per mesh axis: `S<dim>` (split along a dim), `R` (a full copy), `P` (a term of a sum that
-is still to be taken). Where several axes split the same dim, the earlier axis is the outer cut, as in torch's
-DTensor. A tensor that is split must divide evenly; there are no uneven and no strided shards. Parameters alone are
-padded with zeros to equal shards where devices do not divide them (`PaddedShape`), as FSDP2 has it.
+is still to be taken). Where several axes split the same dim, the earlier axis is the outer cut, as in torch's DTensor.
+Shards of a tensor are equal; there are no uneven and no strided shards. Only parameters are padded with zeros to equal
+shards where devices do not divide them (`PaddedShape`), as in FSDP2.
 """
 
 import math
@@ -15,8 +15,8 @@ from planner.errors import LayoutError
 
 
 class Placement(NamedTuple):
-    """What one mesh axis does to a tensor. `dim` is -1 unless the kind is 'shard'. A search looks layouts up by the
-    million: those of a tuple are hashed without a call in Python."""
+    """What one mesh axis does to a tensor. `dim` is -1 unless the kind is 'shard'. It is a tuple because a search looks
+    layouts up millions of times, and a tuple is hashed without a call in Python."""
 
     kind: str
     dim: int = -1
@@ -70,7 +70,7 @@ def _parse_placement(word: str, text: str) -> Placement:
 
 
 def cuts(rank: int, layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Into how many pieces the layout cuts each of `rank` dims."""
+    """The number of pieces into which the layout cuts each of `rank` dims."""
     counts = [1] * rank
     for placement, size in zip(layout, sizes, strict=True):
         if placement.dim >= 0:
@@ -80,12 +80,12 @@ def cuts(rank: int, layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
 
 class PaddedShape(tuple[int, ...]):
     """The shape of a parameter. Devices that do not divide a dim hold equal shards of it all the same: zeros are added
-    at its end (FSDP2), up to `PADDING` of it.
+    at its end (as in FSDP2), at most `PADDING` of its length.
 
         1600 rows over 24      23 shards of 67 rows, and one of 59 with 8 rows of zeros
 
-    Where several axes cut a dim the outer one may pad, and the others divide its shards: those of all devices are
-    equally long, and lie one behind the other. An operator gets a parameter without its padding.
+    Where several axes cut a dim, only the outer one may pad; the others divide its shards. The shards of all devices
+    are equally long, and follow each other. An operator gets a parameter without its padding.
     """
 
     __slots__ = ()
@@ -101,7 +101,7 @@ class PaddedShape(tuple[int, ...]):
 
 
 PADDING = 1 / 16
-"""How much of a dim of a parameter may be added to it, at most."""
+"""The share of a dim of a parameter that may be added to it, at most."""
 
 
 def _lengths(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> list[int] | None:
@@ -129,8 +129,8 @@ def shard_length(extent: int, sizes: Sequence[int]) -> int | None:
 
 
 def divides(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool:
-    """Whether a tensor of this shape can have the layout: the dims exist and divide evenly, those of a parameter but
-    for its padding."""
+    """Whether a tensor of this shape can have the layout: the dims exist and divide evenly. A parameter may be padded
+    instead."""
     return _lengths(shape, layout, sizes) is not None
 
 
@@ -144,7 +144,7 @@ def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> t
 
 
 def _unfit(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> LayoutError:
-    """What is wrong with a layout that does not fit: its first dim that does not exist, or does not divide."""
+    """The error of a layout that does not fit: names the first dim that does not exist, or does not divide."""
     for placement in layout:
         if placement.dim >= len(shape):
             return LayoutError(
@@ -161,7 +161,7 @@ def _unfit(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> Layout
 
 
 def whole_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Shape of all shards together: `shape`, and of a parameter the padding that it has in this layout."""
+    """Shape of all shards together: `shape`, and for a parameter also the padding that it has in this layout."""
     if not isinstance(shape, PaddedShape):
         return tuple(shape)
     counts = cuts(len(shape), layout, sizes)
@@ -169,7 +169,7 @@ def whole_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> t
 
 
 def local_share(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> float:
-    """Elements that one device holds, with its padding, over those of the tensor."""
+    """Elements that one device holds, with its padding, divided by those of the tensor."""
     if not isinstance(shape, PaddedShape):
         return local_fraction(layout, sizes)
     lengths = _lengths(shape, layout, sizes)

@@ -1,10 +1,10 @@
 """Which parameters Muon updates: the matrices of hidden layers. AdamW updates all others.
 
-Muon makes the update of a matrix orthogonal, which means something for weights that turn one vector of activations into
+Muon makes the update of a matrix orthogonal. That has a meaning for weights that map one vector of activations to
 another (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; Liu et al. 2025, "Muon is scalable for LLM
-training", arXiv 2502.16982, section 2.2): weights of linear layers and of experts. Embeddings, output layers (behind
-which there is no other such weight), vectors, convolutions and what is read in any other way are for AdamW. Weights of
-several matrices, as of experts, have them in their last two dims.
+training", arXiv 2502.16982, section 2.2): weights of linear layers and of experts. AdamW updates embeddings, output
+layers (which have no other such weight behind them), vectors, convolutions and weights that are read in any other way.
+A weight that holds several matrices, as those of experts, has them in its last two dims.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _KEY = "parameters that Muon updates"
 
 
 def optimizer_of(graph: OperatorGraph, optimizer: str, name: str) -> str:
-    """What updates a parameter where a plan asks for this optimizer."""
+    """The optimizer that updates a parameter where a plan asks for `optimizer`."""
     if optimizer != MUON:
         return optimizer
     return MUON if name in matrices_of(graph) else ADAMW
@@ -35,8 +35,8 @@ def matrices_of(graph: OperatorGraph) -> frozenset[str]:
 
 
 def _hidden(graph: OperatorGraph) -> frozenset[str]:
-    """Weights that only products and experts read, with others of such weights behind each of them: behind the output
-    layer there is none."""
+    """Weights that only products and experts read, with more of such weights behind each of them, which the output
+    layer does not have."""
     readers = {
         one.name: set(_readers(graph, one.name)) for one in graph.parameters if len(graph.types[one.name].shape) >= 2
     }

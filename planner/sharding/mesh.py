@@ -4,8 +4,8 @@ Ranks inside a stage are numbered row by row: the last axis varies fastest, so i
 fastest links. `bandwidth` of an axis is what a large all-gather reaches along it; it only weighs one route of a
 redistribution against another, so that planner and runtime take the same route. Prices use the cluster itself.
 
-An axis whose links or backend lack the all-to-all has redistributions without it: an all-gather, and a slice of what
-has come (`planner.sharding.redistribute`). Nor are rows exchanged on it between experts, which it may cut all the same.
+An axis whose links or backend lack the all-to-all uses an all-gather and a slice of its result instead
+(`planner.sharding.redistribute`). Experts exchange no rows on such an axis, though it may cut them.
 
 An axis may cut sequences in *zigzag* order (`planner.sharding.zigzag`); everything else, and every sequence on other
 axes, is cut into contiguous pieces.

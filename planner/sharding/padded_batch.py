@@ -1,4 +1,4 @@
-"""A global batch with samples of weight zero at its end, so that devices divide what its own number does not divide.
+"""A global batch with samples of weight zero at its end, so that devices divide a batch that they would not divide.
 
     97 samples on 4 devices, 1 micro-batch      100 samples, the last 3 of weight zero: 25 on each device
     97 samples on 4 devices, 2 micro-batches    104 samples: 52, and 52 of which the last 7 have weight zero
@@ -6,8 +6,8 @@
 All shapes stay those of an even batch. The graph gets one more input, `SAMPLE_WEIGHTS`, one number per sample and
 micro-batch: P / N for each of the N samples of the batch, 0 for each of the P - N that were added. It is cut along the
 samples like any other input. The batch dim is followed through the rules, and every operator that sums over it is
-told which samples count; of a micro-batch of s samples, n of which are of the batch, w are the weights, and the mean of
-w over the micro-batch is c = n P / (s N):
+told which samples count. For a micro-batch of s samples, n of which belong to the batch, let w be the weights and c the
+mean of w over the micro-batch, c = n P / (s N):
 
     sum of x             sum of (x where w > 0, else 0)
     mean of x            mean of x (w / c)                  w / c is s / n, or 0: the mean of n samples
@@ -15,12 +15,12 @@ w over the micro-batch is c = n P / (s N):
     pair loss            its elements, then the sum or mean as above
     loss of the graph    loss c                             the mean over micro-batches is that over samples
 
-So every value that has no samples is what the model computes of n samples alone, and gradients are those of the loss
-that is the mean over all samples. What else looks at several samples at once (batch norm, a cross entropy whose classes
-are samples) is refused, by the name of the operator. Added samples are copies of the last one, so that they are numbers
-that the model is made for; they take their share of time and memory, and are priced and executed like any others.
+So every value without a batch dim is what the model computes from the n samples alone, and gradients are those of the
+mean loss over all samples. Any other operator that looks at several samples at once (batch norm, a cross entropy whose
+classes are samples) is refused by name. Added samples are copies of the last one, so that the model can compute with
+their numbers; they take their share of time and memory, and are priced and executed like any others.
 
-Source: batches are filled up as in PyTorch's `DistributedSampler` (`drop_last=False`), whose copies count, though.
+Source: PyTorch's `DistributedSampler` (`drop_last=False`) fills up batches alike, but there the copies count.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ SAMPLE_WEIGHTS = "planner.sample_weights"
 """The input of the graph that says which samples count, and how much."""
 
 MEAN_WEIGHT = f"{SAMPLE_WEIGHTS}.mean"
-"""The mean of them over a micro-batch, by which its loss counts."""
+"""The mean of the sample weights over a micro-batch, by which its loss is multiplied."""
 
 _DTYPE = "float32"
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers for the reductions of a loss
@@ -60,7 +60,7 @@ def with_sample_weights(graph: OperatorGraph, batch: int) -> OperatorGraph:
 
 
 def weighted_of(update: Update, batch: int) -> int:
-    """The samples of an example of `batch`, where those of an update are weighted; else 0."""
+    """The samples of an example of `batch` if an update weights them; else 0."""
     return batch if update.padding_samples else 0
 
 
@@ -71,7 +71,7 @@ def sample_weights(samples: int, padding: int) -> list[float]:
 
 @dataclass(kw_only=True)
 class _Weighted:
-    """The graph while operators are added to it. `known` has what was made of the weights, by what it is."""
+    """The graph while operators are added to it. `known` has the values made from the weights, by what they are."""
 
     graph: OperatorGraph
     batch: int
@@ -97,7 +97,7 @@ class _Weighted:
         )
 
     def _wide(self) -> TensorType:
-        """Of the loss times a number in fp32."""
+        """Type of the loss times a number in fp32."""
         loss = self.graph.types[self.graph.loss]  # of one element, in any number of dims
         wider = loss.dtype == "float64" or bool(loss.shape)
         return TensorType(shape=loss.shape, dtype=loss.dtype if wider else _DTYPE)
@@ -121,7 +121,8 @@ class _Weighted:
             raise _refusal(op, "computes something of several samples together")
 
     def _check_place(self, op: Operator, rule: Rule, grown: Mapping[int, Growth]) -> None:
-        """What is dropped is decided by the place of an element, which samples behind the others do not change."""
+        """Check that added samples, which are behind the others, do not change which elements are dropped: dropout
+        decides by an element's place."""
         chance = CHANCES.get(op.op)
         if chance is None or not chance.of(op.arguments, dict(op.keywords)):
             return
@@ -147,7 +148,7 @@ class _Weighted:
         self.operators.append(replace(op, arguments=tuple(arguments)))
 
     def _by_elements(self, op: Operator) -> None:
-        """A loss of pairs as its elements, and their sum or mean."""
+        """A loss of pairs, computed as its elements and then their sum or mean."""
         spec = RULES[op.op]
         assert isinstance(spec, PairLoss)
         reduction = _argument(op, spec.reduction, "reduction", _MEAN)
@@ -171,7 +172,8 @@ class _Weighted:
         return self._call(name, op.op, tuple(arguments), replace(kind, contiguous=True), op.module, keywords)
 
     def _weighed(self, op: Operator, source: str, mean: bool) -> str:
-        """A value whose added samples are zero, and whose mean over all is that over the others where `mean`."""
+        """A value whose added samples are zero; with `mean`, scaled so that its mean over all is that over the
+        others."""
         kind = self.types[source]
         if not mean:
             fill = 0.0 if kind.floating else 0
@@ -188,7 +190,7 @@ class _Weighted:
         return self._call(f"{op.name}_counted", "aten.mul.Tensor", weighed, kind, op.module)
 
     def _shaped(self, op: Operator, source: str, what: str) -> str:
-        """Which samples are left out, or their shares of a mean, in a shape that broadcasts to a value."""
+        """The operand `what` (which samples count, or their shares of a mean) in a shape that broadcasts to a value."""
         growths, shape = self.growths[source], self.types[source].shape
         dims = [dim for dim, growth in enumerate(growths) if growth != Growth()]
         if len(dims) != 1 or growths[dims[0]].outer != 1:
@@ -259,7 +261,7 @@ class _Weighted:
 
 
 def _joins(rule: Rule, factor: int) -> bool:
-    """Whether an operator computes something of all steps of a loop."""
+    """Whether an operator computes something from all steps of a loop together."""
     kind = rule.factors[factor].kind
     return kind in (FactorKind.REDUCTION, FactorKind.COMBINED)
 

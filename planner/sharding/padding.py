@@ -1,19 +1,19 @@
-"""Weights with rows of zeros at their end, so that devices divide what their own number of rows does not divide.
+"""Weights with rows of zeros at their end, so that devices divide a number of rows that they would not divide.
 
-    vocabulary 50257 over 4      lm_head  50257 x h  ->  50260 x h       logits of 3 classes that there are not
+    vocabulary 50257 over 4      lm_head  50257 x h  ->  50260 x h       logits of 3 classes that do not exist
     1365 hidden elements over 4  gate, up 1365 x h -> 1368 x h           down    h x 1365 -> h x 1368
 
 A plan names weights and a number of which their rows become a multiple (`Update.padded`). The loop of these rows is
-followed through the rules of the operators, and what else has it grows too: other weights with zeros, and activations.
-What the model computes stays as it is, as what is added meets zeros wherever it is summed:
+followed through the rules of the operators, and everything else that has this loop grows too: other weights with zeros,
+and activations. The model computes the same as before, because added elements meet zeros wherever they are summed:
 
 - a sum over a padded loop has a padded weight in it, whose zeros are multiplied with whatever is there;
 - the cross entropy is told how many classes there are, and leaves out the others;
 - gradients of added elements are set to zero, so that they stay zero.
 
-An operator that looks at a padded loop as a whole otherwise (a norm, a softmax, a mean, dropout, whose masks depend on
-the place of an element) is refused, with the weight that it is about. Padded weights take memory and products of their
-padded size, which is priced; checkpoints have weights without what was added.
+Any other operator that looks at a padded loop as a whole (a norm, a softmax, a mean, dropout, whose masks depend on
+the place of an element) is refused; the message names the weight. Padded weights take memory and matrix products of
+their padded size, which are priced; checkpoints hold weights without the padding.
 
 Heads are padded like any other loop: with zeros for queries, keys and values their results are zeros. 12 heads of 64
 elements over 8 devices are 768 rows padded to a multiple of 8 * 64. The last devices may have nothing but zeros.
@@ -36,7 +36,7 @@ from planner.sharding.rules import rule_of
 from planner.sharding.rules.einsum import FEW
 
 Padded = tuple[tuple[str, int], ...]
-"""Patterns of weights, and the number of which their rows become a multiple; the first that matches counts."""
+"""Patterns of weights, and the number of which their rows become a multiple; the first pattern that matches counts."""
 
 CLASSES = "classes"
 """The keyword of a cross entropy that says how many of its classes there are."""
@@ -94,7 +94,7 @@ def _grown_weights(graph: OperatorGraph, padded: Padded) -> Mapping[str, Growth]
 
 
 def _checked(graph: OperatorGraph, larger: OperatorGraph, op: Operator) -> Operator:
-    """An operator of the padded graph. Raises RequestError where what was added would change what it computes."""
+    """An operator of the padded graph. Raises RequestError where added elements would change what it computes."""
     before, after = rule_of(graph, op), rule_of(larger, op)
     grown = {at for at, factor in enumerate(before.factors) if factor.extent != after.factors[at].extent}
     if not grown:
@@ -121,5 +121,5 @@ def _checked(graph: OperatorGraph, larger: OperatorGraph, op: Operator) -> Opera
 
 
 def _weights(graph: OperatorGraph, rule: Rule, op: Operator) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """The operands of an operator that are weights, whose added elements are zero, and what indexes them."""
+    """The operands of an operator that are weights, whose added elements are zero, and the factors of their dims."""
     return [(n, dims) for n, dims in zip(op.operands, rule.operands, strict=True) if n in graph.parameter_names]

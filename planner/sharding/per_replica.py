@@ -1,21 +1,21 @@
-"""Operators that look at the samples of their own data-parallel replica alone, as all do in DistributedDataParallel.
+"""Operators that see only the samples of their own data-parallel replica, as all do in DistributedDataParallel.
 
     whole batch     x (8, d) ─ mean ─> (d) ────────────────> x - mean          one mean of 8 samples, on any plan
     4 replicas      x (8, d) ─ mean ─> (4, d): four means ─> x - mean          a sample meets that of its own replica
 
 A plan computes what one device would on the whole batch: batch norm is synchronised, and a mean over the batch is one
-mean. Under DistributedDataParallel without SyncBatchNorm each replica has its own; MindSpore calls an operator that
-does so `cross_batch`. Operators that a person names do it here, and nothing else does.
+mean. Under DistributedDataParallel without SyncBatchNorm each replica has its own mean; MindSpore calls an operator
+that does so `cross_batch`. Here only operators that the user names do it.
 
-How many replicas there are is a number of the model's meaning, as the batch size is, and not of the plan: sample i of a
-micro-batch of s samples is in replica i // (s / R). So the result does not depend on how a plan cuts, one device can
-compute it, and plans can be compared. Replicas that are whole on a device need nothing of others: the loop over them is
-a factor of its own, which is parallel (`planner.sharding.rules.per_replica`).
+The number of replicas is part of what the model computes, as the batch size is, and no property of the plan: sample i
+of a micro-batch of s samples is in replica i // (s / R). So the result does not depend on how a plan cuts, one device
+can compute it, and plans can be compared. A replica that is whole on a device needs nothing from others: the loop over
+replicas is a factor of its own, which is parallel (`planner.sharding.rules.per_replica`).
 
-A value without samples that such an operator makes is another in every replica. It gets a leading dim, and what reads
-it is computed by every replica too, until samples are in it again. A loss that is another in every replica is the mean
-over them, as gradients are averaged over replicas. New contents of buffers (running statistics) are those of the first
-replica, whose buffers DistributedDataParallel broadcasts.
+A value without a batch dim that such an operator makes differs between replicas. It gets a leading dim of replicas, and
+every replica computes for itself what reads it, until the result has a batch dim again. A loss that differs between
+replicas becomes the mean over them, as gradients are averaged over replicas. New contents of buffers (running
+statistics) are those of the first replica, whose buffers DistributedDataParallel broadcasts.
 
 Sources: torch.nn.parallel.DistributedDataParallel (`broadcast_buffers`), torch.nn.SyncBatchNorm; MindSpore's
 `cross_batch` ("Distributed Attribute Configuration").
@@ -35,24 +35,24 @@ from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.sharding.update import Update
 
-_EACH = 2  # samples of a replica in the graph that is prepared: one cannot be told from a dim that is broadcast
+_EACH = 2  # samples of a replica in the prepared graph: a dim of one sample cannot be told from a dim that is broadcast
 _JOINING = (FactorKind.REDUCTION, FactorKind.COMBINED)
 _NAMES = 6  # of operators in a message
 _STILL = Growth()
 
 
 def prepared_batch(update: Update, batch: int) -> int:
-    """Samples of the graph that is prepared for a model whose example has `batch`: so many that every replica has
+    """Samples of the graph that is prepared for a model whose example has `batch`: enough that every replica has
     some."""
     return _EACH * update.replicas if update.per_replica and update.replicas > 1 else batch
 
 
 def with_replicas(graph: OperatorGraph, update: Update, batch: int) -> OperatorGraph:
-    """The graph of `prepared_batch` samples in which the operators that an update names are computed by every replica;
-    the graph as it is where it names none, or there is one replica. `batch` are the samples of the example.
+    """The graph of `prepared_batch` samples in which every replica computes for itself the operators that an update
+    names; the unchanged graph where it names none, or there is one replica. `batch` are the samples of the example.
 
-    Raises RequestError for a pattern that means no operator which looks at several samples, and for what replicas
-    cannot compute by themselves.
+    Raises RequestError for a pattern that matches no operator which looks at several samples, and for operators that
+    replicas cannot compute by themselves.
     """
     if not update.per_replica:
         return graph
@@ -86,7 +86,7 @@ def _grown(graph: OperatorGraph, op: Operator, growths: Mapping[str, tuple[Growt
 
 
 def _named(graph: OperatorGraph, patterns: Sequence[str], growths: Mapping[str, tuple[Growth, ...]]) -> frozenset[str]:
-    """Operators that are named, by themselves or by their module, and look at several samples."""
+    """Operators that look at several samples and are named, themselves or their module."""
     able = joining(graph, growths)
     found: set[str] = set()
     for pattern in patterns:
@@ -109,7 +109,7 @@ def _these(able: Sequence[Operator], pattern: str) -> str:
 
 
 def _check_inputs(graph: OperatorGraph, batch: int, samples: int) -> None:
-    """An input that has no samples must not look as if it had those of the prepared graph."""
+    """Check that no input without samples looks as if it had as many as the prepared graph."""
     for name in graph.inputs:
         shape = graph.types[name].shape
         if shape[:1] == (samples,) and samples != batch:
@@ -121,8 +121,8 @@ def _check_inputs(graph: OperatorGraph, batch: int, samples: int) -> None:
 
 @dataclass(kw_only=True)
 class _PerReplica:
-    """The graph while operators are changed. `each` are the operators of a model that has the samples of one replica,
-    by name; `own` the values that are others in every replica."""
+    """The graph while operators are changed. `each` has the operators, by name, of a model with the samples of one
+    replica; `own` the values that differ between replicas."""
 
     graph: OperatorGraph
     each: Mapping[str, Operator]
@@ -178,7 +178,7 @@ class _PerReplica:
         return dims[0]
 
     def _check_counted(self, op: Operator, operand: str) -> None:
-        """What counts samples from nothing starts anew in every replica, and a piece of it does not."""
+        """Check that no piece is taken of a range that counts samples: it starts again at zero in every replica."""
         if operand in self.graph.data_dependent or self._place(op, operand) is None:
             return
         waiting, seen = [operand], set[str]()
@@ -193,7 +193,7 @@ class _PerReplica:
             waiting += maker.operands
 
     def _own(self, names: Sequence[str | None]) -> None:
-        """Let values be others in every replica."""
+        """Mark values as different in every replica."""
         for name in names:
             if name is not None:
                 tensor = self.types[name]
@@ -210,7 +210,7 @@ class _PerReplica:
         self.operators.append(replace(op, arguments=tuple(substitute(argument, first) for argument in op.arguments)))
 
     def _joined(self, value: str, what: str, op: str, rest: tuple[int | tuple[int, ...], ...], near: Operator) -> str:
-        """Add what becomes one value of those of all replicas."""
+        """Add an operator that makes one value of those of all replicas."""
         name = f"{value} {what}"
         self.types[name] = replace(self.types[value], shape=self.types[value].shape[1:])
         arguments = (ValueRef(value), *rest)

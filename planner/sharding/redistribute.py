@@ -2,21 +2,21 @@
 
     S0,R ──all_gather(axis0)──> R,R ──slice(axis1, dim 1)──> R,S1
 
-Each step changes the placement of one axis (all_to_all moves its cut from one dim to another; on an axis that lacks it
-that is an all_gather and a slice):
+Each step changes the placement of one axis (all_to_all moves its cut from one dim to another; an axis without the
+all-to-all takes an all_gather and a slice instead):
 
-    step            from -> to     moves, a device, in units of the whole tensor (f = share held before, n = axis size)
+    step            from -> to     bytes a device moves / whole tensor (f = share held before, n = axis size)
     all_gather      S(d) -> R      f (n - 1)
     reduce_scatter  P -> S(d)      f (n - 1) / n
     all_reduce      P -> R         2 f (n - 1) / n
     all_to_all      S(d) -> S(e)   f (n - 1) / n
-    reduce          P -> R         f, of one device: `root` has the sum, the others nothing that counts (no path has it)
+    reduce          P -> R         f, of one device: `root` has the sum, the others hold nothing valid (no path uses it)
     slice           R -> S(d)      nothing
     zero            R -> P         nothing: the first device of the axis keeps its copy, the others hold zeros
     pad             S(d) -> P      nothing: each device puts its piece into a tensor of zeros
 
-Where the devices do not divide a dim of a parameter (`PaddedShape`), a step that cuts it adds zeros at its end, and one
-that joins it leaves them out.
+Where the devices do not divide a dim of a parameter (`PaddedShape`), a step that cuts the dim adds zeros at its end,
+and a step that joins it drops them.
 
 Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken away
 and only a new innermost cut can be added. All layouts on the way divide evenly.
@@ -28,10 +28,10 @@ are one operation on the grid, for many sources together:
 
     label[.., to, ..] = min over from of  label[.., from, ..] + weight[from, .., to, ..]      until nothing changes
 
-Labels are whole numbers, so that sums are exact and every process finds the same path, whatever it asked for before:
-the weight in the high bits and below it the sum of the positions of the layouts on the way, which decides between paths
-of equal weight. Complexity: n axes (dims + 2) operations a round and source, at most as many rounds as the path has
-steps. Not good for: meshes of seven axes and more.
+Labels are whole numbers, so that sums are exact and every process finds the same path, whatever it asked for before.
+The high bits are the weight; the low bits are the sum of the positions of the layouts on the way, which decides between
+paths of equal weight. Complexity: n axes (dims + 2) operations a round and source, and at most as many rounds as the
+path has steps. Not suited for meshes of seven axes and more.
 """
 
 import math
@@ -61,15 +61,15 @@ from planner.sharding.mesh import Mesh
 COLLECTIVES = frozenset({"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "reduce"})
 Indices = NDArray[np.intp]
 
-_HEAVIEST = 2**34  # weight of an all-reduce of a whole tensor over the slowest axis, were it endless
+_HEAVIEST = 2**34  # weight of an all-reduce of a whole tensor over the slowest axis, before a step is added
 _STEP = 16  # the little per step: more than what rounding does to a path, less than any real difference
 _TIE_BITS = 21  # hold the sum of the positions of the layouts on a path
 _NEVER = 2**61
 _CELLS = 2**21  # of labels at once
-_SMALL = 64  # layouts: the paths from all of them take hardly longer than those from one
+_SMALL = 64  # layouts: up to so many, the paths from all layouts take hardly longer than the paths from one
 
-# Placements on one axis are numbered: 0 replicated, 1 partial, 2 + d cut along dim d. The kind of a step by what is on
-# the axis before and after it, and how often a device moves (n - 1) / n of the message of each kind.
+# Placements on one axis are numbered: 0 replicated, 1 partial, 2 + d cut along dim d. The placements of an axis before
+# and after a step give its kind; for each kind, how often a device moves (n - 1) / n of the message.
 _REPLICATED, _PARTIAL, _CUT = range(3)
 _NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "zero", "pad")
 _KIND = np.array([[-1, 5, 4], [2, -1, 1], [0, 6, 3]])
@@ -84,8 +84,8 @@ class Step:
     `to_dim` the dim that is cut afterwards. `fraction` is the size of the collective's message as a share of the
     whole tensor: the gathered result for all_gather, the tensor held before the step for all others. `zigzag` has those
     of the two dims whose pieces on the axis lie in zigzag order (`planner.sharding.zigzag`). `root` is the device of
-    the axis that gets the sum of a reduce. `padding` are the zeros added to the dim that is cut, `extent` is what the
-    dim that is joined has without those of its shards; -1 where these have none.
+    the axis that gets the sum of a reduce. `padding` are the zeros added to the dim that is cut. `extent` is the extent
+    of the dim that is joined, without the zeros of its shards; -1 where these have none.
     """
 
     kind: str
@@ -100,15 +100,15 @@ class Step:
 
 
 def is_view(step: Step) -> bool:
-    """Whether what a step makes is a view of what was there: a contiguous cut."""
+    """Whether the result of a step is a view of its operand: a contiguous cut."""
     return step.kind == "slice" and not step.zigzag
 
 
 def redistribution(
     shape: Sequence[int], mesh: Mesh, source: Layout, target: Layout, sequences: Collection[int] = ()
 ) -> tuple[Step, ...]:
-    """Steps that turn a tensor of `shape` in layout `source` into layout `target`. `sequences` are the dims that axes
-    with an order of their own cut in it.
+    """Steps that turn a tensor of `shape` in layout `source` into layout `target`. `sequences` are the dims that zigzag
+    axes cut in zigzag order.
 
     Raises LayoutError where a layout does not fit the shape. Any layout of the right rank can be reached from any
     other.
@@ -130,7 +130,7 @@ def redistribution(
 
 
 def _with_padding(steps: Sequence[Step], shape: PaddedShape, sizes: tuple[int, ...], source: Layout) -> Iterator[Step]:
-    """Steps of a parameter, which know of its padding."""
+    """Steps of a parameter, with the zeros that they add or drop."""
     layout = source
     for step in steps:
         before, after = layout, _placed(layout, step)
@@ -148,7 +148,7 @@ def _with_padding(steps: Sequence[Step], shape: PaddedShape, sizes: tuple[int, .
 
 
 def _dims_of(step: Step) -> tuple[int, int]:
-    """The dim that a step cuts, and the one that it joins; -1 where it does neither."""
+    """The dim that a step cuts, and the dim that it joins; -1 for none."""
     if step.kind == "all_to_all":
         return step.to_dim, step.dim
     return (step.dim if step.kind in ("reduce_scatter", "slice") else -1), (
@@ -170,7 +170,7 @@ def _in_order(step: Step, mesh: Mesh, sequences: Collection[int]) -> tuple[int, 
 
 
 def cut_limits(shape: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """All of a shape that the paths depend on: per dim a bit mask of the sets of axes that divide it."""
+    """What the paths depend on in a shape: per dim a bit mask of the sets of axes that divide it."""
     padded = isinstance(shape, PaddedShape)
     return tuple(_divisible_sets(extent, sizes, padded) for extent in shape)
 
@@ -192,7 +192,7 @@ Move = tuple[str, int, float]  # kind, axis and fraction of a step
 class Hops:
     """Paths from n_s layouts to n_t layouts, all of the same length: (steps, n_s, n_t) positions in `moves`.
 
-    Shorter paths stand still at first; that is the position after the last move.
+    A shorter path begins with moves that do nothing; their number is the position after the last move.
     """
 
     moves: tuple[Move, ...]
@@ -241,7 +241,7 @@ class Routes:
             self._weight[axis][allowed] = ((weight << _TIE_BITS) + self._rank[before])[allowed]
             self._before[axis] = before
             self._move[axis] = (kind * axes + axis) * len(counts) + message
-        self._row = np.full(count, -1)  # of a start in the tables of paths found
+        self._row = np.full(count, -1)  # row of a start in the tables of paths found
         self._come = np.zeros((0, count), dtype=np.int32)
         self._made = np.zeros((0, count), dtype=np.int32)
 
@@ -277,7 +277,7 @@ class Routes:
         steps = np.array(taken[::-1], dtype=np.intp).reshape(-1, *at.shape)
         used = np.zeros(len(self._moves) + 1, dtype=np.bool_)
         used[steps] = True
-        used[-1] = True  # standing still
+        used[-1] = True  # the move that does nothing
         number = np.cumsum(used) - 1
         return Hops(moves=tuple(self._moves[m] for m in np.flatnonzero(used[:-1]).tolist()), taken=number[steps])
 

@@ -1,17 +1,17 @@
 """The same graph at another batch size or sequence length, without tracing again.
 
 The batch dim of the inputs is followed through the rules: a factor that indexes a growing dim grows, and so does
-every result dim that it indexes. In a compound dim (s b) it is known how many steps of other loops, here s, are
-outside of the loop that grows. Where an operator would need two different growths for one factor, where the batch
-meets a blocked factor, or where it is 1 and cannot be told from a dim that is broadcast, the batch of this model
-cannot be changed and that is said.
+every result dim that it indexes. In a compound dim (s b) the number of steps of other loops, here s, outside of the
+growing loop is known. The batch of a model cannot be changed, and an error says so, where an operator would need two
+different growths for one factor, where the batch meets a blocked factor, or where it is 1 and cannot be told from a dim
+that is broadcast.
 
-The sequence goes the same way, from the second dim of the inputs: one slice of it is a graph like that of the whole.
+The sequence is followed the same way, from the second dim of the inputs: one slice of it is a graph like the whole.
 
 Code that reads the batch size (`torch.arange(x.shape[0])`, `mask.expand(x.shape[0], ...)`) leaves a number in the
-graph. Where such a dim meets one that grows, the model could not run at any other batch unless it grew as well: so the
-operator that spells its size is looked for, against the flow, and spells the new one. Not seen is a batch size that
-the model's Python code computes with (`x / x.shape[0]`).
+graph. Where such a dim meets one that grows, the model could not run at any other batch unless it grew as well. So the
+operator that spells its size is looked for, against the flow, and gets the new size. A batch size that the model's
+Python code computes with (`x / x.shape[0]`) is not seen.
 """
 
 import functools
@@ -32,8 +32,8 @@ from planner.sharding.rules.einsum import FEW, MANY
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What happens to a dim or factor: a loop in it, with `outer` steps of others outside, takes `scale` times its
-    steps."""
+    """What happens to a dim or factor: a loop in it, with `outer` steps of other loops outside, gets `scale` times as
+    many steps."""
 
     scale: Fraction = Fraction(1)
     outer: int = 1
@@ -54,8 +54,8 @@ def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorG
 
 
 def rescale_sequence(graph: OperatorGraph, length: int, new_length: int) -> OperatorGraph:
-    """`graph` with the second dim `length` of its inputs changed to `new_length`; constants and buffers as they are at
-    the start of the sequence. Causal attention is among the new positions alone.
+    """`graph` with the second dim `length` of its inputs changed to `new_length`; constants and buffers keep their
+    values at the start of the sequence. Causal attention is among the new positions alone.
 
     Inputs whose second dim is not `length` keep their shape. Raises RequestError, naming the operator, where the
     sequence length cannot be changed.
@@ -67,15 +67,15 @@ def rescale_sequence(graph: OperatorGraph, length: int, new_length: int) -> Oper
 
 
 def rescale_weights(graph: OperatorGraph, rows: Mapping[str, Growth]) -> OperatorGraph:
-    """`graph` with more rows of some weights, and with as many more elements of all dims of weights and other values
-    that have the same loop. Raises RequestError, naming the operator, where one depends on the number of them."""
+    """`graph` with more rows of some weights; all dims of weights and other values that have the same loop grow alike.
+    Raises RequestError, naming the operator, where an operator depends on the number of rows."""
     growths = _Growths(graph, 0, 0, _STILL)
     growths.grow(rows)
     return _rescaled(graph, growths, "rows of weights")
 
 
 def batch_growths(graph: OperatorGraph, batch: int) -> Mapping[str, tuple[Growth, ...]]:
-    """How the dims of all values would grow with the leading dim `batch` of the inputs, were that twice as long. Raises
+    """How the dims of all values would grow if the leading dim `batch` of the inputs were twice as long. Raises
     RequestError, naming the operator, where the batch cannot be changed."""
     try:
         return _Growths(graph, 0, batch, Growth(scale=Fraction(2))).settled()
@@ -106,11 +106,11 @@ def _rescaled(graph: OperatorGraph, rescaling: "_Growths", what: str) -> Operato
 
 
 class _RefusalError(Exception):
-    """Why it cannot be changed."""
+    """Why the graph cannot be changed."""
 
 
 class _ClashError(Exception):
-    """An operator needs a dim of one of its operands to grow, which does not."""
+    """An operator needs a dim of one of its operands to grow, and it does not."""
 
     def __init__(self, why: str, wanted: Sequence[tuple[str, int, Growth]]) -> None:
         super().__init__(why)
@@ -118,17 +118,17 @@ class _ClashError(Exception):
 
 
 class _Growths:
-    """Growth of every dim of every value: `grown` for the dim `growing` of the inputs, where it has that `length`.
-    `spelled` has those of dims that an operator makes from nothing, by value and dim."""
+    """Growth of every dim of every value. `grown` is the growth of the dim `growing` of inputs in which that dim has
+    this `length`. `spelled` has the growths of dims that an operator makes from nothing, by value and dim."""
 
     def __init__(
         self, graph: OperatorGraph, growing: int, length: int, grown: Growth, *, sequence: bool = False
     ) -> None:
         self._graph, self._sequence = graph, sequence
-        self._follow = frozenset(graph.buffers) if sequence else frozenset[str]()  # what grows where that is needed
+        self._follow = frozenset(graph.buffers) if sequence else frozenset[str]()  # grow where needed
         self._spelled: dict[str, dict[int, Growth]] = {}
-        self._again = 0  # the first operator that what was demanded last changes
-        self._anew = set[str]()  # what of `_given` it changes
+        self._again = 0  # the first operator that the last demanded growth changes
+        self._anew = set[str]()  # names in `_given` that it changes
         self._given = {
             name: tuple(
                 grown if dim == growing and extent == length and name in graph.inputs else _STILL
@@ -139,12 +139,12 @@ class _Growths:
         }
 
     def grow(self, rows: Mapping[str, Growth]) -> None:
-        """Let the first dim of weights grow, and all weights follow."""
+        """Let the first dim of these weights grow, and all weights that have the same loop."""
         self._follow = self._graph.parameter_names
         self._given.update((name, (growth, *self._given[name][1:])) for name, growth in rows.items())
 
     def settled(self) -> Mapping[str, tuple[Growth, ...]]:
-        """Forward through the graph, again from where a size turns out to be spelled by the batch."""
+        """Growths of all values: forward through the graph, and again from each size that proves to be spelled."""
         operators = self._graph.operators
         rules = [rule_of(self._graph, op) for op in operators]
         alike: dict[tuple[Growth, ...], tuple[Growth, ...]] = {}
@@ -155,7 +155,7 @@ class _Growths:
                 for op, rule in zip(operators[self._again :], rules[self._again :], strict=True):
                     made = [result for result in op.results if result is not None]
                     apart = rule.looked_up or not self._spelled.keys().isdisjoint(made)
-                    key = (id(rule), *(id(growths[name]) for name in op.operands))  # of tuples that `alike` keeps
+                    key = (id(rule), *(id(growths[name]) for name in op.operands))  # ids of tuples that `alike` keeps
                     if apart or key not in results:
                         self._propagate(rule, op, growths)
                         found = [alike.setdefault(growths[result], growths[result]) for result in made]
@@ -202,7 +202,8 @@ class _Growths:
     def _check_agreement(
         self, rule: Rule, op: Operator, growths: Mapping[str, tuple[Growth, ...]], factors: Mapping[int, Growth]
     ) -> None:
-        """A factor that grows in one operand grows in all, and so does what numbers that count the batch look into."""
+        """Check that a factor grows in all operands or in none, and that tables grow with numbers that count the
+        batch."""
         lacking: list[tuple[str, int, Growth]] = []
         why = ""
         for name, dims in zip(op.operands, rule.operands, strict=True):
@@ -225,7 +226,7 @@ class _Growths:
     def _counted_beyond(
         self, rule: Rule, op: Operator, growths: Mapping[str, tuple[Growth, ...]]
     ) -> Iterator[tuple[int, Growth]]:
-        """Dims that are looked into by numbers that count the samples, and have no more of them than before. Numbers
+        """Dims that numbers which count the samples look into, and which have no more elements than before. Numbers
         that count something else are the same for each sample, as positions are (`arange(s).repeat(b, 1)`)."""
         if rule.looked_up != (0,) or not self._may_count.intersection(op.operands[1:]):
             return
@@ -240,7 +241,7 @@ class _Growths:
                 yield dim, grown
 
     def _is_counting(self, name: str, growths: Mapping[str, tuple[Growth, ...]]) -> bool:
-        """Whether a value is made of numbers which count the samples, and of nothing that is data."""
+        """Whether a value is made of numbers that count the samples, and of no data."""
         made_of = self._counts_in[name] if name in self._may_count else 0
         return any(
             made_of >> at & 1 and any(growth != _STILL for growth in growths.get(counted, ()))
@@ -249,13 +250,13 @@ class _Growths:
 
     @cached_property
     def _counted(self) -> tuple[str, ...]:
-        """Results of operators that count, from nothing."""
+        """Results of operators that count (arange), made from nothing."""
         counts = (op for op in self._graph.operators if rule_of(self._graph, op).local_form == "counted")
         return tuple(name for op in counts for name in op.results if name is not None)
 
     @cached_property
     def _counts_in(self) -> Mapping[str, int]:
-        """Which of those that are `_counted` values are made of, a bit for each; of what is made of none nothing."""
+        """Which `_counted` values each value is made of, one bit for each; values made of none are left out."""
         found = {name: 1 << at for at, name in enumerate(self._counted)}
         for op in self._graph.operators:
             made_of = functools.reduce(operator.or_, (found.get(name, 0) for name in op.operands), 0)
@@ -265,7 +266,7 @@ class _Growths:
 
     @cached_property
     def _may_count(self) -> frozenset[str]:
-        """Values that are counting, whatever grows."""
+        """Values that are made of counts and of no data, whatever grows."""
         return frozenset(self._counts_in.keys() - self._graph.data_dependent)
 
     @cached_property
@@ -275,7 +276,7 @@ class _Growths:
         return dict(reversed(uses))
 
     def _demand(self, name: str, dim: int, growth: Growth) -> bool:
-        """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""
+        """Let a dim grow by changing the operator that spells its extent; False where the value is data or a weight."""
         graph = self._graph
         if name in self._follow:
             if name in graph.parameter_names and growth.outer != 1:  # zeros go behind all elements of a dim
@@ -315,8 +316,8 @@ class _Growths:
 
 
 def _grown_groups(rule: Rule, op: Operator, factors: dict[int, Growth]) -> frozenset[int]:
-    """The heads of queries and of keys, where several of queries share one of keys: both grow alike, by whole groups,
-    so that as many share one as before. None in other operators."""
+    """The heads of queries and of keys, where several heads of queries share one of keys: both grow alike, by whole
+    groups, so that as many share one as before. None in other operators."""
     if rule.op_class != "attention" or FEW not in rule.index:
         return frozenset()
     heads = rule.index[MANY], rule.index[FEW]
@@ -329,7 +330,8 @@ def _grown_groups(rule: Rule, op: Operator, factors: dict[int, Growth]) -> froze
 
 
 def _outer(rule: Rule, indexed: tuple[int, ...], factor: int, growth: Growth) -> int | None:
-    """Steps of other loops outside of the one that grows in a dim that a factor indexes; None where it does not."""
+    """Steps of other loops outside of the growing loop in a dim that a factor indexes; None where it does not index
+    it."""
     if factor not in indexed:
         return None
     outside = (f for f in indexed[: indexed.index(factor)] if f != rule.replica)
@@ -337,7 +339,7 @@ def _outer(rule: Rule, indexed: tuple[int, ...], factor: int, growth: Growth) ->
 
 
 def _looked_up(rule: Rule, factor: int) -> bool:
-    """Whether a factor indexes only what numbers look into: more of it is no matter."""
+    """Whether a factor indexes only dims that numbers look into: more elements change nothing."""
     return not any(
         factor in indexed
         for tensors in (
@@ -350,7 +352,8 @@ def _looked_up(rule: Rule, factor: int) -> bool:
 
 
 def _of_factors(rule: Rule, op: Operator, indexed: tuple[int, ...], growth: Growth) -> Iterator[tuple[int, Growth]]:
-    """Which of the factors of a dim grows: of a replica the samples that it has, never how many replicas there are."""
+    """Which factor of a dim grows. Where replicas compute by themselves, the samples of each grow, never their
+    number."""
     outside = 1
     indexed = tuple(factor for factor in indexed if factor != rule.replica)
     found = growth == _STILL
@@ -381,7 +384,7 @@ def _of_dim(rule: Rule, op: Operator, indexed: tuple[int, ...], factors: Mapping
 
 
 def _grown(name: str, tensor: TensorType, growths: tuple[Growth, ...], known: dict[object, TensorType]) -> TensorType:
-    """The type of a value that grows so; `known` has one for all that are equal."""
+    """The type of a value with these growths; `known` has one object for all equal types."""
     key = (tensor, id(growths))
     if key not in known:
         known[key] = _larger(name, tensor, growths)
@@ -407,7 +410,7 @@ def _respelled(op: Operator, rule: Rule, before: Mapping[str, TensorType], after
 
 
 def _respelled_of_one(op: Operator, before: Mapping[str, TensorType], after: Mapping[str, TensorType]) -> Operator:
-    """An operator of every replica, whose arguments are those of one."""
+    """An operator of every replica, whose arguments are those of one replica."""
     one = unwrapped(op)
     types = types_of_one(op, before)
     again = _respelled(one, rule_of_call(one, types), types, types_of_one(op, after))

@@ -25,24 +25,25 @@ A dim that is indexed by several factors, (h d), is cut on its outermost factors
 once all factors outside of it are split completely, because a shard must be one contiguous piece.
 
 An *exchange* splits two loops on one axis, where the operator's implementation moves rows between the devices: experts
-e while tokens come and go cut along b, written e@b. Each tensor is cut along the one of the two that it has, and no
-gradient is partial on the axis, as every row of the axis reaches the device whose piece it meets:
+e while tokens are cut along b before and after, written e@b. Each tensor is cut along the one of the two that it has,
+and no gradient is partial on the axis, because every row of the axis reaches the device that has the matching piece:
 
     experts  b s h, e f h -> b s h      axis given e@b: tokens S(0), weights S(0), result S(0); all-to-all inside
 
-Two loops are *aligned* where each index of the few belongs to a run of the many, as key heads do to the query heads
-that share them. One axis splits both, piece by piece; or the many alone, where every piece then has one of the few at
-most: the few are whole on the axis, and their gradient is partial, as for every operand without the factor:
+Two loops are *aligned* where each index of the shorter loop belongs to a run of the longer one, as key heads belong to
+the query heads that share them. One axis splits both, piece by piece. Or it splits the longer loop alone, where every
+piece then needs at most one index of the shorter loop: operands with the shorter loop are whole on the axis, and their
+gradient is partial, as for every operand without the factor:
 
     attention  b r q d, b kv k d -> b r q d    g = kv, r aligned: 8 key heads on an axis of 8; r: on an axis of 16
 
-A *ring* is an exchange in which every device meets all pieces of the first factor, so that the work is divided by the
-second alone: keys k that come round to queries q, written k@q (Liu et al. 2023, arXiv 2310.01889). Nobody splits by it
-unless it is asked for.
+A *ring* is an exchange in which every device meets all pieces of the first factor, so that only the second divides the
+work: keys k are passed round to queries q, written k@q (Liu et al. 2023, arXiv 2310.01889). It is used only where a
+plan asks for it.
 
 A *halo* splits a dim that a stencil slides over, and that of its results, h@ph: a piece is read with the edges of its
-neighbours, which the implementation sends (`planner.sharding.halo`), from one to the next where it reads several. One
-axis does so for an operator.
+neighbours, which the implementation sends (`planner.sharding.halo`), from one device to the next where the halo spans
+several pieces. An operator takes a halo on one axis at most.
 
 This file is long because a rule and what a strategy makes of it (layouts, extents, legality) are one definition.
 """
@@ -70,7 +71,7 @@ class FactorKind(Enum):
     BROADCAST = "broadcast"  # indexes nothing here: only the gradient is in pieces
     EXCHANGE = "exchange"  # splits two other factors at once: the implementation moves rows between the devices
     ALIGNED = "aligned"  # splits two other factors at once: the pieces of one use those of the other
-    RING = "ring"  # splits two other factors at once; pieces of the first come round to every device
+    RING = "ring"  # splits two other factors at once; every device gets all pieces of the first, one after the other
     HALO = "halo"  # splits two other factors at once; a piece of the first is read with the edges of its neighbours
     BLOCKED = "blocked"  # cannot be split by itself
 
@@ -78,9 +79,9 @@ class FactorKind(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
     """One loop index: its name in the rule, its extent, and how it may be split. An exchange, or a ring, is no loop of
-    its own: it has the extent 1, and `parts` are the two factors that it splits at once. Where the loop is cut the
-    device with the most work has `imbalance` times the average, but no more than all. A piece of the first part of a
-    halo is read with up to `reach` elements on either side, of one neighbour or several; 0 where it is read alone."""
+    its own: it has the extent 1, and `parts` are the two factors that it splits at once. Where the loop is cut, the
+    device with the most work has `imbalance` times the average, but no more than all. For a halo, a piece of the first
+    part is read with up to `reach` elements on either side, of one neighbour or several; 0 where it is read alone."""
 
     name: str
     extent: int
@@ -114,15 +115,15 @@ class Work:
 class InnerCollective:
     """A collective that an implementation issues inside the operator when `factor` is split.
 
-    The message has `element_bytes` for each point of `factors` (of the loops of one device).
-    A "send_recv" is a piece that comes round a ring: each device sends one that it holds to the next, once less than
-    there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for.
-    At a halo it is an edge of so many `rows` of `element_bytes`, which each device sends to a neighbour; of shorter
-    pieces it sends one after the other, its own first, then those that came. What goes `backward` goes for the gradient
-    of operand `gradient_of`, if one is named. Of a message of rows, those of a token that go to the same part of the
-    outermost axis of an exchange are sent `once`. What is `outermost` is sent on that axis alone. What has `blocks` is
-    sent only where a device's piece of the factor is none of whole blocks of so many; of an `ordered` factor, which
-    zigzag axes cut into two chunks, where a chunk is none.
+    The message has `element_bytes` for each point of `factors` (of the loops of one device). A "send_recv" of a ring
+    passes a piece on: each device sends a piece that it holds to the next device. A ring of n devices does this n - 1
+    times for each `forward` and `backward`, and once more where the piece goes `home` to the device it is for. A
+    "send_recv" of a halo sends an edge of `rows` rows of `element_bytes` to a neighbour; where pieces are shorter than
+    that, a device sends several, its own first, then those that it received. A `backward` message belongs to the
+    gradient of operand `gradient_of`, if one is named. In a message of rows, `once` says that the rows of a token for
+    the same part of the outermost axis of an exchange are sent once. An `outermost` message is sent on that axis alone.
+    A message with `blocks` is sent only where a device's piece of the factor does not consist of whole blocks of that
+    size; for an `ordered` factor, which zigzag axes cut into two chunks, where a chunk does not.
     """
 
     kind: str
@@ -143,7 +144,7 @@ class InnerCollective:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Once:
     """Rows that are sent once to each part of an axis: a token has `chosen` of them, in `chosen_groups` of `groups` of
-    experts; a row has so many bytes (`costmodels.once_share`)."""
+    experts; a row has `row` bytes (`costmodels.once_share`)."""
 
     chosen: int
     groups: int
@@ -153,8 +154,8 @@ class Once:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """Those of the operators of PyTorch which one of the graph is run as that are of one cost class: how many they are,
-    in the forward and in the backward pass, and the bytes that they read and write."""
+    """The PyTorch operators of one cost class that an operator of the graph runs as: how many they are in the forward
+    and in the backward pass, and the bytes that they read and write."""
 
     op_class: str
     operators: tuple[int, int]
@@ -164,8 +165,8 @@ class Composed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """What an operator gets from a table that is not on the devices: of its `rows`, one for each point of the factors
-    `ids`, `row_bytes` each, from a `place` ("host" or "servers"); `trained` says that gradients go back."""
+    """What an operator gets from a table that is not on the devices: some of its `rows`, one for each point of the
+    factors `ids`, `row_bytes` each, from a `place` ("host" or "servers"); `trained` says that gradients go back."""
 
     place: str
     ids: tuple[int, ...]
@@ -180,35 +181,39 @@ class Rule:
 
     Operands are the tensor arguments in order, results the tensor results.
 
-    `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that
-    the gradient of each operand takes, times its `gradient_units` where that is not 1, `repeated_work` how many times
-    that the backward pass does over again. `addends`
-    are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read.
-    `deferred_weight_gradients` are the weights of a linear layer: their gradients are products of their own, which can
-    be had later. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in
-    `saved_results`, and `saved_extra` bytes beside them; `scratch` bytes live only while it runs, or `kernel_scratch`
-    where kernels compute at once what PyTorch's operators are composed for, and `inner_scratch` where it sends any of
-    `inner`; `gradient_scratch` has bytes that live only while the gradient of an operand is made.
-    Each element of a result that is `pointwise` is made of those in its place; gradients of its operands have its shape
-    and dtype first, and are then summed and cast to theirs. Operands that are `handed` the gradient of the result have
-    that itself. An activation `joins_product` where kernels of chains compute it within the product behind it
-    (`planner.graph.gates`). A product that `folds` the leading dims of its operands copies those where they do not lie
-    as one. The gradient of what is summed is that of the sum, `spread` over its shape without any memory. An operator
-    that runs `stepwise` has its `scratch` forward, too, and lets go of `saved_extra` as it goes back. What collectives
-    of `inner` bring is `joined` to a copy of the first operand for as long as it runs, and kept by autograd as it came.
+    `op_class` names the cost class; `work` the forward floating point operations. The gradient of each operand takes
+    `gradient_work` times as many, times its `gradient_units` where those are not 1; the backward pass does
+    `repeated_work` times as many over again. `addends` are operands that join a reduction's sum once; `looked_up` are
+    operands of which only some rows are read. `deferred_weight_gradients` are the weights of a linear layer: their
+    gradients are products of their own, which can be computed later.
+
+    Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`,
+    and `saved_extra` bytes beside them. `scratch` bytes live only while the operator runs: `kernel_scratch` instead
+    where fused kernels compute what several PyTorch operators are composed for, and `inner_scratch` where it sends any
+    of `inner`. `gradient_scratch` has bytes that live only while the gradient of an operand is made. An operator that
+    runs `stepwise` has its `scratch` in the forward pass, too, and frees `saved_extra` as its backward pass proceeds.
+
+    Each element of a `pointwise` result is computed from the elements in its place; gradients of its operands have its
+    shape and dtype first, and are then summed and cast to those of the operands. Operands that are `handed` the
+    gradient of the result use that tensor itself. An activation `joins_product` where kernels of chains compute it
+    within the product behind it (`planner.graph.gates`). A product that `folds` the leading dims of its operands copies
+    operands whose leading dims cannot be viewed as one. With `spread` the gradient of what is summed is that of the
+    sum, broadcast to its shape without any memory. With `joined` the data that collectives of `inner` bring are joined
+    to a copy of the first operand while the operator runs, and autograd keeps them as they came. `passes` says that the
+    gradient of an operand of the same type is that of the result itself, and that a copy that would change nothing is
+    not made.
+
     `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape becomes on shards: that operator
     of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum. `roles` names
-    the factors whose product is each extent that the time of the op's kernel depends on, where the operands do not
-    tell, `causal` says that half of its work is masked, and `unfused` that attention has its scores in memory. `window`
-    is what of the keys a query sees by their positions, `seen` the scores that this leaves for each of those that are
-    counted without it. `passes` says that the gradient of an operand of the same type is that of the result itself, and
-    of a copy that none is made where nothing would change. `outside` is what it gets of a table that is not on the
-    devices. `computed` are the dtypes that the result, the gradient of the first operand and that of the second are
-    computed in, where these are not those of the tensors, `gained` the share that is left of what that saves, and
-    `scaled_in_blocks` says that the operands of the first two have scales of blocks, which a kernel finds and casts
-    with in one pass. Operands that are `narrow` come cast, in 8 bits. An operator that every data-parallel replica
-    computes by itself has in `one` the rule of one replica, and the loop over them as its last factor
-    (`planner.sharding.rules.per_replica`).
+    the factors whose product is each extent that the time of the kernel depends on, where the operands do not tell.
+    `causal` says that half of the work is masked, and `unfused` that attention has its scores in memory. `window` says
+    which keys a query sees by their positions; `seen` is the share that it leaves of the scores counted without it.
+    `outside` is what the operator gets from a table that is not on the devices. `computed` are the dtypes in which the
+    result, the gradient of the first operand and that of the second are computed, where they differ from those of the
+    tensors; `gained` is the share that remains of the time that this saves. `scaled_in_blocks` says that the operands
+    of the first two have scales of blocks; one kernel finds these scales and casts. `narrow` operands arrive cast to 8
+    bits. An operator that every data-parallel replica computes by itself has in `one` the rule of one replica, and the
+    loop over replicas as its last factor (`planner.sharding.rules.per_replica`).
     """
 
     op: str
@@ -269,7 +274,7 @@ class Rule:
         return self.flops_of([factor.extent for factor in self.factors])
 
     def flops_of(self, extents: Sequence[float]) -> float:
-        """Floating point operations of the forward pass where loops have these extents, one for each factor."""
+        """Floating point operations of the forward pass for these extents of the loops, one for each factor."""
         return sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in self.work)
 
     @property
@@ -279,11 +284,11 @@ class Rule:
 
     @property
     def makes_whole_gradients(self) -> bool:
-        """Whether gradients of operands have the shape and the dtype of the result first."""
+        """Whether gradients of operands first have the shape and the dtype of the result."""
         return self.pointwise and self.op_class == "elementwise" and not self.passes
 
     def scratch_of_gradient(self, place: int) -> tuple[Work, ...]:
-        """What lives only while the gradient of an operand is made."""
+        """Memory that lives only while the gradient of an operand is computed."""
         return tuple(work for at, work in self.gradient_scratch if at == place)
 
     @property
@@ -293,8 +298,8 @@ class Rule:
 
     @cached_property
     def splits(self) -> tuple[tuple[int, ...], ...]:
-        """For each factor those that are in pieces where an axis is given to it: itself; the parts of an exchange;
-        nothing where only the gradient is in pieces."""
+        """For each factor the factors that an axis given to it cuts: itself; the parts of an exchange; nothing where
+        only the gradient is in pieces."""
         return tuple(
             factor.parts if factor.parts
             else () if factor.kind is FactorKind.BROADCAST
@@ -304,9 +309,9 @@ class Rule:
 
     @cached_property
     def loops(self) -> tuple[tuple[int, ...], ...]:
-        """For each factor the loops that are cut where an axis is given to it: as `splits`, but for one part of an
-        exchange or a ring, of which every device runs all: the second of an exchange, whose rows may come from
-        everywhere, and the first of a ring."""
+        """For each factor the loops that an axis given to it cuts. As `splits`, without the part of an exchange or a
+        ring that every device runs in full: the second of an exchange, whose rows may come from everywhere, and the
+        first of a ring."""
         run = {FactorKind.EXCHANGE: slice(0, 1), FactorKind.RING: slice(1, None)}
         return tuple(
             factor.parts[run[factor.kind]] if factor.kind in run else cut
@@ -320,7 +325,7 @@ class Rule:
 
     @cached_property
     def rings(self) -> frozenset[int]:
-        """Factors along which operands may come round."""
+        """Factors whose operands a ring may pass from device to device."""
         return frozenset(i for i, factor in enumerate(self.factors) if factor.kind is FactorKind.RING)
 
     @cached_property
@@ -330,12 +335,12 @@ class Rule:
 
     @cached_property
     def aligned(self) -> tuple[tuple[int, int, int], ...]:
-        """Of the aligned factors themselves, the few, and the many."""
+        """For each aligned factor: itself, the shorter loop, and the longer one."""
         return tuple((i, *f.parts[:2]) for i, f in enumerate(self.factors) if f.kind is FactorKind.ALIGNED)  # type: ignore[misc]
 
     @cached_property
     def nesting(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
-        """For each factor those outside and those inside of it in a compound dim."""
+        """For each factor the factors outside and inside of it in a compound dim."""
         dims = [factors for tensor in (*self.operands, *self.results) for factors in tensor if len(factors) > 1]
         return tuple(
             (
@@ -346,15 +351,15 @@ class Rule:
         )
 
     def backward_work(self, graded: Iterable[int], *, repeated: bool = True) -> float:
-        """Work of the backward pass for the gradients of these operands, in units of the forward work; those of addends
-        take none."""
+        """Work of the backward pass for the gradients of these operands, in units of the forward work; the gradients of
+        addends take none."""
         units = dict(self.gradient_units)
         worked = [units.get(at, 1.0) for at in graded if at not in self.addends]
         return self.gradient_work * sum(worked) + (self.repeated_work if worked and repeated else 0.0)
 
     @cached_property
     def placements(self) -> tuple[tuple[Mapping[int | None, Pair], ...], tuple[Mapping[int | None, Pair], ...]]:
-        """For each operand and each result the placements that a choice for one axis gives it."""
+        """For each operand and each result, the placements that each choice for one axis gives it."""
         operands = tuple(
             self._placements(dims, _ADDEND_WITHOUT if index in self.addends else _OPERAND_WITHOUT)
             for index, dims in enumerate(self.operands)
@@ -424,7 +429,7 @@ def local_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]
 
 
 def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[float, ...]:
-    """Extent of each factor that one device runs over, the one with the most work."""
+    """Extent of each loop on the device with the most work."""
     pieces = _pieces(rule.loops, strategy, mesh.sizes)
     return tuple(
         [
@@ -435,14 +440,14 @@ def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[float, ...
 
 
 def ring_axis(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> int | None:
-    """The axis of two devices or more along which operands come round; None where none do."""
+    """The axis of two devices or more along which a ring passes operands; None where there is no ring."""
     if not rule.rings:
         return None
     return next((axis for axis, choice in enumerate(strategy) if choice in rule.rings and sizes[axis] > 1), None)
 
 
 def pieces_of(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Into how many pieces a strategy cuts each factor."""
+    """Number of pieces into which a strategy cuts each factor."""
     return _pieces(rule.splits, strategy, sizes)
 
 
@@ -490,7 +495,7 @@ def _strategy_reason(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
 
 
 def _aligned_reason(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> str | None:
-    """Why the many of aligned factors cannot be split alone as they are; None where they can."""
+    """Why the longer loop of aligned factors cannot be split alone as it is; None where it can."""
     for both, few, many in rule.aligned:
         left, alone, names = rule.factors[few].extent, False, [rule.factors[f].name for f in (both, few, many)]
         for choice, size in zip(strategy, sizes, strict=False):
@@ -564,17 +569,17 @@ Choices = Sequence[Sequence[int | None]]
 """Per mesh axis the factors, or None, that a strategy may give it."""
 
 Keep = Callable[[int, tuple[Strategy, ...]], tuple[Strategy, ...]]
-"""Which strategies of the axes up to one are gone on with."""
+"""Which strategies, over the axes up to one, are extended to the next axis."""
 
 
 def legal_strategies(
     rule: Rule, mesh: Mesh, allowed: Choices | None = None, *, rings: bool = False, keep: Keep | None = None
 ) -> tuple[Strategy, ...]:
-    """All legal strategies, or those of them that take what is `allowed` on every axis and whose beginnings are all
-    among what `keep` leaves, in a fixed order; the one that splits nothing comes first. Those with `rings` only where
-    they are asked for.
+    """All legal strategies in a fixed order; the one that splits nothing comes first. `allowed` restricts the choices
+    on every axis; `keep` restricts which beginnings of a strategy are extended. Strategies with `rings` are included
+    only where they are asked for.
 
-    They grow axis by axis, as nothing that is illegal on some axes becomes legal by what later axes do.
+    Strategies are extended axis by axis, because later axes cannot make an illegal beginning legal.
     """
     every: list[int | None] = [None]
     unused = (FactorKind.BLOCKED,) if rings else (FactorKind.BLOCKED, FactorKind.RING)
@@ -601,7 +606,7 @@ def legal_strategies(
 def _cut_on(
     rule: Rule, strategy: Strategy, pieces: tuple[int, ...], choice: int | None, size: int
 ) -> tuple[int, ...] | None:
-    """Pieces of each factor once one more axis takes `choice` after a legal strategy, or None where it may not."""
+    """Pieces of each factor when one more axis takes `choice` after a legal strategy; None where that is illegal."""
     if choice is None:
         return pieces
     kind = rule.factors[choice].kind
@@ -626,7 +631,7 @@ def _cut_on(
 
 
 def _beside(rule: Rule, factor: int, count: int) -> int:
-    """Elements of a loop that are in other pieces than one."""
+    """Elements of a loop that lie in other pieces than this one."""
     return rule.factors[factor].extent - rule.factors[factor].extent // count
 
 

@@ -6,17 +6,17 @@ Per mesh axis, one of
     R       R         R       a full copy everywhere; consumers on this axis all compute the same gradient
     R       P         R       data parallel: local sums, one all-reduce a step
     R       P         S(d)    ZeRO-1: local sums, one reduce-scatter a step, each device updates its piece
-    R       R         S(d)    the update is shared out although the gradient is everywhere
+    R       R         S(d)    the update is sharded although every device has the whole gradient
     R       P         R       the same with states shared out by whole parameters (`Update.owned`): ZeRO-1 whose
-                              pieces are parameters; one of the copies has the state, updates and broadcasts
+                              pieces are parameters; one of the replicas has the state, updates and broadcasts
     R       S(d)      S(d)    ZeRO-2: the gradient of every micro-batch is reduce-scattered and added up in pieces
-    S(d)    S(d)      S(d)    cut for good: tensor parallel where consumers want the piece, ZeRO-3 where they gather it
+    S(d)    S(d)      S(d)    sharded throughout: tensor parallel where consumers use shards, ZeRO-3 where they gather
 
 Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
 
-Apart from how they are cut, a state and a weight have a home: on the device, or offloaded in the memory of the host or
-on a disk. From there a state comes to the device for the update of its parameter, and the weight of a block for each
-pass through its block (Rajbhandari et al. 2021, ZeRO-Infinity).
+Beside its layout, a state and a weight have an offload target: none (the device), the memory of the host, or a disk. An
+offloaded state comes to the device for the update of its parameter, an offloaded weight for each pass through its block
+(Rajbhandari et al. 2021, ZeRO-Infinity).
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ COPIES: Option = (REPLICATE, PARTIAL, REPLICATE)
 class StoredParameter:
     """Layouts in which a parameter is kept: the weight between steps, its gradient while micro-batches are accumulated,
     and the optimizer's state. A gradient that is `P` on an axis is reduced once a step. `state_home` is where the state
-    is kept between updates, `weight_home` where the weight is between passes through its block.
+    is kept between updates, `weight_home` where the weight is kept between passes through its block.
     """
 
     weight: Layout
@@ -60,7 +60,7 @@ class StoredParameter:
 
     @property
     def weight_words(self) -> str:
-        """Layout and home of the weight: `S0`, `S0 host`."""
+        """Layout and offload target of the weight: `S0`, `S0 host`."""
         layout = format_layout(self.weight)
         return f"{layout} {self.weight_home}".strip() if self.weight_offloaded else layout
 
@@ -71,7 +71,7 @@ class StoredParameter:
 
     @property
     def state_words(self) -> str:
-        """Layout and home of the state: `S0`, `S0 host`."""
+        """Layout and offload target of the state: `S0`, `S0 host`."""
         layout = format_layout(self.state)
         return f"{layout} {self.state_home}".strip() if self.offloaded else layout
 
@@ -83,8 +83,8 @@ class StoredParameter:
 def legal_stored(
     shape: Sequence[int], sizes: Sequence[int], trainable: bool, allowed: Sequence[Sequence[Option]] | None = None
 ) -> tuple[StoredParameter, ...]:
-    """All stored layouts of a parameter, or those with what is `allowed` on every axis, in a fixed order, full copies
-    first.
+    """All stored layouts of a parameter, or those with only `allowed` options on every axis, in a fixed order, full
+    copies first.
 
     A frozen parameter has no gradient to place.
     """
@@ -95,16 +95,16 @@ def legal_stored(
 
 @lru_cache(maxsize=512)
 def _all_stored(shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool) -> tuple[StoredParameter, ...]:
-    """Asked for again for every micro-batch and for every mesh with these axes."""
+    """Cached, as it is asked for again for every micro-batch and for every mesh with these axes."""
     return _grown(shape, sizes, (stored_options(len(shape), trainable),) * len(sizes))
 
 
 def _grown(
     shape: Sequence[int], sizes: Sequence[int], allowed: Sequence[Sequence[Option]]
 ) -> tuple[StoredParameter, ...]:
-    """Equal layouts are one object, and whether a parameter can be cut so is asked once. A state is cut wherever its
-    weight and gradient are, so these fit where it does, unless there is padding: 62 and two more are 4 x 2 x 2 pieces,
-    but never 2 x 2, as only a whole dim is padded."""
+    """Equal layouts are one object, and each way to cut a parameter is checked once. A state is cut wherever its
+    weight and gradient are, so these fit where the state fits. Padding is the exception: 62 padded by two are 4 x 2 x 2
+    pieces, but never 2 x 2, as only a whole dim is padded."""
     layouts, fits = dict[Layout, Layout](), dict[Layout, bool]()
     padded = isinstance(shape, PaddedShape)
     grown: list[tuple[Layout, Layout, Layout]] = [((), (), ())]
@@ -136,7 +136,7 @@ def _grown(
 def with_homes(
     stored: Iterable[StoredParameter], states: Sequence[Home], weights: Sequence[Home]
 ) -> tuple[StoredParameter, ...]:
-    """Some stored layouts, their states and weights in each of these homes, in the order of the layouts."""
+    """Stored layouts with their states and weights in each of these offload targets, in the order of the layouts."""
     layouts = dict.fromkeys(one.on_device for one in stored)
     return tuple(
         replace(one, state_home=state, weight_home=weight) for one in layouts for state in states for weight in weights
@@ -144,13 +144,14 @@ def with_homes(
 
 
 def own_copies(axes: int) -> StoredParameter:
-    """That of a parameter which every device has for itself: its gradient is a term of a sum that nobody takes."""
+    """The layouts of a parameter that every device has for itself: its gradient is a term of a sum that is never
+    taken."""
     whole = (REPLICATE,) * axes
     return StoredParameter(weight=whole, gradient=(PARTIAL,) * axes, state=whole)
 
 
 def stored_options(rank: int, trainable: bool) -> tuple[Option, ...]:
-    """What one axis can do to a parameter of so many dims, in the order of the table above."""
+    """What one axis can do to a parameter of `rank` dims, in the order of the table above."""
     options: list[Option] = [(REPLICATE, REPLICATE, REPLICATE)]
     if trainable:
         options.append((REPLICATE, PARTIAL, REPLICATE))
@@ -164,8 +165,8 @@ def stored_options(rank: int, trainable: bool) -> tuple[Option, ...]:
 
 def owned_axes(stored: StoredParameter, sizes: Sequence[int]) -> tuple[int, ...]:
     """Axes of several devices that hold copies of weight and state, and add up their gradients once a step: where
-    states are shared out by whole parameters, one of the copies owns the state. None where the state is cut finer than
-    the weight on another axis, or one of them is offloaded."""
+    states are shared out by whole parameters, one of the copies owns the state. No axes where the state is cut finer
+    than the weight on another axis, or weight or state is offloaded."""
     if stored.state != stored.weight or stored.offloaded or stored.weight_offloaded:
         return ()
     return tuple(axis for axis, size in enumerate(sizes) if size > 1 and stored.on(axis) == COPIES)

@@ -2,13 +2,13 @@
 
     backward ──add up──> gradient ──reduce (in buckets)──> clip ──> optimizer ──> weight ──gather (in buckets)──> ...
 
-None of this changes how an operator is computed; all of it changes what is kept, sent or done once a step. A plan says
-it in its section `training`; what it does not say is as in `PLAIN`. A search is asked for an `Update()`, and sizes its
-buckets.
+None of this changes how an operator is computed; all of it changes what is kept, sent or done once a step. The section
+`training` of a plan has it; what is missing there is as in `PLAIN`. A search starts from `Update()`, and chooses the
+size of buckets.
 
-Gradients are those of the mean loss over the global batch ("mean"), or "sum": that times the number of micro-batches
-and the number of pieces into which the plan cuts its inputs along the samples (`sample_pieces`). That is what a data
-parallel framework gets which adds up the gradients of its replicas' mean losses and divides by nothing.
+Gradients are those of the mean loss over the global batch ("mean"). With "sum" they are multiplied by the number of
+micro-batches and by the number of pieces into which the plan cuts its inputs along the samples (`sample_pieces`): what
+a data-parallel framework computes that adds up the gradients of its replicas' mean losses without dividing.
 """
 
 import math
@@ -35,9 +35,9 @@ NO_BUCKETS: Final = "none"
 AUTO_BUCKETS: Final = "auto"
 
 Buckets: TypeAlias = Literal["none", "auto"] | int | tuple[int, ...] | tuple[tuple[str, int], ...]
-"""Which parameters' messages are sent as one: each by itself, up to a size that fits the cluster, up to so many bytes,
-parameters between these positions among the trainable ones of the model, or patterns of names with a number each, equal
-numbers together."""
+"""Which parameters share a message: each by itself ("none"), up to a size that fits the cluster ("auto"), up to a
+number of bytes, parameters between these positions among the trainable ones of the model, or patterns of names with a
+number each, where equal numbers go together."""
 
 _NARROW = ("float16", "bfloat16")
 
@@ -52,38 +52,41 @@ class Update:
             16 bits halves the bytes that are kept and sent; "fp32"; "mixed": in fp32, but what is reduced in every
             micro-batch (ZeRO-2 and ZeRO-3) in the dtype of the parameter.
         master_weights: whether weights of 16 bits have an fp32 copy that the optimizer updates. Without it each
-            weight is widened for its update and rounded back.
+            weight is converted to fp32 for its update and rounded back.
         moment_dtype: of what the optimizer keeps beside the weights (Adam's exp_avg and exp_avg_sq, momentum): "fp32",
             or "bf16", rounded to the nearest after an update that is computed in fp32. A second moment that loses
             1 - beta2 of itself stands still where that is less than half of a unit in the last place, which is 1/512 to
             1/256: under a beta2 of 0.999, not under the 0.95 that language models are trained with.
-        clip_norm: the global norm to which longer gradients are shortened; None clips nothing.
+        clip_norm: the global norm to which gradients are clipped; None clips nothing.
         broadcast: whether the weights and buffers of rank 0 are sent to all others at the start. Without it, ranks
             that hold different values are an error.
         buckets: messages that are sent as one. A plan holds no "auto": the search writes the size it chose, or "none"
             where buckets would save nothing.
-        gathers: weights that are gathered for their use: "each" by itself, when it is used, or those of a "block"
-            together, when it begins, and their gradients together, when all of them are there; or those "ahead", too,
-            while the block before it runs, and their gradients while the next one does (see
-            `planner.plan.layout.block_gathers`). A plan holds no "auto": that is for the search, which
+        gathers: how weights that are gathered for their use are gathered. "each": by itself, when it is used. "block":
+            all of a block together, when it begins, and their gradients together, when all of them are there. "ahead":
+            as "block", but while the block before it runs (prefetch), and the gradients while the next one does (see
+            `planner.plan.layout.block_gathers`). A plan holds no "auto": with it the search
             tries all of them and writes the fastest.
-        zero_by: how states are shared out among copies of a weight: in "slices" of each, cut along a dim, or whole
-            "parameters", each to an owner that updates it and broadcasts the new weight, where a state is not cut
-            (see `planner.plan.layout.parameter_owners`); or whole to "servers", where owners are parameter servers: the
+        zero_by: how states are shared out among replicas of a weight. "slices": each state cut along a dim.
+        "parameters":
+            whole parameters, each to an owner that updates it and broadcasts the new weight, where a state is not cut
+            (see `planner.plan.layout.parameter_owners`). "servers": whole, and the owners are parameter servers: the
             hosts of the devices, to which gradients are pushed, and which keep states and update weights. A plan holds
             no "auto": the search tries slices and parameters, and writes the better.
-        local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
-            gradients are not reduced.
+        local_parameters: patterns of parameters that every device has for itself: they are neither compared nor sent,
+        and
+            their gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
-            `planner.graph.placed`). Their rows are updated where they are, those that a step has touched.
+            `planner.graph.placed`). The rows that a step has used are updated there.
         padded: patterns of weights, and the number of which their rows become a multiple, with zeros that change
             nothing (see `planner.sharding.padding`).
         padding_samples: samples of weight zero behind those of the global batch, so that devices divide it (see
             `planner.sharding.padded_batch`).
         per_replica: patterns of operators, or of modules, that compute over the samples of their own replica alone, as
             under DistributedDataParallel (see `planner.sharding.per_replica`).
-        replicas: into how many replicas a micro-batch is cut for them. A request may leave it open with 0, as many as
-            data parallelism has; a plan says it.
+        replicas: the number of replicas that a micro-batch is cut into for them. A request may leave it open with 0,
+        for
+            as many as data parallelism has; a plan holds the number.
     """
 
     gradients: str = "mean"
@@ -104,17 +107,17 @@ class Update:
 
     @property
     def bucketed(self) -> bool:
-        """Whether messages of several parameters are sent as one."""
+        """Whether several parameters share a message."""
         return self.buckets != NO_BUCKETS
 
     @property
     def bucket_size(self) -> int:
-        """Bytes of a bucket; 0 where they are not what bounds it."""
+        """Bytes of a bucket; 0 where buckets are bounded otherwise."""
         return self.buckets if isinstance(self.buckets, int) else 0
 
     @property
     def composed(self) -> bool:
-        """Whether somebody has said which parameters share a bucket."""
+        """Whether the user has said which parameters share a bucket."""
         return isinstance(self.buckets, tuple)
 
     @property
@@ -134,7 +137,7 @@ class Update:
 
     @property
     def ahead(self) -> bool:
-        """Whether they are gathered, and their gradients reduced, while other blocks run."""
+        """Whether weights are prefetched, and their gradients reduced, while other blocks run."""
         return self.gathers == AHEAD
 
     @property
@@ -149,7 +152,7 @@ class Update:
 
     def seed(self, micro_batches: int, pieces: int) -> float:
         """The gradient with which the backward pass of a micro-batch starts at its mean loss, where the inputs are cut
-        into so many `pieces` along the samples."""
+        into `pieces` pieces along the samples."""
         return 1 / micro_batches if self.gradients == "mean" else float(pieces)
 
     def summed_in(self, dtype: str) -> str:
@@ -161,7 +164,7 @@ class Update:
         return "float32" if dtype in _NARROW and self.gradient_dtype == "fp32" else dtype
 
     def is_local(self, name: str) -> bool:
-        """Whether every device has a parameter of its own by that name."""
+        """Whether every device has this parameter for itself."""
         return bool(self.local_parameters) and any(matches(name, pattern) for pattern in self.local_parameters)
 
 
@@ -169,14 +172,14 @@ MOST_BUCKET = 2**50
 """Bytes of a bucket: more than the gradients of any model."""
 
 PLAIN = Update(buckets=NO_BUCKETS)
-"""What a plan means that says nothing."""
+"""What a plan means that says nothing of updates."""
 
 DEFAULT = Update(gathers=AUTO_GATHERS)
-"""What a search is asked for that is told nothing."""
+"""What a search starts from that is told nothing of updates."""
 
 
 def update_fault(update: Update) -> Fault | None:
-    """What cannot be as it is; None where all is well."""
+    """What is contradictory in an update; None where nothing is."""
     words = (
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
@@ -237,7 +240,7 @@ def update_fault(update: Update) -> Fault | None:
 
 
 def local_fault(update: Update, parameters: Collection[str]) -> Fault | None:
-    """The first pattern of local parameters that no parameter of a model matches; None where all match some."""
+    """The first pattern of local parameters that matches no parameter of a model; None where all match some."""
     for pattern in update.local_parameters:
         if not any(matches(name, pattern) for name in parameters):
             return Fault(
@@ -263,17 +266,17 @@ def _buckets_fault(buckets: Buckets) -> str | None:
 
 
 def split_positions(buckets: Buckets) -> tuple[int, ...]:
-    """The positions at which buckets end; empty where something else makes them."""
+    """The positions at which buckets end; empty where buckets are not given by positions."""
     return tuple(b for b in buckets if isinstance(b, int)) if isinstance(buckets, tuple) else ()
 
 
 def bucket_numbers(buckets: Buckets) -> tuple[tuple[str, int], ...]:
-    """Patterns and their numbers; empty where something else makes the buckets."""
+    """Patterns and their numbers; empty where buckets are not given by patterns."""
     return tuple(b for b in buckets if isinstance(b, tuple)) if isinstance(buckets, tuple) else ()
 
 
 def sample_pieces(layouts: Iterable[Layout], sizes: Sequence[int]) -> int:
-    """Into how many pieces inputs with a leading dim of samples are cut along it: the most of any of them."""
+    """Number of pieces into which inputs with a leading dim of samples are cut along it: the most of any of them."""
     cut = (
         math.prod(size for placement, size in zip(layout, sizes, strict=True) if placement.dim == 0)
         for layout in layouts
@@ -282,7 +285,7 @@ def sample_pieces(layouts: Iterable[Layout], sizes: Sequence[int]) -> int:
 
 
 def update_words(update: Update) -> dict[str, Any]:
-    """What differs from `PLAIN`, by name, as plan files say it."""
+    """The fields that differ from `PLAIN`, by name, as plan files write them."""
     found = {name: getattr(update, name) for name in Update.__slots__}
     different = {name: value for name, value in found.items() if value != getattr(PLAIN, name)}
     if numbers := bucket_numbers(update.buckets):

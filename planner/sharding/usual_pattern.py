@@ -1,7 +1,7 @@
 """The pattern by which training engines cut operators over tensor parallel devices (Shoeybi et al. 2019, Megatron-LM):
 
-rows      a weight whose data come, by way of anything without a weight, from another product or from attention
-columns   every other weight that is multiplied with
+rows      a weight whose data come from another product or from attention, with only operators without weights between
+columns   every other weight of a product
 words     the vocabulary of an embedding of the samples' tokens, and columns of the head
 """
 
@@ -18,8 +18,8 @@ _ENDS = frozenset({"matmul", "attention", "embedding", "experts"})  # where data
 def usual_factors(
     graph: OperatorGraph, *, vocabulary: bool, among: Sequence[bool] | None = None
 ) -> tuple[int | None, ...]:
-    """For each operator the factor that tensor parallel devices cut; None where the pattern says nothing, and for those
-    that are not `among` the ones that are asked for."""
+    """For each operator the factor that tensor parallel devices cut; None where the pattern says nothing, and for
+    operators that are not in `among`."""
     labels = factor_labels(graph)
     return tuple(
         _usual_factor(graph, at, rule_of(graph, op), labels[at], vocabulary) if among is None or among[at] else None

@@ -1,4 +1,4 @@
-"""What of the keys a query sees, by their positions, and how many pairs of both that makes.
+"""Which keys a query sees, by their positions, and the number of pairs of queries and keys.
 
 back 2, ahead 0     x . . . .        prefix 3     x x x . .
                     x x . . .                     x x x . .
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 SCORES = 2**20
-"""Scores of a block, of all samples and heads of a device, that kernels are told what to hide of at a time."""
+"""Scores of a block, over all samples and heads of a device. Kernels are told block by block what to hide."""
 
 _ROWS = 16
-"""Queries of a block, where there are so many, at least."""
+"""Queries of a block, at least, where there are as many."""
 
 Run = tuple[int, int]
 """First position and length."""
@@ -28,7 +28,8 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """So many queries from a row on, and keys from a column on; `query` and `key` are the positions of the first."""
+    """`queries` queries from `row` on, and `keys` keys from `column` on; `query` and `key` are the positions of the
+    first of each."""
 
     row: int
     queries: int
@@ -40,8 +41,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`; with a `chunk`, which goes
-    with no prefix, where both are also in one chunk of so many positions."""
+    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`. With a `chunk`, which
+    excludes a prefix, both must also be in one chunk of that many positions."""
 
     back: int | None = None
     ahead: int | None = None
@@ -49,7 +50,7 @@ class Window:
     chunk: int | None = None
 
     def keys(self, first: int, count: int, start: int, length: int) -> range:
-        """Of `length` keys from `start` on those that some of `count` queries from `first` on sees: a run of them."""
+        """Those of `length` keys from `start` on that any of `count` queries from `first` on sees: a contiguous run."""
         lowest = 0 if self.back is None else first - self.back
         highest = start + length if self.ahead is None else first + count + self.ahead
         if self.chunk is not None:
@@ -59,9 +60,9 @@ class Window:
         return range(begin, max(begin, min(start + length, max(highest, self.prefix))))
 
     def blocks(self, queries: Sequence[Run], keys: Sequence[Run], width: int) -> Iterator["Block"]:
-        """What is computed at a time, of queries and keys that lie in these runs one after the other: some queries of
-        one run, and those keys of one run that any of them sees. `width` scores are made for each pair: samples x
-        heads."""
+        """The blocks that are computed one at a time, for queries and keys that lie in these runs one after the other:
+        some queries of one run, and those keys of one run that any of them sees. `width` scores are made for each pair:
+        samples x heads."""
         row = 0
         for first, count in queries:
             step = self._rows(count, keys, width)
@@ -76,8 +77,8 @@ class Window:
             row += count
 
     def _rows(self, count: int, keys: Sequence[Run], width: int) -> int:
-        """Queries of a block: as many as `SCORES` allows, and no more than a window is wide, of which else a block
-        would compute what is hidden."""
+        """Queries of a block: as many as `SCORES` allows, and no more than a window is wide, because a taller block
+        would compute scores that are hidden."""
         reach = max([1, *(length for _, length in keys)])
         if self.back is not None and self.ahead is not None and not self.prefix:
             wide = self.back + self.ahead + 1
@@ -115,12 +116,12 @@ class Window:
 
 
 def computed_pairs(window: Window, queries: Sequence[Run], turns: Sequence[Sequence[Run]], width: int) -> int:
-    """Pairs of queries and keys that blocks have, where keys come in turns."""
+    """Pairs of queries and keys in all blocks, where the keys arrive in `turns`."""
     blocks = (block for keys in turns for block in window.blocks(queries, keys, width))
     return sum(block.queries * block.keys for block in blocks)
 
 
 def _clamped(first: int, count: int, most: int) -> int:
-    """Sum of so many integers from `first` on, those below 0 taken for 0, those above `most` for that."""
+    """Sum of `count` consecutive integers from `first` on, each clamped to 0 .. `most`."""
     low, high = min(max(first, 0), most), min(max(first + count, 0), most)
     return (low + high - 1) * (high - low) // 2 + most * (count - (min(max(most, first), first + count) - first))

@@ -3,9 +3,9 @@
     2 n chunks on n = 4 devices    0 1 2 3 4 5 6 7      device i has the chunks i and 2 n - 1 - i
     device                         0 1 2 3 3 2 1 0      every device meets as many keys as any other
 
-The order is one of pieces, not of tensors: whole tensors are always in natural order, and what goes between whole and
-cut on such an axis is reordered on the way. So positions, masks, labels and losses need to know nothing of it. Where
-an axis with an order of its own cuts what other axes have cut before it, it cuts what they have left.
+The order is one of pieces, not of tensors: whole tensors are always in natural order, and a redistribution between a
+whole tensor and one that is cut on such an axis reorders it. So positions, masks, labels and losses need to know
+nothing of it. Where a zigzag axis cuts what other axes have cut before it, it cuts the piece that they have left.
 
 An axis cuts *sequences* in its order and all other dims in contiguous pieces. Sequences are found here: they start at
 the dims of queries and keys that a ring splits, and follow the rules through the graph in both directions:
@@ -14,10 +14,10 @@ the dims of queries and keys that a ring splits, and follow the rules through th
     flatten    b q -> (b q)    the inner q of (b q)     of a compound dim, the steps say which part it is
     loss       n v, n ->       n = (b q), as a whole    a loop that has the sequence inside of it
 
-A loop is cut alike in all tensors that it indexes, so an operator may split a loop on such an axis only where all dims
-of it are sequences, or none is; sums, elementwise work and lookups do not depend on the order of what they loop over.
-Parameters have no order: one that a sequence indexes (learned positions added as they are) is refused where it is cut
-along it.
+A loop is cut alike in all tensors that it indexes. So an operator may split a loop on such an axis only where all dims
+of the loop are sequences, or none is; sums, elementwise work and lookups do not depend on the order of their loop.
+Parameters have no order: a parameter that a sequence indexes (learned positions added as they are) may not be cut along
+it.
 
 Zigzag order is that of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2) and of striped variants of
 ring attention (Brandon et al. 2023, arXiv 2311.09431), which balance a causal mask in another way.
@@ -64,7 +64,7 @@ def zigzag_runs(extent: int, size: int, place: int, where: str = "a sequence") -
 
 
 def pieces_of_ring(extent: int, size: int, place: int, zigzag: bool) -> tuple[tuple[int, int], ...]:
-    """(start, length) of what device number `place` has of an extent that a ring of `size` cuts."""
+    """(start, length) of the pieces that device number `place` has of an extent that a ring of `size` cuts."""
     piece = extent // size
     return zigzag_runs(extent, size, place) if zigzag else ((place * piece, piece),)
 
@@ -105,7 +105,7 @@ def _seeds(graph: OperatorGraph, at: int, rule: Rule) -> Iterator[_Mark]:
 
 
 def _through(graph: OperatorGraph, at: int, rule: Rule, mark: _Mark) -> Iterator[_Mark]:
-    """What a mark becomes in all dims that an operator loops over together with that of the mark."""
+    """The marks in all dims that an operator loops over together with the dim of a mark."""
     for name, dims in _tensors(graph, at, rule):
         if name != mark.name:
             continue
@@ -146,7 +146,7 @@ def tensors_of(rule: Rule, operands: Sequence[str], results: Sequence[str | None
 
 
 def order_fault(rule: Rule, strategy: Strategy, mesh: Mesh, tensors: Tensors) -> Fault | None:
-    """Why a legal strategy cannot be had on axes that cut sequences in zigzag order; None where it can."""
+    """Why a legal strategy is impossible on axes that cut sequences in zigzag order; None where it is possible."""
     for axis in sorted(mesh.zigzag):
         choice, outer = strategy[axis], (*strategy[: axis + 1], *(None for _ in strategy[axis + 1 :]))
         pieces = pieces_of(rule, outer, mesh.sizes)  # that this axis and those before it cut

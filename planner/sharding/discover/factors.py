@@ -4,14 +4,14 @@
         only those of the same chunk along e, for every chunk      (i, d) may go with e: a parallel factor
         others too                                                 (i, d) may be a reduction
 
-What is left after this sieve are few sets of dims. Each is tried by execution (`proof.fault`), most dims first, and is
-a factor if its split recombines, forward and backward, in 2 and in 3 and in as many pieces as there are. Where only
-coarser splits do, the elements that must stay together are the piece of the dim, `(d0 4)`: so outer factors of views
-and the scale of an upsampling are found. Cost: for n operand dims and r result dims O(n) runs for the sieve, O(n + r)
-proofs where the sieve leaves one set each, which is the rule.
+Few sets of dims are left after this sieve. Each is tried by execution (`proof.fault`), most dims first. A set is a
+factor if its split recombines, forward and backward, in 2 pieces, in 3, and in as many as the dim has elements. Where
+only coarser splits recombine, some elements must stay together, and the piece of the dim is written `(d0 4)`: this
+finds the outer factors of views and the scale of an upsampling. Cost for n operand dims and r result dims: O(n) runs
+for the sieve, and O(n + r) proofs where the sieve leaves one set for each dim, as it mostly does.
 
-A cut that needs more than pieces of the operands is not found: lookups with an offset, halos, sorting, scans. Nor is a
-factor that one result has and another sums over, which no rule can say. All of those are blocked.
+The search does not find a cut that needs more than pieces of the operands (lookups with an offset, halos, sorting,
+scans), nor a factor that one result has and another sums over, which no rule can say. All of those are blocked.
 """
 
 import itertools
@@ -107,7 +107,7 @@ def _with_pieces(case: Case, candidate: Found, count: int) -> Found:
 
 
 def _holds(case: Case, candidate: Found, count: int, splits: Sequence[int] | set[int]) -> bool:
-    """Whether a factor of so many pieces can be split in these ways."""
+    """Whether a factor of `count` pieces can be split in these ways."""
     try:
         rule = build_written(case.call, written((_with_pieces(case, candidate, count),), case))
     except RuleError:
@@ -173,7 +173,7 @@ def _primes(extent: int) -> list[int]:
 
 
 def _reached(case: Case, fresh: Sequence[torch.Tensor], i: int, dim: int, count: int) -> list[set[int]]:
-    """Per result the dims along which each of so many chunks of an operand reaches only the same chunk."""
+    """For each result the dims along which each of `count` chunks of an operand reaches only the same chunk."""
     kept = [{d for d, e in enumerate(result.shape) if e > 1 and e % count == 0} for result in case.results]
     step = case.operands[i].shape[dim] // count
     for chunk in range(count):

@@ -71,9 +71,9 @@ def rule_by_trial(call: Call) -> WrittenRule:
 @lru_cache(maxsize=1024)
 @one_thread()
 def check_rule(call: Call, rule: WrittenRule) -> str | None:
-    """Why a rule that was read from somewhere does not hold for a call; None where it does.
+    """Why a rule that was read from a file does not hold for a call; None where it holds.
 
-    Asked again in one process it is not proved again. Raises RuleError as `rule_by_trial` does.
+    A rule is proved once in a process. Raises RuleError as `rule_by_trial` does.
     """
     check_kind(call)
     built = build_written(call, rule)
@@ -130,7 +130,7 @@ def blocked(call: Call, reason: str) -> WrittenRule:
 
 
 def _cases(call: Call) -> tuple[list[Case], str]:
-    """Cases at two different extents at least, or at the true ones; none where there are not so many."""
+    """Cases of at least two different extents, or of the true ones; none where the call has too few."""
     found: list[Case] = []
     first_reason = ""
     for small in small_calls(call):
@@ -146,7 +146,7 @@ def _cases(call: Call) -> tuple[list[Case], str]:
 
 
 def _resembles(small: Call, call: Call) -> bool:
-    """Whether the results are of the same kind: as many, of as many dims, with the same dims of extent 1."""
+    """Whether both calls have results of the same kind: as many, with as many dims, and the same dims of extent 1."""
     if len(small.results) != len(call.results):
         return False
     return all(
@@ -192,7 +192,7 @@ def _without(rule: WrittenRule, name: str) -> WrittenRule:
 
 
 def _faults(call: Call, rule: WrittenRule, cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
-    """Factors that cannot be split, with the reason; what is cheap to see first."""
+    """Factors that cannot be split, with the reason; the cheapest checks come first."""
     try:
         true = build_written(call, rule)
     except RuleError as error:
@@ -248,7 +248,7 @@ def _faults_of(rule: Rule, first: Case, call: Call) -> Iterator[tuple[str, str]]
 
 
 def _splits(extent: int) -> tuple[int, ...]:
-    """2, 3, and as many pieces as there are."""
+    """2 pieces, 3 pieces, and as many as the extent."""
     found = [n for n in (2, 3) if extent % n == 0 and extent >= n]
     return (*found, extent) if extent not in found else tuple(found)
 

@@ -1,9 +1,9 @@
 """What autograd keeps of a call for its backward pass: asked of autograd itself, on a small call.
 
 One backward graph is made for each differentiable operand alone, with hooks that see every tensor that is saved. A
-saved tensor that lies in the memory of an operand or a result is that; any other is counted by its bytes, as so many
-for each point of the operand or result of its shape, or of the largest one where none has it. What a backward pass
-keeps without telling autograd (attributes of a Python `autograd.Function`) cannot be seen.
+saved tensor that lies in the memory of an operand or a result counts as that operand or result. Any other is counted by
+its bytes for each point of the operand or result of the same shape, or of the largest one where none has that shape.
+Tensors that a backward pass keeps without telling autograd (attributes of a Python `autograd.Function`) cannot be seen.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class _Kept:
 
 
 def with_saved(written: WrittenRule, case: Case) -> WrittenRule:
-    """The rule of a case with what autograd keeps, and what lives beside that while it goes back."""
+    """The rule of a case with what autograd keeps, and the memory that its backward pass needs beside that."""
     graded = [i for i, gradient in enumerate(case.operand_gradients) if gradient is not None]
     if not graded:
         return written
@@ -35,7 +35,7 @@ def with_saved(written: WrittenRule, case: Case) -> WrittenRule:
     saves = []
     for i in operands:
         needed_by = tuple(j for j in graded if i in each[j].operands)
-        saves.append((i, needed_by or tuple(graded)))  # kept for all together only: for which, nobody can say
+        saves.append((i, needed_by or tuple(graded)))  # kept for all gradients together only: any may need it
     results = together.results.union(*(kept.results for kept in each.values()))
     return replace(
         written,
@@ -76,7 +76,7 @@ def _memory(tensor: torch.Tensor) -> int:
 def _counted(
     written: WrittenRule, case: Case, others: Sequence[tuple[torch.Tensor, int]]
 ) -> tuple[tuple[float, str], ...]:
-    """Bytes for each point of some factors, as the true call would have them: a double here is a float there."""
+    """Bytes for each point of some factors, as the true call has them: a double here is a float there."""
     rule = build_written(case.call, written)
     tensors = list(zip((*case.operands, *case.results), (*rule.operands, *rule.results), strict=True))
     largest = max(tensors, key=lambda pair: pair[0].numel())

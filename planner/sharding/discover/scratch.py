@@ -1,12 +1,12 @@
-"""What lives while the backward pass of a call runs, beside what it is given and what it makes: counted as autograd
-calls its operators, on a small call.
+"""Memory that the backward pass of a call needs beside its operands and its gradients: counted as autograd calls its
+operators, on a small call.
 
-    bytes │        ┌──┐ temporaries          Where most bytes live, those that are neither of a gradient that is made
-          │    ┌───┘  └─┐  ┌── gradients     nor were let go of meanwhile, of what autograd had kept: `scratch`.
+    bytes │        ┌──┐ temporaries          `scratch`: the tensors that live at the peak, without the gradients that
+          │    ┌───┘  └─┐  ┌── gradients     are made, and less the saved tensors that autograd has freed by then.
           └────┴────────┴──┴──> operators
 
-What a kernel has inside is not seen, as it is not in an audit. An operator that goes back in another way where it is
-small, as `cdist` of up to 25 points, is counted as it does in the trial.
+Memory inside of a kernel is not seen, and not in an audit either. An operator that has another backward pass for small
+inputs, as `cdist` of up to 25 points, is counted as it runs in the trial.
 """
 
 import weakref
@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.sharding.discover.trial import Case, gradients_of, run
 
 Lying = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of what is made: so far as one can tell whose loops count it."""
+"""Shape and dtype of a tensor, which mostly tell whose loops count it."""
 
 
 class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, what operators make is counted for as long as it lives; `most` is what did when most bytes were."""
+    """While active, counts the living tensors that operators make; `most` are those that lived at the peak of bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -45,7 +45,7 @@ class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def start(self) -> None:
-        """From now on what lives counts beside what does now."""
+        """Count from now on, relative to what lives now."""
         self._bytes, self._most_bytes = 0, 0
         self._now, self.most = Counter(), Counter()
 
@@ -63,8 +63,8 @@ class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def scratch_of(case: Case, graded: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
-    """Tensors, on "meta", of which so many live beside all else when most lives, while a case runs backward for these
-    operands; less than none of those that are made only later, or let go of before."""
+    """Tensors, on "meta", and how many of each live at the peak while a case runs backward for these operands. A count
+    is negative for gradients that are made only after the peak, and for saved tensors that are freed before it."""
     leaves = [t.detach().clone().requires_grad_(i in graded) for i, t in enumerate(case.operands)]
     living = _Living()
     with living:

@@ -22,7 +22,7 @@ from planner.graph.operator_graph import TensorType, TorchConstant
 from planner.graph.trace import resolve, tensor_type
 
 UNIT = 6  # small extents are multiples of it: they split in 2 and in 3
-LARGEST_UNIT = 32  # of a number among the arguments that small extents are multiples of
+LARGEST_UNIT = 32  # at most, of a number among the arguments that divides small extents
 LARGEST = 2**19  # elements of the operands of a trial
 DOMAINS = ("normal", "positive", "fraction", "definite", "sign")
 _DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
@@ -34,15 +34,15 @@ _TOLERANCE = {
     torch.float16: 1e-2,
     torch.bfloat16: 3e-2,
 }
-"""Relative to the largest element."""
+"""Tolerance relative to the largest element."""
 
 Tensors = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """With which values an operator runs at all: floating numbers of a domain, integers below `bound`, whether floating
-    operands are doubles (some kernels know single precision only), and whether it has a backward pass."""
+    """The values with which an operator runs at all: floating numbers of a domain, integers below `bound`, whether
+    floating operands are doubles (some kernels know single precision only), and whether it has a backward pass."""
 
     domain: str
     bound: int
@@ -67,7 +67,8 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """That of the least precise number: what is computed in single precision is no better as a double."""
+        """The tolerance of the least precise dtype: a result that is computed in single precision stays that imprecise
+        as a double."""
         arguments = (self.call.arguments, *dict(self.call.keywords).values())
         spelled = [getattr(torch, name) for name in _dtypes(arguments)]
         found = (*(t.dtype for t in (*self.operands, *self.results)), *spelled)
@@ -132,8 +133,8 @@ def _numbers(argument: Typed) -> Iterator[int]:
 
 
 def _small(extents: Sequence[int], numbers: Sequence[int], kept: int, *, ratios: bool, first: int) -> dict[int, int]:
-    """Small extents for large ones, each for one extent only: multiples of 6 from the first on, and of 4 and of numbers
-    among the arguments where the extent is. Those up to `kept` stay.
+    """Small extents for large ones, another for each: multiples of 6 from `first` on, and of 4 and of numbers among the
+    arguments where the large extent is a multiple of them. Extents up to `kept` stay.
 
     With `ratios` an extent that is a small multiple of another one stays that. An extent that is spelled out by a
     number among the arguments stays as well, and so does one for which no small extent is on its side of all numbers.
@@ -175,8 +176,8 @@ def settings(call: Call) -> Iterator[Setting]:
 
 
 def values(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ()) -> Tensors:
-    """Operands of a call. Their scale depends on the seed, so that what clips or saturates is seen. `marks` are numbers
-    that stand in some places of integer operands."""
+    """Operands of a call. Their scale depends on the seed, so that clipping and saturation are seen. `marks` are
+    numbers that are put in some places of integer operands."""
     generator = torch.Generator().manual_seed(seed)
     scale = (1.0, 4.0, 0.25)[seed % 3]
     made = [_values(tensor, setting, generator, scale) for tensor in call.operands]
@@ -189,7 +190,7 @@ def values(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ()) -
 
 
 def marks_of(call: Call) -> tuple[int, ...]:
-    """Numbers that may mean something special among indices: what the arguments or their defaults say, as -100."""
+    """Numbers that may mean something special among indices, as -100: those in the arguments or their defaults."""
     defaults = [argument.default_value for argument in resolve(call.op)._schema.arguments]
     given = [n for argument in (*call.arguments, *dict(call.keywords).values()) for n in _numbers(argument)]
     given += [n for n in defaults if isinstance(n, int) and not isinstance(n, bool)]
@@ -279,7 +280,7 @@ def gradients_of(
 
 
 def same(found: torch.Tensor, expected: torch.Tensor, relative: float) -> bool:
-    """Equal but for rounding: so much of the largest element. Whole numbers are compared exactly."""
+    """Equal but for rounding: up to `relative` times the largest element. Whole numbers are compared exactly."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if torch.equal(found, expected):
@@ -297,7 +298,7 @@ def working(call: Call, find: Callable[[Case], bool] = lambda _: True) -> tuple[
     """The first case of a call that runs and has numbers in its results, and why the last one did not."""
     why, deaf = "it was not tried", False
     for setting in settings(call):
-        if deaf and not setting.graded:  # it has a backward pass, and nothing was seen of it
+        if deaf and not setting.graded:  # the operator has a backward pass, and this case saw nothing of it
             break
         case = try_call(call, setting, seed=0)
         if isinstance(case, str):
@@ -313,8 +314,8 @@ def working(call: Call, find: Callable[[Case], bool] = lambda _: True) -> tuple[
 
 
 def _deaf(case: Case) -> bool:
-    """Whether no gradient comes to any operand and other values make the same results, as of a loss of targets 1 and -1
-    that are given other numbers. That recombines however it is cut."""
+    """Whether no gradient comes to any operand and other values make the same results, as in a loss for targets 1 and
+    -1 that is given other numbers. Such a case recombines however it is cut."""
     if not case.gradients or any(each is not None and bool(each.any()) for each in case.operand_gradients):
         return False
     other = try_call(case.call, case.setting, seed=1)

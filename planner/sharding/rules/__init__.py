@@ -20,7 +20,7 @@ __all__ = ["RULES", "rule_of", "rule_of_call"]
 def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
     """The rule of one operator of a graph; equal calls share one rule object.
 
-    That which the operator carries, where one was found by trial; else that of the table. Raises RuleError, naming the
+    The operator's own rule, where one was found by trial; else that of the table. Raises RuleError, naming the
     operator and the module it is called in, where there is no rule for it.
     """
     known = graph.derived.get(operator.name)
@@ -49,7 +49,7 @@ def rule_of_call(operator: Operator, types: Mapping[str, TensorType]) -> Rule:
 
 @lru_cache(maxsize=16384)
 def _folded(rule: Rule) -> Rule:
-    """The rule of an activation that the product behind it computes."""
+    """The rule of an activation that is computed within the product behind it."""
     return replace(rule, joins_product=True)
 
 

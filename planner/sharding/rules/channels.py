@@ -13,12 +13,12 @@ _FP32 = 4  # bytes
 @final
 @dataclass(frozen=True, kw_only=True)
 class BatchNorm(RuleSpec):
-    """`n c h w, c, c, c, c -> n c h w, c, ...`: input; weight, bias, running mean and variance as far as given.
+    """`n c h w, c, c, c, c -> n c h w, c, ...`: input; then weight, bias, running mean and variance where given.
 
-    `training` is the position of the argument that says so, or None where the operator uses the running statistics.
-    While training the statistics of a channel are over n h w, which are combined: sums over the devices that have parts
-    of them, two forward (the mean, then the squares of the distances to it) and one of two numbers backward, so that
-    every plan computes what one device does (synchronised batch norm), with two wide copies of the input meanwhile.
+    `training` is the position of the argument that says so, or None where the operator uses the running statistics. In
+    training the statistics of a channel are taken over n h w. Devices that have parts of these loops combine their
+    sums, so that every plan computes what one device does (synchronised batch norm): two sums forward (the mean, then
+    the squares of the distances to it), and one of two numbers backward. Two wide copies of the input live meanwhile.
     Autograd keeps both statistics, in fp32.
     """
 
@@ -28,7 +28,7 @@ class BatchNorm(RuleSpec):
         table = FactorTable(call.op)
         shape = call.operands[0].shape
         training = self.training is not None and call.argument(self.training, "training") is True
-        # Statistics lack the samples; where they are not of this batch there is nothing to combine.
+        # Statistics have no dim of samples; where they are not of this batch there is nothing to combine.
         kind = FactorKind.COMBINED if training or len(call.results) > 1 else FactorKind.PARALLEL
         names = ("n", "c", *("d", "h", "w")[5 - len(shape) :])
         kinds = [FactorKind.PARALLEL if name == "c" else kind for name in names]

@@ -1,10 +1,11 @@
-"""Attention with sinks, or capped scores, under a mask of which nothing is known but its numbers
+"""Attention with sinks, or capped scores, under a mask of which only its numbers are known
 (`planner.models.composed_attention`).
 
     b (g r) q d, b g k d, b g k e, [(g r)], [b] [(g r)] [q] [k] -> b (g r) q e
 
-Scores of queries x keys are made whole, in float32 at least, forward and once more backward; nothing of them is kept.
-A mask is cut where they are, and where it has an extent of 1 its gradient is a sum (`planner.sharding.rules.masked`).
+The full scores of queries x keys are computed, in float32 at least, in the forward pass and again in the backward pass;
+nothing of them is kept. A mask is cut where the scores are cut; where the mask has an extent of 1, its gradient is a
+sum (`planner.sharding.rules.masked`).
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from planner.sharding.rules.spec import RuleSpec
 
 _MASK = 4
 _LIVING = 3.0
-"""Tensors of scores that live together: scores, those with the sink, and their softmax; backward two gradients."""
+"""Tensors of scores that live together: scores, scores with the sink, and their softmax; backward two gradients
+more."""
 
 
 @final

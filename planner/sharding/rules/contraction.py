@@ -13,11 +13,11 @@ from planner.sharding.rules.spec import FactorTable, RuleSpec
 @final
 @dataclass(frozen=True, kw_only=True)
 class Contraction(RuleSpec):
-    """`bsh,ehf->bsef`: letters of the result are independent loops, the others sums.
+    """`bsh,ehf->bsef`: letters of the result are independent loops, the other letters are summed.
 
-    Of two tensors that are summed over what they share it is a matrix product, else a pass over its tensors. A letter
-    that one tensor has twice (`bii->bi`) takes its diagonal, which is never split. Products of more than two are taken
-    apart when a model is traced (`planner.graph.contractions`).
+    Two tensors that are summed over letters that they share make a matrix product; anything else is a pass over its
+    tensors. A letter that one tensor has twice (`bii->bi`) takes its diagonal, which is never split. Tracing breaks
+    products of more than two tensors up into products of two (`planner.graph.contractions`).
     """
 
     def build(self, call: Call) -> Rule:

@@ -1,7 +1,7 @@
 """Rules of convolutions and pooling: what slides a stencil over the spatial dims.
 
-A spatial dim is split together with that of the results, h@ph, where pieces of the one are what pieces of the other
-read, but for edges of the neighbours (`planner.sharding.halo`). The implementation sends these.
+A spatial dim is split together with that of the results, h@ph: a piece of the results reads the piece of the input in
+the same place, and edges of the neighbours (`planner.sharding.halo`), which the implementation sends.
 """
 
 import math
@@ -16,7 +16,7 @@ from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, integers, present
 
 SPATIAL = ("d", "h", "w")
-"""Names of spatial dims, the last ones where there are fewer; of results with a p before, of kernels with a k."""
+"""Names of spatial dims, the last ones where there are fewer; dims of results have a p in front, of kernels a k."""
 
 Indices = tuple[int, ...]
 Halos = Sequence[Halo | None]
@@ -36,9 +36,9 @@ class Convolution(RuleSpec):
     kernel is blocked. As an implicit GEMM it has the rows n ph pw, the columns o and the depth i kh kw, so its work is
     2 n (g o) ph pw i kh kw.
 
-    A `transposed` one, `n (g i) h w, (g i) o kh kw, (g o) -> n (g o) ph pw`, is the gradient of a convolution to what
-    that reads: every element of the input is spread over kh kw elements of the result. It has the rows n h w, the
-    columns o kh kw and the depth i. Its pixels are cut where no two elements are spread over the same.
+    A `transposed` one, `n (g i) h w, (g i) o kh kw, (g o) -> n (g o) ph pw`, is the gradient of a convolution with
+    respect to its input: every element of the input is spread over kh kw elements of the result. It has the rows n h w,
+    the columns o kh kw and the depth i. Its pixels are cut only where no two elements are spread over the same result.
     """
 
     spatial: int
@@ -78,7 +78,7 @@ class Convolution(RuleSpec):
             op_class="matmul",
             work=(Work(coefficient=2.0, factors=(*rows, *g, *columns, *depth)),),
             addends=(2,) if len(call.operands) > 2 else (),
-            saves=((0, (0, 1)), (1, (0, 1))),  # all of it whatever is asked for
+            saves=((0, (0, 1)), (1, (0, 1))),  # all, whichever gradient is asked for
             roles=(("rows", rows), ("columns", columns), ("depth", depth), ("batch", g)),
             inner=inner,
             inner_scratch=_copied(inner, operands[0], source.element_bytes),
@@ -96,10 +96,10 @@ _SPREADS = ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1))
 class Pool(RuleSpec):
     """Pooling over trailing spatial dims; samples and channels pass through.
 
-    Spatial dims are blocked, unless a call is `adaptive` and takes the mean of all, which is one of the means of pieces
-    and keeps nothing; or a stencil `slides` over them that takes a "max" or a "mean" of what it reads. The work is
-    counted by the elements that are read, overlaps once. `saved_extra_bytes` are those that autograd keeps per element
-    of the result.
+    Spatial dims are blocked, with two exceptions. An `adaptive` call that takes the mean of all elements is a mean of
+    the means of pieces, and keeps nothing. A stencil may `slide` over them that takes a "max" or a "mean" of what it
+    reads. Work counts the elements that are read, overlaps once. Autograd keeps `saved_extra_bytes` per element of the
+    result.
     """
 
     spatial: int = 2
@@ -140,8 +140,8 @@ class Pool(RuleSpec):
         )
 
     def _halos(self, call: Call, source: Sequence[int], result: Sequence[int]) -> Halos:
-        """The halo of each dim, in pieces of which the call would compute the same. A mean over fewer elements, at an
-        edge, would be another in the middle."""
+        """The halo of each dim, where a call on pieces computes the same. A mean that takes fewer elements at the edge
+        of the tensor would differ at the edge of a piece."""
         if not self.slides:
             return (None,) * self.spatial
         size = integers(call.argument(1, "kernel_size"))
@@ -156,8 +156,8 @@ class Pool(RuleSpec):
 
 
 def _apart(over: Sequence[Stencil], extents: Sequence[int], results: Sequence[int]) -> Halos:
-    """For each dim no edges where elements are spread over results of their own, `stride` each; else None: it cannot be
-    cut."""
+    """For each dim no edges where elements are spread over results of their own, `stride` each; else None: the dim
+    cannot be cut."""
     return tuple(
         Halo(before=0, after=0)
         if one.padding == 0 and (one.size - 1) * one.dilation < one.stride and made == read * one.stride
@@ -176,7 +176,7 @@ def _names(count: int) -> Sequence[str]:
 
 
 def _cut(table: FactorTable, found: Halos, operand: Dims, element: int) -> tuple[InnerCollective, ...]:
-    """Split spatial dims with those of the results, where there is a halo; what is sent for it, of an operand."""
+    """Split spatial dims with those of the results, where there is a halo; the messages for the edges of an operand."""
     messages = []
     for at, (name, halo) in enumerate(zip(_names(len(found)), found, strict=True)):
         if halo is None:

@@ -3,10 +3,10 @@
     b s g d, b s g d, b s (g r) e, b s (g r), b s (g r) -> b s (g r) e
 
 r heads of values share one of keys. Samples, heads and the columns of values are independent of each other; steps, and
-the channels of keys, are whole on every device. In chunks of C steps a step of a head takes 5 C d + 3 C e + 6 d e
-operations: with those of its chunk it makes two rows of products of keys (4 C d), solves a triangle for d + e columns
-(C d + C e) and reads what they write (2 C e); it reads from the state twice and writes to it (6 d e). Nothing but the
-operands is kept; the backward pass computes the forward pass again.
+the channels of keys, are whole on every device. In chunks of C steps, a step of a head takes 5 C d + 3 C e + 6 d e
+operations: it makes two rows of products of keys with the steps of its chunk (4 C d), solves a triangle for d + e
+columns (C d + C e) and reads what the chunk writes (2 C e); it reads from the state twice and writes to it (6 d e).
+Only the operands are kept; the backward pass computes the forward pass again.
 """
 
 from dataclasses import dataclass

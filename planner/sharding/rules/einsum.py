@@ -20,8 +20,8 @@ WIDE = 4
 @final
 @dataclass(frozen=True, kw_only=True)
 class InnerPattern:
-    """An `InnerCollective` with factor names; elements are those of the first operand where `element_bytes` is None,
-    and `wide` ones at least float32; `only_mean` issues it only where the loss is averaged."""
+    """An `InnerCollective` with factor names. Elements are those of the first operand where `element_bytes` is None,
+    and at least float32 if `wide`; `only_mean` issues the collective only where the loss is averaged."""
 
     kind: str
     factor: str
@@ -53,12 +53,11 @@ class Einsum(RuleSpec):
 
     `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere.
     Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
-    are reductions unless listed in `blocked` or `combined`; pairs in `exchanges` are split together, each of the two
-    may be alone too, and so are `rings`. With `heads`, g stands for
-    heads of keys and r for those of queries that share one (see `_grouped`). `work`, `saved_extra`:
-    (coefficient, factors as text); an empty text means all factors.
-    `saved_elements` is like `saved_extra`, and `scratch_elements` what lives while it runs, in elements of the first
-    operand; `inner_elements` and `inner_wide` are what lives while it sends, the latter in float32 at least.
+    are reductions unless listed in `blocked` or `combined`. The pairs in `exchanges` are split together, or either of
+    the two alone; so are those in `rings`. With `heads`, g stands for heads of keys and r for the heads of queries that
+    share one (see `_grouped`). `work`, `saved_extra`: (coefficient, factors as text); an empty text means all factors.
+    `saved_elements` is like `saved_extra`, and `scratch_elements` like `scratch`, in elements of the first operand;
+    `inner_elements` and `inner_wide` live while it sends, the latter in float32 at least.
     `roles`: (name, factors as text).
     """
 
@@ -96,7 +95,7 @@ class Einsum(RuleSpec):
 
     def build(self, call: Call) -> Rule:
         if self.mask_argument is not None and isinstance(call.argument(*self.mask_argument), TensorType):
-            # In no known implementation do keys and masks come round.
+            # No known implementation passes keys round where there is a mask.
             bare = replace(self, mask_argument=None, rings=(), inner=(), inner_elements=(), inner_wide=())
             return masked(bare.build(without_mask(call, *self.mask_argument)), call, *self.mask_argument)
         table = FactorTable(call.op)
@@ -188,9 +187,9 @@ MANY = "r"
 
 
 def _grouped(pattern: str, call: Call) -> str:
-    """A pattern with g for heads of keys and (g r) for those of queries, by how many there are of each: one loop g
-    where all have their own, r where all share one; else r are all heads of queries, kv those of keys, and g splits
-    both."""
+    """A pattern with g for heads of keys and (g r) for those of queries, according to their numbers: one loop g where
+    every head of queries has its own keys, r where all share one head of keys. Else r are all heads of queries, kv
+    those of keys, and g splits both."""
     many, few = call.operands[0].shape[1], call.operands[1].shape[1]
     if many == few:
         return pattern.replace("(g r)", "g")
@@ -198,7 +197,7 @@ def _grouped(pattern: str, call: Call) -> str:
 
 
 def _work(coefficient: float, text: str, names: Sequence[str]) -> Work:
-    """Factors of extent 1 are not in a rule; they change no product."""
+    """A term of work without the factors of extent 1, which a rule does not have and which change no product."""
     factors = tuple(names.index(name) for name in text.split() if name in names) if text else tuple(range(len(names)))
     return Work(coefficient=coefficient, factors=factors)
 
@@ -222,7 +221,7 @@ def _tokens(words: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _single_extents(used: Sequence[tuple[list[str], TensorType]]) -> dict[str, int]:
-    """Extents of the factors that index some dim alone, which fixes the split of compound dims."""
+    """Extents of factors that index a dim alone; they fix the split of compound dims."""
     extents: dict[str, int] = {}
     for words, tensor in used:
         tokens = _tokens(words)
@@ -255,10 +254,10 @@ def _match_dim(table: FactorTable, token: tuple[str, ...], extent: int, extents:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Matmul(RuleSpec):
-    """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors, what is added stands first.
+    """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors, an added tensor comes first.
 
-    With a vector it is a pass over its tensors rather than a product of matrices, forward and backward; but PyTorch
-    multiplies a vector with one matrix as a matrix of one row.
+    With a vector it is a pass over its tensors rather than a product of matrices, forward and backward. PyTorch
+    multiplies a vector with one matrix as a matrix of one row, though.
     """
 
     folds: bool = False

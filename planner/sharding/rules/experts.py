@@ -3,19 +3,19 @@
     tokens  b s h    choices  b s k    matrices  e f h          rows on a device = b s k e / E  tokens that it can get,
                                                                 times the share of the experts that it has
 
-E is the number of all experts, whose matrices are gate, up and down, or up and down. On an axis that is given e@b a
-device can get the tokens of all devices of the axis and has its part of the experts; on one that is given e it has all
-tokens and a part of the experts. So the loops of rows are b s k e, of which an exchange cuts e alone, and every row
-counts 1 / E. Where experts are cut the fullest device has `imbalance` times the average. With a capacity there are as
-many rows for every sample and expert, whoever chooses it.
+E is the number of all experts, whose matrices are gate, up and down, or up and down. On an axis that is given e@b, a
+device has a part of the experts and can get tokens from all devices of the axis; on an axis that is given e, it has a
+part of the experts and all tokens. So the loops of rows are b s k e, an exchange cuts only e of them, and every row
+counts 1 / E. Where experts are cut, the fullest device has `imbalance` times the average. With a capacity every sample
+and expert has the same number of rows, whoever chooses the expert.
 
 Experts follow MegaBlocks (Gale et al. 2022, arXiv 2211.15841): rows are sorted by expert and multiplied in groups. Rows
-are multiplied with the weight of their expert before the last product, as Megatron does, so that its result need not be
-kept. With an exchange rows are sent to where their experts are and back (GShard, Lepikhin et al. 2020): two all-to-alls
-forward, two backward; over several axes one after the other. Ahead of them go the counts of rows, and with them their
-weights. A token that is sent `once` goes over the outermost axis (the nodes) as one row for each part of the axis that
-has any of its experts, is copied there for each of them, and summed up there before it comes back (node-limited
-routing: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2; DeepEP).
+are multiplied with the weight of their expert before the last product, as in Megatron, so that its result need not be
+kept. With an exchange rows are sent to the devices of their experts and back (GShard, Lepikhin et al. 2020): two
+all-to-alls forward, two backward; over several axes one after the other. Before them the counts of rows are sent, and
+with the rows their weights. A token that is sent `once` crosses the outermost axis (the nodes) as one row for each part
+of the axis that has any of its experts. It is copied there for each of them, and their results are summed there before
+they return (node-limited routing: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2; DeepEP).
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,9 +32,9 @@ _CAPACITY, _IMBALANCE, _ONCE = (6, "capacity"), (7, "imbalance"), (8, "once")
 _GROUPS, _CHOSEN_GROUPS = (9, "groups"), (10, "chosen_groups")
 _FP8, _DISPATCH = (11, "fp8"), (12, "dispatch")
 _TENSORS = 6
-"""Behind these stand settings; biases are given by name."""
+"""The number of tensor arguments; settings follow them. Biases are given by name."""
 _SCALE = 4.0
-"""Bytes of the largest element of what a scale is for: fp32."""
+"""Bytes of the largest element that a scale is made from: fp32."""
 _INDEX = 8
 """Bytes of an index of a row, or of a count of rows."""
 
@@ -42,8 +42,8 @@ _INDICES = 4
 """Indices that are kept of every row: its choice, the row of its choice, and the same after an exchange."""
 
 _INDICES_ONCE = 2
-"""Those that are kept beside them where a token is sent once: the row that came with the token of each row, and the
-token of each row that is sent."""
+"""Indices that are kept beside them where a token is sent once: for each row the row that came with its token, and for
+each row that is sent its token."""
 
 _FIRST = 3
 """Where the first matrix stands among the operands."""
@@ -55,7 +55,7 @@ def matrices_of(rule: Rule) -> tuple[int, ...]:
 
 
 def _plain(gated: bool) -> Einsum:
-    """The rule without what is said of rows. Without a gate nothing is given at its place, nor at that of its bias."""
+    """The rule without the counts of rows. Without a gate nothing is given at its place, nor at that of its bias."""
     down = _FIRST + (2 if gated else 1)
     first, biases = tuple(range(_FIRST, down)), tuple(range(down + 1, 2 * down - _FIRST + 1))
     return Einsum(
@@ -63,7 +63,7 @@ def _plain(gated: bool) -> Einsum:
         op_class="experts",
         positions=(0, 1, 2, 3, 4, 5, 6, 7),
         blocked="h k",
-        # a product for the gradient of each matrix, and one by each of them for that of the tokens
+        # a product for the gradient of each matrix, and one by each matrix for the gradient of the tokens
         gradient_work=1 / (len(first) + 1),
         gradient_units=((0, len(first) + 1.0), (1, 0.0)),
         addends=biases,
@@ -85,11 +85,11 @@ class Experts(RuleSpec):
         element, hidden = call.operands[0].element_bytes, call.operands[0].shape[2]
         fp8, dispatch = call.argument(*_FP8, ""), call.argument(*_DISPATCH, False)
         recipe = RECIPES[fp8] if isinstance(fp8, str) and fp8 else None
-        # of a token on its way: in 8 bits with a scale for each block, or as it is
+        # bytes of a token when sent: in 8 bits with a scale for each block, or as it is
         token = hidden + _SCALE * -(-hidden // BLOCK) if dispatch else float(hidden * element)
         once = self._once(call, token), self._once(call, hidden * element)
         base = _plain(call.arguments[_FIRST] is not None)
-        # A capacity is one of every sample, whose tokens are counted in their order.
+        # A capacity belongs to one sample, whose tokens are counted in their order.
         blocked = f"{base.blocked} s" if capacity else base.blocked
         exchanges = (("e", "b"),) if capacity else (("e", "b"), ("e", "s"))
         told = dict(call.keywords)
@@ -125,7 +125,7 @@ class Experts(RuleSpec):
 
     @staticmethod
     def _once(call: Call, row: float) -> Once | None:
-        """What is sent once of a token, if anything is."""
+        """The rows of a token that are sent once, if any."""
         groups, chosen_groups = call.argument(*_GROUPS, 1), call.argument(*_CHOSEN_GROUPS, 1)
         assert isinstance(groups, int), call
         assert isinstance(chosen_groups, int), call
@@ -136,7 +136,7 @@ class Experts(RuleSpec):
 
 
 def _computed(recipe: Recipe | None) -> tuple[str, str, str]:
-    """The dtypes of products: of results, of gradients of rows, and of those of matrices."""
+    """The dtypes in which products compute results, gradients of rows, and gradients of matrices."""
     if recipe is None:
         return "", "", ""
     return recipe.rate, recipe.rate, recipe.rate if recipe.weight_gradients else ""
@@ -151,15 +151,15 @@ class _Rows:
     capacity: int
 
     def work(self, coefficient: float, others: str) -> Work:
-        """So much for every row, times further factors."""
+        """`coefficient` for every row, times further factors."""
         each = float(self.capacity) if self.capacity else 1.0 / self._experts
         return Work(coefficient=coefficient * each, factors=self._factors(others))
 
     def messages(
         self, element: int, token: float, *, counted: bool, once: tuple[Once | None, Once | None]
     ) -> Iterator[InnerCollective]:
-        """What is sent on each axis that is given an exchange: rows of `token` bytes there, and of `element` bytes for
-        each of their elements back; `once` says what of a token is sent so there and back."""
+        """The messages on each axis that is given an exchange: rows of `token` bytes there, and rows of `element` bytes
+        per element back; `once` says which rows of a token are sent once, there and back."""
         row = float(element * self.call.operands[0].shape[2])
         exchanges = [at for at, factor in enumerate(self.rule.factors) if factor.kind is FactorKind.EXCHANGE]
         for exchange in exchanges:
@@ -167,7 +167,7 @@ class _Rows:
                 yield InnerCollective(
                     kind="all_to_all", factor=exchange, factors=(), element_bytes=_INDEX * self._experts, forward=1
                 )
-            if once[0] is not None:  # for each row the place of its token among those that are sent
+            if once[0] is not None:  # for each row the place of its token among the tokens that are sent
                 places = self.work(_INDEX, "")
                 yield InnerCollective(
                     kind="all_to_all", factor=exchange, factors=places.factors, element_bytes=places.coefficient,
@@ -191,8 +191,8 @@ class _Rows:
                 )
 
     def agreed(self, recipe: Recipe) -> Iterator[InnerCollective]:
-        """What devices say of the largest elements of rows and matrices of which each has pieces: those with other
-        tokens of the same experts, and those with another part of each of them (`planner.models.fp8_experts`)."""
+        """The maxima that devices exchange for rows and matrices of which each has pieces: devices with other tokens of
+        the same experts, and devices with another part of each expert (`planner.models.fp8_experts`)."""
         index = self.rule.index  # without dims of one element
         tokens, width, e = [index[name] for name in ("b", "s") if name in index], index["f"], index["e"]
         wide, hidden = self.call.operands[_FIRST].shape[1:]

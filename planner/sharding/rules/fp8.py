@@ -1,4 +1,4 @@
-"""Linear layers in fp8: cut as all linear layers are, with what devices tell each other to have one scale.
+"""Linear layers in fp8: cut as all linear layers are; devices exchange maxima so that they use the same scales.
 
     y[t o] = sum_i x[t i] w[o i]      scales of a tensor   x  of all t i      w  of all o i     g = dy  of all t o
                                       scales of a row      x  of t, over i    w  of o, over i
@@ -7,12 +7,12 @@
       dx = g w        over o                               g  of t, over o    w  of i, over o
       dw = g' x       over t                               g  of o, over t    x  of i, over t
 
-A scale is that of the largest element: where an axis cuts what it is over, the devices of the axis take the maximum of
-theirs, four bytes for each scale. Of blocks of which no device has parts nothing is said; where devices have parts of a
-block, they say what they know of each block of the whole dim. Lines of 32 tokens are those of a sample: tokens that
-follow each other along the last of their dims. Delayed scales are known before: devices agree once a step
-(`planner.plan.layout.per_step_communication`). A weight may come cast (`Rule.narrow`): then it is cast where it is
-stored, and nothing is said of it here, as devices agree on its scales once a step.
+A scale is made from the largest element. Where an axis cuts the loops that a scale is over, the devices of the axis
+take the maximum of theirs, four bytes for each scale. Nothing is sent for blocks that are whole on their devices; where
+devices have parts of a block, they send their maxima of each block of the whole dim. Lines of 32 tokens lie in one
+sample: tokens that follow each other along the last of their dims. Delayed scales are known before: devices agree on
+them once a step (`planner.plan.layout.per_step_communication`). A weight may arrive cast (`Rule.narrow`): then it is
+cast where it is stored, and nothing is sent for it here, as devices agree on its scales once a step.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from planner.sharding.rules.spec import RuleSpec
 _WEIGHT = 1
 """Its place among the operands."""
 _SCALE = 4.0
-"""Bytes of the largest element of what a scale is for: fp32."""
+"""Bytes of the largest element that a scale is made from: fp32."""
 
 
 @final
@@ -65,8 +65,7 @@ class Fp8Linear(RuleSpec):
     def _of_wholes(
         self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...], *, known: bool
     ) -> tuple[InnerCollective, ...]:
-        """What is said of scales that are those of tensors, or of rows; nothing of those of the weight that are
-        `known`."""
+        """The messages for scales of tensors, or of rows; none for scales of the weight that are `known`."""
         return tuple(
             InnerCollective(
                 kind="all_reduce",
@@ -83,7 +82,7 @@ class Fp8Linear(RuleSpec):
     def _of_lines(
         self, rule: Rule, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
     ) -> tuple[InnerCollective, ...]:
-        """What is said of lines of which devices have parts: of both operands of each product, along what it sums."""
+        """The messages for lines of which devices have parts: of both operands of each product, along its sum."""
         if self.recipe.scales != "line":
             return ()
         last, others = tokens[-1:], tokens[:-1]
@@ -107,8 +106,8 @@ class Fp8Linear(RuleSpec):
     def _of_blocks(
         self, rule: Rule, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...], *, known: bool
     ) -> tuple[InnerCollective, ...]:
-        """What is said of blocks of which devices have parts: of those of operands forward, of the gradient and of the
-        weight backward, unless its are `known`."""
+        """The messages for blocks of which devices have parts: blocks of the operands forward, of the gradient and the
+        weight backward; none for a weight whose scales are `known`."""
         if self.recipe.scales != "block":
             return ()
         across, along = (-(-rule.whole_extent(factors) // BLOCK) for factors in (columns, depth))
@@ -135,7 +134,7 @@ class Fp8Linear(RuleSpec):
     def _maxima(
         self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...], *, known: bool
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
-        """The factors that maxima are over, those of which each scale is one point, and whether it is backward."""
+        """The factors that maxima are over, the factors that index the scales, and whether it is backward."""
         if self.recipe.delayed:
             return []
         if self.recipe.scales == "tensor":

@@ -23,7 +23,7 @@ _LIVING = 8.0
 @final
 @dataclass(frozen=True, kw_only=True)
 class GatedNorm(RuleSpec):
-    """What is normalised, gates, and a number for each element of the last dim, or None."""
+    """The operand that is normalised, the gate, and a number for each element of the last dim, or None."""
 
     def build(self, call: Call) -> Rule:
         lead = leading_names(len(call.operands[0].shape) - 1)

@@ -8,7 +8,7 @@ from planner.sharding.rule import Dims, FactorKind, Outside, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec, dims_of
 
 _FP32 = 4  # bytes of a number in a row of such a table, at least
-_PLACE = 8  # and of the place of an id among the rows that came
+_PLACE = 8  # bytes of the place of an id among the rows that came
 _MAX = 2  # torch's number for bags whose largest element counts; 0 are sums, 1 averages
 
 
@@ -17,9 +17,9 @@ _MAX = 2  # torch's number for bags whose largest element counts; 0 are sums, 1 
 class EmbeddingBag(RuleSpec):
     """`v h, b k -> b h`: rows of a table, by the numbers in each of b bags, summed or averaged.
 
-    Rows v are a reduction, as in a lookup: each device adds up those that it has. The largest element of a bag is no
-    sum: there v is blocked. Bags of different lengths stand one after the other, `v h, k, b -> b h`, and neither they
-    nor the numbers can be cut evenly.
+    Rows v are a reduction, as in a lookup: each device adds up the rows that it has. The largest element of a bag is no
+    sum: there v is blocked. Bags of different lengths follow each other, `v h, k, b -> b h`; neither the bags nor the
+    numbers can then be cut evenly.
     """
 
     def build(self, call: Call) -> Rule:

@@ -1,4 +1,4 @@
-"""Rules of losses that compare two tensors element by element, and sum or average what they find."""
+"""Rules of losses that compare two tensors element by element, and sum or average the elements of the loss."""
 
 from dataclasses import dataclass, replace
 from typing import final
@@ -16,9 +16,9 @@ _NONE, _MEAN = 0, 1  # torch's numbers for the reductions of a loss
 class PairLoss(RuleSpec):
     """Input and target of one shape, further operands (weights) broadcast to it; every dim is a factor.
 
-    `reduction` is the position of the argument that says what becomes of the elements: kept (0), averaged (1), summed
-    (2). `saved_elements` is how often autograd keeps a tensor of the shape of the input beside the operands, and
-    `scratch` how many of them live no longer than it goes back.
+    `reduction` is the position of the argument that says whether the elements are kept (0), averaged (1) or summed (2).
+    `saved_elements` is the number of tensors of the shape of the input that autograd keeps beside the operands, and
+    `scratch` how many of them live only during the backward pass.
     """
 
     work: float = 4.0
@@ -55,8 +55,8 @@ class PairLoss(RuleSpec):
 class Ctc(RuleSpec):
     """The CTC loss (`planner.graph.ctc`): `t n c, n s, n, n -> n`. Samples are independent of each other.
 
-    A sum over alignments is made of three others for each step and each of 2 s + 1 labels, in float32 at least; the
-    backward pass makes those sums again, and those from the other end.
+    The sum over alignments takes three sums for each step and each of 2 s + 1 labels, in float32 at least; the backward
+    pass computes those sums again, and those from the other end.
     """
 
     def build(self, call: Call) -> Rule:

@@ -1,12 +1,12 @@
-"""Attention with a mask: what the rule of attention becomes.
+"""How a mask changes the rule of attention.
 
     b (g r) q d, b g k d, b g k e, [b] [(g r)] [q] [k] -> b (g r) q e
 
-A mask, boolean or of numbers, joins the scores before the softmax, so it is cut where they are, along the batch and the
-heads, where it has them. Where it has an extent of 1 instead, or no such dim, its gradient is a sum over them, as for
-every operand that is broadcast: so a bias that all layers share gets its gradient. Kernels want numbers: a boolean mask
-is kept as numbers of the type of the queries beside itself. The mask is an addend: its gradient is that of the scores,
-which the backward pass has anyway.
+A mask, boolean or of numbers, joins the scores before the softmax. So it is cut where the scores are cut, along the
+batch and the heads, if it has these dims. If it has an extent of 1 instead, or no such dim, its gradient is a sum over
+them, as for every operand that is broadcast: so a bias that all layers share gets its gradient. Kernels want numbers: a
+boolean mask is kept together with a copy as numbers of the dtype of the queries. The mask is an addend: its gradient is
+the gradient of the scores, which the backward pass computes anyway.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def dims_of_scores(rule: Rule) -> Dims:
 
 
 def dims_of_mask(rule: Rule, call: Call, mask: TensorType) -> Dims:
-    """Those of the scores that a mask has."""
+    """The dims of the scores that a mask has."""
     query, key = call.operands[_QUERY], call.operands[_KEY]
     return broadcast_dims(dims_of_scores(rule), (*query.shape[:3], key.shape[2]), mask.shape, call.op)
 

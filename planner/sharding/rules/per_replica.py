@@ -3,9 +3,9 @@
     batch norm               n c h w, c, c -> n c h w, c                n joins samples: sums over its pieces
     of every replica         (r n) c h w, c, c -> (r n) c h w, r c      r is parallel: nothing is sent along it
 
-So an axis that is given r has whole replicas, whose statistics no other device needs, and the gradient of what all
-replicas share, which lacks r, is in parts to be summed, as everywhere. A further axis may take n, the samples of one
-replica, once r is cut completely: it combines as the rule of one replica says.
+So an axis that is given r has whole replicas, whose statistics no other device needs. The gradient of a tensor that all
+replicas share, which lacks r, is partial, as everywhere. A further axis may take n, the samples of one
+replica, once r is cut completely: then values are combined as the rule of one replica says.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ REPLICA = "replica"
 """The name of the loop over replicas."""
 
 FORM = "per_replica"
-"""What such an operator is on shards (`Rule.local_form`)."""
+"""What an operator of replicas is on shards (`Rule.local_form`)."""
 
 
 def call_of_one(call: Call) -> Call:

@@ -1,8 +1,8 @@
 """Rules of operators that pick elements by numbers that are data: indexing with tensors, gather, index_select, and
 scatter of one number.
 
-The dims that are looked into are whole on every device, as any number may be asked for; the numbers, and with them the
-result, are cut freely. Of a source that is cut along its other dims each device looks into its piece.
+The dims that are looked into are whole on every device, as any number may be asked for. The numbers, and with them the
+result, are cut freely. Where a source is cut along its other dims, each device looks into its piece.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from planner.sharding.rules.spec import FactorTable, RuleSpec, broadcast_dims, n
 class Index(RuleSpec):
     """`x[i, :, j]`: numbers at position 1, a list with None for dims that are taken whole; they are broadcast together.
 
-    Their dims stand in the result where the first of them stood, and in front where a whole dim lies between two.
+    Their dims stand in the result in the place of the first of them, or in front where a whole dim lies between two.
     """
 
     def build(self, call: Call) -> Rule:
@@ -76,8 +76,8 @@ class IndexSelect(RuleSpec):
 class Gather(RuleSpec):
     """One element along a dim (position 1) for each number of a tensor of the shape of the result (position 2).
 
-    Other dims pass where the source has as much of them as the numbers, and are blocked where it has more. Autograd
-    keeps the source, too, though its gradient needs no more of it than the shape.
+    Other dims pass where the source has the same extent as the numbers, and are blocked where it has more. Autograd
+    keeps the source, too, though its gradient needs only the shape.
     """
 
     def build(self, call: Call) -> Rule:
@@ -100,7 +100,7 @@ class ScatterValue(RuleSpec):
     """One number, written along a dim (position 1) to the places that a tensor says (position 2).
 
     That dim is whole, as are the places along it. Other dims pass where there are as many places as elements, and are
-    blocked where there are fewer. Autograd keeps the places, where there is no gradient.
+    blocked where there are fewer. Autograd keeps the places; they have no gradient.
     """
 
     def build(self, call: Call) -> Rule:
@@ -143,7 +143,7 @@ def _source_dims(table: FactorTable, source: TensorType, looked: Sequence[int]) 
 def _lookup(
     call: Call, table: FactorTable, *, operands: tuple[Dims, ...], result: Dims, kept: Sequence[int] = ()
 ) -> Rule:
-    """Autograd keeps the numbers, or what is said, for the gradient of the source."""
+    """Autograd keeps the numbers, or the operands `kept`, for the gradient of the source."""
     made = tuple(factor for indexed in result for factor in indexed)
     return Rule(
         op=call.op,

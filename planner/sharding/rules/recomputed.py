@@ -1,4 +1,4 @@
-"""What rules share of operators that keep their operands alone (`planner.graph.recomputed`)."""
+"""What the rules of operators that keep only their operands share (`planner.graph.recomputed`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,13 +7,13 @@ from typing import TypeAlias
 from planner.sharding.rule import Rule, Work
 
 Living: TypeAlias = Sequence[tuple[float, str]]
-"""Bytes, and the factors of what has so many of them."""
+"""Bytes for each point, and the factors that count the points."""
 
 
 def keeping_operands(rule: Rule, living: Living, of_kernels: Living | None = None) -> Rule:
     """`rule` of an operator whose backward pass computes it once more, and then the gradients of all operands at once,
-    at twice the forward work. `living` is there while it runs, `of_kernels` where fused kernels compute it, if that is
-    something else."""
+    at twice the forward work. `living` is the memory while it runs; `of_kernels` that of fused kernels, where it
+    differs."""
     every = tuple(range(len(rule.operands)))
 
     def works(terms: Living) -> tuple[Work, ...]:

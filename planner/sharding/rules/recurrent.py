@@ -1,8 +1,9 @@
 """Rule of a recurrent layer: LSTM, GRU, RNN, in one or both directions.
 
 Samples are independent. A step of the sequence needs all hidden elements of the step before, so that neither the
-sequence nor the hidden elements are split: a layer that splits the latter would gather them once for each step. What is
-large in such a layer are its weights, whose stored layout may be cut as that of any other (optimizer parallelism).
+sequence nor the hidden elements are split: a layer that splits hidden elements would gather them in every step. The
+large tensors of such a layer are its weights, whose stored layout may be cut as that of any other (optimizer
+parallelism).
 """
 
 from dataclasses import dataclass
@@ -14,20 +15,20 @@ from planner.sharding.rule import Dims, FactorKind, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec
 
 _KEPT = 7.0
-"""Elements that autograd keeps of a step for each hidden element where there are gates: these, activated, and the
+"""Elements that autograd keeps of a step for each hidden element where there are gates: the activated gates, and the
 states, as PyTorch's own steps do (`runtime.ops.local_recurrent`); libraries of devices keep less."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Recurrent(RuleSpec):
-    """`b s i, 1 b h, g i, g h, g, g -> b s h, 1 b h`: input, states, and for each direction both matrices, biases where
-    there are any, and the projection of the states, where they have one.
+    """`b s i, 1 b h, g i, g h, g, g -> b s h, 1 b h`: input, states, and for each direction both matrices, and, where
+    they exist, biases and the projection of the states.
 
-    g are `gates` times the hidden elements, o what a step hands on: h, or a projection of it. An LSTM has two states,
-    of which the second is never projected. The work is that of the products: 2 s b g (i + o), and 2 s b h o for a
-    projection, forward; backward it is twice as much, whatever the gradients are for, as libraries compute all at once.
-    Biases are not kept for it.
+    g are `gates` times the hidden elements; o is what a step hands on: h, or its projection. An LSTM has two states,
+    the second of which is never projected. The work is that of the products: 2 s b g (i + o), and 2 s b h o for a
+    projection, forward. The backward pass takes twice as much, whichever gradients are needed, because libraries
+    compute all at once. Biases are not kept for it.
     """
 
     gates: int
@@ -97,8 +98,8 @@ class Recurrent(RuleSpec):
         )
 
     def _kept(self, directions: float, turned: bool, width: int, dims: Dims) -> tuple[Work, ...]:
-        """What autograd keeps beside operands and results: the gates and states of each step, and the input where it is
-        `turned`, a copy in the order of steps for each direction."""
+        """What autograd keeps beside operands and results: the gates and states of each step, and a copy of the input
+        in the order of steps for each direction, where it is `turned`."""
         b, s, i, h = dims
         each = _KEPT if self.gates > 1 else 1.0
         return (

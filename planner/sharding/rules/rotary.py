@@ -2,14 +2,14 @@
 
     .. h, .. angles, .. angles -> .. h
 
-All dims but the last are independent; tables are broadcast to them. Heads are whole, as pairs are turned. Autograd
-keeps the tables and nothing of what is turned. PyTorch runs it in passes over memory, which are counted here in what
-each reads and writes, u the bytes that are turned and t those of a table:
+All dims but the last are independent; tables are broadcast to them. Heads are whole, because pairs of their elements
+are rotated. Autograd keeps only the tables. PyTorch runs it in passes over memory, counted here by what each pass reads
+and writes, u the bytes that are rotated and t those of a table:
 
     each angle twice    neg u, two products 2 u + t each, sum 3 u, join 2 u         10 u + 2 t, 5 operators
     each angle once     four products u + t each, two sums 1.5 u each, join 2 u      9 u + 4 t, 7 operators
 
-Halves of neighbours are a copy before, with each angle twice, and what passes is joined to what is turned.
+Halves of neighbours are a copy before, with each angle twice. Elements that are not rotated are joined to the others.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ _WORK = {False: (3.5, 4.5), True: (3.0, 4.0)}
 """Operations of an element, forward and backward, by whether tables have each angle once: a negation of half of them,
 products, and a sum, of which either operand has a gradient."""
 _LIVING = 2.0
-"""Tensors like what is turned that live together in either pass, beside operands and results and their gradients."""
+"""Tensors of the shape that is rotated that live together in either pass, beside operands, results and gradients."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Rotary(RuleSpec):
-    """What is turned, cosines and sines, and how (`planner.graph.rotary.rotary`)."""
+    """The tensor to rotate, cosines and sines, and how to rotate (`planner.graph.rotary.rotary`)."""
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -81,8 +81,8 @@ def _times(count: float, term: Work) -> Work:
 def _composed(
     turned: Work, tables: Sequence[Work], *, twice: bool, parted: bool, around: Work | None
 ) -> tuple[Composed, ...]:
-    """The passes over what is turned and over tables: products, sums and negations, and copies. Backward, each reads
-    what it has read, the gradient of its result in the place of that, and writes the gradients of its operands."""
+    """The passes over the rotated tensor and over tables: products, sums and negations, and copies. Backward, each pass
+    reads its operands and the gradient of its result, and writes the gradients of its operands."""
 
     def copy(term: Work, operators: tuple[int, int]) -> Composed:
         moved, back = (_times(2.0, term),), (_times(3.0, term),)

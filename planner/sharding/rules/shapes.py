@@ -23,10 +23,10 @@ from planner.sharding.rules.spec import (
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(RuleSpec):
     """Every dim of the result is a factor; operands are broadcast to the result. A call that drops elements keeps
-    `dropped_bytes` for each. The formula of its gradient makes so many tensors of the shape of the result that live
-    no longer than it does (`scratch`); that of the gradient of one operand (operand, tensors, bytes of masks for each
-    element) in `gradient_scratch`. The gradient of the result is that of the operands that are `handed` it; others
-    are made in its shape."""
+    `dropped_bytes` for each. The formula of its gradient makes `scratch` tensors of the shape of the result, which live
+    only while it runs; `gradient_scratch` has those for the gradient of one operand (operand, tensors, bytes of masks
+    for each element). The gradient of the result itself serves the operands that are `handed` it; other operands get
+    one of its shape."""
 
     op_class: str = "elementwise"
     work: float = 1.0
@@ -40,7 +40,7 @@ class Elementwise(RuleSpec):
     blocked_dims: tuple[int, str, int] | None = (
         None  # position, name and default of an argument that names blocked dims
     )
-    blocked_trailing: int = 0  # so many last dims are blocked
+    blocked_trailing: int = 0  # number of last dims that are blocked
     local_form: str | None = None
     broadcast: bool = False
     passes: bool = False
@@ -130,8 +130,8 @@ class Normalise(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Reduce(RuleSpec):
-    """Sum or mean over some dims (all where none are given); other reductions, of which autograd keeps what they read
-    and what they make, block the dims."""
+    """Sum or mean over some dims (all where none are given). Other reductions block the dims; autograd keeps their
+    operand and their result."""
 
     combine: str  # "sum", "mean" or "blocked"
 

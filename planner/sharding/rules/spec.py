@@ -107,7 +107,7 @@ def leading_names(count: int) -> tuple[str, ...]:
 
 
 def present(saves: Saves, count: int) -> Saves:
-    """What is kept in a call with so many tensor operands: a number in the place of a tensor is neither kept nor has a
-    gradient that would need something kept."""
+    """`saves` of a call with `count` tensor operands: a number in the place of a tensor is not kept, and has no
+    gradient that would need anything kept."""
     found = ((i, tuple(j for j in js if j < count)) for i, js in saves if i < count)
     return tuple((i, js) for i, js in found if js)

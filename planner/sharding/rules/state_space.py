@@ -3,13 +3,13 @@
     b s (g r) p, b s (g r), (g r), b s g n, b s g n, (g r), (g r) -> b s (g r) p       one decay for each head
     b d s, b d s, d n, b n s, b n s, d, b d s, d -> b d s                              one for each channel and element
 
-r heads share a group. Samples, heads with their groups, and the columns p of a head are independent of each other, as
-are samples and channels d; steps s, and the elements n of a state, are whole on every device. Nothing but the operands
-is kept; the backward pass computes the forward pass again.
+r heads share a group. Samples, heads with their groups, and the columns p of a head are independent of each other; so
+are samples and channels d. Steps s, and the elements n of a state, are whole on every device. Only the operands are
+kept; the backward pass computes the forward pass again.
 
-In chunks of C steps a step of a head with a decay takes 2 C p + 4 n p operations, and one of a group 2 C n: it meets
-those of its chunk (2 C n for the pairs of the group, 2 C p), reads from the state and writes to it. With a decay for
-each element a step takes 9 n of each channel, the count of those who wrote the kernel.
+In chunks of C steps, a step of a head with one decay takes 2 C p + 4 n p operations, and a step of a group 2 C n: it
+meets the steps of its chunk (2 C n for the pairs of the group, 2 C p), reads from the state and writes to it. With a
+decay for each element a step takes 9 n operations of each channel, as the authors of the kernel count.
 
 Sources: Dao and Gu 2024, arXiv 2405.21060, section 6; Gu and Dao 2023, arXiv 2312.00752, section 3.3.
 """
@@ -34,7 +34,8 @@ _TOGETHER = 32
 @final
 @dataclass(frozen=True, kw_only=True)
 class StateSpaceScan(RuleSpec):
-    """Inputs, lengths of steps, decays of heads, what is written and read, and two numbers of a head, or None."""
+    """Inputs, step sizes, decays of heads, the tensors B and C that write and read the state, and two numbers of a
+    head, or None."""
 
     def build(self, call: Call) -> Rule:
         chunk = float(min(call.integer(_CHUNK, "chunk", 0), call.operands[0].shape[1]))
@@ -58,7 +59,8 @@ class StateSpaceScan(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class SelectiveScan(RuleSpec):
-    """Inputs, lengths of steps, decays, what is written and read, a number of each channel, gates and another."""
+    """Inputs, step sizes, decays, the tensors B and C that write and read the state, a number of each channel, gates
+    and another number."""
 
     def build(self, call: Call) -> Rule:
         steps = float(min(_TOGETHER, call.operands[0].shape[2]))

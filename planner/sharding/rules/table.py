@@ -49,7 +49,7 @@ _KEEPS_RESULT = Elementwise(work=4.0, saved_results=(0,))
 
 
 def _with_scratch(plain: Elementwise, **counts: float) -> Mapping[str, Elementwise]:
-    """Operators that are as a plain one but for the tensors that the formulas of their gradients make on the way."""
+    """Operators like a plain one, with the tensors that the formulas of their gradients make on the way."""
     return {f"aten.{name}.default": replace(plain, scratch=count) for name, count in counts.items()}
 
 

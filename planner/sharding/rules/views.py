@@ -17,9 +17,9 @@ from planner.sharding.rules.spec import FactorTable, RuleSpec, dims_of, integers
 class Reshape(RuleSpec):
     """The same elements in the same order under another shape: dims are merged and split.
 
-    The common refinement of the two shapes gives the factors: (b s) h d -> b s (h d). Where no refinement exists (6 x
-    4 -> 8 x 3) the dims concerned are blocked. Where the operand does not lie in one piece it `copies`, unless it is a
-    view or nothing.
+    The common refinement of the two shapes gives the factors: (b s) h d -> b s (h d). Where no refinement exists (6 x 4
+    -> 8 x 3) the dims concerned are blocked. `copies` says whether the operator copies an operand that does not lie in
+    one piece.
     """
 
     copies: bool = True
@@ -120,13 +120,13 @@ class Permute(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class AlongDim(RuleSpec):
-    """Operators that pick, split or join along dims: those are blocked unless they are unchanged, all others pass
+    """Operators that pick, split or join along dims: those dims are blocked unless they are unchanged, all others pass
     through.
 
     `dim` is the position, the name and the default of the argument that names the dim. `drops` says that the results
-    lack it (select, unbind), `second_drops` that the second operand does (what is put into a place), `adds` that the
+    lack it (select, unbind), `second_drops` that the second operand lacks it (a slice that is written), `adds` that the
     results have a new one (stack), `spells_extent` that an argument gives the extent of the dim, which then cannot be
-    split even where nothing changes (narrow). `scratch` tensors like the first operand live while it goes back.
+    split even where nothing changes (narrow). `scratch` tensors like the first operand live during the backward pass.
     """
 
     dim: tuple[int, str, int]
@@ -188,7 +188,7 @@ class Pad(RuleSpec):
 
 
 def _sides(table: FactorTable, call: Call, changed: set[int], side: str) -> Dims:
-    """Dims of the operand ("in") or the result ("out"), of which those that change are blocked."""
+    """Dims of the operand ("in") or the result ("out"); the dims that change are blocked."""
     shape = (call.operands if side == "in" else call.results)[0].shape
     return tuple(
         ()
@@ -228,9 +228,9 @@ class RepeatEach(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Tile(RuleSpec):
-    """repeat: the whole tensor so many times along each dim (position 1), new dims in front.
+    """repeat: the whole tensor several times along each dim (position 1), new dims in front.
 
-    What is repeated is blocked, but for dims of extent 1, of which each device makes as many copies as it needs.
+    Repeated dims are blocked, except dims of extent 1, of which each device makes as many copies as it needs.
     """
 
     def build(self, call: Call) -> Rule:

@@ -2,11 +2,11 @@
 
     b (g r) q d, b g k d, b g k e, b t, b t, (g r) -> b (g r) q e
 
-No mask of queries x keys is made, so nothing is cut where scores are, and keys may come round a ring. The numbers of
-documents, and which keys are padding, are a number for each token: every device has those of all tokens of its samples.
-Sinks are a number for each head, a cap of scores one for all (`planner.models.composed_attention`). Kernels bend scores
-where they are (flash-attn 2.6, FlexAttention), in the time of products.
-Work is that of the pairs that a window shows; what documents hide is not known, and counted.
+No mask of queries x keys is made, so nothing is cut along the scores, and a ring may pass keys round. The numbers of
+documents, and which keys are padding, are one number for each token: every device has those of all tokens of its
+samples. Sinks are one number for each head, a cap of scores one number for all (`planner.models.composed_attention`).
+Kernels cap the scores in registers (flash-attn 2.6, FlexAttention), in the time of products. Work counts the pairs that
+a window shows; pairs that documents hide are not known, and are counted.
 """
 
 from dataclasses import dataclass, replace

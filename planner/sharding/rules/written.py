@@ -14,7 +14,7 @@ from planner.sharding.rule import Dims, FactorKind, Rule, Work
 from planner.sharding.rules.spec import FactorTable
 
 OP_CLASS = "elementwise"
-"""Of every such operator. What it computes is not known: it is priced as one pass over its tensors."""
+"""The cost class of every such operator. Its work is not known: it is priced as one pass over its tensors."""
 
 
 def build_written(call: Call, written: WrittenRule) -> Rule:
@@ -53,7 +53,7 @@ def build_written(call: Call, written: WrittenRule) -> Rule:
 
 
 def _work(names: Sequence[str], counted: Sequence[tuple[float, str]]) -> tuple[Work, ...]:
-    """So much for each point of some factors; those of extent 1 are none of the call's."""
+    """`coefficient` for each point of some factors; the call has no factors of extent 1."""
     return tuple(
         Work(coefficient=count, factors=tuple(names.index(name) for name in text.split() if name in names))
         for count, text in counted
