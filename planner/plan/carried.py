@@ -1,13 +1,13 @@
 """The traced graph of a model, as text that a plan file carries where the zoo does not have the model.
 
-A plan for a model of one's own can so be shown, verified, priced, explained and exported by whoever has the file alone:
+So anyone who has only the file of a plan for a model of their own can show, verify, price, explain and export the plan:
 nothing is imported. The text is JSON, compressed and in base64: `graph_text` writes it, `carried_graph` reads it.
 
-It may come from anyone. Its form is exact, sizes are limited before anything is unpacked, every value has one producer
-and a type, and every operator of PyTorch is applied to the types of its operands, on tensors without data, so that what
-comes out is a graph as tracing gives one. Only operators of the table of sharding rules are applied, all of which are
-pure; one with a rule that was found by trial is not, and its types are believed. What executes a graph (a run, an
-audit, a proof of rules) asks the person for the model (`planner.plan.binding.model_of`).
+The text may come from anyone. Its form is exact, sizes are limited before anything is unpacked, and every value has one
+producer and a type. Every operator of PyTorch is applied to the types of its operands, on tensors without data, so that
+the graph is as tracing makes one. Only operators of the table of sharding rules are applied, all of which are
+pure; an operator whose rule was found by trial is not applied, and its types are believed. Whatever executes a graph (a
+run, an audit, a proof of rules) asks the person for the model (`planner.plan.binding.model_of`).
 """
 
 import base64
@@ -40,9 +40,9 @@ from planner.graph.operator_graph import (
 LONGEST = 8 * 2**20
 """Characters of the text in a plan file."""
 _UNPACKED = 64 * 2**20
-"""Bytes that it is unpacked to."""
+"""Most bytes of the unpacked text."""
 _NUMBERS = 2**48
-"""Elements that a tensor has at most."""
+"""Most elements of a tensor."""
 
 
 class _Form(BaseModel):
@@ -52,7 +52,7 @@ class _Form(BaseModel):
 _CONSTANTS = ("dtype", "device", "layout", "memory_format")
 _INFINITE = ("inf", "-inf", "nan")
 _WORD = re.compile(r"[a-z][a-z0-9_:]{0,39}")
-_DEEPEST = 8  # lists in lists of an argument
+_DEEPEST = 8  # nested lists in an argument
 
 _Extent = Annotated[int, Field(ge=0, le=_NUMBERS)]
 _Type = tuple[Annotated[list[_Extent], Field(max_length=32)], str, bool]
@@ -82,8 +82,8 @@ class _Graph(_Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """A graph as it was traced with `batch` samples, of sequences of so many tokens (None: there are none), and why the
-    model computes with that batch alone, `only_batch` (None: with any, or nobody asked)."""
+    """A graph as it was traced with `batch` samples and sequences of `sequence_length` tokens (None: no sequences).
+    `only_batch` says why the model computes with that batch alone (None: it computes with any, or nobody asked)."""
 
     graph: OperatorGraph
     batch: int
@@ -92,7 +92,7 @@ class Carried:
 
 
 def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None) -> str | None:
-    """The text of a graph; None where it is longer than is read again, or has names that no plan file may have."""
+    """The text of a graph; None where it is too long to be read again, or has names that no plan file may have."""
     content = {
         "batch": batch,
         "sequence_length": sequence_length,
@@ -111,14 +111,14 @@ def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None)
 
 
 def carried_graph(text: str) -> Carried:
-    """The graph in a text of `graph_text`; the inverse of it. Raises PlanFileError where it is none."""
+    """The graph in a text of `graph_text`; its inverse. Raises PlanFileError for a text without a graph."""
     found = own_graph(text)
     _check_types(found.graph)
     return found
 
 
 def own_graph(text: str) -> Carried:
-    """The same of a text that nobody else could write: the types in it are believed, so that PyTorch is not needed.
+    """The same for a text that only this program could write: its types are believed, so PyTorch is not needed.
     Raises PlanFileError."""
     try:
         plain = _unpacked(text)
@@ -235,8 +235,8 @@ def _texts(graph: OperatorGraph) -> Iterator[str]:
 
 
 def _check_values(graph: OperatorGraph) -> None:
-    """Names can be printed, every value has one producer before its readers, and a type; the loss is a scalar that can
-    be trained."""
+    """Check that names can be printed, that every value has a type and one producer before its readers, and that the
+    loss is a scalar that can be trained."""
     if strange := [text for text in _texts(graph) if not text.isprintable()]:
         raise _fault(f"the text {strange[0][:80]!a} has a control character")
     given = [*graph.inputs, *(parameter.name for parameter in graph.parameters), *graph.buffers]
@@ -259,7 +259,7 @@ def _check_values(graph: OperatorGraph) -> None:
 
 
 def _check_types(graph: OperatorGraph) -> None:
-    """What operators of PyTorch make of their operands is what the text says."""
+    """Check that the results of PyTorch's operators have the types in the text."""
     from planner.graph.applied import check_applied
     from planner.sharding.rules import RULES
 

@@ -89,7 +89,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
 
 
 def _candidates_content(plan: Plan) -> dict[str, Any]:
-    """Nothing where there are none, as in files older than that."""
+    """The candidates; no key where there are none, as in older files."""
     found = [{**_fields(one), "words": dict(one.words)} for one in plan.candidates]
     return {"candidates": found} if found else {}
 
@@ -99,7 +99,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _model_content(model: ModelReference) -> dict[str, Any]:
-    """Nothing is said of what files older than that have not."""
+    """The model; no keys for what older files do not have."""
     content = {name: value for name, value in _fields(model).items() if value is not None or name == "sequence_length"}
     if model.outline is not None:
         outline = model.outline
@@ -110,19 +110,19 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
 
 
 def _axis_content(axis: MeshAxis) -> dict[str, Any]:
-    """Nothing is said of what is usual, and in older files: an axis that cuts everything into contiguous pieces, and
+    """An axis. Usual settings get no key, as in older files: an axis that cuts everything into contiguous pieces, and
     has the all-to-all."""
     usual = {"order": "contiguous", "alltoall": True}
     return {name: value for name, value in _fields(axis).items() if name not in usual or value != usual[name]}
 
 
 def _stage_content(stage: Stage) -> dict[str, Any]:
-    """Nothing is said of the devices where all are alike."""
+    """A stage; no key for its devices where all are alike."""
     return {name: value for name, value in _fields(stage).items() if value or name != "group"}
 
 
 def training_content(training: Training) -> dict[str, Any]:
-    """The section `training` of a plan file. Nothing is said of gradients that are treated as in older files."""
+    """The section `training` of a plan file. Settings of gradients that are as in older files get no key."""
     own = {name: value for name, value in _fields(training).items() if name not in ("update", "fp8")}
     if training.imbalance == EVEN:
         del own["imbalance"]
@@ -152,7 +152,7 @@ def training_content(training: Training) -> dict[str, Any]:
 
 
 def _prediction_content(prediction: Prediction) -> dict[str, Any]:
-    """Nothing is said of what is offloaded where that is nothing, as in files older than that."""
+    """The prediction; no key for what is offloaded where nothing is, as in older files."""
     found = {
         **_fields(prediction),
         "time": dict(prediction.time),
@@ -164,14 +164,14 @@ def _prediction_content(prediction: Prediction) -> dict[str, Any]:
 
 
 def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
-    """Nothing is said of what is as the profile and the runtime have it, as in files older than that."""
+    """The machine; no keys for what is as the profile and the runtime have it, as in older files."""
     plain = {"composition": "", "software": "pytorch"}
     said = {name: value for name, value in _fields(cluster).items() if name != "products"}
     return {name: value for name, value in said.items() if plain.get(name) != value}
 
 
 def _rule_content(rule: WrittenRule) -> dict[str, Any]:
-    """What is empty is left out."""
+    """A rule; empty fields are left out."""
     return {name: value for name, value in rule_content(rule).model_dump().items() if value}
 
 
@@ -206,12 +206,12 @@ def parse_strategy(text: str) -> tuple[str | None, ...]:
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write a plan file. It is whole or not there: the text goes to a temporary file that then takes the name."""
+    """Write a plan file, whole or not at all: the text goes to a temporary file that is then renamed."""
     write_atomically(Path(path), dump_plan(plan))
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan file. Raises PlanFileError, naming the place, where it is not one that this version can read."""
+    """Read a plan file. Raises PlanFileError, naming the place, for a file that this version cannot read."""
     try:
         text = read_text(path)
     except ForeignTextError as error:
@@ -231,7 +231,7 @@ def parse_plan(text: str) -> Plan:
             f"{error}: the file is truncated or was edited wrongly; undo the edit or plan again"
         ) from error
     _check_printable(content)
-    if isinstance(content, dict) and isinstance(kind := content.get("kind"), str):  # other files of ours have one
+    if isinstance(content, dict) and isinstance(kind := content.get("kind"), str):  # as our other files have
         raise PlanFileError(f"not a plan file, but one of the kind '{kind:.40}'; {_A_PLAN}")
     if not isinstance(content, dict) or "schema_version" not in content:
         raise PlanFileError("not a plan file: it has no schema_version; make one with plan --model ... -o FILE")
@@ -247,7 +247,7 @@ def parse_training(content: object) -> Training:
 
 
 def _check_printable(content: Any) -> None:
-    """Texts of a plan are printed: none has a control character."""
+    """Check that no text has a control character, because texts of a plan are printed."""
     waiting = [("the file", content)]
     while waiting:
         place, value = waiting.pop()
@@ -299,7 +299,8 @@ def _mesh_axis(axis: AxisSection) -> MeshAxis:
 
 
 def _reference(text: str) -> str:
-    """The name of a model as we write it. Raises PlanFileError for one that says something twice, or is no name."""
+    """The name of a model as this version writes it. Raises PlanFileError for a name that says something twice, or is
+    no name."""
     try:
         return canonical_reference(text)
     except ModelError as error:

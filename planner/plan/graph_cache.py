@@ -1,18 +1,18 @@
-"""Traced graphs of models on disk, so that a model is traced once: tracing takes a third of planning, and more of a
+"""Traced graphs of models on disk, so that a model is traced once: tracing takes a third of planning, and more for a
 large model of Hugging Face, which is traced at two batches.
 
     FOLDER/graph-<digest of the key>.json      {"schema_version": 1, "key": {...}, "graph": text}
 
-The key is all that decides about a graph: the model with what is changed of it, dtype and sequence length, the sources
-of the zoo, of tracing and of this form, the build of PyTorch, and Python. Of a `config.json` it is what the file says,
-wherever it is, and names, sizes and times of the sources of transformers. The text is that of `planner.plan.carried`.
+The key is everything that a graph depends on: the model with its changes, dtype and sequence length, the sources
+of the zoo, of tracing and of this form, the build of PyTorch, and Python. For a `config.json` it is the content of the
+file, wherever it is, and names, sizes and times of the sources of transformers. `planner.plan.carried` makes the text.
 
 A file is data: JSON of exactly these keys, read without following links, only up to a size, and only in a folder in
-which nobody but its owner writes; nothing in it is ever executed. One that is broken, of another key or form is traced
-anew and written over. So the cache costs nothing but space, and changes no result. Files are written whole or not at
-all; where they are more than `MOST` bytes together, those that were used least lately go.
+which nobody but its owner writes; nothing in it is ever executed. If a file is broken, or has another key or form, the
+model is traced anew and the file written over. So the cache costs nothing but space, and changes no result. Files are
+written whole or not at all; if together they exceed `MOST` bytes, the least recently used ones are deleted.
 
-Graphs of other models are not kept: what a factory makes depends on code that nobody can name.
+Graphs of other models are not kept: what a factory makes depends on code that has no name.
 """
 
 import contextlib
@@ -40,15 +40,15 @@ from planner.plan.writing import write_atomically
 
 SCHEMA_VERSION = 1
 MOST = 64 * 2**20
-"""Bytes that files of graphs take together; that of Llama 70B takes 70 kB, that of DeepSeek-V3 130 kB."""
+"""Most bytes of all graph files together; the graph of Llama 70B takes 70 kB, that of DeepSeek-V3 130 kB."""
 
 _SOURCES = ("graph", "models", "plan/carried.py")
-"""What makes a graph and its text, in the package `planner`."""
+"""The sources in the package `planner` that make a graph and its text."""
 _OF_CONFIGS = (*_SOURCES, "sharding")
-"""And what says with which batches a model computes."""
+"""And the sources that decide with which batches a model computes."""
 _PATTERN = "graph-*.json"
 _LEFT = 3600.0
-"""Seconds after which a file that a process began to write, and did not end, is nobody's."""
+"""Seconds after which an unfinished file of a process counts as abandoned."""
 
 GraphKey = Mapping[str, str | int | None]
 
@@ -63,8 +63,8 @@ class _File(BaseModel):
 
 
 def graph_key(reference: str, *, dtype: str, sequence_length: int | None) -> GraphKey | None:
-    """All that the graph of a zoo model or of a `config.json` depends on; None for a model from elsewhere, and where
-    that cannot be told, as sources cannot be read."""
+    """Everything that the graph of a zoo model or of a `config.json` depends on; None for a model from elsewhere, and
+    where it cannot be told because sources cannot be read."""
     name, _ = split_reference(reference)
     of_zoo = is_of_zoo(reference)
     if ":" in name or not (of_zoo or is_config(name)):
@@ -113,7 +113,7 @@ def read_graph(folder: Path, key: GraphKey) -> Carried | None:
 
 
 def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
-    """Keep a graph, as it was traced. Returns why that cannot be, or an empty text."""
+    """Keep a graph, as it was traced. Returns why it cannot be kept, or an empty text."""
     if traced.graph.constants:
         return "the model makes tensors in its forward pass, whose values no file has"
     text = graph_text(traced.graph, batch=traced.batch, sequence_length=traced.sequence_length)
@@ -134,7 +134,8 @@ def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
 
 
 def _folder_of(package: str) -> Path:
-    """Where a package is installed, which is not imported. Raises OSError where it is not."""
+    """The folder where a package is installed; the package is not imported. Raises OSError where it is not
+    installed."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise FileNotFoundError(f"{package} is not installed")
@@ -143,7 +144,7 @@ def _folder_of(package: str) -> Path:
 
 @functools.cache
 def _state_of(package: str) -> str:
-    """The state of the sources of a package, by their names, sizes and times of change: thousands, looked at once in a
+    """The state of the sources of a package, by names, sizes and times of change: thousands of files, read once in a
     process. Raises OSError."""
     root, digest = _folder_of(package), hashlib.sha256()
     for folder, inner, names in os.walk(root):
@@ -156,7 +157,7 @@ def _state_of(package: str) -> str:
 
 
 def _digest_of_sources(places: Sequence[str]) -> str:
-    """Of sources of ours by their names and contents. Raises OSError."""
+    """Digest of sources of the planner by their names and contents. Raises OSError."""
     root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for place in places:
         paths = [root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py"))
@@ -167,7 +168,7 @@ def _digest_of_sources(places: Sequence[str]) -> str:
 
 
 def _fault_of(folder: Path) -> str:
-    """Why what is in a folder may be somebody else's; empty where it is its owner's alone. Raises OSError."""
+    """Why others could have written into a folder; empty where it belongs to its owner alone. Raises OSError."""
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
         return f"{folder}: it is no folder"
@@ -185,7 +186,7 @@ def _content(path: Path) -> bytes:
 
 
 def _make_room(folder: Path) -> None:
-    """Delete what was used least lately until the files take at most `MOST` bytes, and what was begun and left."""
+    """Delete the least recently used files until all take at most `MOST` bytes, and abandoned unfinished files."""
     for path, found in _files(folder, f".{_PATTERN}.*"):
         if found.st_mtime < time.time() - _LEFT:
             path.unlink(missing_ok=True)
@@ -199,7 +200,7 @@ def _make_room(folder: Path) -> None:
 
 
 def _files(folder: Path, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files with what is known of them; those that another process deletes meanwhile are left out."""
+    """Files with their status; files that another process deletes meanwhile are left out."""
     for path in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):
             yield path, path.lstat()

@@ -29,8 +29,8 @@ def migrated(content: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
-    """A file of version 1 as one of this version: one word said how all blocks are recomputed, and nothing was said of
-    virtual stages or of single stages. What does not have the form of a plan is left for the check of the form."""
+    """A file of version 1 as a file of this version: version 1 had one word for how all blocks are recomputed, and no
+    virtual or single stages. Content without the form of a plan is left for the check of the form."""
     word = content.pop("recomputation", None)
     if word not in ("none", "full"):
         raise PlanFileError(f"recomputation: {word!r} is not one of none, full; undo the edit or plan again")

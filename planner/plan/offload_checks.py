@@ -1,4 +1,4 @@
-"""What may be offloaded: one list of what clashes, for plans that offload and for requests that ask for it."""
+"""What may be offloaded: one list of conflicts, for plans that offload and for requests that ask for it."""
 
 from costmodels import SCHEDULES
 from hardware_profiles import PYTORCH, Machine, parts_of
@@ -7,7 +7,7 @@ from planner.sharding.update import Update
 
 
 def offload_fault(optimizer: str, schedule: str | None) -> Fault | None:
-    """Why states cannot be offloaded, or weights and activations, for which `optimizer` is ""; None where they can."""
+    """Why states cannot be offloaded; with `optimizer` "", why weights and activations cannot. None where they can."""
     kind = SCHEDULES.get(schedule or "")
     if optimizer == "lamb":
         reason = "LAMB knows the length of a step only when the states of all weights have been read"

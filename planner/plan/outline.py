@@ -1,13 +1,14 @@
 """How the graph of a model differs from the one that a plan was made for.
 
-A fingerprint says that two graphs differ, never in what. So a plan keeps an outline of its graph: the types of inputs
-and parameters, and a short digest of every kind of operator. Modules of one list are alike but for their number, so
+A fingerprint says that two graphs differ, but not where. So a plan keeps an outline of its graph: the types of inputs
+and parameters, and a short digest of every kind of operator. Modules of one list mostly differ only in their number, so
 they are listed once:
 
     layers.*.self_attn.q_proj.weight     float32 256x256         of all layers
     layers.*.self_attn/linear            91c4                    the first linear call in all of them
 
-It is for people: what it cannot tell apart (one layer of many that differs in an argument) the fingerprint still does.
+It is for people: a difference that it does not show (one layer of many that differs in an argument) changes the
+fingerprint all the same.
 """
 
 import hashlib
@@ -19,15 +20,15 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.carried import graph_text
 from planner.plan.plan import ModelReference, Outline, Plan
 
-_DIGITS = 4  # of a digest: one operator in 65,536 that differs is not seen
+_DIGITS = 4  # of a digest: misses one differing operator in 65,536
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./#]|$)")
 
 
 def model_reference(
     graph: OperatorGraph, *, name: str, sequence_length: int | None, batch: int | None
 ) -> ModelReference:
-    """What a plan says of the model whose graph was traced with `batch` samples. It carries the graph of one that is
-    none of the zoo."""
+    """What a plan says of the model whose graph was traced with `batch` samples. It carries the graph of a model that
+    is not in the zoo."""
     from planner.models.overrides import canonical_reference
     from planner.models.zoo import is_of_zoo
 
@@ -45,7 +46,7 @@ def model_reference(
 
 
 def outline(graph: OperatorGraph) -> Outline:
-    """What people can be told about a graph."""
+    """What a plan keeps of a graph to explain differences to people."""
     return Outline(
         inputs=tuple((name, type_text(graph.types[name])) for name in graph.inputs),
         parameters=tuple(_parameters(graph).items()),
@@ -59,7 +60,7 @@ def type_text(tensor: TensorType) -> str:
 
 
 def difference(plan: Plan, graph: OperatorGraph) -> str:
-    """The first thing in which a traced graph, which has another fingerprint, differs from that of a plan."""
+    """The first difference between a traced graph, which has another fingerprint, and the graph of a plan."""
     known = plan.model.outline
     if known is None:
         return "the plan was made by a version that does not say in what"
@@ -109,7 +110,7 @@ def _order_of(wanted: tuple[str, ...], found: tuple[str, ...]) -> str:
 
 
 def _count_of(plan: Plan, graph: OperatorGraph) -> str:
-    """Modules of a list that there are more or fewer of."""
+    """Lists of modules that have more or fewer modules than before."""
     count = graph.parameter_count()
     if count == plan.model.parameters:
         return ""
@@ -121,7 +122,8 @@ def _pattern(name: str) -> str:
 
 
 def _parameters(graph: OperatorGraph) -> dict[str, str]:
-    """Types by name, one for all parameters that are alike; each by its own name where alike names differ in type."""
+    """Types by name, one for all parameters that are alike; by full name where parameters that look alike differ in
+    type."""
     texts = {p.name: type_text(graph.types[p.name]) + ("" if p.trainable else " frozen") for p in graph.parameters}
     by_pattern: dict[str, set[str]] = {}
     for name, text in texts.items():

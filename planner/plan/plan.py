@@ -1,6 +1,6 @@
 """The plan: everything that is decided about a training step, as plain immutable data.
 
-A plan stands between those who make plans and those who use them. It is bound to a graph by
+A plan stands between the code that makes plans and the code that uses them. It is bound to a graph by
 `planner.plan.binding.bind`, priced and checked by `planner.plan.compare.verify`, written and read by
 `planner.plan.file`.
 
@@ -25,10 +25,10 @@ SCHEMA_VERSION = 2
 PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distribution
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {name: dtype.weights for name, dtype in TRAINED.items()}
-"""What can be trained in, and the dtype of weights."""
+"""Precisions of training, and the dtype of weights for each."""
 OPTIMIZERS = ("adamw", "sgd", "lamb", "muon")
 MOST_CHUNKS = 64
-"""A collective of tensor parallelism is taken apart into so many chunks at most; more than ever pays."""
+"""Most chunks that a collective of tensor parallelism is split into; more never pay."""
 
 
 INTERLEAVED = next(name for name, schedule in SCHEDULES.items() if schedule.interleaved)
@@ -36,14 +36,14 @@ SLICED = next(name for name, schedule in SCHEDULES.items() if schedule.sliced)
 
 
 def products_in(precision: str) -> str:
-    """The dtype of matrix products under a precision that is that of products alone; empty under any other."""
+    """The dtype of matrix products under a precision that applies to products only; empty under any other."""
     return precision if TRAINED[precision].operands else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
     """What the traced graph looks like, to say how another graph differs (`planner.plan.outline`): types of the inputs
-    and of the parameters, "float32 256x1024", with `*` for the numbers of modules that are alike; of every kind of
+    and of the parameters, "float32 256x1024", with `*` for the numbers of modules that are alike; for every kind of
     operator, in the order of the graph, four hex digits of a digest."""
 
     inputs: tuple[tuple[str, str], ...]
@@ -55,10 +55,10 @@ class Outline:
 class ModelReference:
     """Which model: its name, and the fingerprint of the traced graph that the plan is for.
 
-    A model of the zoo is built by that name; any other one only from what the person says
-    (`planner.plan.binding.model_of`). Its `graph` is carried instead (`planner.plan.carried`): None for a model of the
-    zoo. `batch` is the number of samples in the example inputs that it was traced with, on which the fingerprint
-    depends; None, as `outline` and `graph`, in files that are older than that.
+    A model of the zoo is built by that name; any other model is built only from what the person gives
+    (`planner.plan.binding.model_of`). A plan for it carries the `graph` instead (`planner.plan.carried`), which is None
+    for a model of the zoo. `batch` is the number of samples in the example inputs that it was traced with, on which the
+    fingerprint depends; older files have None here and for `outline` and `graph`.
     """
 
     reference: str
@@ -72,16 +72,16 @@ class ModelReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
-    becomes of their gradients. A stage takes `interleave` micro-batches at a time, operator by operator in turn, so
-    that one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows
-    of the device with the most of them over the average (see `planner.graph.expert_load`). With `tokens_once` a token
-    is sent once to each part of the outermost axis over which experts are exchanged, not once for each expert. Linear
-    layers are computed in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`.
+    """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` says how
+    their gradients update weights. A stage takes `interleave` micro-batches at a time, operator by operator in turn, so
+    that one computes while another communicates; `interleave` divides `micro_batches`. `imbalance` is assumed of
+    routers: maximum expert load of a device over the average (see `planner.graph.expert_load`). With `tokens_once` a
+    token is sent once to each part of the outermost axis over which experts are exchanged, not once for each expert.
+    Linear layers are computed in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`.
     `tensor_overlap` names the operators whose collectives of tensor parallelism run under products, with their chunks
     forward and backward, and how many of the products are in chunks, 0 for all (see
-    `planner.plan.layout.overlapped_products`). `expert_overlap` names experts whose exchange runs under other work,
-    with how many of the operators beside them run while rows go to them (see `planner.plan.layout.expert_overlap`)."""
+    `planner.plan.layout.overlapped_products`). `expert_overlap` names the experts whose exchange is overlapped, with
+    the number of operators beside them that run during the dispatch (see `planner.plan.layout.expert_overlap`)."""
 
     global_batch: int
     micro_batches: int
@@ -102,7 +102,7 @@ class Training:
 
     @property
     def padded_batch(self) -> int:
-        """The samples of the global batch, and those of weight zero behind them."""
+        """The number of samples of the global batch, with those of weight zero behind them."""
         return self.global_batch + self.update.padding_samples
 
     @property
@@ -120,10 +120,11 @@ class Training:
 class ClusterReference:
     """Which machine: profile, the digest of its content, and the number of devices used.
 
-    `composition` makes its levels from those of the profile (see `hardware_profiles.compose`); empty: they are those.
-    Of several kinds of devices `profile` lists the groups in the order of the pipeline (see `hardware_profiles.mixed`).
-    `software` is the training stack that it is priced for, `products` the dtype in which it multiplies matrices, where
-    that is not theirs: it follows from the precision of the training, and plan files do not say it here.
+    `composition` makes its levels from those of the profile (see `hardware_profiles.compose`); empty: they are the
+    profile's. With several kinds of devices `profile` lists the groups in pipeline order (see
+    `hardware_profiles.mixed`). `software` is the training stack that the plan is priced for. `products` is the dtype of
+    matrix products, if the training precision sets one that differs from the other tensors; plan files do not say it
+    here.
     """
 
     profile: str
@@ -135,7 +136,7 @@ class ClusterReference:
 
     @property
     def machine(self) -> str:
-        """The profile and what differs from it, as people read it."""
+        """The profile and how the machine differs from it, as people read it."""
         network = f" as {self.composition}" if self.composition else ""
         stack = "" if self.software == "pytorch" else f" under {self.software}"
         return f"{self.profile}{network}{stack}"
@@ -160,11 +161,11 @@ class Group:
     `blocks` is 0 for what stands outside of the blocks. A strategy has the name of a factor, or None, for each mesh
     axis.
 
-    `recomputation` says what becomes of the activations of each block of the group between its forward and its backward
-    pass: "none" keeps them, "full" keeps what flows into the block and computes the rest again, "selective" does so too
-    but keeps what the operators in `kept` have computed (names of the first block), which are not computed again.
-    `activations_home` is where a recomputed block keeps what flows into it until then
-    (`planner.plan.layout.activation_offload`), and another one what it saves
+    `recomputation` says what happens to the activations of each block of the group between its forward and its backward
+    pass: "none" keeps them, "full" keeps the inputs of the block and recomputes the rest, "selective" recomputes too,
+    except the results of the operators in `kept` (names of the first block).
+    `activations_home` is the offload target until then: of the inputs of a recomputed block
+    (`planner.plan.layout.activation_offload`), or of what another block saves
     (`planner.plan.layout.saved_tensor_offload`).
     """
 
@@ -180,8 +181,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """What the cost model says of the devices of one pipeline rank: seconds for each micro-batch, of which a host that
-    launches ahead saves some, seconds once a step, bytes that a device needs."""
+    """What the cost model predicts for the devices of one pipeline rank: seconds for each micro-batch, part of which a
+    host that launches ahead saves, seconds once a step, bytes that a device needs."""
 
     micro_batch_seconds: float
     once_seconds: float
@@ -191,18 +192,19 @@ class StagePrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the cost model says. The parts of `time` sum to `step_seconds`, the parts of `memory` to `peak_bytes`.
+    """What the cost model predicts. The parts of `time` sum to `step_seconds`, the parts of `memory` to `peak_bytes`.
 
-    `offloaded` has the bytes that a device keeps outside of itself, by where, on the rank with the most of them.
+    `offloaded` has the bytes that a device keeps outside of itself, by offload target, on the rank with most of them.
 
-    `step_seconds` is the time of the step as its schedule runs it (`planner.plan.prediction.step`), `objective_seconds`
-    a sum in which everything waits, one operator after the other, but gradients under the last backward pass, and what
-    of weights, of tensor parallelism and of experts travels under work; files older than that have one number for both.
-    Time is that of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per
-    device. `stages` has every pipeline rank; a file of version 1 says nothing of them. Four of five steps like this
-    should be measured between `low_seconds` and `high_seconds` (`hardware_profiles.spread_of`); None in files that
-    are older than that. So is `high_peak_bytes`, the end of the interval of the peak: what it has over `peak_bytes`
-    is the margin that a plan keeps for the error of its prediction (`hardware_profiles.Software.peak_high`).
+    `step_seconds` is the time of the step as its schedule runs it (`planner.plan.prediction.step`). `objective_seconds`
+    is the objective: a sum in which all operators run one after the other and all communication is exposed, except
+    gradients under the last backward pass and the overlapped communication of weights, of tensor parallelism and of
+    experts; older files have one number for both. Time is that of the busiest pipeline rank, with its waiting for other
+    ranks; memory that of the fullest rank, per device. `stages` has every pipeline rank; a file of version 1 has none.
+    Four of five steps like this should be measured between `low_seconds` and `high_seconds`
+    (`hardware_profiles.spread_of`); both are None in older files. So is `high_peak_bytes`, the end of the interval of
+    the peak: its excess over `peak_bytes` is the margin that a plan keeps for the error of its prediction
+    (`hardware_profiles.Software.peak_high`).
     """
 
     step_seconds: float
@@ -222,7 +224,7 @@ class Prediction:
 
     @staticmethod
     def unknown() -> "Prediction":
-        """Stands in a plan until it has been priced."""
+        """The placeholder in a plan that is not priced yet."""
         nan = float("nan")
         return Prediction(
             step_seconds=nan,
@@ -239,7 +241,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan that a search has found, in a few words (`planner.plan.words`), with its step and its peak."""
+    """A plan that a search has found, in a few words (`planner.plan.words`), with its step time and its peak."""
 
     step_seconds: float
     peak_bytes: float
@@ -261,17 +263,17 @@ class Plan:
     """One training step on one cluster, completely decided.
 
     With `virtual_stages` v > 1 each pipeline rank holds v of the stages: stage c is on rank c % pipeline, so that v
-    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2), or two of them in a V (`rank_of`).
-    `schedule` says in which order the ranks take their turns (`planner.plan.schedule`).
+    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2), or two rounds in a V (`rank_of`).
+    `schedule` gives the order of the schedule steps of the ranks (`planner.plan.schedule`).
 
-    With `slices` q > 1 a stage takes the sequence of a micro-batch in q equal parts, one after the other, and is done
-    with one while the next stage works on the one before (Li et al. 2021, TeraPipe): that is schedule "seqpipe", with
-    one stage on each rank or several.
+    With `slices` q > 1 a stage takes the sequence of a micro-batch in q equal parts, one after the other: it computes
+    one slice while the next stage works on the slice before (Li et al. 2021, TeraPipe). That is schedule "seqpipe",
+    with one stage on each rank or several.
 
     `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
     plan uses just these, and searches for none.
 
-    `candidates` are plans that the search has priced, this one among them, fastest first; none where something was
+    `candidates` are plans that the search has priced, this plan among them, fastest first; none where something was
     decided by hand.
     """
 
@@ -307,7 +309,7 @@ class Plan:
 
     @property
     def pipeline(self) -> int:
-        """Pipeline ranks: how many sets of devices, each with a mesh of its own, the stages are dealt to."""
+        """Pipeline ranks: the number of sets of devices, each with a mesh of its own, that share the stages."""
         return len(self.stages) // self.virtual_stages
 
     def rank_of(self, stage: int) -> int:

@@ -1,4 +1,4 @@
-"""Whether a batch divides into micro-batches, and the devices that split it can share out their samples."""
+"""Whether a batch divides into micro-batches, and whether the devices that split them can share out the samples."""
 
 import math
 
@@ -10,7 +10,7 @@ from planner.sharding.update import Update
 
 
 def samples_fault(plan: Plan) -> Fault | None:
-    """Why they cannot, with the nearest numbers that they can; None where samples come out even."""
+    """Why samples cannot be shared out, with the nearest numbers that work; None where they divide evenly."""
     training, devices = plan.training, _sharing(plan)
     if (fault := _cut_replicas_fault(plan)) is not None:
         return fault
@@ -29,8 +29,8 @@ def samples_fault(plan: Plan) -> Fault | None:
 
 
 def parts_fault(micro_batches: int, global_batch: int, padding: int = 0) -> Fault | None:
-    """Why a global batch, with samples of weight zero behind it, has no such number of equal micro-batches, each of
-    which has a sample of the batch, with the nearest that it has; None where it has."""
+    """Why a global batch, with samples of weight zero behind it, does not divide into this number of equal
+    micro-batches with a sample of the batch in each, and the nearest numbers that work; None where it does."""
     whole = global_batch + padding
     what = f"the global batch {global_batch}" + (f" with {padding} of padding_samples" if padding else "")
     numbers = ("micro_batches", "global_batch")

@@ -1,6 +1,6 @@
-"""The schedule of a plan: which turns its pipeline ranks take, and how much they have in flight.
+"""The schedule of a plan: the schedule steps ("turns") of its pipeline ranks, and how many micro-batches are in flight.
 
-A plan names one of `costmodels.SCHEDULES`. Those who execute a plan, price it or follow its memory all take the turns
+A plan names one of `costmodels.SCHEDULES`. Execution, pricing and the memory account all take the schedule steps
 from here.
 """
 
@@ -15,33 +15,33 @@ from planner.plan.plan import Plan
 
 
 def orders_of(plan: Plan) -> Orders:
-    """The turns of every pipeline rank in a step."""
+    """The schedule steps of every pipeline rank in a step."""
     return orders(*_order(plan))
 
 
 def _order(plan: Plan) -> tuple[str, int, int, int, int]:
-    """What decides the order of all turns of a plan."""
+    """What decides the order of all schedule steps of a plan."""
     return plan.schedule, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices
 
 
 @lru_cache(maxsize=256)
 def orders(schedule: str, ranks: int, turns: int, virtual: int = 1, slices: int = 1) -> Orders:
-    """What so many pipeline ranks with `virtual` stages each do in which order."""
+    """The schedule steps, in order, of `ranks` pipeline ranks with `virtual` stages each."""
     return schedule_orders(schedule, ranks, turns, virtual=virtual, slices=slices)
 
 
 def pairs_of(plan: Plan, rank: int) -> frozenset[int]:
-    """The forward turns of a pipeline rank, by their places in its order, that run together with the backward turn
-    behind them, of the other chunk: under DualPipeV, where experts are exchanged under other work. Then one computes
-    while rows of the other are on their way. Not where anything that a block keeps or reads is offloaded, as passes
-    have that to themselves."""
+    """The forward steps of a pipeline rank, by their places in its order, that run together with the backward step
+    behind them, of the other chunk: under DualPipeV with overlapped expert exchange. Then one computes while rows of
+    the other are sent. None where anything that a block keeps or reads is offloaded, because an offloading pass runs
+    alone."""
     if not runs_in_pairs(plan):
         return frozenset()
     return paired_turns(orders_of(plan)[rank])
 
 
 def runs_in_pairs(plan: Plan) -> bool:
-    """Whether forward and backward turns run together (`pairs_of`)."""
+    """Whether forward and backward steps run together (`pairs_of`)."""
     if not plan.schedule_kind.paired or not plan.training.expert_overlap:
         return False
     stored = (parameter for group in plan.groups for _, parameter in group.parameters)
@@ -51,14 +51,15 @@ def runs_in_pairs(plan: Plan) -> bool:
 
 
 def relays(plan: Plan) -> bool:
-    """Whether a pass lets the weights come with which the next one of its rank begins, and the gradients land with
-    which the one before ended (`runtime.executor.relay`): where weights come ahead and do not change in between."""
+    """Whether a pass prefetches the weights with which the next pass of its rank begins, and finishes reducing the
+    gradients with which the pass before ended (`runtime.executor.relay`): where weights are gathered ahead and do not
+    change in between."""
     return plan.training.update.ahead and plan.schedule_kind.flushes
 
 
 def passes_of(order: Sequence[Turn], paired: Collection[int] = ()) -> list[list[int]]:
-    """The passes of a rank in a step, each the places of its turns in an order: one, or two that run together, as those
-    do whose first is `paired`. Weight gradients in a turn of their own gather nothing, and are none."""
+    """The passes of a rank in a step, each as the places of its schedule steps in `order`: one step, or two that run
+    together, the first of which is in `paired`. Steps of weight gradients gather nothing, and are no passes."""
     found = list[list[int]]()
     for at, turn in enumerate(order):
         if at - 1 in paired:
@@ -69,7 +70,7 @@ def passes_of(order: Sequence[Turn], paired: Collection[int] = ()) -> list[list[
 
 
 def most_deferred(plan: Plan, rank: int) -> int:
-    """Micro-batches between the two turns of their backward pass at most."""
+    """Most micro-batches whose backward pass has made its input gradients but not yet its weight gradients."""
     waiting = most = 0
     for turn in orders_of(plan)[rank]:
         waiting += (turn.kind == "input_gradient") - (turn.kind == "weight_gradient")
@@ -78,15 +79,15 @@ def most_deferred(plan: Plan, rank: int) -> int:
 
 
 def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
-    """Micro-batches, or slices of them, of which each chunk of a pipeline rank holds at most all that its backward pass
-    needs: of one that is taken apart, until its first turn."""
+    """Most micro-batches, or slices of them, for which each chunk of a pipeline rank holds all that their backward pass
+    needs; a split backward pass needs it until its first step."""
     in_flight = plan.schedule_kind.in_flight(rank, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices)
     return tuple(plan.training.interleave * number for number in in_flight)
 
 
 class Moment(NamedTuple):
-    """Micro-batches of each chunk of a rank, at one time: of which it holds all that the backward pass needs, and of
-    which weight gradients alone are still to come."""
+    """Micro-batches of each chunk of a rank at one time: `live` for which it holds all that the backward pass needs,
+    `waiting` for which only weight gradients are still to come."""
 
     live: tuple[int, ...]
     waiting: tuple[int, ...]
@@ -97,7 +98,7 @@ NO_MOMENT = Moment((), ())
 
 @lru_cache(maxsize=256)
 def moments(turns: tuple[Turn, ...], chunks: int) -> tuple[Moment, ...]:
-    """The moments of a rank at which no other one holds as much or more of everything."""
+    """The moments of a rank at which no other moment holds as much or more of everything."""
     live, waiting, found = [0] * chunks, [0] * chunks, dict[tuple[int, ...], None]()
     for turn in turns:
         live[turn.chunk] += (turn.kind == "forward") - (turn.kind in ("backward", "input_gradient"))
@@ -112,8 +113,8 @@ def moments(turns: tuple[Turn, ...], chunks: int) -> tuple[Moment, ...]:
 
 
 def moments_of(plan: Plan, rank: int) -> tuple[Moment, ...]:
-    """When a pipeline rank may hold most. Where its chunks are not at their most together, interleaved or in a V, all
-    moments that may be; else one, at which each chunk holds as much as it ever does."""
+    """When a pipeline rank may hold most. Where its chunks reach their maxima at different times, interleaved or in a
+    V: all moments that may be the peak; else one moment, with the maximum of each chunk."""
     if plan.schedule_kind.v_shaped:
         return moments(orders_of(plan)[rank], plan.virtual_stages)
     if plan.schedule_kind.interleaved:
@@ -125,19 +126,19 @@ def moments_of(plan: Plan, rank: int) -> tuple[Moment, ...]:
 
 
 def weight_versions(plan: Plan, rank: int) -> int:
-    """How often a pipeline rank holds its weights: without a flush once for every micro-batch that it may have in
-    flight (PipeDream), or twice (2BW, and PipeDream while it updates)."""
+    """Number of weight versions that a pipeline rank holds: without a flush one for every micro-batch that may be in
+    flight (PipeDream, and at least two, as it updates), or two (2BW)."""
     versions = plan.schedule_kind.versions
     return max(2, in_flight_of(plan, rank)[0]) if versions is None else versions
 
 
 def updates_of(plan: Plan) -> int:
-    """How often the weights are updated in a step: PipeDream makes of every micro-batch a batch of its own."""
+    """Number of weight updates in a step: PipeDream treats every micro-batch as a batch of its own."""
     return plan.training.micro_batches if plan.schedule_kind.updates_each else 1
 
 
 def whole_in_flight(plan: Plan, rank: int, chunk: int) -> int:
-    """Micro-batches of which a chunk of a pipeline rank holds any slice at most."""
+    """Most micro-batches of which a chunk of a pipeline rank holds any slice."""
     return _whole_in_flight(_order(plan), rank, chunk) * plan.training.interleave
 
 
@@ -152,8 +153,8 @@ def _whole_in_flight(order: tuple[str, int, int, int, int], rank: int, chunk: in
 
 
 def telling_micro_batches(plan: Plan) -> int:
-    """As many micro-batches of a step as tell what all of them hold and send: as many as are ever in flight, and one
-    more."""
+    """Number of micro-batches that suffices to tell what all micro-batches of a step hold and send: the most that are
+    ever in flight, and one more."""
     ranks, turns, interleave = plan.pipeline, plan.training.turns, plan.training.interleave
     if plan.schedule_kind.holds_all:
         return turns * interleave
@@ -164,7 +165,7 @@ def telling_micro_batches(plan: Plan) -> int:
 
 
 def check_stale(plan: Plan, graph: OperatorGraph, tied: Iterable[str]) -> None:
-    """Raise PlanFileError for a model that cannot be trained with older weights on some stages: `tied` are the
+    """Raise PlanFileError for a model that cannot be trained with stale weights on some stages: `tied` are the
     parameters that several stages use."""
     if plan.schedule_kind.flushes:
         return

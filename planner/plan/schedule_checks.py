@@ -1,4 +1,5 @@
-"""Which schedules can be had: one list of what clashes, for plans that name one and for requests that ask for one."""
+"""Which schedules are possible: one list of conflicts, for plans that name a schedule and for requests that ask for
+one."""
 
 from dataclasses import dataclass
 
@@ -12,12 +13,13 @@ from planner.plan.refusing import refuse_plan
 from planner.sharding.update import Update
 
 PASSES = 2**18
-"""Passes of micro-batches through the ranks of a pipeline, in one step, that are followed one by one: some seconds."""
+"""Most passes of micro-batches through the ranks of a pipeline in one step that are simulated one by one: some
+seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """What the turns of pipeline ranks depend on; None where it is not decided yet."""
+    """What the schedule steps of pipeline ranks depend on; None where it is not decided yet."""
 
     schedule: str | None
     pipeline: int | None
@@ -38,13 +40,13 @@ class Turns:
 
 
 def schedule_fault(turns: Turns) -> Fault | None:
-    """What clashes first; None where all can be had."""
+    """The first conflict; None where there is none."""
     rules = (_stages_fault, _slices_fault, _interleave_fault, _placed_fault, _owners_fault, _rounds_fault)
     return next((fault for rule in rules if (fault := rule(turns)) is not None), None)
 
 
 def _stages_fault(turns: Turns) -> Fault | None:
-    """About ranks, and stages on each of them."""
+    """Conflicts of ranks, and of the stages on each of them."""
     schedule, ranks, virtual = turns.schedule, turns.pipeline, turns.virtual_stages
     if schedule and virtual is not None and turns.kind and turns.kind.v_shaped and virtual != 2:
         return Fault(
@@ -120,7 +122,7 @@ def _interleave_fault(turns: Turns) -> Fault | None:
 
 
 def _placed_fault(turns: Turns) -> Fault | None:
-    """About tables outside of the devices."""
+    """Conflicts of tables outside of the devices."""
     schedule = turns.schedule
     if schedule and turns.placed and turns.kind and not turns.kind.flushes:
         return Fault(
@@ -142,7 +144,7 @@ def _placed_fault(turns: Turns) -> Fault | None:
 
 
 def _owners_fault(turns: Turns) -> Fault | None:
-    """About states that are shared out by whole parameters."""
+    """Conflicts of states that are shared out by whole parameters."""
     if not turns.owned or turns.kind is None or turns.kind.flushes:
         return None
     return Fault(
@@ -155,7 +157,7 @@ def _owners_fault(turns: Turns) -> Fault | None:
 
 
 def _rounds_fault(turns: Turns) -> Fault | None:
-    """About the number of micro-batches, and what a step without a flush cannot do."""
+    """Conflicts of the number of micro-batches, and what a step without a flush cannot do."""
     if turns.kind and not turns.kind.flushes and turns.clip_norm is not None:
         return Fault(
             option="clip_norm",
@@ -177,7 +179,7 @@ def _rounds_fault(turns: Turns) -> Fault | None:
 
 
 def _round_words(turns: Turns, ranks: int, parts: int) -> tuple[str, str] | None:
-    """Why so many ranks cannot take turns with so many micro-batches, and what to do; None where they can."""
+    """Why `ranks` ranks cannot schedule `parts` micro-batches, and what to do; None where they can."""
     batch, interleave = turns.global_batch, turns.interleave or 1
     legal = () if batch is None else divisors(batch)
     if ranks > 1 and ranks * parts > PASSES:
@@ -218,7 +220,7 @@ def gathers_fault(update: Update, interleave: int) -> Fault | None:
 
 def tensor_overlap_fault(overlaps: bool, schedule: str, interleave: int, slices: int) -> Fault | None:
     """Why collectives of tensor parallelism, if any, cannot run under their products; None where they can.
-    Micro-batches or slices that take turns, and weight gradients in a turn of their own, run operator by operator."""
+    Interleaved micro-batches, slices, and deferred weight gradients run operator by operator."""
     if not overlaps:
         return None
     if interleave > 1:
@@ -238,7 +240,7 @@ def tensor_overlap_fault(overlaps: bool, schedule: str, interleave: int, slices:
 
 
 def ring_fault(slices: int, ring: str) -> Fault | None:
-    """Why keys cannot come round `ring` where a sequence is taken in so many slices; None where they can."""
+    """Why `ring` cannot pass keys round where a sequence is taken in this number of slices; None where it can."""
     if slices == 1:
         return None
     return Fault(
@@ -250,7 +252,7 @@ def ring_fault(slices: int, ring: str) -> Fault | None:
 
 
 def check_schedule(plan: Plan) -> None:
-    """Raise PlanFileError where the schedule of a plan cannot be had with its ranks, stages and micro-batches."""
+    """Raise PlanFileError where the schedule of a plan is impossible with its ranks, stages and micro-batches."""
     training = plan.training
     turns = Turns(
         schedule=plan.schedule,
@@ -276,8 +278,7 @@ def check_schedule(plan: Plan) -> None:
 
 
 def stale_fp8_fault(fp8: Fp8, schedule: Schedule, name: str) -> Fault | None:
-    """Why scales cannot be those of steps before under a schedule, or those of weights that travel in fp8; None where
-    they can."""
+    """Why a schedule cannot have delayed scales, or scales of weights that are gathered in fp8; None where it can."""
     if schedule.flushes or not (fp8.delayed or fp8.gathered):
         return None
     if not fp8.delayed:
@@ -288,8 +289,8 @@ def stale_fp8_fault(fp8: Fp8, schedule: Schedule, name: str) -> Fault | None:
 
 
 def gathered_fault(fp8: Fp8, update: Update, offloaded: bool) -> Fault | None:
-    """Why weights cannot be gathered in fp8 as `update` gathers them, where the weights of some blocks are `offloaded`
-    or not; None where they can. They are cast for a block, before it begins."""
+    """Why weights cannot be gathered in fp8 as `update` gathers them, given whether the weights of some blocks are
+    `offloaded`; None where they can. They are cast for a block, before it begins."""
     if not fp8.gathered:
         return None
     if not update.by_block:
@@ -314,8 +315,8 @@ def sliced_replicas_fault(update: Update, slices: int | None) -> Fault | None:
 
 
 def sliced_fp8_fault(fp8: Fp8, slices: int | None) -> Fault | None:
-    """Why linear layers cannot be in fp8 where a sequence comes in slices; None where they can. A scale of what the
-    slices have together is known behind the last of them."""
+    """Why linear layers cannot be in fp8 where a sequence comes in slices; None where they can. A scale over all slices
+    is known only after the last of them."""
     recipe = RECIPES.get(fp8.recipe)
     if recipe is None or recipe.of_rows_alone or slices in (None, 1):
         return None

@@ -184,7 +184,7 @@ class PlanFile(_Strict):
 
 
 def validated(kind: type[_Form], text: str) -> _Form:
-    """Raises PlanFileError with the first place that does not have the form."""
+    """The file content. Raises PlanFileError with the first place that does not have the form."""
     try:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a plan is in a few words, so that plans can be told apart at a glance."""
+"""A plan in a few words, so that plans can be told apart at a glance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ OWNERS = {
     PARAMETERS: "optimizer states by whole parameters, new weights broadcast",
     SERVERS: "parameter servers on the hosts: gradients pushed, new weights pulled",
 }
-"""Who has the states that are not cut, by `Update.zero_by`."""
+"""Who holds the states that are not cut, by `Update.zero_by`."""
 
 
 _SPLITS = 6
-"""Ends of buckets that are said one by one, at most."""
+"""Most ends of buckets that are listed one by one."""
 
 
 def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
@@ -60,7 +60,7 @@ def recomputation_words(plan: Plan) -> str:
 
 
 def activations_words(plan: Plan) -> str:
-    """How blocks are run and, where some are offloaded, where their activations wait: `4 none; 2 blocks on the
+    """How blocks are run and, where some are offloaded, where their activations are kept: `4 none; 2 blocks on the
     host`."""
     homes: dict[str, int] = {}
     for group in plan.groups:
@@ -70,7 +70,7 @@ def activations_words(plan: Plan) -> str:
 
 
 def gradient_words(update: Update) -> str:
-    """What becomes of gradients where it is not as ever: `; gradients summed, in buckets of 32.0 MiB`."""
+    """Unusual settings of gradients: `; gradients summed, in buckets of 32.0 MiB`."""
     words = []
     if update.gradients == "sum":
         words.append("summed")
@@ -103,7 +103,7 @@ def replica_words(update: Update) -> str:
 
 
 def applied_update(plan: Plan) -> Update:
-    """What becomes of gradients, without owners where no parameter has one."""
+    """The update settings of a plan, without owners where no parameter has one."""
     update, sizes = plan.training.update, plan.mesh.sizes
     stored = (one for group in plan.groups for name, one in group.parameters if not update.is_local(name))
     if not update.owned or any(owned_axes(one, sizes) for one in stored):
@@ -112,7 +112,8 @@ def applied_update(plan: Plan) -> Update:
 
 
 def table_words(update: Update) -> str:
-    """Where tables are that are not on the devices: `tables.* on the host, wide.* on servers`; empty where all are."""
+    """Where tables are that are not on the devices: `tables.* on the host, wide.* on servers`; empty where all are on
+    the devices."""
     places = ((pattern, "the host" if place == "host" else place) for pattern, place in update.placed)
     return ", ".join(f"{pattern} on {place}" for pattern, place in places)
 
@@ -128,17 +129,17 @@ def _bucket_words(update: Update) -> str:
 
 
 def telling(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Names of the words in which not all plans agree, in their order."""
+    """Names of the words in which the plans differ, in their order."""
     return tuple(name for name in rows[0] if len({row[name] for row in rows}) > 1)
 
 
 def expert_overlap_words(overlap: tuple[tuple[str, int], ...]) -> str:
-    """Of how many experts the exchange runs under other work."""
+    """The number of expert layers whose exchange is overlapped."""
     return f"the exchange of {len(overlap)} operators under other work" if overlap else "none"
 
 
 def tensor_overlap_words(overlap: tuple[tuple[str, int, int, int], ...]) -> str:
-    """In how many chunks collectives of tensor parallelism run under their products."""
+    """The numbers of chunks in which collectives of tensor parallelism run under their products."""
     if not overlap:
         return "none"
     counts = sorted({chunks for _, *both, _ in overlap for chunks in both})

@@ -1,4 +1,4 @@
-"""Files that are either whole or as they were, and whether one can be written at all."""
+"""Files that are written whole or not at all, and a check whether a file can be written."""
 
 import errno
 import os
@@ -9,8 +9,8 @@ from planner.errors import PlanFileError
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file so that it is either whole or as it was; with `private` for its owner alone, whatever the umask is.
-    What a link names is written where it is, and the link stays. Raises PlanFileError where it cannot be written."""
+    """Write a file whole or not at all; with `private` for its owner alone, whatever the umask is.
+    A link stays, and the file that it names is written. Raises PlanFileError where it cannot be written."""
     temporary = None
     try:
         place = path if private else Path(os.path.realpath(path))
@@ -38,7 +38,7 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise PlanFileError where a file cannot be written, before anybody has waited for what is to be in it."""
+    """Raise PlanFileError where a file cannot be written, before anyone has waited for its content."""
     try:
         number = errno.EISDIR if path.is_dir() else _folder_errno(path)
     except (OSError, ValueError) as error:
@@ -48,7 +48,7 @@ def check_place(path: Path) -> None:
 
 
 def _folder_errno(path: Path) -> int:
-    """The error of putting something into the folder of a path, or into the first above that is there; 0 for none."""
+    """The error of creating a file in the folder of a path, or in the first folder above that exists; 0 for none."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         return errno.ENOTDIR

@@ -1,7 +1,7 @@
 """A plan bound to its graph: the strategy, the rule and the layouts of every single operator and parameter.
 
-Binding is where a plan is checked against the model: the fingerprint, every name, every factor, every layout. What
-comes out is legal and complete, and is all that the runtime and the pricing need.
+Binding is where a plan is checked against the model: the fingerprint, every name, every factor, every layout. The
+bound plan is legal and complete, and is all that the runtime and the pricing need.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +68,7 @@ _Known: TypeAlias = dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, Ope
 """Strategies and layouts of calls, by the identity of their rule, which is kept, and the names of factors."""
 
 _BATCHES = 4
-"""Sizes of micro-batches for which a graph keeps itself: plans that are compared have two of them."""
+"""Number of micro-batch sizes for which a graph is cached: plans that are compared have two sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +85,9 @@ _T = TypeVar("_T")
 
 
 class Derived:
-    """What was derived of the operators and parameters of a bound plan, by name and by what else of the plan it depends
-    on. Plans that differ in schedule, buckets or overlaps alone have the same operators and parameters, and share
-    it."""
+    """What was derived from the operators and parameters of a bound plan, by name and by what else of the plan it
+    depends on. Plans that differ only in schedule, buckets or overlaps have the same operators and parameters, and
+    share it."""
 
     __slots__ = ("known", "of")
 
@@ -95,15 +95,15 @@ class Derived:
         self.of, self.known = of, dict[object, object]()
 
     def is_of(self, parts: Sequence[object]) -> bool:
-        """Whether it was derived of these very objects."""
+        """Whether it was derived from these very objects."""
         return len(self.of) == len(parts) and all(map(is_, self.of, parts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundPlan:
     """A legal plan on the graph of one micro-batch (shared values have their identity operators), or of one slice of
-    its sequence where the plan cuts it; `whole` is that of the micro-batch. `sequences` are the dims that axes with an
-    order of their own cut in it."""
+    its sequence where the plan cuts it; `whole` is the graph of the micro-batch. `sequences` are the dims that axes cut
+    in an order of their own."""
 
     plan: Plan
     graph: OperatorGraph
@@ -126,7 +126,8 @@ class BoundPlan:
             object.__setattr__(self, "derived", Derived(parts))
 
     def once(self, key: object, derive: Callable[[], _T]) -> _T:
-        """What `derive` makes of the operators and parameters, and of what of the plan is in the `key`."""
+        """The result of `derive`, computed once for these operators and parameters and this `key`, which holds what
+        else of the plan it depends on."""
         known = self.derived.known
         if key not in known:
             known[key] = derive()
@@ -142,7 +143,7 @@ class BoundPlan:
 
     @cached_property
     def promised(self) -> Mapping[str, Duplex]:
-        """Layouts in which every value is before it is moved: stored parameters, whole buffers, inputs as the plan
+        """Layout of every value before it is redistributed: parameters as stored, buffers whole, inputs as the plan
         loads them, results as their operators make them."""
         return self.once("promised", self._promised)
 
@@ -165,7 +166,7 @@ class BoundPlan:
         return None if block is None else self.recomputed.get(block)
 
     def place_of(self, at: int) -> int:
-        """Place of an operator in its block; of one outside, its index."""
+        """Place of an operator in its block; outside of the blocks, its index."""
         block = self.blocks.block_of(at)
         return at if block is None else at - self.blocks.borders[block]
 
@@ -188,13 +189,13 @@ def prepare(
     replicated: Update = PLAIN,
     batch: int = 0,
 ) -> tuple[OperatorGraph, Blocks]:
-    """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
-    fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, linear layers
-    are in `fp8`, and weights are `padded`; tokens are sent `once` to each part of an axis. Where the global batch has
-    samples of weight zero, `weighted` is how many samples the example has, else 0. Operators that `replicated` names
-    are computed by every replica, where the example has `batch` samples, in a graph of `prepared_batch`. Of a plan that
-    never `trains` it is that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for what
-    cannot be placed or padded so, be in fp8, or be computed by replicas."""
+    """The graph that plans speak about. Shared values have an identity, and repeated blocks are known. Routers give the
+    fullest device `imbalance` times the average. Tables that are `placed` elsewhere are no parameters, linear layers
+    are in `fp8`, and weights are `padded`; tokens are sent `once` to each part of an axis. `weighted` is the number of
+    samples of the example if the global batch has samples of weight zero, else 0. Every replica computes the operators
+    that `replicated` names; then the example has `batch` samples, and the graph those of `prepared_batch`. If a plan
+    never `trains`, it is the graph of the model as it is evaluated, without gradients. Raises RequestError for what
+    cannot be placed or padded, be in fp8, or be computed by replicas."""
     key = ("prepared", imbalance, placed, fp8, padded, trains, once, weighted, _replicas(replicated, batch))
     if key not in traced.derived:
         source = with_sample_weights(traced, weighted) if weighted else traced
@@ -205,7 +206,7 @@ def prepare(
 
 
 def _replicas(update: Update, batch: int) -> tuple[object, ...]:
-    """What of an update decides which graph is prepared."""
+    """The settings of an update that decide which graph is prepared."""
     return (update.per_replica, update.replicas, batch) if update.per_replica else ()
 
 
@@ -253,7 +254,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
 
 
 def _of_batch(prepared: OperatorGraph, batch: int, part: int) -> OperatorGraph:
-    """The graph for micro-batches of `part` samples, one of the last few that were asked for of this graph."""
+    """The graph for micro-batches of `part` samples; the last few of a prepared graph are cached."""
     known = cast("dict[tuple[int, int], OperatorGraph]", prepared.derived.setdefault(("batches",), {}))
     found = known.pop((batch, part), None) or rescale_batch(prepared, batch, part)
     known[batch, part] = found
@@ -281,7 +282,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
     sequences = sequences_on(plan.mesh, graph)
     seen = set[tuple[int, Strategy]]()
     for bound in operators:
-        kind = id(bound.rule), bound.strategy  # which, without an order of their own, decide it
+        kind = id(bound.rule), bound.strategy  # without zigzag order, these decide it
         if kind not in seen or plan.mesh.zigzag:
             check_operator(plan, bound.operator, bound.rule, bound.strategy, sequences)
             seen.add(kind)
@@ -332,7 +333,7 @@ def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, f
 
 
 def _offloaded_blocks(plan: Plan) -> dict[int, Home]:
-    """The blocks that offload what flows into them, or what they save, and where."""
+    """The blocks that offload their inputs, or what they save, and where."""
     found: dict[int, Home] = {}
     for group in plan.groups:
         if group.activations_home == "device":
@@ -360,8 +361,8 @@ def _kept_place(
 
 
 def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
-    """Stage of each operator, virtual or not: by its block; what comes before is in the first stage, what comes after
-    in the last."""
+    """Stage of each operator, virtual or not: that of its block. Operators before the blocks are in the first stage,
+    operators behind them in the last."""
     ends = stage_ends(bound)
     if ("stages", ends) not in bound.graph.derived:
         found, begin = dict[int, int](), 0
@@ -382,7 +383,7 @@ def stage_ends(bound: BoundPlan) -> tuple[int, ...]:
 def _all_bound(
     mesh: Mesh, graph: OperatorGraph, strategies: Mapping[str, tuple[str | None, ...]], known: _Known
 ) -> tuple[BoundOperator, ...]:
-    """All operators under the strategies of a plan; what is `known` of one rule is looked up here."""
+    """All operators under the strategies of a plan. `known` has results for equal rules."""
     bound = list[BoundOperator]()
     for op in graph.operators:
         rule, names = rule_of(graph, op), strategies.get(op.name)
@@ -464,8 +465,8 @@ def _spread(
 
 
 def _was_shared(graph: OperatorGraph, name: str) -> bool:
-    """Whether an older plan names the identity of a value that has none, as no gradient flows through it: that of zeros
-    in the shape of a tensor was thought to."""
+    """Whether an older plan names the identity of a value that has none now. Older versions gave zeros in the shape of
+    a tensor an identity, though no gradient flows through them."""
     value = name.removesuffix(SHARED)
     return value != name and value in graph.producer and value not in graph.differentiable
 

@@ -1,4 +1,4 @@
-"""What a plan owes to trial: the operators whose rules were found by running them, and what is assumed of those."""
+"""What a plan owes to trial: the operators whose rules were found by running them, and what is assumed of them."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from planner.sharding.rules import rule_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovered:
-    """Operators of one kind with one rule: in which modules they are called, the rule, the factors that can be split,
-    and why none can, where that is so. `split` says whether the plan splits any of them."""
+    """Operators of one kind with one rule: the modules that call them, the rule, the factors that can be split,
+    and, if none can, the reason. `split` says whether the plan splits any of them."""
 
     op: str
     modules: tuple[str, ...]

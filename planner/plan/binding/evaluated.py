@@ -1,5 +1,5 @@
-"""A plan bound to its model as that is evaluated: the same operators in the same layouts, nothing dropped, running
-statistics taken and left as they are."""
+"""A bound plan for evaluating its model: the same operators in the same layouts, no dropout, and batch norm that uses
+its running statistics without changing them."""
 
 from planner.errors import RequestError, unknown_name
 from planner.graph.forward_only import evaluating
@@ -9,24 +9,24 @@ from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.sharding.rules import rule_of
 
 LOGITS = "logits"
-"""What a cross entropy compares with targets, before views gave it another shape."""
+"""The logits of a cross entropy, before views gave them another shape."""
 
 
 def evaluated(bound: BoundPlan) -> BoundPlan:
-    """The plan as its model is evaluated; the very same object where that is how it is trained."""
+    """The plan as its model is evaluated; the same object where that makes no difference."""
     whole = evaluating(bound.whole)
     return bound if whole is bound.whole else bind_prepared(bound.plan, whole, bound.blocks)
 
 
 def idle_updates(bound: BoundPlan) -> frozenset[int]:
-    """Operators that would make new contents of buffers, which no buffer gets where nothing is trained."""
+    """Operators that would make new contents of buffers; no buffer changes where nothing is trained."""
     contents = {content for _, content in bound.graph.updates}
     operators = enumerate(bound.graph.operators)
     return frozenset(at for at, op in operators if op.op == UPDATE and contents.isdisjoint(op.results))
 
 
 def output_name(bound: BoundPlan, asked: str) -> str:
-    """The value of the graph that is asked for: by its name, or as "logits".
+    """The name of the value in the graph that is asked for: by its name, or as "logits".
 
     Raises RequestError for a value that no operator makes.
     """

@@ -1,6 +1,7 @@
 """What a plan may say about the graph that it is bound to: its stages, operators, parameters, inputs and groups.
 
-Rules that requests obey, too, stand beside the plan (`planner.plan.schedule_checks`, `planner.plan.offload_checks`).
+Rules that requests must follow too stand beside the plan (`planner.plan.schedule_checks`,
+`planner.plan.offload_checks`).
 """
 
 from collections.abc import Mapping
@@ -24,8 +25,9 @@ from planner.sharding.zigzag import Sequences, check_parameter, order_fault, ten
 
 
 def check_stages(plan: Plan, blocks: Blocks) -> None:
-    """Stages must hold all blocks, one after the other. Each of several holds at least one; the first may hold nothing
-    but what comes before the blocks (the embedding), the last nothing but what follows them (the head and the loss)."""
+    """Stages must hold all blocks, one after the other. If there are several, each holds at least one block.
+    Exceptions: the first may hold only what comes before the blocks (the embedding), the last only what follows them
+    (the head and the loss)."""
     following, ends = 0, (0, len(plan.stages) - 1)
     for index, stage in enumerate(plan.stages):
         if stage.first_block != following:
@@ -42,7 +44,8 @@ def check_stages(plan: Plan, blocks: Blocks) -> None:
 
 
 def check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
-    """The first stage alone looks up rows of tables that are outside of the devices, and gets them by an all-to-all."""
+    """Only the first stage looks up rows of tables that are outside of the devices, and it gets them by an
+    all-to-all."""
     if plan.training.update.placed and not plan.mesh.alltoall:
         raise PlanFileError(
             f"training.placed: rows of '{plan.training.update.placed[0][0]}' are exchanged by an all-to-all, which an"
@@ -58,7 +61,7 @@ def check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
 
 
 def check_interleave(plan: Plan, graph: OperatorGraph) -> None:
-    """Interleaved micro-batches read what none of the others changes, and gather their weights one by one."""
+    """Interleaved micro-batches read nothing that another of them changes, and gather their weights one by one."""
     interleave = plan.training.interleave
     refuse_plan(gathers_fault(plan.training.update, interleave))
     if interleave > 1 and graph.updates:
@@ -82,14 +85,14 @@ def check_forward_only(plan: Plan) -> None:
 
 
 def check_order_of_slices(plan: Plan) -> None:
-    """Slices of a sequence follow each other, so that no axis cuts it in zigzag order."""
+    """Slices of a sequence follow each other, so no axis may cut the sequence in zigzag order."""
     if plan.slices > 1 and plan.mesh.zigzag:
         names = ", ".join(plan.mesh.axes[axis].name for axis in sorted(plan.mesh.zigzag))
         raise PlanFileError(f"slices: {plan.slices}, but {names} cut the sequence in zigzag order; set slices to 1")
 
 
 def check_operator(plan: Plan, op: Operator, rule: Rule, strategy: Strategy, sequences: Sequences) -> None:
-    """Raise StrategyError where a legal strategy cannot be had with the slices of the plan, or on its axes in zigzag
+    """Raise StrategyError where a legal strategy is impossible with the slices of the plan, or on its axes in zigzag
     order."""
     axis = ring_axis(rule, strategy, plan.mesh.sizes)
     fault = None if axis is None else ring_fault(plan.slices, f"a ring on {plan.mesh.axes[axis].name}")
@@ -121,7 +124,7 @@ def check_inputs(plan: Plan, graph: OperatorGraph) -> None:
 
 
 def check_recomputation(group: Group, place: str) -> None:
-    """Blocks alone are recomputed, and keep operators where that is selective."""
+    """Only blocks are recomputed, and they keep operators where recomputation is selective."""
     if not group.blocks and (group.recomputation != "none" or group.kept):
         raise PlanFileError(f"{place}: only blocks are recomputed; set its recomputation to 'none'")
     if group.recomputation not in RECOMPUTATION:
@@ -178,7 +181,7 @@ def check_parameters(
     seen = set[object]()
     for name, parameter in stored.items():
         kind = (id(graph.types[name]), id(parameter), name in graph.differentiable, sequences.get(name))
-        if kind not in seen:  # which decides it, as blocks share types and layouts
+        if kind not in seen:  # decides it, as blocks share types and layouts
             check_stored_parameter(plan.mesh, graph, sequences, name, parameter)
             seen.add(kind)
     _check_local(plan, stored)
@@ -203,7 +206,7 @@ def check_stored_parameter(
 
 
 def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
-    """Parameters that every device has for itself are whole, and their gradients wait for no sum."""
+    """Parameters that every device has for itself are whole, and their gradients are not reduced."""
     axes = len(plan.mesh.axes)
     refuse_plan(local_fault(plan.training.update, stored))
     for pattern in plan.training.update.local_parameters:
@@ -217,7 +220,7 @@ def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
 
 
 def _check_offloaded_states(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
-    """States are offloaded only where the update of one parameter waits for no other, and happens once a step."""
+    """States are offloaded only where the update of a parameter needs no other parameter, and happens once a step."""
     fault = offload_fault(plan.training.optimizer, plan.schedule)
     refuse_plan(served_fault(plan.training.update, plan.training.optimizer))
     if fault is None:
@@ -233,7 +236,7 @@ def _check_offloaded_states(plan: Plan, stored: Mapping[str, StoredParameter]) -
 def _check_offloaded_weights(
     plan: Plan, graph: OperatorGraph, blocks: Blocks, stored: Mapping[str, StoredParameter]
 ) -> None:
-    """Weights are offloaded where one block alone reads them, and where they change once a step."""
+    """Weights may be offloaded only where one block alone reads them, and where they change once a step."""
     fault = offload_fault("", plan.schedule)
     for name, one in stored.items():
         if one.weight_home == "device":

@@ -39,9 +39,9 @@ def cluster_reference(cluster: Machine) -> ClusterReference:
 def machine_of(reference: ClusterReference, profile: str | None = None) -> Machine:
     """The machine that a plan names, with the devices that it uses.
 
-    `profile` is the name or the file of its profile, where that is not the name in the plan. Raises
-    `HardwareProfileError` where there is no such profile or it cannot have so many devices, PlanFileError where the
-    composition does not read.
+    `profile` is the name or the file of its profile, where that differs from the name in the plan. Raises
+    `HardwareProfileError` where there is no such profile or it cannot have as many devices, PlanFileError where the
+    composition cannot be read.
     """
     if profile is None and reference.profile not in profile_names() and not is_mixed(reference.profile):
         near = did_you_mean(reference.profile, profile_names())
@@ -65,16 +65,16 @@ def machine_of(reference: ClusterReference, profile: str | None = None) -> Machi
 
 
 def own_machine(reference: ClusterReference, profile: str | None) -> Machine:
-    """The machine that a plan names, by the file of a profile where that has the name of the plan's. Raises as
+    """The machine that a plan names, from the file of a profile if that has the plan's name. Raises as
     `machine_of`."""
     named = profile is not None and load_machine(profile).name == reference.profile
     return machine_of(reference, profile if named else None)
 
 
 def computing_in(machine: Machine, precision: str) -> Machine:
-    """The machine with its matrix products in a precision that is that of products alone.
+    """The machine with its matrix products in a precision that applies to products only.
 
-    Raises RequestError where devices have none in it.
+    Raises RequestError where the devices have no products in it.
     """
     products = products_in(precision)
     if not products or machine.software.products == products:
@@ -88,7 +88,7 @@ def computing_in(machine: Machine, precision: str) -> Machine:
 def groups_of_ranks(reference: ClusterReference, ranks: int) -> tuple[str, ...]:
     """The profile of the devices of each pipeline rank, as the reference has it; empty where all devices are alike.
 
-    Raises PlanFileError where the groups do not read, or a rank would lie in two of them.
+    Raises PlanFileError where the groups cannot be read, or a rank would lie in two of them.
     """
     if not is_mixed(reference.profile):
         return ("",) * ranks
@@ -107,7 +107,7 @@ def groups_of_ranks(reference: ClusterReference, ranks: int) -> tuple[str, ...]:
 
 
 def placed(stages: Sequence[Stage], ranks: int, cluster: Machine, schedule: str) -> tuple[Stage, ...]:
-    """The stages, dealt to so many pipeline ranks as a schedule has it, with the devices that they are on."""
+    """The stages, dealt to `ranks` pipeline ranks as a schedule does it, with their devices."""
     if isinstance(cluster, Cluster):
         return tuple(replace(stage, group="") for stage in stages)
     homes = clusters_of_ranks(cluster, ranks)

@@ -1,14 +1,14 @@
 """Which model a plan is for, and who may say so.
 
 A plan file may come from anyone, and building a model runs code: a factory is imported and called. So nothing that a
-file names is imported, called or opened. The graph of a plan comes
+file names is imported, called or opened. The graph of a plan comes, in this order,
 
     from the person       --model NAME, path/to/config.json or package.module:factory, on the command line
     from the zoo          where the plan names one of its models, perhaps with changed dimensions
     from the plan itself  the graph that it carries, which is data (`planner.plan.carried`)
 
-in that order, and has to have the fingerprint of the plan in any case (`planner.plan.binding.bind`). Who executes the
-model, or operators of it, needs it built: from the person or the zoo.
+and must have the fingerprint of the plan in any case (`planner.plan.binding.bind`). Executing the model, or operators
+of it, needs a model that is built: from the person or the zoo.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ _SHOWN = 80  # characters of a name out of a file
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    """The graph of a plan's model, whose example inputs have `batch` samples; and the model itself, where that was
-    built: None where the graph is the one that the plan carries."""
+    """The graph of a plan's model, whose example inputs have `batch` samples, and the model itself. The model is None
+    if the graph is the one that the plan carries."""
 
     graph: "OperatorGraph"
     batch: int
@@ -38,7 +38,7 @@ class PlannedModel:
 
 
 def carried_model(plan: Plan) -> PlannedModel | None:
-    """The graph that a plan carries, where it has one, and its model is none of the zoo. Raises PlanFileError."""
+    """The graph that a plan carries, if it carries one and its model is not in the zoo. Raises PlanFileError."""
     from planner.models.zoo import is_of_zoo
 
     if plan.model.graph is None or is_of_zoo(plan.model.reference):
@@ -54,7 +54,7 @@ def carried_model(plan: Plan) -> PlannedModel | None:
 
 def buildable(model: ModelReference, given: str | None, why: str = "") -> str:
     """What the model of a plan may be built from: what the person has `given`, else a name of the zoo. Raises
-    ModelError where the plan has another one; `why` says what it is needed for."""
+    ModelError where the plan has another model; `why` says what it is needed for."""
     from planner.models.zoo import ZOO, is_of_zoo
 
     if given is not None:

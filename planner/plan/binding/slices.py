@@ -1,9 +1,9 @@
 """The graph of one slice of the sequence, which a stage computes at a time.
 
-A slice is a micro-batch of a shorter sequence, but for two operators: causal attention also reads the keys and values
-of the slices before it, and the mean of the cross entropy is over all of them. All others must treat every position by
-itself. What does not is refused by name, and so is what counts on a whole micro-batch: numbers drawn at random, buffers
-that change.
+A slice is a micro-batch of a shorter sequence, except for two operators: causal attention also reads the keys and
+values of the slices before it, and the mean of the cross entropy is over all slices. All other operators must treat
+every position by itself. An operator that does not is refused by name. So is whatever needs a whole micro-batch: random
+numbers, and buffers that change.
 """
 
 import math
@@ -24,16 +24,16 @@ LOSS = "aten.cross_entropy_loss.default"
 """The operator that may sum over the sequence."""
 
 _MIXING = (FactorKind.REDUCTION, FactorKind.COMBINED, FactorKind.BLOCKED)
-"""Kinds of factors whose pieces are not computed apart."""
+"""Kinds of factors whose pieces do not compute independently."""
 
 _LINEAR = ("aten.mul.Tensor", "aten.div.Tensor", "aten.neg.default", "aten.to.dtype", "planner.identity")
-"""Operators on the loss under which the loss of the whole is the mean over the slices."""
+"""Operators on the loss that keep the loss of the whole equal to the mean over the slices."""
 
 
 def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> OperatorGraph:
-    """The graph of one of so many slices of a sequence of this length; `whole` where it is not cut.
+    """The graph of one of `slices` slices of a sequence of this length; `whole` where it is not cut.
 
-    Raises PlanFileError, naming the numbers or the operator, for a sequence that cannot be cut so.
+    Raises PlanFileError, naming the numbers or the operator, for a sequence that cannot be cut into these slices.
     """
     if slices == 1:
         return whole
@@ -65,8 +65,8 @@ def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> Operator
 
 @lru_cache(maxsize=1024)
 def earlier_keys(rule: Rule, slices: int) -> Rule:
-    """Attention of one of so many slices to the keys of an earlier one: to all of them, where it reads half of its own,
-    or to the share of them that a window shows in the mean."""
+    """The rule of attention between one slice and the keys of an earlier slice: to all of them (of its own keys it
+    reads half), or to the mean share of them that a window shows."""
     seen = 1.0
     if rule.window is not None:
         length, whole, own = _shown(rule, rule.window, slices)
@@ -76,21 +76,21 @@ def earlier_keys(rule: Rule, slices: int) -> Rule:
 
 
 def work_of_slices(rule: Rule, slices: int) -> float:
-    """How many times its work of the own keys attention of one of so many slices does in the mean."""
+    """Mean work of attention of one of `slices` slices, over the work for the slice's own keys."""
     if rule.window is None:
-        return float(slices)  # it reads the keys of half the sequence, all of them, and half its own
+        return float(slices)  # all keys of, on average, half the sequence before it, and half of its own
     _, whole, own = _shown(rule, rule.window, slices)
     return whole / (slices * own)
 
 
 def _shown(rule: Rule, window: Window, slices: int) -> tuple[int, int, int]:
-    """Queries of a slice; pairs that a window shows of the whole sequence, and of a slice and its own keys."""
+    """Queries of a slice; pairs that a window shows in the whole sequence, and between a slice and its own keys."""
     length = rule.whole_extent(dict(rule.roles)["queries"])
     return length, window.pairs(0, slices * length, slices * length), window.pairs(0, length, length)
 
 
 def positional(whole: OperatorGraph, part: OperatorGraph) -> frozenset[str]:
-    """Constants and buffers of which every slice has its own part, where the graph `part` has that of the first."""
+    """Constants and buffers of which every slice has its own part; the graph `part` has the part of the first slice."""
     if part is whole:
         return frozenset()
     constant = (name for name in part.types if name not in part.data_dependent)
@@ -121,7 +121,7 @@ def _fault(graph: OperatorGraph, op: Operator, whole: Rule, rule: Rule) -> str |
 
 
 def _check_loss(graph: OperatorGraph) -> None:
-    """The loss of the whole is the mean over the slices where it is a cross entropy, or a multiple of one."""
+    """Check that the loss of the whole is the mean over the slices: a cross entropy, or a multiple of one."""
     name = graph.loss
     while True:
         op = graph.operators[graph.producer[name]] if name in graph.producer else None

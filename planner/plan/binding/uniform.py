@@ -3,9 +3,9 @@
     frozen rows ─> block 0 ─> block 1 ─> block 2 ─> ... ─> loss      block 0 needs no gradient of what it reads,
                                                                      block 1 and all later ones do
 
-A block is priced once for all blocks of its kind, so they must need the same gradients (a frozen part, a model whose
-inputs go straight into its first block) and nobody may read out of their midst. What does not agree counts as before or
-after the blocks.
+A block is priced once for all blocks of its kind, so all must need the same gradients (a frozen part, or a model whose
+inputs go straight into its first block, may break that) and no operator outside may read a value from the middle of a
+block. Blocks that differ count as before or after the blocks.
 """
 
 from planner.graph.blocks import NO_BLOCKS, Blocks
@@ -14,8 +14,8 @@ from planner.graph.operator_graph import OperatorGraph
 
 
 def uniform_blocks(graph: OperatorGraph, blocks: Blocks) -> Blocks:
-    """The longest range of blocks of `blocks` in which those of a kind need the same gradients; none where what follows
-    reads more than the last block."""
+    """The longest range of `blocks` in which blocks of a kind need the same gradients; none where later operators
+    read more than the last block."""
     if not blocks.count:
         return NO_BLOCKS
     found = _longest(blocks, [_gradients(graph, blocks, block) for block in range(blocks.count)])
@@ -25,8 +25,8 @@ def uniform_blocks(graph: OperatorGraph, blocks: Blocks) -> Blocks:
 
 
 def _longest(blocks: Blocks, signs: list[object], *, alike: bool = False) -> Blocks:
-    """The longest range of blocks, the first of equals, in which blocks of one kind have one sign; all blocks, if
-    `alike`."""
+    """The longest range of blocks, the first one if several are equally long, in which blocks of one kind have one
+    sign; all blocks, if `alike`."""
     best = (0, 0)
     for first in range(blocks.count):
         known: dict[int, object] = {}
@@ -50,7 +50,7 @@ def _gradients(graph: OperatorGraph, blocks: Blocks, block: int) -> tuple[tuple[
 
 
 def _read_from_outside(graph: OperatorGraph, blocks: Blocks) -> bool:
-    """Whether what comes after the blocks reads a value that is made before the last block, but in a block."""
+    """Whether operators behind the blocks read a value that a block before the last one makes."""
     return any(
         blocks.start <= graph.producer.get(name, -1) < blocks.borders[-2]
         for op in graph.operators[blocks.stop :]

@@ -1,10 +1,10 @@
-"""What recomputed blocks offload between forward and backward pass: what flows into them.
+"""Activation offload of recomputed blocks: the inputs of a block, between its forward and its backward pass.
 
-    forward     block 0 | block 1 | block 2 ...       what flowed into a block leaves while the next one computes
-    backward    ... block 2 | block 1 | block 0       and comes back while the block behind it is differentiated
+    forward     block 0 | block 1 | block 2 ...       the inputs of a block are offloaded while the next one computes
+    backward    ... block 2 | block 1 | block 0       and prefetched during the backward pass of the block behind it
 
-A recomputed block keeps nothing but what flows into it (and what its kept operators have made, which stays on the
-device). Offloaded is of that what nobody but this block reads; what every block reads is there once, and stays.
+A recomputed block keeps only its inputs (and the results of its kept operators, which stay on the device). It offloads
+those inputs that no other block reads; a value that every block reads is stored once, and stays.
 """
 
 from planner.errors import PlanFileError
@@ -21,7 +21,7 @@ def offloaded_activations(bound: BoundPlan, block: int | None) -> tuple[str, ...
 
 
 def _flows(bound: BoundPlan, name: str, block: int) -> bool:
-    """Whether a value is made outside of a block, has a gradient, and is read by no other block."""
+    """Whether a value is made outside of a block, has a gradient, and no other block reads it."""
     graph, blocks = bound.graph, bound.blocks
     if name not in graph.differentiable or name not in graph.producer:
         return False

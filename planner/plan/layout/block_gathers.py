@@ -1,22 +1,23 @@
-"""Which weights a run of operators gathers together, and what that sends (`Update.gathers` = "block", "ahead").
+"""Coalesced all-gathers: which weights a run of operators gathers together (`Update.gathers` = "block", "ahead").
 
     each     gather q ─> q_proj, gather k ─> k_proj, ...        a message for each weight, when it is used
     block    gather q, k, v, o, up, down ─> the whole block     one message, before the block begins; one more before
                                                                 its backward pass; and one for all of its gradients
-    ahead    the same, while the block before it runs           or the pass before it: the first of a step is waited
-                                                                for, and so are its last gradients; a single weight of
-                                                                a block, or of what follows the blocks, travels so, too
+    ahead    the same, while the block before it runs           prefetch, also across passes: only the first gather and
+                                                                the last gradients of a step are exposed; a single
+                                                                weight of a block, or behind the blocks, is prefetched
+                                                                too
 
-Gradients of weights that are whole, but not their gradients (ZeRO-2), go together alike.
+Gradients that are sharded while their weights are whole (ZeRO-2) are reduced together in the same way.
 
-That is how FSDP groups the parameters of a module (Zhao et al. 2023, "PyTorch FSDP", section 3.2.1). Weights of a block
-go together that take the same collectives on the same axes, in the same dtype, there and back. By themselves go weights
-that several operators read, or an operator that hands on their memory, and those whose gradients wait for a turn of
-their own. What is gathered is there until the block is done, and again until its backward pass is.
+FSDP groups the parameters of a module in this way (Zhao et al. 2023, "PyTorch FSDP", section 3.2.1). Weights of a block
+go together if they take the same collectives on the same axes, in the same dtype, there and back. A weight goes by
+itself if several operators read it, if its operator hands on its memory, or if its weight gradient is deferred. A
+gathered weight is there until the block is done, and again until the backward pass of the block is done.
 
-The sum that the search minimises charges every weight its share of the longest message that it may be in, all weights
-of its run, uncut (`longest_gather`), and its part of the time to start one: the least that it can take. Who
-adds what the messages really take finds them in the segments of a stage (`planner.plan.layout.segments`).
+The objective of the search charges every weight its share of the longest message that it may be in, all unsharded
+weights of its run (`longest_gather`), and its part of the time to start a message: a lower bound of what it takes. The
+actual messages are in the segments of a stage (`planner.plan.layout.segments`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +37,9 @@ from planner.sharding.update import Update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockGather:
-    """Weights of a run of operators that travel as one, `there`, and whose gradients go `back` as one; `again` says
-    whether the backward pass of the run needs them. `uses` has for each the operator that reads it, and the place of
-    the operand."""
+    """Weights of a run of operators that are gathered in one message, `there`, and whose gradients are reduced in one,
+    `back`; `again` says whether the backward pass of the run needs the weights. `uses` has for each weight the operator
+    that reads it, and the place of the operand."""
 
     there: Bucket
     back: Bucket
@@ -51,31 +52,32 @@ class BlockGather:
 
     @property
     def narrow(self) -> bool:
-        """Whether they are cast to 8 bits before they set out."""
+        """Whether the weights are cast to 8 bits before they are sent."""
         return self.there.members[0].dtype == DTYPE
 
     @property
     def comes(self) -> bool:
-        """Whether a block gets them in memory of their own: they are sent, or cast."""
+        """Whether the gathered weights have memory of their own: they are sent, or cast."""
         return _is_new(self.there.members[0])
 
     @property
     def refills(self) -> bool:
-        """Whether weights that come again land in the memory that they had: they are not cast, and the last thing that
-        happens on the way of each is an all-gather."""
+        """Whether weights that are regathered land in the memory that they had: they are not cast, and the last step of
+        each is an all-gather."""
         return not self.narrow and all(
             member.moves and member.steps[-1].kind == "all_gather" for member in self.there.members
         )
 
 
 Known: TypeAlias = dict[tuple[int, ...], tuple[Traveller, Traveller]]
-"""Weights and their gradients on their way, by the identity of all that decides it, which blocks share."""
+"""The redistributions of weights and of their gradients, by the identity of all that decides them; blocks share
+them."""
 
 
 def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[BlockGather, ...]:
-    """What a run of operators gathers together; nothing where the plan gathers each weight by itself. A single weight
-    goes as one where it sets out while the run before it computes; else it is gathered when it is used. `known` is what
-    was found for other runs of the plan."""
+    """The coalesced gathers of a run of operators; none where the plan gathers each weight by itself. A single weight
+    has a gather of its own where it is prefetched while the run before it computes; else it is gathered when it is
+    used. `known` has the redistributions found for other runs of the plan."""
     update = bound.plan.training.update
     if not update.by_block:
         return ()
@@ -110,8 +112,8 @@ def _gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[
 
 
 def longest_gather(graph: OperatorGraph, run: Iterable[int], update: Update) -> tuple[Bytes, Bytes]:
-    """The most bytes that the weights of a run of operators may send as one, and their gradients; none where there is
-    one weight, which goes by itself."""
+    """Most bytes of a message with the weights of a run of operators, and of one with their gradients; none where there
+    is one weight, which goes by itself."""
     parameters = {parameter.name for parameter in graph.parameters}
     names = {name for at in run for name in graph.operators[at].operands if name in parameters}
     tensors = [graph.types[name] for name in names] if len(names) > 1 else []
@@ -119,19 +121,19 @@ def longest_gather(graph: OperatorGraph, run: Iterable[int], update: Update) -> 
 
 
 def kinds_of_runs(blocks: Blocks, operators: int) -> list[range]:
-    """The runs of a graph with so many operators where those of a block are gathered together: what comes before the
-    blocks, the first block of each kind, and what follows them."""
+    """The runs of a graph with `operators` operators where the weights of a block are gathered together: what comes
+    before the blocks, the first block of each kind, and what follows the blocks."""
     return [range(blocks.start), *map(blocks.operators, blocks.firsts), range(blocks.stop, operators)]
 
 
 def run_of(blocks: Blocks, at: int) -> int:
-    """Where the run that an operator is in, or one like it, stands in `kinds_of_runs`."""
+    """Index in `kinds_of_runs` of the run that an operator is in, or of a run like it."""
     block = blocks.block_of(at)
     return blocks.kinds[block] + 1 if block is not None else 0 if at < blocks.start else -1
 
 
 def _weights(graph: OperatorGraph) -> Mapping[int, tuple[int, ...]]:
-    """For every operator the places of the trained weights that nobody else reads."""
+    """For every operator the places of the trained weights that no other operator reads."""
     if ("weights read once",) not in graph.derived:
         found: dict[int, tuple[int, ...]] = {}
         for name in graph.parameter_names & set(graph.consumers):
@@ -159,13 +161,13 @@ def _is_new(there: Traveller) -> bool:
 
 
 def _ways(bound: BoundPlan, op: BoundOperator, place: int, known: Known) -> tuple[Traveller, Traveller]:
-    """A weight on its way to its operator, and its gradient on the way back."""
+    """The redistribution of a weight to its operator, and of its gradient back."""
     mesh, name = bound.plan.mesh, op.operator.operands[place]
     tensor, stored, wanted = bound.graph.types[name], bound.parameters[name], op.layouts.operands[place]
-    key = (id(tensor), id(stored), id(wanted), place in op.rule.narrow)  # of what the plan and its graph keep
+    key = (id(tensor), id(stored), id(wanted), place in op.rule.narrow)  # objects that the plan and its graph keep
     if key not in known:
         wide = reduced(tensor, bound.plan.training.update)
-        gradient = wanted.gradient if bound.graph.trains else stored.gradient  # there is none to bring
+        gradient = wanted.gradient if bound.graph.trains else stored.gradient  # there is no gradient
         sent = in_8_bits(tensor) if place in op.rule.narrow else tensor
         known[key] = (
             traveller(name, tensor.shape, sent.dtype, sent.element_bytes, mesh, stored.weight, wanted.forward),

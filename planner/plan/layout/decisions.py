@@ -1,9 +1,8 @@
-"""What somebody has to be told to write a plan down: one entry for each decision, so that plans can be compared by
-how simple they are.
+"""The decisions that someone has to be told to write a plan down, one entry each: they show how simple a plan is.
 
 A conventional pattern is one decision, however many operators follow it: "tensor parallel 8" cuts every product as
-Megatron-LM does. What departs from the pattern of its axis is a decision of its own, once for all blocks that do it
-alike. What no person decides is none: elementwise operators, buckets, and how messages travel.
+Megatron-LM does. A departure from the pattern of its axis is a decision of its own, once for all blocks that depart
+alike. Nobody decides about elementwise operators, buckets, or the way of messages: they are no entries.
 """
 
 from collections import Counter
@@ -31,7 +30,7 @@ COUNTED = frozenset(
         "index_scores",
     }
 )
-"""Classes of the operators that do the work, of which people decide how they are split."""
+"""Classes of the operators that do the work; people decide how these are split."""
 
 _USUAL_SCHEDULES = ("1f1b", "interleaved_1f1b")
 _NOTHING = (False, False, False)
@@ -98,7 +97,7 @@ def _operators(bound: BoundPlan, found: Roles) -> Iterator[str]:
 
 
 def _is_usual(patterns: Patterns, found: Roles, at: int, place: int, usual: int | None) -> bool:
-    """Whether an operator does what the role of an axis lets one expect."""
+    """Whether an operator is split as the role of an axis suggests."""
     operator, labels, axis = patterns.bound.operators[at], patterns.labels[at], found.axes[place]
     choice, rule = operator.strategy[place], operator.rule
     word = patterns.of_operator(at)[place]
@@ -122,13 +121,13 @@ def _is_usual(patterns: Patterns, found: Roles, at: int, place: int, usual: int 
 
 
 def _divisible(operator: BoundOperator, labels: tuple[str, ...], label: str, size: int) -> bool:
-    """Whether an operator has a loop of a label that an axis can cut."""
+    """Whether an operator has a loop with this label that an axis of `size` devices can cut."""
     factors = zip(operator.rule.factors, labels, strict=True)
     return any(one == label and factor.extent % size == 0 for factor, one in factors)
 
 
 def _storage(bound: BoundPlan, found: Roles) -> Iterator[str]:
-    """What each axis shares out of weights, gradients and states, beyond the cuts of tensor and expert parallelism."""
+    """What each axis shards of weights, gradients and states, beyond the cuts of tensor and expert parallelism."""
     experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
     for place, axis in enumerate(found.axes):
         if axis.size == 1:
@@ -158,7 +157,7 @@ def _gathered(bound: BoundPlan, name: str, place: int) -> bool:
 
 
 def _recomputation(bound: BoundPlan) -> Iterator[str]:
-    """Ways to run a block other than keeping everything, what they keep, and how stages differ in them."""
+    """The ways in which blocks are recomputed, what they keep, and how stages differ in that."""
     ways: dict[tuple[str, ...] | None, int] = {}
     stages = stage_of_operators(bound) if bound.blocks.count else ()
     counts: dict[int, Counter[tuple[str, ...] | None]] = {}

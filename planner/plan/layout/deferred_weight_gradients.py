@@ -1,12 +1,12 @@
-"""Which gradients wait for a turn of their own, under schedules that take the backward pass apart.
+"""Deferred weight gradients, under schedules that split the backward pass (zero bubble).
 
     input_gradient     gradient of a result ─> gradients of activations, norms, embeddings     the stage before waits
     weight_gradient    what was kept of it  ─> gradients of the weights of products            nobody waits
 
-Put off are the products that make gradients of weights, where the rule of the operator says that they can be had by
-themselves (`Rule.deferred_weight_gradients`): half of the work of a backward pass, near enough. Whatever else makes
-gradients of parameters is a pass over elements, made in one kernel with the gradient of the input, and is not deferred.
-Until its turn a product keeps what the operator was given and the gradient of what it has made.
+Deferred are the products that compute weight gradients, where the rule of the operator says that they can be computed
+by themselves (`Rule.deferred_weight_gradients`): about half of the work of a backward pass. Every other gradient of
+parameters is a pass over elements, computed in one kernel with the gradient of the input, and is not deferred. Until
+its schedule step, a deferred product keeps the input of the operator and the gradient of its result.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ def _places(graph: OperatorGraph, at: int, rule: Rule) -> tuple[int, ...]:
 
 
 def arrivals(bound: BoundPlan, cut: StageCut) -> Counter[str]:
-    """How often a micro-batch leaves a gradient of each parameter that a stage reads: once for every use that is put
-    off, and once for all others."""
+    """How often a micro-batch makes a gradient of each parameter that a stage reads: once for every use whose gradient
+    is deferred, and once for all other uses."""
     found: Counter[str] = Counter()
     others: set[str] = set()
     for at in cut.operators:

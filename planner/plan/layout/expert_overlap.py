@@ -1,21 +1,21 @@
-"""Experts whose exchange runs under other work: which operators of a block run while rows are on their way.
+"""Overlapped expert dispatch and combine: which operators of a block run during the exchange of the experts' rows.
 
     x ─> router ─> depart ──────────────> compute ──────────> arrive ─> sum       rows set out, have come, results come
      └───────────────────> gate, up, silu ───────────> down ───────────┘          shared experts, or whatever is there
                               `there`                  `back`
 
-What neither makes what the experts read nor reads what they make is *beside* them. A plan names the experts whose
-exchange is overlapped, by the operator in the first block of its kind, and says how many of the operators beside them,
-in their order, run while rows go to their experts; the others run while the results come back
-(`Training.expert_overlap`). In the backward pass everything goes the other way round, and the gradients of the experts'
-own weights are computed while those of their rows are on their way. So experts overlap that have nothing beside them,
-too. Over several axes it is the outermost whose messages are overlapped, the slowest.
+Operators that neither make what the experts read nor read what they make are *beside* them. A plan names the experts
+whose exchange is overlapped, by the operator in the first block of its kind. It says how many of the operators beside
+them, in order, run during the dispatch to the experts; the others run during the combine (`Training.expert_overlap`).
+In the backward pass everything goes the other way round, and the gradients of the experts' own weights are computed
+while the gradients of their rows are sent. So experts with nothing beside them overlap too. Over several axes, the
+messages of the outermost axis, the slowest, are overlapped.
 
-Where micro-batches take turns (`Training.interleave`) another one computes meanwhile, and nothing is moved.
+With interleaved micro-batches (`Training.interleave`) another micro-batch computes meanwhile, and no operator is moved.
 
-Everything else follows, so that prices, audits and the runtime agree. There are none of experts whose results a
-recomputed block keeps; in such a block nothing is beside them that is not computed again. Operators that run in one
-with a collective of tensor parallelism (`planner.plan.layout.overlapped_products`) are where that is.
+Everything else follows, so that prices, audits and the runtime agree. Experts whose results a recomputed block keeps
+have no overlap; in a recomputed block only operators that are computed again are beside them. Operators that run
+together with a collective of tensor parallelism (`planner.plan.layout.overlapped_products`) stay with it.
 
 Rajbhandari et al. 2022 (DeepSpeed-MoE, arXiv 2201.05596); DeepSeek-AI 2024 (arXiv 2412.19437, section 3.2.1).
 """
@@ -35,7 +35,7 @@ OP_CLASS = "experts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertOverlap:
-    """Experts, by their operator, and the operators that run while their rows are on the way `there` and `back`."""
+    """Experts, by their operator, and the operators that run during the dispatch (`there`) and the combine (`back`)."""
 
     at: int
     there: tuple[int, ...] = ()
@@ -43,16 +43,16 @@ class ExpertOverlap:
 
     @property
     def beside(self) -> tuple[int, ...]:
-        """All operators that run meanwhile."""
+        """All operators that run during the exchange."""
         return (*self.there, *self.back)
 
 
 def expert_overlaps_of(
     bound: BoundPlan, overlaps: Sequence[Overlap], operators: Iterable[int] | None = None
 ) -> tuple[ExpertOverlap, ...]:
-    """Those that a plan has, all or those of some operators, beside its `overlaps` of tensor parallelism.
+    """The expert overlaps of a plan, all or those of some operators; `overlaps` are its overlaps of tensor parallelism.
 
-    Raises PlanFileError for one of all that it names and cannot have.
+    If all are asked for, raises PlanFileError for one that the plan names and cannot have.
     """
     named = dict(bound.plan.training.expert_overlap)
     if not named:
@@ -73,15 +73,16 @@ def expert_overlaps_of(
 
 
 def beside_experts(bound: BoundPlan, overlaps: Sequence[Overlap]) -> frozenset[int]:
-    """The operators of a plan that run while rows are on their way, beside its `overlaps` of tensor parallelism. A
-    recomputed block computes them again, as the end of their experts, which keeps something, comes behind them."""
+    """The operators of a plan that run during an expert exchange; `overlaps` are its overlaps of tensor parallelism. A
+    recomputed block computes them again, because the end of their experts, which keeps something, comes after them."""
     return frozenset(at for one in expert_overlaps_of(bound, overlaps) for at in one.beside)
 
 
 def possible_expert_overlaps(
     bound: BoundPlan, overlaps: Sequence[Overlap], operators: Iterable[int] | None = None
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """All that a plan could have, or those of some operators: experts, and what is beside them in its order."""
+    """All overlaps that a plan could have, or those of some operators: experts, and the operators beside them in
+    order."""
     behind = {one.at: one.early for one in overlaps if one.early}
     for at in range(len(bound.operators)) if operators is None else operators:
         operator = bound.operators[at]
@@ -90,7 +91,7 @@ def possible_expert_overlaps(
 
 
 def expert_overlap_name(at: int, bound: BoundPlan) -> str:
-    """What a plan calls the overlap of these experts."""
+    """The name of the overlap of these experts in a plan."""
     return bound.graph.operators[bound.blocks.template(at)].name
 
 
@@ -104,7 +105,7 @@ def exchanges(operator: BoundOperator, sizes: Sequence[int]) -> bool:
 
 
 def in_parts_order(operators: Sequence[int], overlaps: Iterable[ExpertOverlap]) -> tuple[int, ...]:
-    """Operators as they run: those beside experts right behind where their rows depart."""
+    """Operators in the order in which they run: those beside experts right behind the dispatch of the experts."""
     following = {one.at: one.beside for one in overlaps}
     if not following:
         return tuple(operators)
@@ -113,12 +114,12 @@ def in_parts_order(operators: Sequence[int], overlaps: Iterable[ExpertOverlap]) 
 
 
 def _beside(bound: BoundPlan, at: int, behind: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    """What neither makes what these experts read nor reads what they make, in their block."""
+    """Operators of their block that neither make what these experts read nor read what they make."""
     block = bound.blocks.block_of(at)
-    if block is None or bound.plan.training.interleave > 1:  # others compute meanwhile
+    if block is None or bound.plan.training.interleave > 1:  # other micro-batches compute meanwhile
         return
     inside, stop = bound.blocks.operators(block), bound.blocks.borders[block + 1]
-    if bound.recompute_of(block) is not None:  # only what is computed again
+    if bound.recompute_of(block) is not None:  # only operators that are computed again
         replay = replays(bound.graph, bound.blocks)[bound.blocks.kinds[block]]
         stop = inside.start + replay.moves
     tied = tied_to(bound.graph, at, inside)
@@ -129,12 +130,12 @@ def _beside(bound: BoundPlan, at: int, behind: Mapping[int, Sequence[int]]) -> I
 
 
 def tied_to(graph: OperatorGraph, at: int, inside: range) -> set[int]:
-    """What makes what an operator reads, or reads what it makes, of those inside of its block."""
+    """Operators `inside` of a block that make what an operator reads, or read what it makes, directly or not."""
     return _before(graph, at, inside) | _after(graph, at, inside)
 
 
 def _before(graph: OperatorGraph, at: int, inside: range) -> set[int]:
-    """What makes what an operator reads."""
+    """Operators `inside` that make what an operator reads, directly or not."""
     found, waiting = set[int](), [at]
     while waiting:
         for name in graph.operators[waiting.pop()].operands:
@@ -146,7 +147,7 @@ def _before(graph: OperatorGraph, at: int, inside: range) -> set[int]:
 
 
 def _after(graph: OperatorGraph, at: int, inside: range) -> set[int]:
-    """What reads what an operator makes."""
+    """Operators `inside` that read what an operator makes, directly or not."""
     found, waiting = set[int](), [at]
     while waiting:
         for name in graph.operators[waiting.pop()].results:

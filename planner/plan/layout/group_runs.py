@@ -1,4 +1,4 @@
-"""Which stages of a plan are on which devices, where there are several kinds of them."""
+"""Where the stages of a plan are, if it has devices of several kinds."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,8 +9,8 @@ from planner.plan.plan import Plan, Prediction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRun:
-    """Neighbouring stages on devices of one profile, `group`: the first of them and how many there are, their devices
-    as they are numbered (the ranks of the runtime), and the blocks of each stage."""
+    """Neighbouring stages on devices of one profile, `group`: number of the first stage, number of stages, numbers of
+    their devices (the ranks of the runtime), and the blocks of each stage."""
 
     group: str
     first_stage: int
@@ -20,7 +20,7 @@ class GroupRun:
     blocks: tuple[int, ...]
 
     def peaks(self, prediction: Prediction) -> tuple[Bytes, ...]:
-        """What a device of each of these stages needs."""
+        """Peak memory of a device of each of these stages."""
         own = prediction.stages[self.first_stage : self.first_stage + self.stages]
         return tuple(stage.peak_bytes for stage in own)
 

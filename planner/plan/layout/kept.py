@@ -1,11 +1,11 @@
-"""What a selectively recomputed block keeps, in the words of engines, and the operators that those are.
+"""What a selectively recomputed block keeps, in the words of engines, and the operators that those words mean.
 
     but = mlp       norm ─> q, k, v ─> rope ─> attention ─> o ─> + ─> norm ─> gate, up ─> silu · ─> down
                      kept     kept              kept       kept kept   kept  └────── done again ──────┘
 
-What stands outside of `but` keeps what autograd would keep of it: products, attention and norms keep their results,
-elementwise operators (rotations, sums, copies) only where a backward pass in the block reads them. Others are done
-again, which takes next to nothing.
+Outside of `but` the block keeps what autograd would keep: products, attention and norms keep their results,
+elementwise operators (rotations, sums, copies) only if a backward pass in the block reads them. Other results are
+recomputed, which takes next to no time.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from planner.sharding.rules import rule_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.layout.roles.call_word`);
-    or of all calls but those in `but`: of classes (`hardware_profiles.OP_CLASSES`), of parts of a block as
+    """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.layout.roles.call_word`),
+    or results of all calls except those in `but`: of classes (`hardware_profiles.OP_CLASSES`), of parts of a block as
     Megatron-LM names them (`planner.plan.layout.parts.PARTS`), and `EVERY_SECOND_PRODUCT`. One of the two is empty."""
 
     calls: tuple[str, ...] = ()
@@ -33,14 +33,14 @@ class Kept:
 
 NOTHING_KEPT = Kept()
 EVERY_SECOND_PRODUCT = "every second matmul"
-"""The second, fourth, ... matrix product of a block, which torchtitan's selective policy computes again."""
-_LIKE = {"copy": "elementwise"}  # classes that are no words of their own
+"""The second, fourth, ... matrix product of a block, which torchtitan's selective policy recomputes."""
+_LIKE = {"copy": "elementwise"}  # classes that have no word of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """An operator of a block in the words of `Kept`: its class and parts, its call, and whether it is kept by itself:
-    not where it is elementwise and no backward pass in the block reads its results."""
+    """An operator of a block in the words of `Kept`: its class and parts, its call, and whether its result is kept if
+    nothing excludes it: not where it is elementwise and no backward pass in the block reads its results."""
 
     names: frozenset[str]
     call: str
@@ -74,9 +74,10 @@ def kept_places(words: dict[int, Words], kept: Kept) -> list[int]:
 
 
 def replayed_places(graph: OperatorGraph, operators: Sequence[int], kept: frozenset[int]) -> frozenset[int]:
-    """Places in a block of the operators that software which recomputes modules (`Software.modules`) runs again, where
-    the results of those at `kept` are kept: what else a backward pass needs, what feeds that from values that are kept,
-    and what comes of it alone. An operator whose results cannot be kept goes with those that feed it."""
+    """Places in a block of the operators that software which recomputes modules (`Software.modules`) runs again, if it
+    keeps the results of those at `kept`: operators whose results a backward pass needs, operators that feed them from
+    kept values, and operators that read only their results. An operator whose results cannot be kept goes with those
+    that feed it."""
     key = ("replayed", operators[0], len(operators), kept)
     if key not in graph.derived:
         graph.derived[key] = frozenset(_replayed(graph, operators, kept))
@@ -90,12 +91,12 @@ def _replayed(graph: OperatorGraph, operators: Sequence[int], kept: frozenset[in
         for at in operators
     ]
     found = {place for place, word in words.items() if word.needed and place not in kept}
-    for place, at in enumerate(operators):  # what comes of it alone, or cannot be kept
+    for place, at in enumerate(operators):  # operators that read only their results, or whose results cannot be kept
         alone = bool(made_by[place]) and made_by[place] <= found
         view = _is_view(rule_of(graph, graph.operators[at]))
         if place not in kept and (alone or (place not in words and not view and made_by[place] & found)):
             found.add(place)
-    for place in reversed(range(len(operators))):  # what feeds it
+    for place in reversed(range(len(operators))):  # operators that feed them
         if place in found:
             found |= {before for before in made_by[place] if before not in kept and not _needed(words, before)}
     return found

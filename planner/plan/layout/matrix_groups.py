@@ -1,7 +1,7 @@
-"""Weights that Muon updates together, so that each of the devices that have pieces of them makes one orthogonal.
+"""Weights that Muon updates together: each device that has pieces of them makes one of them orthogonal.
 
-    weights of a rank   q0 q1 q2 q3 q4     of one shape, dtype, layout of the state, and owner; each in pieces on N = 4
-    groups              q0 q1 q2 q3 | q4   in the last one three devices have nothing to do
+    weights of a rank   q0 q1 q2 q3 q4     same shape, dtype, layout of the state, and owner; each in pieces on N = 4
+    groups              q0 q1 q2 q3 | q4   in the last group three devices have nothing to do
 
 All devices of a pipeline rank have the same groups in the same order.
 """
@@ -19,8 +19,8 @@ from planner.sharding.stored import StoredParameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixGroup:
-    """Weights that are updated together, at most as many as their stack has places; who owns their states, if anybody
-    does."""
+    """Weights that are updated together, at most as many as their stack has places, and the owner of their states, if
+    any."""
 
     names: tuple[str, ...]
     stack: Stack
@@ -29,13 +29,13 @@ class MatrixGroup:
 
     @property
     def spare(self) -> float:
-        """Places of the stack in which there is no weight."""
+        """Empty places of the stack."""
         return self.stack.size - len(self.names)
 
 
 def matrix_groups(bound: BoundPlan, held: Collection[str], coordinate: Sequence[int]) -> tuple[MatrixGroup, ...]:
-    """The groups, of the parameters that a pipeline rank holds, that the device at this coordinate of the mesh updates;
-    none without Muon."""
+    """The groups of a pipeline rank that holds these parameters, for the device at this coordinate of the mesh; none
+    without Muon."""
     training = bound.plan.training
     if training.optimizer != MUON:
         return ()

@@ -1,12 +1,12 @@
-"""Where interleaved micro-batches let each other go on, and how each goes on itself.
+"""Where interleaved micro-batches yield to each other, and how each continues.
 
     product, product ─scatter─ add, norm ─gather─ product, product ─scatter─ ..      sequence parallelism
     work    (pause)  work      brief              work    (pause)  work
 
-A micro-batch lets others go on where it sends something forward. Where it sends twice without a product in between, the
-others do that in the middle of their products: they pause there, at the product before which half of their work is
-done, or at several where several such stretches follow each other. So no collective is left with an addition and a
-normalisation to be overlapped with (`costmodels.take_turns`).
+A micro-batch yields where it sends something forward. If it sends twice without a product in between, the other
+micro-batches yield in the middle of their products: they pause at the product before which half of their work is done,
+or at several products if several such stretches follow each other. So an addition and a normalisation never have to
+overlap a collective alone (`costmodels.take_turns`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,7 +36,8 @@ PRODUCTS = frozenset(
 
 
 def turns_of_stages(bound: BoundPlan, stages: Iterable[Iterable[Segment]]) -> Mapping[int, Then]:
-    """How interleaved micro-batches go on at the operators at which they let others do so; none where one is alone."""
+    """How interleaved micro-batches continue at the operators at which they yield; none where micro-batches are not
+    interleaved."""
     if bound.plan.training.interleave == 1:
         return {}
     return {at: then for segments in stages for one in segments for at, then in _turns_of(bound, one).items()}
@@ -70,7 +71,7 @@ def _yields(bound: BoundPlan, at: int, together: Collection[str]) -> bool:
 
 
 def _work(bound: BoundPlan, at: int) -> Flops:
-    """Of the products of an operator on a device."""
+    """Work of the products of an operator on a device."""
     op = bound.operators[at]
     if op.rule.op_class not in PRODUCTS:
         return 0.0
@@ -82,8 +83,8 @@ def _in_a_row(brief: Sequence[bool]) -> int:
 
 
 def _cuts(products: Mapping[int, Flops], count: int) -> set[int]:
-    """The products before which equal parts of their work end, one more than `count`; fewer where there are not as many
-    products."""
+    """The products before which equal parts of the work end, `count` products for `count` + 1 parts; fewer where there
+    are not as many products."""
     before = dict(zip([*products][1:], accumulate(products.values()), strict=False))
     parts = [sum(products.values()) * (part + 1) / (count + 1) for part in range(count)]
     return {min(before, key=lambda at: abs(before[at] - part)) for part in parts} if before else set()

@@ -1,4 +1,4 @@
-"""What a plan offloads: in which order it comes to them, and whether there is room for it."""
+"""What a plan offloads: in which order updates need it, and whether it fits into the offload storage."""
 
 from collections.abc import Collection
 
@@ -10,12 +10,12 @@ from planner.plan.plan import Prediction
 
 _TOLERANCE = 1e-9
 _MOMENTS = {"adamw": 2}
-"""Of a row of a table, beside itself."""
+"""Optimizer states of a row of a table, in rows."""
 
 
 def offloaded_fault(prediction: Prediction, cluster: Machine) -> Fault | None:
-    """What is offloaded in excess of the room that it has there; None where all fits. Of
-    several kinds of devices each must have the room."""
+    """What exceeds the capacity of its offload storage; None where all fits. With several kinds of devices each kind
+    must have the capacity."""
     for home, nbytes in prediction.offloaded:
         least = min(parts_of(cluster), key=lambda part: part.store(home).capacity)
         room = least.store(home).capacity
@@ -41,8 +41,8 @@ def tables_on_hosts(bound: BoundPlan) -> Bytes:
 
 
 def visiting_order(bound: BoundPlan, held: Collection[str]) -> tuple[str, ...]:
-    """Of the parameters that a rank holds those whose states are offloaded, in the order of their updates: members of a
-    bucket of new weights one after the other, so that it soon is complete, then the others as the model has them."""
+    """The parameters of a rank with offloaded states, in the order of their updates: members of a bucket of new weights
+    one after the other, so that the bucket is complete early, then the others in the order of the model."""
     every = bound.once("offloaded states", lambda: [name for name, one in bound.parameters.items() if one.offloaded])
     offloaded = [name for name in every if name in held]
     if not offloaded:

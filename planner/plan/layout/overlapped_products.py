@@ -1,22 +1,23 @@
-"""Products under which tensor parallelism communicates: which collectives of a plan are taken apart into chunks.
+"""Overlapped tensor parallelism: which collectives of a plan are split into chunks that run under matrix products.
 
     operand     x ─all-gather─> [identity ─>] products      chunk k of x is multiplied while chunk k + 1 arrives; back,
                                                             the gradient of chunk k leaves while that of k + 1 is made
     result      x ─> product ─reduce-scatter─> reader       the other way round; an all-reduce likewise
 
-A product is a linear layer by a parameter. A collective and its products are taken together, in an *overlap*: the one
-that brings the operand of one product, or of several that read the same value through its identity, or the one that
-takes what a product has made to its only reader. It must be one step along one axis, there and back, and no more. The
-rows of a tensor, all of its dims but the last, are cut into chunks along one of them, which their number divides.
-Several products of one operand run as soon as it arrives: they are taken out of the order of the graph.
+A product is a linear layer by a parameter. An *overlap* joins a collective and its products: the collective that brings
+the operand of one product, or of several that read the same value through its identity, or the collective that takes
+the result of a product to its only reader. It must be exactly one step along one axis, there and back. The rows of a
+tensor, all of its dims but the last, are cut into chunks along one of these dims, which the number of chunks divides.
+Several products of one operand run as soon as it arrives: they are moved forward in the order of the graph.
 
-A plan names those that it has, by the operator that does them in the first block of its kind, with their chunks there
-and back, and how many products run in chunks (`Training.tensor_overlap`): the results of a product in chunks are copied
-once more, so those that are not needed to cover the collective run when all of the operand is there. With one chunk the
-gradient of an operand still leaves under the products of weight gradients, and all else waits. Everything else follows,
-so that prices, audits and the runtime agree. Where a recomputed block keeps what products of an operand have made, the
-operand comes again without them. There are none of a product whose result a recomputed block keeps and sends, of what
-goes into another block or stage, and of what is cut along the dim that is summed up.
+A plan names its overlaps by the operator in the first block of its kind, with their chunks there and back, and the
+number of products that run in chunks (`Training.tensor_overlap`): the results of a product in chunks are copied once
+more, so products that are not needed to cover the collective run when all of the operand is there. With one chunk only
+the gradient of an operand is overlapped, with the products of weight gradients; everything else is exposed. Everything
+else follows, so that prices, audits and the runtime agree. A recomputed block that keeps the results of the products of
+an operand receives the operand again without these products. These have no overlap: a product whose result a recomputed
+block keeps and sends, a value that goes into another block or stage, and a tensor that is cut along the dim that is
+summed.
 
 Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models".
 """
@@ -37,7 +38,7 @@ from planner.sharding.redistribute import Step, redistribution
 from planner.sharding.rule import Duplex
 
 LINEAR = "aten.linear.default"
-"""The operator that is taken apart: of rows, a weight, and perhaps a bias."""
+"""The operators that are split into chunks: of rows, a weight, and perhaps a bias."""
 
 Kind: TypeAlias = Literal["operand", "result"]
 
@@ -46,7 +47,7 @@ THERE: Mapping[Kind, frozenset[str]] = {
     "result": frozenset({"reduce_scatter", "all_reduce"}),
 }
 BACK: Mapping[Kind, frozenset[str]] = {"operand": THERE["result"], "result": THERE["operand"]}
-"""Collectives that are taken apart, of a value and of its gradient."""
+"""Collectives that are split into chunks, of a value and of its gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +55,16 @@ class Overlap:
     """A collective and the products that it runs under.
 
     Attributes:
-        kind: whether it brings the operand of the products, or takes the result of one.
-        at: the operator that does all of it, by its index: an identity or a product.
+        kind: whether the collective brings the operand of the products, or takes the result of one.
+        at: index of the operator where all of it happens: an identity or a product.
         reader, place: the operand that is moved.
         value: its name.
         products: operators.
         forward, backward: the steps of the value, and of its gradient; None where nothing is sent.
-        chunks: of each way.
-        first: of the products of an operand, so many run chunk by chunk while it arrives, the others when all of it is
-            there; 0 for all.
-        dims: of the rows, along which they are cut.
+        chunks: the number of chunks, there and back.
+        first: for an operand, the first `first` products run chunk by chunk while it arrives, the others when all of it
+            is there; 0 for all.
+        dims: the dims of the rows along which they are cut, there and back.
     """
 
     kind: Kind
@@ -80,17 +81,17 @@ class Overlap:
 
     @property
     def steps(self) -> tuple[Step | None, Step | None]:
-        """What is sent, there and back."""
+        """The collective steps, there and back."""
         return self.forward, self.backward
 
     @property
     def chunked(self) -> tuple[int, ...]:
-        """Products that run chunk by chunk on the way there."""
+        """Products that run chunk by chunk in the forward pass."""
         return self.products[: self.first] if self.first else self.products
 
     @property
     def early(self) -> tuple[int, ...]:
-        """Products that run before their turn in the graph, right behind the identity."""
+        """Products that run earlier than in the graph, right behind the identity."""
         if self.at not in self.products:
             return self.products
         return tuple([at for at in self.products if at != self.at])
@@ -99,7 +100,7 @@ class Overlap:
 def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tuple[Overlap, ...]:
     """The overlaps that a plan has, all or those of some operators, in the order of their readers.
 
-    Raises PlanFileError for one of all that it names and cannot have.
+    If all are asked for, raises PlanFileError for one that the plan names and cannot have.
     """
     named = {name: ((there, back), first) for name, there, back, first in bound.plan.training.tensor_overlap}
     if not named:
@@ -113,7 +114,7 @@ def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tup
 
 
 def _all_that_are(bound: BoundPlan, named: Mapping[str, tuple[tuple[int, int], int]]) -> tuple[Overlap, ...]:
-    """Those that are `named`, with their chunks; those of blocks like others are cut as theirs."""
+    """The overlaps that are `named`, with their chunks; in blocks that are alike they are cut alike."""
     found, missing, cut = list[Overlap](), set(named), dict[int, Overlap | None]()
     for one, like in _every(bound):
         if like == len(cut):
@@ -135,7 +136,7 @@ def _all_that_are(bound: BoundPlan, named: Mapping[str, tuple[tuple[int, int], i
 
 
 def possible_overlaps(bound: BoundPlan, operators: Iterable[int] | None = None) -> Iterator[Overlap]:
-    """All that a plan could have, or those of some operators, with one chunk there and one back."""
+    """All overlaps that a plan could have, or those of some operators, with one chunk there and one back."""
     return _Finder(bound).found(range(len(bound.operators)) if operators is None else operators)
 
 
@@ -147,8 +148,8 @@ def unlike_overlaps(bound: BoundPlan) -> tuple[Overlap, ...]:
 
 
 def unlike(bound: BoundPlan, behind: int = 0) -> Mapping[int, int]:
-    """Of every block the first that has the same overlaps, in the places of its own: they are of one group and stage,
-    and so are two blocks before both, from whose layouts their operands come, and as many `behind` them."""
+    """For every block the first block that has the same overlaps at the same places. Both are of one group and stage;
+    so are the two blocks before each, from whose layouts their operands come, and as many `behind` them."""
     blocks, stages = bound.blocks, stage_of_operators(bound)
     groups = {group.first_block + k: at for at, group in enumerate(bound.plan.groups) for k in range(group.blocks)}
     runs = [(groups[block], stages[blocks.borders[block]], blocks.kinds[block]) for block in range(blocks.count)]
@@ -161,8 +162,8 @@ def unlike(bound: BoundPlan, behind: int = 0) -> Mapping[int, int]:
 
 
 def _every(bound: BoundPlan) -> tuple[tuple[Overlap, int], ...]:
-    """`possible_overlaps` of all operators, each with the number, in order, of the one that it is like: those of blocks
-    like others are theirs."""
+    """`possible_overlaps` of all operators. Each comes with the number, in order, of the first one that it is like:
+    blocks that are alike have the same overlaps."""
     return bound.once(("every overlap", stage_ends(bound)), lambda: tuple(_each(bound)))
 
 
@@ -182,7 +183,7 @@ def _each(bound: BoundPlan) -> Iterator[tuple[Overlap, int]]:
 
 
 def _shifted(one: Overlap, shift: int, bound: BoundPlan) -> Overlap:
-    """An overlap of a block as that of another, so many operators behind."""
+    """The overlap of a block as the overlap of another, whose operators are `shift` places behind."""
     reader = one.reader + shift
     return Overlap(
         kind=one.kind,
@@ -200,7 +201,7 @@ def _shifted(one: Overlap, shift: int, bound: BoundPlan) -> Overlap:
 
 
 def _with_chunks(one: Overlap, chunks: tuple[int, int], first: int, dims: tuple[int, int]) -> Overlap:
-    """An overlap in so many chunks, along these dims."""
+    """An overlap with this number of chunks, along these dims."""
     return Overlap(
         kind=one.kind,
         at=one.at,
@@ -217,13 +218,13 @@ def _with_chunks(one: Overlap, chunks: tuple[int, int], first: int, dims: tuple[
 
 
 def name_of(one: Overlap, bound: BoundPlan) -> str:
-    """What a plan calls an overlap."""
+    """The name of an overlap in a plan."""
     return bound.graph.operators[bound.blocks.template(one.at)].name
 
 
 def in_chunks(one: Overlap, bound: BoundPlan, chunks: tuple[int, int], first: int = 0) -> Overlap | None:
-    """An overlap in so many chunks there and back, with its `first` products in chunks; None where no dim of its rows
-    divides into them, or where it has no more products than those."""
+    """An overlap with these numbers of chunks there and back, and its `first` products in chunks; None where no dim of
+    its rows divides into the chunks, or where it has no more products than `first`."""
     dims = [_dim(one, bound, step, number) for step, number in zip(one.steps, chunks, strict=True)]
     if None in dims or (first and first >= len(one.products)):
         return None
@@ -237,7 +238,7 @@ def is_product(graph: OperatorGraph, op: Operator) -> bool:
 
 
 def is_shared(one: Overlap, graph: OperatorGraph) -> bool:
-    """Whether others than its products read the operand that an identity shares out."""
+    """Whether other operators than its products read the operand that an identity shares out."""
     if one.at in one.products:
         return False
     (name,) = (name for name in graph.operators[one.at].results if name is not None)
@@ -245,7 +246,8 @@ def is_shared(one: Overlap, graph: OperatorGraph) -> bool:
 
 
 def in_order(operators: Sequence[int], behind: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
-    """Operators as they run: products right behind the identity whose operand they read, as `behind` has them."""
+    """Operators in the order in which they run: products right behind the identity whose operand they read
+    (`behind`)."""
     moved = [at for at in operators if at in behind] if behind else []
     if not moved:
         return tuple(operators)
@@ -272,7 +274,7 @@ class _Finder:
                     yield one
 
     def _overlap(self, reader: int, place: int, name: str) -> Overlap | None:
-        """What brings an operand, with the products it runs under."""
+        """The overlap of a collective that brings an operand, with the products that it runs under."""
         maker = self.graph.producer.get(name)
         if maker is None or name not in self.graph.data_dependent:
             return None
@@ -317,8 +319,8 @@ class _Finder:
         )
 
     def _steps(self, name: str, made: Duplex, wanted: Duplex) -> tuple[Step | None, Step | None] | None:
-        """The step there and the step back; None where there are more, or none at all. Blocks share layouts, by whose
-        identity they are found again."""
+        """The step there and the step back; None where there are several, or none at all. Blocks share layouts, so the
+        steps are found again by the identity of the layouts."""
         shape, sequences = self.graph.types[name].shape, self.bound.sequences.get(name, frozenset())
         ways = [(made.forward, wanted.forward)]
         if name in self.graph.differentiable:
@@ -351,7 +353,7 @@ class _Finder:
         return once and self._together(maker, reader) and name not in self.renewed and name != self.graph.loss
 
     def _readers(self, reader: int, place: int) -> tuple[int, ...]:
-        """The products that read an operand: the reader itself, or those of the value that it shares out."""
+        """The products that read an operand: the reader itself, or the readers of the value that it shares out."""
         if place == 0 and self._product(reader):
             return (reader,)
         op = self.bound.operators[reader]
@@ -377,7 +379,8 @@ class _Finder:
         return block if block is not None else -1 if at < self.bound.blocks.start else self.bound.blocks.count
 
     def _computed_again_alike(self, kind: str, at: int, reader: int, products: Sequence[int]) -> bool:
-        """Whether a recomputed block computes all of it again, or of a result neither the product nor its way."""
+        """Whether a recomputed block computes all of it again, or, for a result, neither the product nor the
+        redistribution."""
         block = self.bound.blocks.block_of(at)
         if block is None or self.bound.recompute_of(block) is None:
             return True
@@ -389,8 +392,8 @@ class _Finder:
 
 
 def _dim(one: Overlap, bound: BoundPlan, step: Step | None, chunks: int) -> int | None:
-    """The dim of the rows along which chunks are cut: where it can be one whose chunks lie in memory without gaps, and
-    not the one that is moved."""
+    """The dim of the rows along which chunks are cut: preferably a dim whose chunks lie in memory without gaps, and not
+    the dim that is redistributed."""
     shape, sizes = bound.graph.types[one.value].shape, bound.plan.mesh.sizes
     made = bound.operators[bound.graph.producer[one.value]]
     place = [name for name in made.operator.results if name is not None].index(one.value)

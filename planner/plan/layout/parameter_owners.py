@@ -1,18 +1,18 @@
-"""Optimizer states shared out by whole parameters: of the data-parallel copies of a weight one owns its state.
+"""Optimizer states shared out by whole parameters: one of the data-parallel replicas of a weight owns its state.
 
     gradients   g g g g    all-reduced, as without ZeRO
     states      . A . .    the owner of a parameter updates it ...
     weights     w w w w    ... and broadcasts the new weight along every axis that has copies
 
 ZeRO-1 cuts a state along a dim that the devices divide, and gathers the pieces of new weights; here nothing has to
-divide (`ZeroRedundancyOptimizer` of PyTorch, OSS of fairscale). It holds for parameters
+divide (`ZeroRedundancyOptimizer` of PyTorch, OSS of fairscale). It applies to parameters
 whose state is cut like the weight, on the axes where both are whole and the gradient is a sum (`R`, `P`, `R`); states
 that are cut finer stay as they are cut.
 
-Owners are chosen for each pipeline rank: the largest parameters first, each goes to the device with the least so far
-(Graham 1969, longest processing time first: the fullest has at most 4/3 of what the best choice leaves it). Then places
-are swapped, axis by axis, so that the fullest is the device in the middle of the mesh, which stands for all where
-memory is accounted for. O(P D) for P parameters and D devices of a stage.
+Owners are chosen for each pipeline rank: parameters in order of size, the largest first, go to the device with the
+least so far (Graham 1969, longest processing time first: the fullest device has at most 4/3 of the optimum). Then
+places are swapped, axis by axis, so that the fullest device is the one in the middle of the mesh, which stands for all
+devices in the memory account. O(P D) for P parameters and D devices of a stage.
 
 Where owners are parameter servers (`Update.served`) they keep state and master weight on the host of their device, and
 a gradient is reduced to its owner alone:
@@ -22,7 +22,7 @@ a gradient is reduced to its owner alone:
     weights     w w w w    ... whose new weight is pulled: over the link back, and broadcast as above
 
 A parameter that several pipeline ranks hold has its server at the same place in all of them, in the middle of the mesh,
-as the sums of their gradients are there alone when the ranks add them up.
+because only there are the sums of its gradients when the ranks add them up.
 """
 
 import math
@@ -43,20 +43,20 @@ from planner.sharding.stored import owned_axes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who owns the state of a parameter: the devices at these coordinates of these axes of the mesh."""
+    """The owner of the state of a parameter: the devices at these coordinates of these axes of the mesh."""
 
     axes: tuple[int, ...]
     place: tuple[int, ...]
 
     def at(self, coordinate: Sequence[int]) -> bool:
-        """Whether the device at a coordinate of the mesh is one of them."""
+        """Whether the device at a coordinate of the mesh is an owner."""
         return all(coordinate[axis] == place for axis, place in zip(self.axes, self.place, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """New weights of one owner that travel together: their names, their dtype, the bytes of the message, which goes
-    along one axis of the owner after the other."""
+    """New weights of one owner that share a message: their names, their dtype, and the bytes of the message, which is
+    sent along one axis of the owner after the other."""
 
     owner: Owner
     names: tuple[str, ...]
@@ -65,7 +65,7 @@ class Broadcast:
 
     @property
     def flat(self) -> float:
-        """Bytes of the buffer that several weights are sent in; a lone one is sent as it lies."""
+        """Bytes of the buffer for several weights; a single one is sent from where it lies."""
         return self.nbytes if len(self.names) > 1 else 0.0
 
     @property
@@ -74,8 +74,8 @@ class Broadcast:
 
 
 def owners_of(bound: BoundPlan, held: Collection[str]) -> Mapping[str, Owner]:
-    """Owners of the parameters among those that a pipeline rank holds whose states are shared out whole, the same on
-    every rank; empty where the plan has none."""
+    """Owners of the parameters of a pipeline rank whose states are shared out whole, the same on every rank; empty
+    where the plan has none."""
     if not bound.plan.training.update.owned:
         return {}
     axes = {name: _axes(bound, name) for name in arrival_order(bound.graph) if name in held}
@@ -109,7 +109,7 @@ def owners_of(bound: BoundPlan, held: Collection[str]) -> Mapping[str, Owner]:
 
 
 def pushes_of(bound: BoundPlan, name: str, owner: Owner) -> tuple[Step, ...]:
-    """The way of a gradient to the server that owns its parameter."""
+    """The redistribution of a gradient to the server that owns its parameter."""
     share = _share(bound, name, bound.parameters[name].weight)
     return tuple(
         Step(kind="reduce", axis=axis, fraction=share, root=place)
@@ -118,7 +118,7 @@ def pushes_of(bound: BoundPlan, name: str, owner: Owner) -> tuple[Step, ...]:
 
 
 def broadcasts_of(bound: BoundPlan, owners: Mapping[str, Owner]) -> tuple[Broadcast, ...]:
-    """The messages that new weights go in: those of one owner in the buckets of the plan, or each by itself."""
+    """The messages of new weights: those of one owner in the buckets of the plan, or each weight by itself."""
     buckets, positions = bound.plan.training.update.buckets, trainable_positions(bound.graph)
     size = buckets if isinstance(buckets, int) else math.inf
     found: list[Broadcast] = []

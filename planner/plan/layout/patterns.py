@@ -1,5 +1,5 @@
-"""Names of conventional patterns for what a plan does: what each mesh axis does to an operator, and how a parameter is
-kept, in the words of those who made them.
+"""Names of conventional patterns in a plan: what each mesh axis does to an operator, and how a parameter is kept, in
+the words of their authors.
 
     column, row parallel      a product cut along its outputs, or its inputs, on a tensor axis (Shoeybi et al. 2019)
     vocabulary parallel       embedding, head or loss cut along the vocabulary (the same)
@@ -8,10 +8,10 @@ kept, in the words of those who made them.
     expert parallel           experts cut where tokens are exchanged (Lepikhin et al. 2020)
     spatial parallel          convolutions and pooling cut along pixels, with halos (Dryden et al. 2019)
     DDP                       whole weights, whose gradients are all-reduced (Li et al. 2020)
-    ZeRO-1, ZeRO-2            states, gradients too, shared out among copies of a weight (Rajbhandari et al. 2020)
-    FSDP, HSDP                weights too, and gathered for use; HSDP among copies that do so (Zhao et al. 2023)
+    ZeRO-1, ZeRO-2            states, gradients too, sharded among replicas of a weight (Rajbhandari et al. 2020)
+    FSDP, HSDP                weights too, gathered for use; HSDP: replicas that each do so (Zhao et al. 2023)
 
-What is none of these is said as it is: what the axis splits, in the words of the operator's rule.
+Anything else is described by what the axis splits, in the words of the operator's rule.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Patterns:
 
     @cached_property
     def labels(self) -> tuple[tuple[str, ...], ...]:
-        """Of every operator, of every factor: batch, sequence, or the name in the rule."""
+        """Per operator a label for each factor: batch, sequence, or the name in the rule."""
         return factor_labels(self.bound.graph)
 
     @cached_property
@@ -147,7 +147,7 @@ class Patterns:
         return "copies" if gradient == PARTIAL else REPLICATED
 
     def _used(self, name: str) -> Layout | None:
-        """The layout in which the first operator that reads a parameter wants it."""
+        """The layout in which the first operator that reads a parameter uses it."""
         for at in self.bound.graph.consumers.get(name, ())[:1]:
             operator = self.bound.operators[at]
             return operator.layouts.operands[operator.operator.operands.index(name)].forward
@@ -155,5 +155,5 @@ class Patterns:
 
 
 def factor_word(name: str) -> str:
-    """The word for a factor; elementwise operators call theirs by the dims of their result, `d2`."""
+    """The word for a factor; elementwise operators name their factors by the dims of their result, `d2`."""
     return f"dim {name[1:]}" if name[:1] == "d" and name[1:].isdigit() else _FACTORS.get(name, name)

@@ -1,13 +1,14 @@
-"""What a pipeline rank sends once a step that no single parameter pays for: buckets, and norms over all parameters.
+"""Once-a-step communication of a pipeline rank that belongs to no single parameter: buckets, and norms over all
+parameters.
 
     reduce bucket 0, 1, ..  ──>  norm of the gradients  ──>  optimizer (norms of LAMB)  ──>  gather bucket 0, 1, ..
 
-The sum that the search minimises adds up shares of parameters: each message of a bucket counts as its part of a full
-one. A bucket that is less full takes longer for each byte, so shares are the least that it can take. Of buckets that
-end at positions, or have names, nobody knows the size before all layouts are chosen: there every message counts as part
-of one so long that nothing of it is latency. Counted for itself it would look no better in a bucket than by itself, and
-with one micro-batch nothing would go in buckets. `OnceCost` has what is missing to what is sent. Norms cost every plan
-of a mesh about the same, a few messages of some bytes, and are left out of the sum for that.
+The objective of the search adds up shares of parameters: each message of a bucket counts as its part of a full bucket.
+A bucket that is less full takes longer for each byte, so these shares are a lower bound. Buckets that end at positions,
+or have names, have no known size before all layouts are chosen: every message then counts as part of one so long that
+latency is nothing. Otherwise a bucket would look no better than single messages, and with one micro-batch nothing would
+go in buckets. `OnceCost` has the difference to what is really sent. Norms, a few messages of some bytes, cost every
+plan of a mesh about the same, so the objective leaves them out.
 """
 
 import math
@@ -40,13 +41,13 @@ from planner.sharding.buckets import (
 from planner.sharding.update import NO_BUCKETS
 
 NORM_BYTES = 4.0
-"""Of a sum of squares: one fp32 number."""
+"""Bytes of a sum of squares: one fp32 number."""
 
 
 @dataclass(kw_only=True)
 class OnceCost:
-    """Seconds beyond the additive ones and messages, by the part of the time; bytes that buckets take on their way; and
-    the seconds of each bucket of gradients that starts in the backward pass."""
+    """Seconds beyond those in the objective, and messages, by the part of the time; bytes that buckets take while they
+    are sent; and the seconds of each bucket of gradients that starts in the backward pass."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
@@ -59,8 +60,8 @@ class OnceCost:
 
 
 def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: Pricers, machine: Machine) -> OnceCost:
-    """What a pipeline rank on a cluster that holds these parameters sends once a step; other ranks may be on others of
-    the `machine`."""
+    """The once-a-step communication of a pipeline rank on a `cluster` that holds these parameters; other ranks may be
+    on other clusters of the `machine`."""
     plan, training = bound.plan, bound.plan.training
     key = ("once a step", training.update, training.optimizer, plan.stages, frozenset(held), id(cluster), id(machine))
     cost, *_ = bound.once(key, lambda: (_once_of(bound, held, cluster, pricers, machine), cluster, machine))
@@ -106,7 +107,7 @@ def _once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers:
 
 def reduction_starts(bound: BoundPlan, held: Collection[str]) -> Starts:
     """Buckets of the gradients of a rank that holds these parameters, and which of them start in its backward pass.
-    Those that the user composed have all the room that they need."""
+    Buckets that the user composed get all the memory that they need."""
     size = bound.plan.training.update.bucket_size
     return in_room(_buckets(bound, held, gradients=True), bound.plan.mesh, room_of(size) if size else math.inf)
 
@@ -117,7 +118,7 @@ def gathering_buckets(bound: BoundPlan, held: Collection[str]) -> tuple[Bucket, 
 
 
 def shares_buckets(bound: BoundPlan) -> bool:
-    """Whether any two parameters go together."""
+    """Whether any two parameters share a bucket."""
     buckets = (*_buckets(bound, bound.parameters, gradients=True), *gathering_buckets(bound, bound.parameters))
     return any(len(bucket.members) > 1 for bucket in buckets)
 
@@ -155,8 +156,8 @@ def _filled(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tupl
 def _traveller(
     bound: BoundPlan, name: str, gradients: bool, known: dict[object, Traveller], server: Owner | None
 ) -> Traveller:
-    """A parameter on its way, which others of its kind share: the blocks of a model; its gradient may go to a
-    `server`."""
+    """The redistribution of a parameter, shared by others of its kind in the blocks of a model; its gradient may go to
+    a `server`."""
     stored, tensor, mesh = bound.parameters[name], bound.graph.types[name], bound.plan.mesh
     kind = (id(tensor), id(stored))
     if kind not in known:
@@ -179,7 +180,7 @@ def _traveller(
 
 
 def norm_messages(bound: BoundPlan) -> tuple[Message, ...]:
-    """Those of the global norm: one number over each axis, then over the stages."""
+    """The messages of the global norm: one number over each axis, then over the stages."""
     if bound.plan.training.update.clip_norm is None:
         return ()
     axes = [axis for axis, size in enumerate(bound.plan.mesh.sizes) if size > 1]
@@ -188,8 +189,8 @@ def norm_messages(bound: BoundPlan) -> tuple[Message, ...]:
 
 
 def scale_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:
-    """Those of delayed scales: the largest elements of all tensors that have one, over each axis, and before that those
-    of weights which several stages share over these."""
+    """The messages of delayed scales: the largest elements of all tensors that have one, over each axis. Before that,
+    for weights that several stages share, messages over these stages."""
     types = bound.graph.types
     scales = {name: n for name, n in scales_of(bound.graph).items() if name in held}
     nbytes = {name: float(math.prod(shape) * max(4, types[name].element_bytes)) for name, shape in scales.items()}
@@ -209,7 +210,7 @@ def axes_of_maxima(bound: BoundPlan, names: Collection[str]) -> list[int]:
 
 
 def maxima_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:
-    """Those of the largest elements of weights that travel in 8 bits, as they are now: of all of them together, over
+    """The messages of the current largest elements of weights that are gathered in 8 bits: all of them together, over
     each axis that cuts any."""
     types = bound.graph.types
     scales = {name: n for name, n in travelling_scales(bound.graph).items() if name in held}
@@ -218,8 +219,8 @@ def maxima_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, .
 
 
 def trust_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:
-    """Those of LAMB: for each axis the sums of squares of weight and direction of every parameter whose state it
-    cuts."""
+    """The messages of LAMB: for each axis the sums of squares of weight and direction of every parameter whose state
+    the axis cuts."""
     if bound.plan.training.optimizer != "lamb":
         return ()
     trainable = [

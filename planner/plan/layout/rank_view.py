@@ -1,10 +1,10 @@
-"""One rank of a plan: where it stands, with whom it talks, and which pieces of inputs and parameters it has.
+"""One rank of a plan: its place, its peers, and its pieces of inputs and parameters.
 
     world rank = pipeline rank * devices of a stage + place inside the stage        place = coordinate on the axes
     pipeline rank p of P has the stages p, P + p, 2 P + p, ...
 
-Nothing is executed: pieces follow from layouts, as the runtime cuts them. A dim of a piece is a sequence of runs, as an
-axis may cut sequences in zigzag order.
+Nothing is executed: pieces follow from layouts, as the runtime cuts them. A dim of a piece consists of several runs
+where an axis cuts sequences in zigzag order.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class HeldInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldParameter:
-    """A parameter and the pieces of its weight, of its gradient as it is added up, and of the optimizer's state; a
+    """A parameter and the pieces of its weight, of its accumulated gradient, and of the optimizer's state; a
     gradient may be a sum over this rank's samples only, on the axes `partial`."""
 
     name: str
@@ -48,7 +48,7 @@ class HeldParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Ranks that this one talks to, itself among them: those of a mesh axis, or of the pipeline."""
+    """Ranks that this one communicates with, itself among them: those of a mesh axis, or of the pipeline."""
 
     name: str
     role: str
@@ -57,8 +57,8 @@ class Peers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """See the module. `stages` are (number, first block, blocks), `peers` the pipeline's, where there is one, and those
-    of every axis."""
+    """See the module. `stages` are (number, first block, blocks); `peers` are those of the pipeline, where there is
+    one, and those of every axis."""
 
     rank: int
     pipeline_rank: int
@@ -70,7 +70,7 @@ class RankView:
 
 
 def rank_view(bound: BoundPlan, found: Roles, rank: int) -> RankView:
-    """What one rank has. Raises RequestError for a rank that there is not."""
+    """What one rank has. Raises RequestError for a rank that does not exist."""
     plan, mesh = bound.plan, bound.plan.mesh
     if not 0 <= rank < plan.cluster.devices:
         raise RequestError(
@@ -139,8 +139,8 @@ def piece_of(
     coordinate: Sequence[int],
     sequences: Sequence[int] | frozenset[int] = (),
 ) -> tuple[Runs, ...]:
-    """What a device holds of a tensor along every dim; the first axis that cuts a dim cuts it coarsest. Dims that are
-    `sequences` are cut in the order of the axis."""
+    """What a device holds of a tensor along every dim. Where several axes cut a dim, the first one is the outer cut.
+    Dims that are `sequences` are cut in the order of the axis."""
     found: list[Runs] = [((0, extent),) for extent in shape]
     for axis, placement, place in zip(mesh.axes, layout, coordinate, strict=True):
         if placement.is_shard and axis.size > 1:
@@ -155,7 +155,7 @@ def piece_of(
 
 
 def _within(runs: Runs, first: int, last: int) -> list[tuple[int, int]]:
-    """The elements number `first` to `last` of those that runs have."""
+    """The elements number `first` to `last` of the elements in some runs."""
     found, before = [], 0
     for start, stop in runs:
         low, high = max(first, before), min(last, before + stop - start)
@@ -166,7 +166,7 @@ def _within(runs: Runs, first: int, last: int) -> list[tuple[int, int]]:
 
 
 def _joined(runs: Runs) -> Runs:
-    """Runs that touch are one."""
+    """Runs, with those that touch joined."""
     found: list[tuple[int, int]] = []
     for start, stop in runs:
         if found and found[-1][1] == start:

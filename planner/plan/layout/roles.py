@@ -1,12 +1,12 @@
-"""What a plan means in the words people use: which axis is data, tensor, sequence or context parallel, which ZeRO,
-whether norms are cut too, which blocks are recomputed.
+"""What a plan means in the words people use: which axis is data, tensor, sequence or context parallel, which ZeRO
+stage, whether norms are cut too, which blocks are recomputed.
 
-The role of an axis is that of the factor that most of the contraction work is split by (for batch and sequence see
+The role of an axis is given by the factor that splits most of the contraction work (for batch and sequence see
 `planner.sharding.labels`):
 
     a factor that indexes a parameter      tensor parallel
     batch                                  data parallel
-    sequence                               sequence split: context parallel (in attention heads, as Ulysses, or a ring)
+    sequence                               sequence split: context parallel (attention by Ulysses, or by a ring)
     a dim that stencils slide over         context parallel, by pixels
     none                                   replicated
 
@@ -29,8 +29,8 @@ _CONTRACTIONS = frozenset({"matmul", "attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRole:
-    """One mesh axis in words: its role for most of the work, how many ways it cuts, whether experts are cut on it, and
-    whether its devices share out what is kept of most parameters (ZeRO)."""
+    """One mesh axis in words: its role for most of the work, its degree, whether experts are cut on it, and
+    whether its devices shard the state of most parameters (ZeRO)."""
 
     axis: str
     size: int
@@ -42,8 +42,8 @@ class AxisRole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Degrees of parallelism in the usual words. But for `expert`, the parts into which experts are cut, their product
-    is the number of devices. `zero_shares`: every ZeRO stage that there is, and its share of the parameters."""
+    """Degrees of parallelism in the usual words. The product of all but `expert`, the number of parts that experts are
+    cut into, is the number of devices. `zero_shares`: every ZeRO stage in use, and its share of the parameters."""
 
     pipeline: int
     data: int
@@ -60,8 +60,8 @@ class Roles:
 
     @property
     def replicas(self) -> int:
-        """Groups of data parallel devices of which each shares out parameters among its own; 1 where nothing is shared
-        out, or no axis shares out most of it."""
+        """Groups of data parallel devices, each of which shards parameters within itself; 1 where nothing is sharded,
+        or no axis shards most of it."""
         if not any(axis.shared for axis in self.axes):
             return 1
         return math.prod(axis.size for axis in self.axes if axis.role in ("data", "replicated") and not axis.shared)
@@ -127,7 +127,7 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
 
 
 def _shares_out(bound: BoundPlan, position: int) -> bool:
-    """Whether the states of most parameters are cut on an axis. Experts, cut along themselves, do not count."""
+    """Whether the states of most parameters are cut on an axis. Experts, cut by expert parallelism, do not count."""
     experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
     numel = {name: bound.graph.types[name].numel for name in bound.parameters if name not in experts}
     update, sizes = bound.plan.training.update, bound.plan.mesh.sizes
@@ -164,10 +164,10 @@ def _norms_cut(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
 
 
 def _zero_shares(bound: BoundPlan) -> tuple[tuple[str, float], ...]:
-    """The ZeRO stages of the parameters, and the share of these that each covers, that of most first:
+    """The ZeRO stages of the parameters, and the share of the parameters that each covers, the largest first:
 
     3 where weights are gathered for use, 2 where the gradient is cut finer than the weight, 1 where only the state is.
-    Experts that are cut over all devices which share out other parameters have nothing left to share.
+    Experts that are cut over all devices that shard other parameters have nothing left to shard.
     """
     sizes: Counter[str] = Counter()
     wanted, shared = _wanted(bound), dict[str, set[int]]()
@@ -191,7 +191,7 @@ def _zero_shares(bound: BoundPlan) -> tuple[tuple[str, float], ...]:
 
 
 def _recomputation(bound: BoundPlan) -> str:
-    """`none`, `full`, or how many blocks are recomputed, and what those keep that do not recompute everything."""
+    """`none`, `full`, or how many blocks are recomputed, and what blocks keep that do not recompute everything."""
     count = bound.blocks.count
     ways: Counter[tuple[str, ...]] = Counter()
     for block in range(count):
@@ -229,7 +229,7 @@ def _offload(bound: BoundPlan) -> str:
 
 
 def _shares(sizes: Counter[str], what: str) -> Iterator[str]:
-    """Which part of something is on the host, and which on a disk."""
+    """The part of something that is on the host, and the part on a disk."""
     whole = sum(sizes.values())
     for home in ("host", "disk"):
         if sizes[home]:

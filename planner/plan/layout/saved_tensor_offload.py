@@ -1,20 +1,20 @@
-"""What blocks that are not recomputed offload between their two passes: what autograd saves.
+"""Activation offload of blocks that are not recomputed: the tensors that autograd saves.
 
-    forward     block 0 | block 1 | block 2 ...       what a block saves leaves while the next one computes
-    backward    ... block 2 | block 1 | block 0       and comes back while the block behind it is differentiated
+    forward     block 0 | block 1 | block 2 ...       what a block saves is offloaded while the next one computes
+    backward    ... block 2 | block 1 | block 0       and prefetched during the backward pass of the block behind it
 
-Offloaded is what the block has made itself and nobody else reads: results of its operators, what these save beside
-them, and copies of what flows in that have another layout. What flows into a block or out of it stays on the device,
-and so do weights. It is known by memory: what shares the memory of something that stays, stays with it.
+A block offloads what it has made itself and no other block reads: results of its operators, tensors that these save
+beside their results, and copies of its inputs in another layout. The inputs and outputs of a block stay on the device,
+and so do weights. Tensors are told apart by their memory: a tensor that shares memory with one that stays, stays too.
 
-A block begins to bring back what the one before it has offloaded. Behind the last block of a row of them nobody does:
-the backward pass waits for what it has offloaded, and the forward pass waits until it has left.
+A block begins to prefetch what the block before it has offloaded. Behind the last block of a run nothing prefetches:
+the backward pass waits for the tensors of that block, and the forward pass waits until they are offloaded.
 """
 
 from planner.plan.binding.bind import BoundPlan
 
 
 def read_elsewhere(bound: BoundPlan, name: str, block: int) -> bool:
-    """Whether anything outside of a block reads what it makes."""
+    """Whether anything outside of a block reads a value that the block makes."""
     readers = bound.graph.consumers.get(name, ())
     return name == bound.graph.loss or any(bound.blocks.block_of(use) != block for use in readers)

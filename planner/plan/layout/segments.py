@@ -1,11 +1,11 @@
 """The segments of a stage: what each run of operators recomputes, gathers, offloads, reads and writes.
 
-    before | block 0 | block 1 | ... | after     a block by itself where it is recomputed, where it offloads what it
-                                                 saves, and everywhere where the plan offloads weights or gathers
-                                                 those of a block together; else it is part of what lies between
+    before | block 0 | block 1 | ... | after     a block is a segment by itself where it is recomputed or offloads what
+                                                 it saves, and everywhere if the plan offloads weights or gathers the
+                                                 weights of a block together; else it is part of a longer segment
 
-Derived here, once for all: the judge, the memory account, the audit and the executor read it. A feature of memory is a
-field more.
+Segments are derived here only: the judge, the memory account, the audit and the executor read them. A memory feature is
+one more field.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,17 +29,15 @@ class Segment:
     """Consecutive operators of a stage, which run as one.
 
     Attributes:
-        operators: their places in the graph, in the order in which they run.
-        block: the block that they are; None of several, and outside of the blocks.
-        recomputed: whether they run again in the backward pass.
-        again: of these the first so many are all that the backward pass needs anything of; 0 where none run again.
-        reads: values that others make, in the order in which they are read.
-        held: parameters and buffers, likewise.
-        writes: what is read after them, or is a result of the stage.
-        home: where activations are between the two passes: of a recomputed segment what of `reads` it `offloads`, of
-            another what autograd saves, beside what flows in and out.
+        operators: their places in the graph, in the order in which they run. block: the block that they are; None for
+        several blocks, and outside of the blocks. recomputed: whether they run again in the backward pass. again:
+        number of operators, from the first on, that the backward pass needs to run again; 0 where none run again.
+        reads: values that other segments make, in the order in which they are read. held: parameters and buffers,
+        likewise. writes: values that later operators read, and results of the stage. home: offload target of
+        activations between the two passes. A recomputed segment offloads those of `reads` that
+            are in `offloads`; another segment what autograd saves, without its inputs and outputs.
         offloads: see `home`.
-        weights: those that come from outside of the device for each pass.
+        weights: offloaded weights that come to the device for each pass.
         gathers: weights that are gathered together when it begins, and whose gradients are reduced together.
     """
 
@@ -62,7 +60,7 @@ class Segment:
 
     @property
     def home_of_saved(self) -> Home:
-        """Where what autograd saves is between the passes; a recomputed segment saves nothing."""
+        """Where saved tensors are between the passes; a recomputed segment saves nothing."""
         return "device" if self.recomputed else self.home
 
     @property
@@ -78,8 +76,8 @@ def segments_of(
     outputs: Collection[str] = (),
     overlaps: Sequence[Overlap] | None = None,
 ) -> tuple[Segment, ...]:
-    """The segments of a stage, in order. `known` is what is gathered together in other stages, `outputs` are values
-    that somebody else wants of it, `overlaps` those of the whole plan, where they are known."""
+    """The segments of a stage, in order. `known` has gathers found for other stages; `outputs` are values
+    that others want of the stage; `overlaps` those of the whole plan, where they are known."""
     known = {} if known is None else known
     results, again = {*_results(bound, cut), *outputs}, replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
@@ -112,7 +110,7 @@ def segments_of(
 
 
 def _behind(bound: BoundPlan, overlaps: Sequence[Overlap]) -> Mapping[int, Sequence[int]]:
-    """Products that run right behind the operator of their overlap, for one stage after the other of a plan."""
+    """Products that run right behind the operator of their overlap, collected stage by stage."""
     found, _ = bound.once(
         ("behind", id(overlaps)), lambda: ({one.at: one.early for one in overlaps if one.early}, overlaps)
     )
@@ -120,7 +118,7 @@ def _behind(bound: BoundPlan, overlaps: Sequence[Overlap]) -> Mapping[int, Seque
 
 
 def segments_by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None = None) -> tuple[tuple[Segment, ...], ...]:
-    """Those of every stage of a plan, whose `overlaps` may be known."""
+    """The segments of every stage of a plan; `overlaps` are its overlaps, where they are known."""
     plan, training = bound.plan, bound.plan.training
     own = (training.update, training.tensor_overlap, training.expert_overlap, training.interleave)
     return bound.once(("segments", plan.stages, plan.schedule, own), lambda: _by_stage(bound, overlaps))
@@ -140,7 +138,7 @@ def _by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None) -> tuple[tup
 
 
 def _runs(bound: BoundPlan, operators: Sequence[int]) -> list[tuple[int | None, tuple[int, ...]]]:
-    """Blocks that are segments by themselves, and None with all others between them."""
+    """Blocks that are segments by themselves, and None with the operators between them."""
     apart = offloads_weights(bound) or bound.plan.training.update.by_block
 
     numbers = bound.blocks.numbers
@@ -156,7 +154,7 @@ def _runs(bound: BoundPlan, operators: Sequence[int]) -> list[tuple[int | None, 
 
 
 def _results(bound: BoundPlan, cut: StageCut) -> Collection[str]:
-    """What outlives a stage: what it hands on, the loss, the new contents of buffers."""
+    """Values that outlive a stage: those that it hands on, the loss, the new contents of buffers."""
     graph, own = bound.graph, set(cut.operators)
     renewed = (content for _, content in graph.updates if graph.producer[content] in own)
     return {*cut.sends, *((graph.loss,) if cut.last else ()), *renewed}

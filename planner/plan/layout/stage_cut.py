@@ -1,4 +1,4 @@
-"""What each stage of a plan holds of the graph, how it lies, and what crosses from one to the next."""
+"""What each stage of a plan holds of the graph, in which layouts, and which values go from one stage to the next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from planner.plan.binding.slices import positional
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCut:
     """What one stage holds: its operators (with the constant ones that it computes for itself), the values that it gets
-    from the stage before and those that it gives to the stage after, the parameters it uses. What only later stages
-    read it gets and gives all the same."""
+    from the stage before and gives to the stage after, and the parameters that it uses. A value that only later stages
+    read is received and passed on all the same."""
 
     stage: int
     stages: int
@@ -56,7 +56,7 @@ def _cut(bound: BoundPlan, ends: Sequence[int], stage: int) -> StageCut:
 
 
 def check_updates(bound: BoundPlan, cuts: Sequence[StageCut]) -> None:
-    """Raise PlannerError where a stage reads a buffer that another one changes: it would not hear of it."""
+    """Raise PlannerError where a stage reads a buffer that another stage changes: it would not get the new contents."""
     graph = bound.graph
     for buffer, content in graph.updates:
         writers = {cut.stage for cut in cuts if graph.producer[content] in cut.operators}
@@ -69,7 +69,7 @@ def check_updates(bound: BoundPlan, cuts: Sequence[StageCut]) -> None:
 
 
 def varying(graph: OperatorGraph) -> tuple[bool, ...]:
-    """Which operators make something that is not the same in every step."""
+    """Which operators make something that differs between steps."""
     if ("varying",) not in graph.derived:
         dependent = graph.data_dependent
         graph.derived["varying",] = tuple(not dependent.isdisjoint(op.results) for op in graph.operators)
@@ -77,8 +77,8 @@ def varying(graph: OperatorGraph) -> tuple[bool, ...]:
 
 
 def _constants(graph: OperatorGraph, own: Sequence[int], given: frozenset[str]) -> list[int]:
-    """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself, but
-    for those that every slice of the sequence is `given`."""
+    """Operators that the stage needs and whose results never change (masks, positions): it computes them itself, except
+    those that every slice of the sequence is `given`."""
     found: set[int] = set()
     varies = varying(graph)
     wanted = [name for at in own for name in graph.operators[at].operands]
@@ -92,8 +92,8 @@ def _constants(graph: OperatorGraph, own: Sequence[int], given: frozenset[str]) 
 
 
 def crossing_values(bound: BoundPlan) -> tuple[tuple[str, ...], ...]:
-    """For each stage of a plan the values that it gets from the one before: made before it, and read in it or behind
-    it, so that it hands them on."""
+    """For each stage of a plan the values that it gets from the stage before: they are made before it, and read in it
+    or in a later stage, to which it passes them on."""
     key = ("crossing", stage_ends(bound))
     if key not in bound.graph.derived:
         bound.graph.derived[key] = _crossing(bound.graph, stage_of_operators(bound), len(bound.plan.stages))

@@ -1,4 +1,4 @@
-"""The tensors of one stage as a rank of it has them: where they come from, how they are moved, how large they are."""
+"""The tensors of one stage as a rank has them: where they come from, how they are redistributed, how large they are."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +25,8 @@ _MATRIX = 2  # dims
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What lies between a producer and a consumer: steps there and steps of the gradient back. What was cut last is
-    copied where a view would keep the whole (`copies`)."""
+    """The redistribution between a producer and a consumer: steps there, and steps of the gradient back. `copies` says
+    that a last slice is copied, because a view would keep the whole tensor."""
 
     there: tuple[Step, ...]
     back: tuple[Step, ...]
@@ -39,18 +39,18 @@ class Move:
 
     @property
     def departs(self) -> bool:
-        """Whether anything is sent, there or back, while others go on (`runtime.comm.redistribute.Transfer`)."""
+        """Whether anything is sent, there or back, asynchronously (`runtime.comm.redistribute.Transfer`)."""
         steps = (*self.there, *self.back)
         return any(step.kind in COLLECTIVES for step in steps) and not any(step.zigzag for step in steps)
 
     def yields(self, steps: Sequence[Step], *, weight: bool) -> bool:
-        """Whether micro-batches that take turns let others go on at these steps, those there or those back: where they
-        send something, and at a weight both ways."""
+        """Whether interleaved micro-batches yield at these steps (those there, or those back): where they send
+        something; at a weight, where both directions do."""
         return self.departs and (weight or any(step.kind in COLLECTIVES for step in steps))
 
 
 def move_of(bound: BoundPlan, at: int, place: int) -> Move:
-    """How the operand at a place of an operator comes to it by itself."""
+    """How an operand comes to its operator, if it is sent by itself."""
     op, graph, mesh = bound.operators[at], bound.graph, bound.plan.mesh
     name, wanted = op.operator.operands[place], op.layouts.operands[place]
     made, shape = bound.promised[name], graph.types[name].shape
@@ -62,14 +62,14 @@ def move_of(bound: BoundPlan, at: int, place: int) -> Move:
 
 
 def viewed(op: Operator, place: int) -> int:
-    """The operand whose memory a result at a place has, of an operator that copies nothing: one each, as of
+    """The operand whose memory a result of an operator that copies nothing has: an operand for each result, as of
     `broadcast_tensors`, or the first."""
     return place if len(op.operands) == len(op.results) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTensors:
-    """Operators are named by their index in the graph, operands by their place in the call."""
+    """The tensors of a stage. Operators are named by their index in the graph, operands by their place in the call."""
 
     bound: BoundPlan
     cut: StageCut
@@ -89,18 +89,19 @@ class StageTensors:
         return frozenset[str]().union(*(segment.gathered for segment in self.segments))
 
     def visit(self, number: int) -> Mapping[str, Bytes]:
-        """Bytes of the offloaded weights that come for a segment."""
+        """Bytes of the offloaded weights that are brought for a segment."""
         names = self.segments[number].weights
         return {name: self.bytes(name, self.shape(name, self.bound.parameters[name].weight)) for name in names}
 
     def ahead(self, number: int, neighbour: int) -> Mapping[str, Bytes]:
-        """Those that come for the next segment while this one runs: none where this one has none itself."""
+        """The weights that are prefetched for the next segment while this one runs: none where this one has none
+        itself."""
         if not 0 <= neighbour < len(self.segments) or not self.segments[number].weights:
             return {}
         return self.visit(neighbour)
 
     def move(self, at: int, place: int) -> Move:
-        """How an operand comes to its operator, if not with others."""
+        """How an operand comes to its operator, if it does not come with others."""
         if self.bound.operators[at].operator.operands[place] in self.together:
             return Move((), (), copies=False)
         if (at, place) not in self._moves:
@@ -119,7 +120,7 @@ class StageTensors:
         return kept[:1] if self.remembers(op) else kept
 
     def remembers(self, op: BoundOperator) -> bool:
-        """Whether an operator writes down its keys and values for later slices of the sequence."""
+        """Whether an operator stores its keys and values for later slices of the sequence."""
         return self.bound.plan.slices > 1 and op.rule.op_class == "attention"
 
     def keys(self, op: BoundOperator) -> Bytes:
@@ -165,7 +166,7 @@ class StageTensors:
 
     def copied(self, op: BoundOperator, operands: Sequence[Lying]) -> list[tuple[int, tuple[int, ...]]]:
         """Places and shapes of the operands of a product that are copied. `torch.matmul` folds their leading dims into
-        one; those of what is multiplied with a frozen matrix only where that takes no copy."""
+        one; those of the factor of a frozen matrix only where that takes no copy."""
         if not op.rule.folds:
             return []
         (first, strides), (second, _) = operands[:2]
@@ -195,18 +196,18 @@ class StageTensors:
         return self._counted(op, op.rule.saved_extra) + self.joined(op)
 
     def _counted(self, op: BoundOperator, works: Iterable[Work]) -> Bytes:
-        """What terms of a rule come to on one device."""
+        """Bytes of the terms of a rule on one device."""
         extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
         return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in works))
 
     def joined(self, op: BoundOperator) -> Bytes:
-        """Bytes that come to be joined to the first operand of an operator, and are kept."""
+        """Bytes that are received to be joined to the first operand of an operator, and kept."""
         return joined_bytes(op.rule, op.strategy, self.bound.plan.mesh)
 
     def inner_scratch(self, op: BoundOperator, *, backward: bool = False) -> Bytes:
-        """Bytes that an operator takes for itself while it runs and sends, of which it makes its results, or gradients,
-        in the end. A copy to which something is joined is there beside them, with what has come, and so is its
-        gradient."""
+        """Bytes that an operator takes for itself while it runs and sends; its results, or gradients, are made from
+        them in the end. Where something is joined to a copy of an operand, the copy and what is received live beside
+        them, and so does the gradient of the copy."""
         mesh = self.bound.plan.mesh
         if not op.rule.inner_scratch or not inner_messages(op.rule, op.strategy, mesh):
             return 0.0

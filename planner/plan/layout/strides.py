@@ -1,4 +1,4 @@
-"""How tensors lie in memory, as strides: what is a view of what, and what has to be copied.
+"""How tensors lie in memory, as strides: which tensors are views of which, and which have to be copied.
 
     (2, 8, 4)          strides (32, 4, 1)     lies without gaps, dims in order
     transposed         (2, 4, 8)              (32, 1, 4)
@@ -48,8 +48,8 @@ def reshaped(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
 
 
 def viewed(rule: Rule, operand: int, result: int, strides: Strides) -> Strides:
-    """Strides of a view whose dims are those of its operand in any order, and others: a part of the dim that is lacking
-    then, or as often the same."""
+    """Strides of a view with the dims of its operand in any order, and others: part of a dim that the view then lacks,
+    or dims of the same tensor repeated."""
     lies = {factors: stride for factors, stride in zip(rule.operands[operand], strides, strict=True) if factors}
     lacking = [factors for factors in lies if factors not in rule.results[result]]
     other = lies[lacking[0]] if len(lacking) == 1 else 0
@@ -63,13 +63,15 @@ def spread(wanted: Shape, shape: Shape, strides: Strides) -> Strides:
 
 
 def spread_back(rule: Rule, operand: int, strides: Strides) -> Strides:
-    """Strides of the gradient of an operand, a view of that of the result: of a view in another order, or of a sum."""
+    """Strides of the gradient of an operand that is a view of the gradient of the result: of a view in another order,
+    or of a sum."""
     lies = {factors: stride for factors, stride in zip(rule.results[0], strides, strict=True) if factors}
     return tuple(lies.get(factors, 0) for factors in rule.operands[operand])
 
 
 def elementwise(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) -> Strides:
-    """Strides of what an elementwise operator makes: without gaps, dims as those of the first operand that tells."""
+    """Strides of the result of an elementwise operator: without gaps, dims in the order of the first operand that has
+    one."""
     each = [spread(shape, *operand) for operand in operands]
 
     def after(one: int, other: int) -> int:

@@ -1,11 +1,11 @@
-"""Which weights a plan offloads, block by block: a block's come before it runs, and leave after it.
+"""Which weights a plan offloads, block by block: they come to the device before their block runs, and leave after it.
 
-    forward     block 0 | block 1 | block 2 ...     while one computes, the weights of the next are under way
+    forward     block 0 | block 1 | block 2 ...     while one computes, the weights of the next are prefetched
     backward    ... block 2 | block 1 | block 0     the same from the other end
 
-So those of two blocks are on the device at a time. A block fetches ahead for its neighbour only if it offloads weights
-itself: beside a block that offloads nothing none are on the device, and the next that offloads waits for its own.
-Weights that stand outside of the blocks, or that several blocks read, stay on the device.
+So the weights of two blocks are on the device at a time. A block prefetches for its neighbour only if it offloads
+weights itself: beside a block that offloads nothing no weights are prefetched, and the next block that offloads waits
+for its own. Weights outside of the blocks, or that several blocks read, stay on the device.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,6 +40,6 @@ def block_of_offloaded(bound: BoundPlan, held: Collection[str]) -> Mapping[str, 
 
 
 def waited_for(offloading: Collection[int], block: int, *, backward: bool) -> bool:
-    """Whether a pass waits for the weights of a block: nobody before it, of those that are `offloading`, fetches
-    ahead."""
+    """Whether a pass waits for the weights of a block: no block before it, of those that are `offloading`, prefetches
+    them."""
     return (block + 1 if backward else block - 1) not in offloading
