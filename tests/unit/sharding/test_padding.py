@@ -151,9 +151,9 @@ def test_rows_of_a_matrix_that_is_turned_by_hand_are_padded_to_whole_words() -> 
 def test_a_plan_says_which_rows_nobody_pads(tmp_path: Path) -> None:
     job = ["--model", "gpt-tiny+vocab_size=20001+num_layers=1", "--devices", "1", "--global-batch", "4"]
     job += ["--hardware", "h200-141gb", "-o", str(tmp_path / "plan.json")]
-    said = "Rows of wte.weight (20,001) are no multiples of 8 (16 bytes): their products take longer"
+    said = "The rows of wte.weight (20,001) are not multiples of 8 (16 bytes), so their matrix products take longer"
     assert said in CliRunner().invoke(app, job).output
-    assert "no multiples of 8" not in CliRunner().invoke(app, [*job, "--pad", "auto"]).output
+    assert "not multiples of 8" not in CliRunner().invoke(app, [*job, "--pad", "auto"]).output
 
 
 def test_rows_are_padded_where_that_is_left_to_the_search_and_products_of_odd_ones_take_longer() -> None:
