@@ -29,12 +29,14 @@ class Segment:
     """Consecutive operators of a stage, which run as one.
 
     Attributes:
-        operators: their places in the graph, in the order in which they run. block: the block that they are; None for
-        several blocks, and outside of the blocks. recomputed: whether they run again in the backward pass. again:
-        number of operators, from the first on, that the backward pass needs to run again; 0 where none run again.
-        reads: values that other segments make, in the order in which they are read. held: parameters and buffers,
-        likewise. writes: values that later operators read, and results of the stage. home: offload target of
-        activations between the two passes. A recomputed segment offloads those of `reads` that
+        operators: their places in the graph, in the order in which they run.
+        block: the block that they are; None for several blocks, and outside of the blocks.
+        recomputed: whether they run again in the backward pass.
+        again: the backward pass needs only this many of them, from the first on, to run again; 0 where none do.
+        reads: values that other segments make, in the order in which they are read.
+        held: parameters and buffers, likewise.
+        writes: values that later operators read, and results of the stage.
+        home: offload target of activations between the two passes. A recomputed segment offloads those of `reads` that
             are in `offloads`; another segment what autograd saves, without its inputs and outputs.
         offloads: see `home`.
         weights: offloaded weights that come to the device for each pass.
