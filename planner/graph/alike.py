@@ -2,13 +2,13 @@
 
 A block is described by everything its forward can read: class, plain attributes, and the types of parameters and
 buffers, of itself and of every module in it, together with the modes of torch it is called under. Blocks with equal
-descriptions compute the same on equal arguments. What cannot be compared for sure (hooks, objects, tensors as plain
-attributes, tensors or methods that belong to somebody else) is alike to nothing. Not seen is a global variable that
-changes between two calls.
+descriptions compute the same on equal arguments. A block with anything that cannot be compared for sure (hooks,
+objects, tensors as plain attributes, tensors or methods that belong to another object) is alike to nothing. A global
+variable that changes between two calls is not seen.
 
-Modules of transformers know which layer they belong to (`layer_idx`), as caches of keys and values ask for it. That is
-no part of a description; so the second and the last block of such a run are traced as well, and compared with the first
-(`planner.graph.repeats`).
+Modules of transformers know which layer they belong to (`layer_idx`), because caches of keys and values ask for it. The
+number is left out of a description; so the second and the last block of a run of such modules are traced as well, and
+compared with the first (`planner.graph.repeats`).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class NotAlikeError(Exception):
 
 @contextlib.contextmanager
 def of_block(path: str) -> Iterator[None]:
-    """While active, a NotAlikeError is one of this block."""
+    """While active, a NotAlikeError gets the path of this block."""
     try:
         yield
     except NotAlikeError as error:
@@ -48,8 +48,8 @@ def of_block(path: str) -> Iterator[None]:
 
 
 def alike_runs(module: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Alike blocks of every ModuleList and Sequential in their order, outermost lists first: neighbours, and those with
-    others between them, as where layers that look at all tokens come after several that look back through a window."""
+    """Alike blocks of every ModuleList and Sequential in their order, outermost lists first. They need not be
+    neighbours: layers that look at all tokens may come after several that look back through a window."""
     covered: list[str] = []
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     parts = [part for _, part in (*tensors, *module.named_modules(remove_duplicate=False))]
@@ -73,7 +73,8 @@ def alike_runs(module: nn.Module) -> Iterator[tuple[str, ...]]:
 
 
 def _description_or_none(block: nn.Module, uses: Counter[int]) -> object:
-    """None for a container that nobody calls, for a block with a part that others have too, and where there is none."""
+    """The description; None for a container that nobody calls, for a block with a part that other blocks have too, and
+    where there is none."""
     parts = [*block.modules(), *block.parameters(), *block.buffers()]
     if isinstance(block, nn.ModuleList | nn.ModuleDict) or any(uses[id(part)] > 1 for part in parts):
         return None
@@ -111,7 +112,7 @@ def _has_number(module: nn.Module) -> bool:
 
 
 def _is_stand_in(value: object) -> bool:
-    """Whether this is the forward that a block has while its model is traced (see `planner.graph.repeats`)."""
+    """Whether this is the stand-in forward of a block while its model is traced (see `planner.graph.repeats`)."""
     return getattr(value, "__module__", None) == "planner.graph.repeats"
 
 
@@ -129,8 +130,8 @@ def tensor_description(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def frozen(value: Any) -> object:
-    """`value` in a form that is equal for values that act alike, at this moment. Raises NotAlikeError for all
-    others."""
+    """`value` in a form that is equal for values that act alike at this moment. Raises NotAlikeError for other
+    values."""
     if value is None or isinstance(value, _PLAIN):
         return type(value), repr(value)
     if isinstance(value, _SAME_EVERYWHERE) or (isinstance(value, types.BuiltinFunctionType) and _unbound(value)):
@@ -152,7 +153,7 @@ def frozen(value: Any) -> object:
 
 
 def _read(value: Any, name: str) -> Any:
-    """A field, which code of others may refuse to read: configs of Gemma 4 do, of what differs between layers."""
+    """A field. Its owner may refuse to read it: configs of Gemma 4 refuse fields that differ between layers."""
     try:
         return getattr(value, name)
     except Exception as error:

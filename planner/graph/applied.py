@@ -1,4 +1,4 @@
-"""A graph whose types are those that PyTorch gives: its operators are applied to tensors without data."""
+"""A check that a graph has the types that PyTorch gives: its operators are applied to tensors without data."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _CUTS: Mapping[str, str | None] = {
     "aten.chunk.default": "chunks",
     "aten.unbind.int": None,
 }
-"""Operators that make as many tensors as numbers say, and which argument says it (None: the extent of the dim)."""
+"""Operators that make as many tensors as an argument says, and which argument (None: the extent of the dim)."""
 
 _KINDS = {
     "dtype": torch.dtype,
@@ -26,8 +26,8 @@ _KINDS = {
 
 
 def check_applied(graph: OperatorGraph, allowed: Container[str]) -> None:
-    """Raise ModelError, naming the operator, where one of PyTorch's own that is `allowed` makes other results of its
-    operands than the graph says, or cannot be applied to them. Others are not applied, equal calls are applied once."""
+    """Raise ModelError, naming the operator, where a PyTorch operator that is `allowed` makes other results of its
+    operands than the graph says, or cannot be applied to them. Other operators are not applied, equal calls once."""
     known: set[tuple[Call, tuple[bool, ...]]] = set()
     for op in graph.operators:
         if not op.op.startswith(_SPACE) or op.op not in allowed:
@@ -49,7 +49,7 @@ def _check(op: Operator, call: Call, said: tuple[TensorType | None, ...]) -> Non
             made = made_by(*arguments, **_without_memory(made_by, arguments, keywords))
     except PlannerError:
         raise
-    except Exception as error:  # kernels that are not ours raise what they like, of numbers that a file may have
+    except Exception as error:  # PyTorch's kernels may raise anything for the numbers of a file
         first = str(error).strip().partition("\n")[0]
         raise ModelError(f"operator '{op.name}': {op.op} cannot be applied to its operands: {first}") from error
     results = made if isinstance(made, tuple | list) else (made,)
@@ -61,8 +61,8 @@ def _check(op: Operator, call: Call, said: tuple[TensorType | None, ...]) -> Non
 def _without_memory(
     made_by: torch._ops.OpOverload, given: Sequence[object], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The keywords of a call whose result takes no memory: what can be made on any device is made on "meta", whatever
-    was written down. Raises TypeError where what is given by position in place of a device is none."""
+    """The keywords of a call whose result takes no memory: a result that can be made on any device is made on "meta",
+    whatever device the call names. Raises TypeError where an argument in the position of a device is none."""
     named = [argument.name for argument in made_by._schema.arguments]
     if "device" not in named:
         return dict(keywords)
@@ -70,13 +70,13 @@ def _without_memory(
     others = {key: value for key, value in keywords.items() if key != "pin_memory"}
     if place >= len(given):
         return others | {"device": meta}
-    if given[place] != meta:  # as which every device is read
+    if given[place] != meta:  # every device is read as meta
         raise TypeError("what is given by position in place of a device is none")
     return others
 
 
 def _pieces(call: Call) -> int:
-    """How many tensors a call cuts one into, at least; 0 where it does not cut. A list of 2**40 is not made."""
+    """How many tensors a call cuts one into, at least; 0 where it does not cut. No list of 2**40 is made to count."""
     if call.op not in _CUTS or not call.operands:
         return 0
     shape, said = call.operands[0].shape, _CUTS[call.op]

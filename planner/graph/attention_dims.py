@@ -4,7 +4,7 @@
     s d            1 1 s d
     b c n s d      (b c) n s d        attention along one dim of an image, in windows
 
-Rules, prices and local implementations know the four.
+Rules, prices and local implementations know only attention with four dims.
 """
 
 from typing import Any
@@ -35,13 +35,13 @@ def attention_of_four_dims(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """What `attend`, in the form of `scaled_dot_product_attention`, makes of tensors that have their four dims."""
+    """The result of `attend`, in the form of `scaled_dot_product_attention`, for tensors that get their four dims."""
     operands = (query, key, value)
     ranks = {operand.dim() for operand in operands}
     if ranks == {_DIMS} or min(ranks) < _MATRIX:  # PyTorch refuses the latter
         plain: torch.Tensor = attend(query, key, value, attn_mask, *args, **kwargs)
         return plain
-    grouped = kwargs.get("enable_gqa", False)  # dims of heads are as they are, and so are those before them
+    grouped = kwargs.get("enable_gqa", False)  # dims of heads, and the dims before them, stay as they are
     leading = query.shape[:-2]
     if not grouped:
         leading = torch.broadcast_shapes(*(each.shape[:-2] for each in operands))  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """`torch.autocast` inside a model: the precision of a plan takes its place.
 
 A plan says in which dtype operators compute (`--precision`), for all devices. A model is traced without data, where
-autocast does nothing or refuses the device ("meta"), and it is compared as it is traced.
+autocast does nothing or refuses the device ("meta"); so the model is also compared without it.
 """
 
 from collections.abc import Iterator

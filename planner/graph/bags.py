@@ -1,13 +1,13 @@
 """Bags of embeddings as one operator with one result: `planner.embedding_bag`.
 
-Exported, the operator has four results, of which three are notes for its own backward pass; and bags that stand in the
-rows of a matrix arrive flattened, with the places at which they begin:
+When exported, the operator has four results, three of which are notes for its own backward pass. Bags that are the rows
+of a matrix arrive flattened, with the places at which they begin:
 
     numbers B K ─> view B K ──────────────┐
                    arange(0, B K, K) B ───┴─> embedding_bag ─> B H, notes        what was exported
     numbers B K ────────────────────────────> planner.embedding_bag ─> B H       what it is
 
-The second can be cut by bags and rescaled. Bags of different lengths keep their flat numbers and their beginnings.
+The second form can be cut by bags and rescaled. Bags of different lengths keep their flat numbers and their beginnings.
 """
 
 from dataclasses import replace
@@ -23,7 +23,8 @@ _DEFAULTS: tuple[Argument, ...] = (None, None, None, False, 0, False, None, Fals
 
 
 def with_bags(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with one operator for each bag whose notes nobody reads; what only the old ones read is gone."""
+    """`graph` with one operator for each bag whose notes are not read; values that only the old operators read are
+    gone."""
     if not any(op.op == _EXPORTED for op in graph.operators):
         return graph
     operators = tuple(_bag(graph, op) if op.op == _EXPORTED else op for op in graph.operators)

@@ -10,7 +10,7 @@ the dataflow is compared block by block: an operand must come from the same plac
 of the block before, from the block's own parameter, or from one and the same value outside. The first block that
 differs ends the run. Cost: O(n^2) comparisons of ids, done by numpy row by row.
 
-A run says what the blocks hand on. Its neighbours in the list of modules that it stands in may be blocks of other kinds
+A run shows which values the blocks hand on. Its neighbours in the same list of modules may be blocks of other kinds
 (`planner.graph.kinds`).
 """
 
@@ -26,7 +26,7 @@ from planner.limits import check, checked
 
 IDENTITY = "planner.identity"
 SHARED = "/shared"
-"""What the name of an identity, and of its result, has behind that of the value."""
+"""What the names of an identity and of its result add to that of the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +52,20 @@ class BlockRun:
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
     """Consecutive blocks: block b has the operators `borders[b]` to `borders[b + 1] - 1`, and blocks of one kind in
-    `kinds` are equal. Kinds are counted in the order in which they first come."""
+    `kinds` are equal. Kinds are numbered in the order of their first blocks."""
 
     borders: tuple[int, ...]
     kinds: tuple[int, ...]
 
     @staticmethod
     def alike(start: int, period: int, count: int) -> "Blocks":
-        """So many equal blocks of `period` operators."""
+        """`count` equal blocks of `period` operators."""
         borders = tuple(start + period * block for block in range(count + 1))
         return Blocks(borders=borders, kinds=(0,) * count) if count else NO_BLOCKS
 
     @property
     def count(self) -> int:
-        """Blocks of all kinds."""
+        """Number of blocks of all kinds."""
         return len(self.kinds)
 
     @property
@@ -140,8 +140,8 @@ def call_ids(graph: OperatorGraph) -> list[int]:
 def _least_carried(graph: OperatorGraph, best: BlockRun) -> BlockRun:
     """The run moved to where the fewest values pass from one block to the next.
 
-    Where the first block does a little more than the others, as that of T5 makes the bias of all, the run begins in the
-    middle of a block, and there more than the hidden states are on their way.
+    Where the first block does a little more than the others, as in T5, where it makes the bias of all blocks, the run
+    would begin in the middle of a block, and more than the hidden states would pass from one block to the next.
     """
     found, fewest = best, _carried(graph, best)
     for shift in checked(range(1, best.period)):
@@ -171,7 +171,8 @@ def _longest_run(equal: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> tuple[i
 def _agreeing(graph: OperatorGraph, run: BlockRun) -> BlockRun:
     """The run cut off before the first block whose dataflow differs from that of the second block.
 
-    Blocks stand one after the other: each reads something of the one before. What is side by side is no run of blocks.
+    Blocks stand one after the other: each reads something from the block before. Parallel branches are no run of
+    blocks.
     """
     expected = _sources_in(graph, run, 1)
     count = 1
@@ -192,7 +193,7 @@ def _sources_in(graph: OperatorGraph, run: BlockRun, block: int) -> list[tuple[s
 
 def operand_sources(graph: OperatorGraph, low: int, high: int, before: int) -> list[tuple[str, object]]:
     """Where each operand of a block, the operators `low` to `high` - 1, comes from, in terms that are equal for equal
-    blocks: "inside" the block, from the one "before" that starts at operator `before` (with the place in it, and the
+    blocks: "inside" the block, from the block "before" that starts at operator `before` (with the place in it, and the
     number of the result), a parameter or buffer of its "own", or "outside"."""
     sources: list[tuple[str, object]] = []
     own: dict[str, int] = {}
@@ -252,7 +253,7 @@ def _identity(op: Operator, name: str, types: dict[str, TensorType]) -> Operator
 
 
 def block_parameters(graph: OperatorGraph, blocks: Blocks, block: int) -> Sequence[str]:
-    """Parameters that only this block uses, in the order of their first use: equal blocks list theirs in the same
+    """Parameters that only this block uses, in the order of their first use; equal blocks list theirs in the same
     order."""
     known = graph.derived.get(("parameters of a block", block))
     if known is not None and known[0] is blocks:

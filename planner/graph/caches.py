@@ -1,8 +1,8 @@
 """Models of transformers without their caches of keys and values, while they are traced.
 
 Their configs say `use_cache` by default: a call makes an object that every layer writes to, for a later call that
-training never makes. Layers that share it could not be traced once for all (`planner.graph.repeats`), as what one
-leaves in it is given to the next.
+training never makes. Layers that share such an object could not be traced once for all (`planner.graph.repeats`),
+because a layer gets what the layer before has left in it.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ _THEIRS = "transformers."
 
 @contextlib.contextmanager
 def without_caches(module: nn.Module) -> Iterator[None]:
-    """While active, configs of transformers inside of `module` say that nothing is cached; a call that says
-    `use_cache=True`, or gives a cache, still has one."""
+    """While active, configs of transformers inside of `module` say that nothing is cached. A call that says
+    `use_cache=True`, or passes a cache, still has a cache."""
     configs = {id(config): config for part in module.modules() if (config := _config(part)) is not None}
     for config in configs.values():
         config["use_cache"] = False

@@ -1,9 +1,9 @@
-"""A short convolution along the steps of each channel, which sees none of what comes later, and SiLU behind it.
+"""A short causal convolution along the steps of each channel, followed by SiLU.
 
     y_t = silu(sum_k w_k x_{t-K+1+k} + bias)
 
-It is one operator, `planner::causal_convolution`, as the kernel of causal-conv1d that models with states call: one pass
-over its operand. That alone is kept for the backward pass, which computes the rest once more.
+It is one operator, `planner::causal_convolution`, like the kernel of causal-conv1d that state-space models call: one
+pass over its operand. Only the operand is kept for the backward pass, which computes the rest once more.
 
     B batch, D channels, S steps, K taps of the stencil
 """

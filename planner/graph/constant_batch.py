@@ -1,4 +1,4 @@
-"""What a model's code computes from the batch size, which a graph at another batch does not follow."""
+"""Numbers that a model's code computes from the batch size, which a graph rescaled to another batch does not follow."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +10,8 @@ from planner.graph.operator_graph import Argument, Operator, OperatorGraph
 def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
     """Compare a graph whose batch was changed with the graph of the same model traced at that batch.
 
-    Raises ModelError for a number among an operator's arguments (`loss * x.shape[0]`) that is another one there, and
-    for a result of another shape. What nobody reads does not count.
+    Raises ModelError for a number among an operator's arguments (`loss * x.shape[0]`) that differs at the other batch,
+    and for a result of another shape. Values that nothing reads do not count.
     """
     fresh = {op.name: op for op in traced.operators}
     for name, kept in rescaled.constants.items():
@@ -51,7 +51,7 @@ def _both(op: Operator, other: Operator) -> Iterator[tuple[Argument, Argument]]:
 
 
 def _same_values(kept: Any, wanted: Any) -> bool:
-    """Whether two constants are the same, where both have values, and of a shape; others meet other shapes."""
+    """Whether two constants are equal, if both have values and one shape; others meet operands of other shapes."""
     if wanted is None or kept.shape != wanted.shape or kept.is_meta or wanted.is_meta:
         return True
     return bool(kept.equal(wanted))

@@ -1,5 +1,5 @@
 """Tensors that a model reads and that are neither parameters nor registered buffers: attributes, and literals of its
-code (`torch.tensor([0, 2])`), whose values tracing has seen."""
+code (`torch.tensor([0, 2])`), whose values are known from tracing."""
 
 from collections.abc import Mapping
 from typing import Any

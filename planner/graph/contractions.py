@@ -4,7 +4,7 @@
 
 The order is that of the arguments, or of the path that a library chose (torch.backends.opt_einsum). A letter of one
 tensor alone is summed before its product is taken (aten/src/ATen/native/Linear.cpp of PyTorch 2.13). So each product is
-priced and cut as one, and what lies between them is kept for the backward pass as PyTorch keeps it.
+priced and cut by itself, and intermediate results are kept for the backward pass as PyTorch keeps them.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ class Equation:
 
 
 def read_equation(text: str, ranks: Sequence[int]) -> Equation:
-    """The equation of operands with so many dims. Raises ModelError where they do not fit, which PyTorch refuses, too,
+    """The equation of operands of these ranks. Raises ModelError where they do not fit, which PyTorch refuses too,
     or where there are more dims than letters."""
     left, arrow, right = text.replace(" ", "").partition("->")
     written = left.split(",")
@@ -80,7 +80,7 @@ class _Operand:
 
 @dataclass
 class _Pairs:
-    """One call; what is made between its products is added to `types`."""
+    """The products of one call; values between its products are added to `types`."""
 
     types: dict[str, TensorType]
     op: Operator
@@ -104,7 +104,7 @@ class _Pairs:
         return made
 
     def _summed(self, one: _Operand, wanted: set[str], made: list[Operator]) -> _Operand:
-        """The tensor without the letters that no other has, which takes its diagonal where a letter stands twice."""
+        """The tensor summed over letters that no other has; where a letter stands twice, its diagonal is taken."""
         if wanted.issuperset(one.letters):
             return one
         kept = "".join(letter for letter in dict.fromkeys(one.letters) if letter in wanted)

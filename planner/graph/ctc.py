@@ -1,11 +1,11 @@
 """Connectionist temporal classification (Graves et al. 2006, ICML: https://www.cs.toronto.edu/~graves/icml_2006.pdf) as
-an operator that runs on tensors without data, which PyTorch's own does not.
+an operator that runs on tensors without data, which PyTorch's own operator does not.
 
     log probabilities T N C, targets N S, how many steps and how many targets count N -> a loss for each sample N
 
 It is known to torch as `planner::ctc_loss` once this module is imported. Samples are independent of each other. The
-sums over all alignments, N T (2 S + 1), are made once more in the backward pass, which keeps the operands alone. Both
-passes are PyTorch's kernels, in float32 at least.
+sums over all alignments, N T (2 S + 1), are computed once more in the backward pass, for which only the operands are
+kept. Both passes are PyTorch's kernels, in float32 at least.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ def ctc_backward(
     blank: int,
     zero_infinity: bool,
 ) -> Tensor:
-    """The gradient of the log probabilities, of that of the losses."""
+    """The gradient of the log probabilities, from the gradient of the losses."""
     losses, sums = _forward(log_probs, targets, steps, lengths, blank, zero_infinity)
     wide = log_probs.to(losses.dtype)
     found: Tensor = torch.ops.aten._ctc_loss_backward.Tensor(
@@ -59,7 +59,7 @@ def _(gradient: Tensor, log_probs: Tensor, *_others: Any) -> Tensor:
 def _forward(
     log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
-    """Losses and the sums over alignments of which they are made."""
+    """Losses, and the sums over alignments that they are made from."""
     wide = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
     made: tuple[Tensor, Tensor] = torch.ops.aten._ctc_loss.Tensor(wide, targets, steps, lengths, blank, zero_infinity)
     return made
@@ -86,7 +86,7 @@ def sums(log_probs: Tensor, targets: Tensor, *_others: Any) -> Tensor:
 
 
 def sums_backward(gradient: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    """The same of the backward pass: the sums from the first step on, and those from the last."""
+    """The same for the backward pass: the sums from the first step on, and those from the last."""
     return sums(*given), sums(*given)
 
 
@@ -99,7 +99,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """`F.ctc_loss` by the operator, where targets are a row for each sample and lengths are tensors; else itself."""
+    """`F.ctc_loss` as the operator, where targets are a row for each sample and lengths are tensors; else unchanged."""
     lengths = (input_lengths, target_lengths)
     single = log_probs.dim() == 2
     if targets.dim() + single != 2 or not all(isinstance(one, Tensor) for one in lengths):

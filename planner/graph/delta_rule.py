@@ -1,9 +1,9 @@
-"""The gated delta rule: linear attention whose state forgets, and corrects what it says of a key (Yang et al. 2024,
-arXiv 2412.06464; with a decay for each channel of the keys Kimi Linear, arXiv 2510.26692).
+"""The gated delta rule: linear attention whose state decays, and corrects the value that it holds for a key (Yang et
+al. 2024, arXiv 2412.06464; with a decay for each channel of the keys Kimi Linear, arXiv 2510.26692).
 
     S_t = S_{t-1} a_t + b_t k_t (v_t - k_t^T S_{t-1} a_t)^T        o_t = S_t^T q_t / sqrt(D)        a_t = exp(decay_t)
 
-Steps are taken in chunks of C, in each of which a triangular system says what all its steps write (c: the sum of decays
+Steps are taken in chunks of C. In each chunk a triangular system gives what all its steps write (c: the sum of decays
 since the chunk began; everything in float32 at least):
 
     (I + tril(b k k^T exp(c_i - c_j), -1)) [u, w] = [b v, b k exp(c)]         n = u - w S
@@ -38,8 +38,8 @@ def composed(
     normalised: bool = False,
     chunk: int = CHUNK,
 ) -> torch.Tensor:
-    """What each step reads, B S H E, of a state that begins with zeros. `decay` is the logarithm of what is left of the
-    state, B S H, or B S H D; with `normalised` queries and keys are brought to length 1."""
+    """What each step reads, B S H E, from a state that begins with zeros. `decay` is the logarithm of the share of the
+    state that remains, B S H, or B S H D; with `normalised` queries and keys are scaled to length 1."""
     return _delta_rule((query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH), normalised, chunk)
 
 
@@ -56,7 +56,7 @@ def _delta_rule(given: Sequence[torch.Tensor], normalised: bool, chunk: int) -> 
     sums = (g if decay.dim() == key.dim() else g.squeeze(-1)).cumsum(3)
     state = v.new_zeros((*v.shape[:2], k.shape[-1], v.shape[-1]))
     read: list[torch.Tensor] = []
-    if sums.dim() < k.dim():  # one decay for all channels: what is inside of chunks is computed for all of them at once
+    if sums.dim() < k.dim():  # one decay for all channels: the inside of all chunks is computed at once
         given = (q, k, sums.unsqueeze(-1), *_inside(q, k, v, b, sums))
         for here_q, here_k, since, *inside in _chunk_by_chunk(given):
             made, state = _across(state, here_q, here_k, since, inside)
@@ -79,15 +79,15 @@ def _in_chunks(tensor: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def _chunk_by_chunk(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Those of each chunk, B H C ..., of B H N C .... They are taken apart at once: the gradient of a lone index is a
-    whole tensor of zeros, which would make the backward pass quadratic in the number of chunks."""
+    """The tensors of each chunk, B H C ..., from B H N C .... They are unbound at once: the gradient of a single index
+    is a whole tensor of zeros, which would make the backward pass quadratic in the number of chunks."""
     return zip(*(one.unbind(2) for one in tensors), strict=True)
 
 
 def _inside(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor, sums: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of chunks ... C D: what steps read of those of their chunk, ... C C; u and w, ... C E and ... C D."""
+    """For chunks ... C D: what steps read of the steps of their chunk, ... C C; u and w, ... C E and ... C D."""
     chunk = q.shape[-2]
     later = torch.ones((chunk, chunk), dtype=torch.bool, device=q.device).triu(1)
     if sums.dim() < k.dim():
@@ -118,7 +118,7 @@ def _across(
 
 
 def _kept_by_chunk(state: torch.Tensor, pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A chunk with a decay for each channel, whose C C D products live while it is computed alone."""
+    """A chunk with a decay for each channel. It is computed alone, because its C C D products live meanwhile."""
 
     def compute(state: torch.Tensor, *pieces: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, _, _, sums = pieces

@@ -7,8 +7,8 @@ from torch.utils import _pytree as pytree
 
 
 def with_samples(arguments: Any, batch: int, count: int) -> Any:
-    """`arguments` with `count` samples: of tensors whose leading dim is `batch` the first ones, or tensors without
-    values where there are fewer."""
+    """`arguments` with `count` samples: the first ones of tensors whose leading dim is `batch`, or tensors without
+    values where these have fewer."""
 
     def cut(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (batch,):

@@ -2,8 +2,8 @@
 
     traced graph ─> experts(..., capacity) ─(with_imbalance)─> experts(..., capacity, 1.25)
 
-Nobody knows before training where tokens will go. So it is assumed, stated in the plan, and takes part in everything
-that is predicted: where experts are divided among devices, the one with the most rows has so many times the average.
+Nobody knows before training where tokens will go. So the maximum expert load is assumed, stated in the plan, and used
+in every prediction: where experts are divided among devices, the fullest device has `imbalance` times the average.
 """
 
 import math
@@ -16,15 +16,15 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 EXPERTS_OPERATOR = "planner.experts.default"
 _TENSORS, _DROPS_NONE = 6, 0
 _GATE = 3
-"""Where the gate stands among the arguments, or nothing where experts have none."""
+"""Position of the gate among the arguments; there is nothing in it where experts have no gate."""
 _BY_NAME = 13, ("gate_bias", "up_bias", "limit", "slope", "offset", "activation")
-"""Settings of experts that are given by name in a graph, and behind how many others they stand in the schema."""
+"""Number of arguments in the schema before the settings of experts that a graph gives by name, and these settings."""
 
 _TOPK = "aten.topk.default"
 _PRODUCTS = frozenset(f"aten.{name}.default" for name in ("linear", "matmul", "mm", "bmm", "addmm", "einsum"))
 
 EVEN = 1.0
-"""Every device has as many rows as any other: assumed. It is what biases and losses of routers aim at (Wang et al.
+"""The assumption that all devices have equally many rows. Biases and losses of routers aim at it (Wang et al.
 2024, arXiv 2408.15664, measure how far the fullest expert is from it), a device with several experts is nearer to it
 than each of them, and benchmarks of speed often force routers to it. A router that was not trained is far from it."""
 
@@ -35,7 +35,7 @@ def matrices_of_experts(op: Operator) -> tuple[str, ...]:
 
 
 def imbalance_fault(imbalance: float) -> Fault | None:
-    """Why an imbalance cannot be, None where it can."""
+    """Why an imbalance is impossible; None where it is possible."""
     if 1.0 <= imbalance < float("inf"):
         return None
     return Fault(
@@ -46,8 +46,8 @@ def imbalance_fault(imbalance: float) -> Fault | None:
 
 
 def with_named_settings(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` whose experts have their biases and what bounds them by name, however they were called, so that what
-    planning sets of them stands behind their matrices alone."""
+    """`graph` whose experts have their biases, and the settings that bound them, by name, however the model passed
+    them. So the settings that planning adds come right behind the matrices."""
     if not any(op.op == EXPERTS_OPERATOR and len(op.arguments) > _BY_NAME[0] for op in graph.operators):
         return graph
     return replace(graph, operators=tuple(_by_name(op) for op in graph.operators))
@@ -64,8 +64,8 @@ def _by_name(op: Operator) -> Operator:
 
 def with_imbalance(graph: OperatorGraph, imbalance: float, *, once: bool = False) -> OperatorGraph:
     """`graph` with this imbalance for all its experts, and whether tokens are sent `once` to each part of the outermost
-    axis over which these are exchanged. Raises RequestError for an imbalance less than 1, and for tokens that are sent
-    once to experts with a capacity."""
+    axis over which experts are exchanged. Raises RequestError for an imbalance less than 1, and for tokens that are
+    sent once to experts with a capacity."""
     refuse(imbalance_fault(imbalance), RequestError)
     if imbalance == EVEN and not once:
         return graph
@@ -87,9 +87,9 @@ def _uneven(graph: OperatorGraph, op: Operator, imbalance: float, once: bool) ->
 
 
 def router_groups(graph: OperatorGraph, op: Operator) -> tuple[int, int]:
-    """Into how many groups the router of an operator divides experts, and of how many it chooses any; 1 and 1 where it
-    has none. It tells groups by their scores: among what the choices come from is a choice of the best groups, one of
-    so many for each token."""
+    """The number of groups into which the router of an operator divides experts, and the number of groups that it
+    chooses from; 1 and 1 where it has no groups. Groups show in the router's operators: its choices come from a choice
+    of the best groups for each token."""
     chosen, experts = graph.types[op.operands[2]], graph.types[op.operands[3]].shape[0]
     waiting, seen = [op.operands[2]], set[str]()
     while waiting:

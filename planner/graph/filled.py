@@ -1,11 +1,11 @@
-"""Tensors that are filled piece by piece, as the join of the pieces.
+"""Tensors that are filled piece by piece, rewritten as the join of the pieces.
 
     zeros ─ slice_scatter a at 0:n ─ slice_scatter b at n:m ─>        as it was exported
     cat(a, b) ─>                                                      as it is kept
 
 (Keys of multi-head latent attention in transformers: an empty tensor, into which the part of each head and the part
-that all share are copied.) Where pieces fill all of a dim, whatever they are put into is overwritten. Piece by piece
-the whole passes memory once for each piece, and zeros before.
+that all share are copied.) Where pieces fill all of a dim, the content of the tensor before is overwritten. Piece by
+piece, the whole passes memory once for each piece, and once for the zeros.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ _NAMES = ("self", "src", "dim", "start", "end", "step")
 
 
 def with_filled_joined(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with a join for each tensor whose pieces fill it; what only the old operators read is gone."""
+    """`graph` with a join for each tensor that pieces fill; values that only the old operators read are gone."""
     reader = _Reader(graph)
     found = {op.name: made for op in graph.operators if op.op == _PUT and (made := reader.joined(op)) is not None}
     return replaced(graph, found)
@@ -40,7 +40,7 @@ class _Reader:
     graph: OperatorGraph
 
     def joined(self, last: Operator) -> Operator | None:
-        """The join in the place of the last of several pieces; None where they do not fill a dim, each place once."""
+        """The join in place of the last of several pieces; None where they do not fill a dim, each place once."""
         types, pieces = self.graph.types, list[_Piece]()
         made = types[last.results[0] or ""]
         op: Operator | None = last
@@ -48,7 +48,7 @@ class _Reader:
             pieces.append(piece)
             op = self._made(piece.base)
         while pieces and not _fill(pieces, made.shape[pieces[0].dim]):
-            pieces.pop()  # what stood there before may be put together by the others
+            pieces.pop()  # others may fill what stood there before
         if not pieces or any(types[piece.value].dtype != made.dtype for piece in pieces):
             return None
         in_order = sorted(pieces, key=lambda piece: piece.start)
@@ -68,7 +68,7 @@ class _Reader:
         return _Piece(base=base.name, value=self._copied(value.name), dim=dim, start=start, stop=stop)
 
     def _copied(self, name: str) -> str:
-        """What a value of the same shape and dtype is a copy of."""
+        """The value of the same shape and dtype that a value is a copy of."""
         op, types = self._made(name), self.graph.types
         source = op.arguments[1] if op is not None and op.op == _COPY else None
         if not isinstance(source, ValueRef):
@@ -82,7 +82,7 @@ class _Reader:
 
 
 def _place(said: Argument | None, usual: int, extent: int) -> int:
-    """Where a slice begins or ends: from behind where it is less than 0, and never outside."""
+    """Where a slice begins or ends: counted from the end where it is negative, and never outside."""
     place = said if isinstance(said, int) else usual
     return min(max(0, place + extent if place < 0 else place), extent)
 

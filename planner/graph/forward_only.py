@@ -5,12 +5,12 @@
     without_updates     the same, without the operators that made new contents of buffers
     frozen              no parameter is trainable: nothing has a gradient
 
-That is what `model.eval()` under `torch.no_grad()` computes, read off the graph that was traced for training. A model
-that asks `self.training` itself was traced where that is true: such a branch stays as it was traced. A batch norm
-without running statistics has those of the batch in both modes. Routers of the zoo have no loss of their own.
+This is what `model.eval()` under `torch.no_grad()` computes, derived from the graph that was traced for training. A
+model that reads `self.training` itself was traced where that is true: such a branch stays as it was traced. A batch
+norm without running statistics uses those of the batch in both modes. Routers of the zoo have no loss in evaluation.
 
-Whatever is derived of a graph follows: no operator of a frozen graph has a backward pass or saves anything, and no
-parameter has a gradient to reduce, or states of an optimizer.
+Everything derived from a graph follows: no operator of a frozen graph has a backward pass or saves anything, and no
+parameter has a gradient to reduce, or optimizer states.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ from planner.graph.random_ops import CHANCES
 from planner.graph.updates import UPDATE
 
 _COUNTS = "planner.expert_loads.default"
-"""Counts choices for the loss and the bias of a router, which it has in training alone (`planner.models.router`)."""
+"""Counts choices for the loss and the bias of a router, only in training (`planner.models.router`)."""
 
 _TRAINS: Mapping[str, int] = {"aten._native_batch_norm_legit_functional.default": 5}
 """Operators that take running statistics where they do not train, by the position of the argument that says so."""
 
 
 def evaluating(graph: OperatorGraph) -> OperatorGraph:
-    """The graph as a model computes it that is evaluated; the very same object where that is no other. Operators keep
-    their names and places, also those that would make new contents of buffers, of which nobody reads any more."""
+    """The graph of a model in evaluation; the same object where that makes no difference. Operators keep
+    their names and places, also those that would make new contents of buffers, which nothing reads then."""
     operators = tuple(map(_evaluated, graph.operators))
     if not graph.updates and all(new is old for new, old in zip(operators, graph.operators, strict=True)):
         return graph
@@ -39,7 +39,7 @@ def evaluating(graph: OperatorGraph) -> OperatorGraph:
 
 
 def without_updates(graph: OperatorGraph) -> OperatorGraph:
-    """The graph of a model that is never trained: as `evaluating`, and nothing in it is about contents of buffers."""
+    """The graph of a model that is never trained: as `evaluating`, and without operators for contents of buffers."""
     found = evaluating(graph)
     made = {name for op in found.operators if op.op == UPDATE for name in op.results if name is not None}
     if not made:
@@ -52,7 +52,7 @@ def without_updates(graph: OperatorGraph) -> OperatorGraph:
 
 
 def frozen(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with no parameter, and no row of a table elsewhere, that is trained."""
+    """The graph in which no parameter, and no row of a table elsewhere, is trained."""
     graph = without_gradient_starts(graph)
     return replace(
         graph,

@@ -1,15 +1,15 @@
-"""Linear layers whose products are computed in fp8, as the graph that plans speak about has them.
+"""Linear layers whose products are computed in fp8, in the graph that plans are made for.
 
     traced     x, W ─────> linear ─────────────> y
     with fp8   x, W ─┬─> q(x), q(W) ─> product ─> y        q   cast to e4m3, divided by a scale first
                      └─────────────── kept for the backward pass, as they are
 
 Weights, activations, gradients and everything between products stay in the precision of the training. A recipe says
-what one scale is for, what gradients are cast to, and whether weight gradients are products in fp8, too. The names are
+what one scale covers, what gradients are cast to, and whether weight gradients are products in fp8, too. The names are
 those of torchao:
 
     tensorwise           a scale for each tensor           gradients in e5m2    all three products in fp8
-    delayed              the same, of steps before         gradients in e5m2    all three products in fp8
+    delayed              the same, from earlier steps      gradients in e5m2    all three products in fp8
     rowwise              a scale for each row or column    gradients in e4m3    all three products in fp8
     rowwise_with_gw_hp   a scale for each row or column    gradients in e4m3    weight gradients as without fp8
     blockwise            a scale for 128 of a row, and     gradients in e4m3    all three products in fp8; those of
@@ -17,20 +17,20 @@ those of torchao:
     mxfp8                a power of two for 32 of a    gradients in e4m3    all three products in fp8
                          row, of either operand
 
-Blocks are those of DeepSeek-V3 (`blockwise` in Transformer Engine), which has one for 128 tokens in its weight
-gradients, too: which tokens come together depends on the plan there, so a column has one scale here. Scales are those
-of the tensors as they are now ("current" or "dynamic" scaling), but for `delayed`. Lines of 32 are those of
-the OCP Microscaling Formats; those of weight gradients are of 32 tokens of a sample. A scale is that of the whole
+Blocks are those of DeepSeek-V3 (`blockwise` in Transformer Engine), which also has a scale for 128 tokens in its weight
+gradients. Which tokens share such a block would depend on the plan, so a column has one scale here. Scales are computed
+from the current tensors ("current" or "dynamic" scaling), except for `delayed`. Lines of 32 are those of
+the OCP Microscaling Formats; those of weight gradients are of 32 tokens of a sample. A scale covers the whole
 tensor, row, column or block, however a plan cuts it: devices that have pieces of it agree on the largest element, so
 that a plan computes what the unsharded model computes under the same recipe.
 
-What is in fp8 are linear layers with trainable weights inside the repeated blocks (all but the last one where nothing
-repeats), and where that is asked for (`experts`) the experts: a scale for a tensor is then one for the rows, or the
-matrix, of each expert. Out of it stay those whose names match a pattern of those that are left out; the search leaves
-out what is faster so (`planner.strategy_search.request.fp8_layers`). Embeddings, heads, routers of experts and
-attention are not in fp8. Tokens may be sent to experts in fp8 (`dispatch`), whatever the experts compute in: e4m3 with
-a scale for 128 elements of a token; so are the gradients of what becomes of them, and what comes back is not
-(DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.3).
+Linear layers with trainable weights inside the repeated blocks are in fp8 (all but the last one where nothing repeats).
+If asked for (`experts`), so are the experts: a scale for a tensor then covers the rows, or the matrix, of each expert.
+Layers whose names match a pattern of `left_out` are excluded; the search also leaves out layers that are faster without
+fp8 (`planner.strategy_search.request.fp8_layers`). Embeddings, heads, routers of experts and attention are not in fp8.
+Tokens may be sent to experts in fp8 (`dispatch`), whatever the experts compute in: e4m3 with a scale for 128 elements
+of a token. The gradients of the experts' results are sent so, too; what comes back from the experts is not (DeepSeek-AI
+2024, arXiv 2412.19437, section 3.3.3).
 
 Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433 (e4m3 forward, e5m2 for gradients,
 one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of recipes).
@@ -54,32 +54,32 @@ from planner.matching import matches
 _LINEAR = "aten.linear.default"
 _PREFIX = "planner.fp8_linear."
 _TENSORS, _SETTINGS = 6, (0, 1.0, False, 1, 1)
-"""Of an operator with experts: its tensors, and its settings where they are as usual (`planner.models.experts`)."""
+"""Arguments of an operator with experts: its tensors, and its usual settings (`planner.models.experts`)."""
 _FIRST, _RECIPE = 3, 11
-"""Among its operands the first of its matrices, and among its arguments its recipe."""
+"""The place of its first matrix among its operands, and of its recipe among its arguments."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-"""Of a block, in the name of a weight."""
+"""The number of a block in the name of a weight."""
 IN_FP8 = "weight_in_fp8"
-"""The keyword of a linear layer in fp8 whose weight is cast where it is stored, and travels so."""
+"""The keyword of a linear layer in fp8 whose weight is cast where it is stored, and gathered in fp8."""
 _WORDS = 16
-"""Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
+"""Extents of products in fp8 are multiples of this many elements, as the kernels of devices demand."""
 _LONGEST, _WIDEST = 2**16, 64
 """Most steps of a history, and the largest margin."""
 
 
 WORD = "fp8"
-"""Among precisions: the usual recipe."""
+"""The precision that stands for the usual recipe."""
 
 USUAL = "tensorwise"
-"""What `--precision fp8` means: the fastest one, and what torchao and Transformer Engine do unless told otherwise."""
+"""The recipe that `--precision fp8` means: the fastest one, and the default of torchao and Transformer Engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """Which linear layers are computed in fp8, and how: the name of a recipe, none without one; patterns of the names
-    of operators, modules or weights that are `left_out`; whether weights of blocks are `gathered` in fp8; whether
-    `experts` are, too, and tokens on their way to them (`dispatch`). Delayed scales are those of the largest elements
-    of `history` steps, times 2 to the `margin`."""
+    """Which linear layers are computed in fp8, and how: the name of a recipe, or none; patterns of the names of
+    operators, modules or weights that are `left_out`; whether weights of blocks are `gathered` in fp8; whether
+    `experts` are in fp8, and tokens that are sent to them (`dispatch`). Delayed scales are those of the largest
+    elements of `history` steps, times 2 to the `margin`."""
 
     recipe: str = ""
     left_out: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Fp8:
 
     @property
     def delayed(self) -> bool:
-        """Whether scales are those of steps before."""
+        """Whether scales are those of earlier steps."""
         recipe = RECIPES.get(self.recipe)
         return recipe is not None and recipe.delayed
 
@@ -111,8 +111,8 @@ class Fp8:
 NO_FP8 = Fp8()
 
 GATHERED = ("tensorwise", "delayed", "blockwise")
-"""Recipes whose weights may be gathered in fp8: one cast is that of the forward product and of the backward one, which
-is not so of scales for rows or lines, along what a product sums."""
+"""Recipes whose weights may be gathered in fp8: the forward and the backward product use the same cast. Scales for rows
+or lines, along the sum of a product, differ between the two."""
 
 ALL_LAYERS = ("*",)
 """The pattern that means every linear layer."""
@@ -121,13 +121,13 @@ _FP32 = 4  # bytes
 
 
 def history_bytes(fp8: Fp8, scales: Sequence[int] = (LAYER_TENSORS,)) -> float:
-    """Bytes that a device has of what has so many delayed `scales` (`delayed_scales`): for each the largest elements of
-    the steps before, that of this step, and the scale (`runtime.ops.delayed_scales`)."""
+    """Bytes on a device for tensors with these delayed `scales` (`delayed_scales`): for each scale the largest elements
+    of earlier steps, that of this step, and the scale (`runtime.ops.delayed_scales`)."""
     return float(math.prod(scales) * (fp8.history + 2) * _FP32)
 
 
 def fp8_fault(fp8: Fp8) -> Fault | None:
-    """Why nothing can be computed so, None where it can."""
+    """Why these settings are impossible; None where they are possible."""
     if fp8.recipe and fp8.recipe not in RECIPES:
         reason = f"is no recipe; take one of {', '.join(RECIPES)}"
         return Fault(option="fp8", value=repr(fp8.recipe), reason=reason)
@@ -144,7 +144,7 @@ def fp8_fault(fp8: Fp8) -> Fault | None:
 
 
 def _history_fault(fp8: Fp8) -> Fault | None:
-    """Why scales cannot be delayed so."""
+    """Why scales cannot be delayed with these settings."""
     for option, value, usual, low, high in (
         ("fp8_history", fp8.history, HISTORY, 1, _LONGEST),
         ("fp8_margin", fp8.margin, 0, -_WIDEST, _WIDEST),
@@ -167,8 +167,8 @@ def chosen(
     history: int | None = None,
     margin: int | None = None,
 ) -> tuple[str | None, Fp8]:
-    """The precision of everything else, None where that is left to the machine, and what is in fp8: "fp8" is no
-    precision of its own, but stands for the usual recipe."""
+    """The precision of everything else, None where that is left to the machine, and what is in fp8. "fp8" is no
+    precision of its own: it stands for the usual recipe."""
     known = recipe or (USUAL if precision == WORD else "")
     return None if precision == WORD else precision, Fp8(
         recipe=known,
@@ -187,7 +187,7 @@ def recipe_of(op: Operator) -> Recipe | None:
 
 
 def reads_fp8(op: Operator) -> bool:
-    """Whether a linear layer in fp8 gets its weight in fp8, as it travels."""
+    """Whether a linear layer in fp8 gets its weight in fp8, as it is gathered."""
     return recipe_of(op) is not None and bool(dict(op.keywords).get(IN_FP8))
 
 
@@ -210,8 +210,8 @@ def is_linear(op: Operator) -> bool:
 
 
 def delayed_scales(operators: Iterable[Operator], types: Mapping[str, TensorType]) -> dict[str, tuple[int, ...]]:
-    """How many scales are those of steps before: of linear layers one for each of their tensors, by the weight, which
-    several may share; of experts one for each tensor of each expert, by the first of their matrices."""
+    """The shapes of delayed scales. Linear layers have a scale for each of their tensors, under the name of the weight,
+    which several layers may share; experts have a scale for each tensor of each expert, under their first matrix."""
     found: dict[str, tuple[int, ...]] = {}
     for op in operators:
         name = delayed_weight(op)
@@ -225,7 +225,7 @@ def delayed_scales(operators: Iterable[Operator], types: Mapping[str, TensorType
 
 
 def scales_on_their_way(operators: Iterable[Operator], types: Mapping[str, TensorType]) -> dict[str, tuple[int, ...]]:
-    """How many scales the weights have that travel in 8 bits by scales of the step itself, by their names: one, (), or
+    """The shapes of the scales of weights that are gathered in 8 bits by current scales, by name: one, (), or
     one for each 128 x 128."""
     found: dict[str, tuple[int, ...]] = {}
     for op in operators:
@@ -237,7 +237,7 @@ def scales_on_their_way(operators: Iterable[Operator], types: Mapping[str, Tenso
 
 
 def read_in_fp8(graph: OperatorGraph) -> Sequence[str]:
-    """Weights that linear layers of a graph get in fp8, as they travel, by name."""
+    """Names of weights that linear layers of a graph get in fp8, as they are gathered."""
     if ("read in fp8",) not in graph.derived:
         graph.derived["read in fp8",] = sorted({op.operands[1] for op in graph.operators if reads_fp8(op)})
     return cast("Sequence[str]", graph.derived["read in fp8",])
@@ -258,7 +258,7 @@ def scales_of(graph: OperatorGraph) -> Mapping[str, tuple[int, ...]]:
 
 
 def delayed_weight(op: Operator) -> str | None:
-    """The weight by which scales of steps before are called that an operator has; None where it has none."""
+    """The weight under which the delayed scales of an operator are kept; None where it has none."""
     recipe, place = (experts_recipe(op), _FIRST) if op.op == EXPERTS_OPERATOR else (recipe_of(op), 1)
     return None if recipe is None or not recipe.delayed else op.operands[place]
 
@@ -279,7 +279,7 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
     """`graph` with linear layers in fp8, of the operators `inside` the repeated blocks, or of all but the last where
     there are none.
 
-    Raises RequestError where no linear layer can be in fp8, a pattern of those that are left out matches none, or one
+    Raises RequestError where no linear layer can be in fp8, where a `left_out` pattern matches none, or where a layer
     that is not left out is computed by every replica by itself.
     """
     if not fp8:
@@ -322,7 +322,7 @@ def is_in_fp8(op: Operator) -> bool:
 
 
 def without_fp8(op: Operator) -> Operator:
-    """A linear layer in fp8, or experts, as without it; tokens are sent to these as before."""
+    """A linear layer in fp8, or experts, without fp8; tokens are sent to experts as before."""
     assert is_in_fp8(op)
     if op.op == EXPERTS_OPERATOR:
         return replace(op, arguments=(*op.arguments[:_RECIPE], "", *op.arguments[_RECIPE + 1 :]))
@@ -330,27 +330,28 @@ def without_fp8(op: Operator) -> Operator:
 
 
 def weight_of(op: Operator) -> str:
-    """The weight of a linear layer; of experts the first of their matrices."""
+    """The weight of a linear layer; the first matrix of experts."""
     return op.operands[_FIRST if op.op == EXPERTS_OPERATOR else 1]
 
 
 def leaving_out(graph: OperatorGraph, fp8: Fp8) -> OperatorGraph:
-    """A graph with linear layers in fp8, and experts, without those that `fp8` leaves out; without any where it has no
-    recipe."""
+    """A graph with linear layers and experts in fp8, without fp8 in those that `fp8` leaves out; everywhere where it
+    has no recipe."""
     changed = [without_fp8(op) if is_in_fp8(op) and not _stays(op, fp8) else op for op in graph.operators]
     same = all(one is other for one, other in zip(changed, graph.operators, strict=True))
     return graph if same else replace(graph, operators=tuple(changed))
 
 
 def _stays(op: Operator, fp8: Fp8) -> bool:
-    """Whether a linear layer, or experts, that are in fp8 are so by these words, too."""
+    """Whether a linear layer, or experts, that are in fp8 stay so under `fp8`."""
     return bool(fp8) and not is_left_out(op, fp8) and (fp8.experts or op.op != EXPERTS_OPERATOR)
 
 
 def also_left_out(graph: OperatorGraph, fp8: Fp8, plain: Collection[int]) -> Fp8:
-    """What says of a graph with linear layers and experts in `fp8` that those at some places are computed without it,
-    too: by the patterns of their weights, `*` for numbers of blocks, where these mean nothing else in fp8; nothing in
-    fp8 where none is left. Without experts in fp8 nothing is said of them."""
+    """The settings under which, in a graph with linear layers and experts in `fp8`, the operators at some places are
+    computed without it, too. They are left out by patterns of their weights, with `*` for numbers of blocks where that
+    matches nothing else in fp8; there is no recipe where nothing in fp8 is left. Without experts in fp8 no pattern is
+    about experts."""
     places = [at for at, op in enumerate(graph.operators) if is_in_fp8(op)]
     if len(plain) == len(places) and not fp8.dispatch:
         return NO_FP8
@@ -376,7 +377,7 @@ def experts_of(graph: OperatorGraph) -> tuple[int, ...]:
 
 
 def check_patterns(graph: OperatorGraph, could: Sequence[int], patterns: Sequence[str], option: str) -> None:
-    """Raise RequestError for a pattern that means none of the linear layers, and experts, that could be in fp8."""
+    """Raise RequestError for a pattern that matches no linear layer, and no experts, that could be in fp8."""
     for pattern in patterns:
         if not any(_is_meant(graph.operators[at], pattern) for at in could):
             names = [weight_of(graph.operators[at]) for at in could]
@@ -385,8 +386,8 @@ def check_patterns(graph: OperatorGraph, could: Sequence[int], patterns: Sequenc
 
 
 def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8) -> list[Operator]:
-    """The operators, with what is said of experts in their settings. Raises RequestError without experts, for those
-    whose weights are frozen, or parts of others, or whose extents no product in fp8 takes, and for those with a
+    """The operators, with fp8 in the settings of experts. Raises RequestError where there are no experts, and for
+    experts whose weights are frozen, or parts of others, whose extents no product in fp8 takes, or which have a
     capacity."""
     option = "fp8_experts" if fp8.experts else "fp8_dispatch"
     if not any(op.op == EXPERTS_OPERATOR for op in operators):
@@ -431,13 +432,12 @@ def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_left_out(op: Operator, fp8: Fp8) -> bool:
-    """Whether a linear layer, or experts, are among those that are left out."""
+    """Whether a linear layer, or experts, are left out."""
     return is_meant(op, fp8.left_out)
 
 
 def is_meant(op: Operator, patterns: Sequence[str]) -> bool:
-    """Whether a linear layer, or experts, are meant by one of some patterns of names of operators, modules or
-    weights."""
+    """Whether a pattern matches a linear layer or experts, by the names of operators, modules or weights."""
     return any(_is_meant(op, pattern) for pattern in patterns)
 
 

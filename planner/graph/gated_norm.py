@@ -1,10 +1,10 @@
-"""A norm that is multiplied with a gate (Gated DeltaNet and Kimi Delta Attention have it behind what they read).
+"""A norm that is multiplied with a gate (Gated DeltaNet and Kimi Delta Attention have it behind their attention).
 
     y = x / sqrt(mean(x^2) + epsilon) weight a(gate)        a: SiLU, or the sigmoid alone
 
-It is one operator, `planner::gated_rms_norm`, over the last dim, computed in float32 at least, as the kernel of
-flash-linear-attention: one pass over x and the gate, where norm, activation and product are three and keep twice as
-much. The two alone are kept for the backward pass, which computes the rest once more.
+It is one operator, `planner::gated_rms_norm`, over the last dim, computed in float32 at least, like the kernel of
+flash-linear-attention: one pass over x and the gate. Norm, activation and product would be three passes and keep twice
+as much. Only x and the gate are kept for the backward pass, which computes the rest once more.
 
     mul(rms_norm(x, weight), silu(gate))        as it was traced, with casts or without
     gated_rms_norm(x, gate, weight)             as it is kept (`with_gated_norms`)
@@ -28,7 +28,7 @@ _SILU, _SIGMOID = "aten.silu.default", "aten.sigmoid.default"
 def composed(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, epsilon: float, silu: bool
 ) -> torch.Tensor:
-    """Of the shape and dtype of x."""
+    """Result of the shape and dtype of x."""
     wide = torch.promote_types(x.dtype, torch.float32)
     scale = None if weight is None else weight.to(wide)
     normed = F.rms_norm(x.to(wide), x.shape[-1:], scale, epsilon)
@@ -42,14 +42,14 @@ gated_rms_norm = recomputed(
 
 
 def with_gated_norms(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with one operator for each norm that is multiplied with a gate, where nothing else reads the two."""
+    """`graph` with one operator for each norm that is multiplied with a gate, where nothing else reads norm or gate."""
     reader = Reader(graph)
     found = dict(gated for op in graph.operators if op.op == _MULTIPLY and (gated := _gated(reader, op)) is not None)
     return replaced(graph, found)
 
 
 def _gated(reader: Reader, product: Operator) -> tuple[str, Operator] | None:
-    """The product of a norm and a gate: the name of its last operator, and the one in its place."""
+    """The product of a norm and a gate: the name of its last operator, and the operator in its place."""
     if len(product.operands) != 2:
         return None
     for first, second in (product.operands, product.operands[::-1]):

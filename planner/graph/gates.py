@@ -1,10 +1,10 @@
-"""Activations of gates: what a compiler computes within the product behind it.
+"""Activations of gates, which a compiler computes within the product behind them.
 
     x ─ linear ─ silu ─┐
     x ─ linear ────────┴ mul ─ linear        silu is folded: mul reads what silu reads, and writes no more
     x ─ conv ─── silu ─── scan               is a kernel of its own: nothing is multiplied
 
-(`SwiGLU`: Shazeer 2020, arXiv 2002.05202.) An activation is folded whose result a product alone reads, elementwise and
+(`SwiGLU`: Shazeer 2020, arXiv 2002.05202.) An activation is folded if only an elementwise product reads its result,
 with another tensor of the same shape; casts and views may stand between.
 """
 
@@ -17,7 +17,7 @@ _PASSED_ON = frozenset({
     "aten.to.dtype", "aten._to_copy.default", "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default",
     "aten.flatten.using_ints", "aten.unflatten.int", "aten.transpose.int", "aten.permute.default",
 })  # fmt: skip
-"""What may stand between."""
+"""Operators that may stand between."""
 
 
 def folded_activations(graph: OperatorGraph) -> frozenset[str]:
@@ -30,7 +30,7 @@ def folded_activations(graph: OperatorGraph) -> frozenset[str]:
 
 
 def _multiplied(graph: OperatorGraph, op: Operator) -> bool:
-    """Whether all that reads the result is a product with another tensor of its shape."""
+    """Whether only products with another tensor of its shape read the result."""
     while True:
         name = op.results[0]
         readers = graph.consumers.get(name or "", ())

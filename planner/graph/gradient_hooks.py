@@ -1,7 +1,7 @@
-"""Hooks of a model that autograd calls: no plan would call them.
+"""Refuses hooks that autograd calls: no plan would call them.
 
-A plan computes gradients of pieces, on several devices, of tensors of its own. Hooks of the forward pass are part of
-what is traced.
+A plan computes gradients of its own tensors, in pieces, on several devices. Hooks of the forward pass are traced like
+everything else.
 """
 
 from torch import nn

@@ -3,9 +3,9 @@
     tokens ─> embedding (frozen) ─> start ─┬─> block 0 ─> block 1 ─> ...     adapters (LoRA) in every block
                                            `── requires a gradient from here on
 
-What a frozen embedding makes needs no gradient, so the first of many equal blocks would differ from the others: no
-pipeline divides the rest of them evenly. The gradient of its input is computed as that of the others, and nobody
-reads it, as with `enable_input_require_grads` of transformers; Megatron's linear layers compute it in any case.
+The result of a frozen embedding needs no gradient, so the first of many equal blocks would differ from the others, and
+no pipeline could divide the rest of them evenly. Therefore the gradient of its input is computed as in the others, and
+nothing reads it, as with `enable_input_require_grads` of transformers; Megatron's linear layers always compute it.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from planner.graph.blocks import find_run, operand_sources
 from planner.graph.operator_graph import STARTING, Operator, OperatorGraph, ValueRef
 
 _FEWEST = 3
-"""Blocks of which the first costs little beside the others."""
+"""From this number of blocks on the first costs little beside the others."""
 
 
 def with_gradient_starts(graph: OperatorGraph) -> OperatorGraph:
@@ -41,7 +41,7 @@ def with_gradient_starts(graph: OperatorGraph) -> OperatorGraph:
 
 
 def without_gradient_starts(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` as it is where nothing is trained."""
+    """`graph` for a model of which nothing is trained."""
     names = {op.name: op.operands[0] for op in graph.operators if op.op == STARTING}
     if not names:
         return graph
@@ -53,8 +53,8 @@ def without_gradient_starts(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _started(graph: OperatorGraph, starting: list[str], at: int) -> OperatorGraph:
-    """With an operator for each of these values before the block that begins at `at`; what comes before reads them as
-    they are."""
+    """The graph with an operator for each of these values before the block that begins at `at`; earlier operators read
+    the values themselves."""
     names = {name: f"{name} with gradient" for name in starting}
     starts = tuple(
         Operator(

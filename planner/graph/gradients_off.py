@@ -3,8 +3,8 @@
     with torch.no_grad():                   traced as
         target = self.teacher(x)            target = detach(teacher(x))
 
-A model is traced without autograd, so that such a region would leave no trace. While this is active, results of what
-runs in one are detached; detaches of what has no gradient anyway are taken out afterwards, as most such regions compute
+A model is traced without autograd, where such a region would leave no trace. While this is active, results of operators
+in such a region are detached. Detaches of values without gradients are removed afterwards, as most such regions compute
 positions and masks.
 """
 
@@ -26,15 +26,15 @@ from planner.graph.unread import rewired, without_unread
 
 
 class GradientsOff(TorchFunctionMode):
-    """While active, what is computed where a model switches gradients off is detached."""
+    """While active, results are detached where a model switches gradients off."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._on = list[bool]()  # of each region that was entered, the innermost last
+        self._on = list[bool]()  # for each region that was entered, the innermost last
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """The forward pass of a model that trains. Whoever calls it may have switched gradients off."""
+        """The forward pass of a model in training, even where its caller has switched gradients off."""
         entered = (
             _entering(torch.no_grad, self._on, lambda region: False),
             _entering(torch.enable_grad, self._on, lambda region: True),
@@ -65,7 +65,7 @@ def _detached(leaf: Any) -> Any:
 
 @contextmanager
 def _entering(kind: Any, regions: list[bool], on: Callable[[Any], bool]) -> Iterator[None]:
-    """Note when a region of a kind begins and ends, in which gradients are `on`. To PyTorch it makes no difference, but
+    """Note when a region of a kind begins and ends, in which gradients are `on`. PyTorch itself switches gradients only
     in other threads."""
     enter, leave = kind.__enter__, kind.__exit__
     recorded, own = torch.is_grad_enabled(), threading.get_ident()
@@ -89,9 +89,9 @@ def _entering(kind: Any, regions: list[bool], on: Callable[[Any], bool]) -> Iter
 
 @contextmanager
 def _refusing_calls() -> Iterator[None]:
-    """Refuse `torch.set_grad_enabled(..)` of a model outside of `with`, which ends nowhere."""
+    """Refuse `torch.set_grad_enabled(..)` of a model outside of `with`, because such a region has no end."""
     begin, enter = torch.set_grad_enabled.__init__, torch.set_grad_enabled.__enter__
-    begun: dict[int, tuple[object, str]] = {}  # by identity, with what has it
+    begun: dict[int, tuple[object, str]] = {}  # by identity: the object, and the line that made it
     own = threading.get_ident()
 
     def beginning(region: Any, mode: bool) -> None:

@@ -1,10 +1,10 @@
-"""Parameters of blocks that are not computed are no inputs of an export.
+"""Hides the parameters of blocks that are not computed, so that they are no inputs of an export.
 
-Every parameter of a module becomes an input of what torch.export makes of it, at about a hundred calls each: of 92
-layers with 20 parameters most of the time of an export. Blocks that only announce that they were called
-(`planner.graph.repeats`) need none, so theirs are hidden meanwhile. A model that asks for one of them all the same, as
-where it sums the squares of all weights, gets an error, and is traced once more with nothing hidden; so is one that
-calls a third block in a way of its own.
+Every parameter of a module becomes an input of a torch.export, at about a hundred calls each: with 92 layers of 20
+parameters that is most of the time of an export. Blocks that only announce that they were called
+(`planner.graph.repeats`) need none, so their parameters are hidden meanwhile. A model that asks for one of them all the
+same, for example to sum the squares of all weights, gets an error, and is traced once more with nothing hidden. The
+same happens to a model that calls a third block in a way of its own.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class AskedForError(NotAlikeError):
 
 
 class HiddenParameters:
-    """What can hide the parameters of some blocks, by their paths."""
+    """Hides the parameters of some blocks, given by their paths."""
 
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
         self._held = {
@@ -52,7 +52,7 @@ class HiddenParameters:
 
     @contextlib.contextmanager
     def model_runs(self) -> Iterator[None]:
-        """While active, who asks for parameters is the model, which gets an AskedForError."""
+        """While active, the model runs: it gets an AskedForError when it asks for hidden parameters."""
         self.read = True
         try:
             yield
@@ -78,7 +78,7 @@ class HiddenParameters:
 
 
 class _Hidden(dict[str, Any]):
-    """No parameters in the place of those `held`. Raises AskedForError where a running model asks for them."""
+    """Holds no parameters, in place of those in `held`. Raises AskedForError where a running model asks for them."""
 
     def __init__(self, owner: HiddenParameters, path: str, held: dict[str, Any]) -> None:
         super().__init__()

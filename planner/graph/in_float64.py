@@ -1,12 +1,12 @@
-"""A model as if float32 were float64: what a model computes in float32 whatever its weights are, it computes in
-float64.
+"""A model as if float32 were float64: computations in float32, whatever the dtype of the weights, become computations
+in float64.
 
     logits.float()                       logits.double()
     F.softmax(x, dim=-1, dtype=float32)  in float64
     torch.zeros(rows, width)             of float64
 
-So a model that was written for training in fp32 has the same operators in float64, without casts to and fro, and none
-of them rounds to 24 bits.
+So a model that was written for training in fp32 has the same operators in float64, without casts back and forth, and no
+operator rounds to 24 bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 
 class InFloat64(TorchFunctionMode):
-    """While it is entered, every call that says float32 means float64, and so does one that says nothing."""
+    """While active, every call that says float32, or no dtype, means float64."""
 
     def __enter__(self) -> Self:
         self._default = float64_by_default()
@@ -45,7 +45,7 @@ class InFloat64(TorchFunctionMode):
 
 @contextmanager
 def float64_by_default() -> Iterator[None]:
-    """What names no dtype is float64, as what a graph traced in it calls has to be where it runs."""
+    """While active, float64 is the default dtype. A graph that was traced in float64 needs that where it runs."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,11 +1,10 @@
-"""How much a query wants each key, by many small heads that are weighted: what an indexer chooses keys by.
+"""How much a query wants each key, by many small weighted heads: the scores by which an indexer chooses keys.
 
     y_bst = sum_h w_bsh relu(scale q_bsh . k_bt)        scale > 0
 
 (The lightning indexer of DeepSeek-V3.2: DeepSeek-AI 2025, arXiv 2512.02556, section 2.1; GLM-5 and DeepSeek-V4 have it,
-too.) All heads share one key. It is one operator, `planner::index_scores`, as kernels have it (DeepGEMM's mqa_logits):
-scores of heads, B S H T, are made for some queries at a time. Products of 16 bits are summed in float32.
-
+too.) All heads share one key. It is one operator, `planner::index_scores`, like the kernel mqa_logits of DeepGEMM:
+scores of heads, B S H T, are made for some queries at a time. 16-bit products are summed in float32.
     B batch, S queries, H heads, D their elements, T keys
 """
 
@@ -18,7 +17,7 @@ from planner.graph.recomputed import computed_again, recomputed
 def composed(query_BSHD: torch.Tensor, key_BTD: torch.Tensor, weight_BSH: torch.Tensor, scale: float) -> torch.Tensor:
     """B S T, in the dtype of the weights, float32 at least."""
     batch, queries, heads, _ = query_BSHD.shape
-    key_BDT = key_BTD.to(_wide(weight_BSH)).transpose(1, 2)  # once, as gradients of all queries are added up in it
+    key_BDT = key_BTD.to(_wide(weight_BSH)).transpose(1, 2)  # once: the gradients of all queries accumulate in it
     each = max(1, BLOCK // max(1, batch * heads * key_BTD.shape[1]))
     pieces = zip(torch.split(query_BSHD, each, dim=1), torch.split(weight_BSH, each, dim=1), strict=True)
     made = [computed_again(_weighted, query, key_BDT, weight, scale) for query, weight in pieces]

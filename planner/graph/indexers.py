@@ -1,13 +1,13 @@
-"""Scores of an indexer, which are spelled out head by head, as the one operator that they are.
+"""Scores of an indexer that are written out head by head, rewritten as one operator.
 
     q ─ to fp32 ───────────────────┐
     k ─ transpose ─ to fp32 ─ heads ┴ matmul ─ * c ─ relu ─┐
     w ─ unsqueeze ─────────────────────────────────────────┴ matmul ─ squeeze       as it was exported
     q, k, w ─ index_scores(c)                                                       as it is kept
 
-(DeepSeek-V3.2, DeepSeek-V4, GLM-5 and their kin in transformers; a product and a sum over heads may stand for the last
-matmul, and the scale before or behind relu.) Operator by operator, scores of all heads lie in memory in fp32: with 64
-heads and 32,768 tokens 275 GB of a sample.
+(DeepSeek-V3.2, DeepSeek-V4, GLM-5 and their kin in transformers; the last matmul may also be a product and a sum over
+heads, and the scale may come before or behind relu.) Written out, scores of all heads lie in memory in fp32: with 64
+heads and 32,768 tokens 275 GB per sample.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from planner.graph.unread import replaced
 
 INDEX_SCORES = "planner.index_scores.default"
 BLOCK = 2**26
-"""Scores of heads that are made at a time (`planner.graph.index_scores`)."""
+"""Scores of heads that are computed at a time (`planner.graph.index_scores`)."""
 
 _CASTS = ("aten.to.dtype", "aten._to_copy.default")
 _MATMUL, _MULTIPLY, _RELU = "aten.matmul.default", "aten.mul.Tensor", "aten.relu.default"
@@ -26,7 +26,7 @@ _TRANSPOSE = "aten.transpose.int"
 
 
 def with_index_scores(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with one operator for the scores of each indexer; what only the old ones read is gone."""
+    """`graph` with one operator for the scores of each indexer; values that only the old operators read are gone."""
     reader = _Reader(graph)
     found = {op.name: made for op in graph.operators if (made := reader.scores(op)) is not None}
     return replaced(graph, found)
@@ -37,7 +37,7 @@ class _Reader:
     graph: OperatorGraph
 
     def scores(self, op: Operator) -> Operator | None:
-        """The operator in the place of one that makes B S T of the scores of heads and their weights."""
+        """The operator in place of one that makes B S T from the scores of heads and their weights."""
         joined = self._multiplied(op) or self._summed(op)
         if joined is None:
             return None
@@ -53,7 +53,7 @@ class _Reader:
         return replace(op, op=INDEX_SCORES, arguments=given, keywords=())
 
     def _multiplied(self, op: Operator) -> tuple[str, str] | None:
-        """Weights and scores, of squeeze(unsqueeze(w, 2) @ scores, 2)."""
+        """Weights and scores of squeeze(unsqueeze(w, 2) @ scores, 2)."""
         product = self._made(op.operands[0], _MATMUL) if self._at(op, _SQUEEZE, 2, 4) else None
         if product is None or len(product.operands) != 2:
             return None
@@ -61,7 +61,7 @@ class _Reader:
         return None if row is None or not self._at(row, _UNSQUEEZE, 2, 4) else (row.operands[0], product.operands[1])
 
     def _summed(self, op: Operator) -> tuple[str, str] | None:
-        """Weights and scores, of the sum of scores * unsqueeze(w, 3) over heads, dim 2."""
+        """Weights and scores of the sum of scores * unsqueeze(w, 3) over heads, dim 2."""
         if op.op != _SUM or op.keywords or op.arguments[1:] not in (((2,),), ((-2,),), ((2,), False), ((-2,), False)):
             return None
         product = self._made(op.operands[0], _MULTIPLY)
@@ -87,7 +87,7 @@ class _Reader:
             else:
                 factor = op.arguments[1] if len(op.operands) == 1 else None
                 if not isinstance(factor, float | int) or factor <= 0:
-                    return None  # what is less than 0 does not commute with relu
+                    return None  # a negative factor does not commute with relu
                 scale *= factor
             name = op.operands[0]
         product = self._made(name, _MATMUL)
@@ -108,11 +108,11 @@ class _Reader:
         return self._source(turned.operands[0])
 
     def _at(self, op: Operator, kind: str, dim: int, rank: int) -> bool:
-        """Whether an operator is of this kind and about one dim, of the tensor of `rank` dims that has it."""
+        """Whether an operator is of this kind and works on this dim, of a tensor of `rank` dims."""
         return op.op == kind and not op.keywords and op.arguments[1] in (dim, dim - rank)
 
     def _source(self, name: str) -> str:
-        """What a value was before it was widened: products of less are exact in float32."""
+        """The value before it was cast to float32: products of narrower dtypes are exact in float32."""
         op, types = self._made(name, *_CASTS), self.graph.types
         if op is None or types[name].dtype != "float32":
             return name

@@ -1,12 +1,12 @@
-"""Joins without what adds nothing: `cat` of a tensor and one without elements, of any rank, or of shape (0,), which
-PyTorch lets stand for one of any shape.
+"""Removes tensors without elements from `cat`. They may be of any rank, or of shape (0,), which PyTorch accepts in
+place of any shape.
 
-    tensor([]) ─> cat ─> attention          what a cache of keys and values begins with
+    tensor([]) ─> cat ─> attention          the start of a cache of keys and values
     keys ───────┘
-    keys ──────────────> attention          what it is while a model trains
+    keys ──────────────> attention          the same in training
 
-A model of transformers that is called with `use_cache=True` is exported so; and one that rotates all of a head, by code
-that leaves a part of it as it is.
+A model of transformers that is called with `use_cache=True` is exported with such joins. So is a model that rotates all
+of a head by code for a partial rotation.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ _NOTHING = (0,)
 
 
 def without_empty_joins(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` without tensors of no elements in joins, and without a join that has one tensor left; what only they read
-    is gone. The dtype of a join is that of what stays, or the join is left as it is. Where a weight would be read no
-    more, which has a gradient of zeros in PyTorch, only what has the shape (0,) goes."""
+    """`graph` without tensors of no elements in joins, and without joins that have one tensor left; values that only
+    they read are gone. A join whose dtype would change stays as it is. If a weight would no longer be read, though
+    PyTorch gives it a gradient of zeros, only tensors of shape (0,) are removed."""
     left = _without(graph, lambda shape: 0 in shape)
     read = (parameter.name for parameter in graph.parameters if parameter.name in graph.consumers)
     return left if all(name in left.consumers for name in read) else _without(graph, _NOTHING.__eq__)
@@ -51,7 +51,7 @@ def _without(graph: OperatorGraph, empty: Callable[[tuple[int, ...]], bool]) -> 
 
 
 def _kept(graph: OperatorGraph, op: Operator, empty: Callable[[tuple[int, ...]], bool]) -> tuple[ValueRef, ...] | None:
-    """What a join joins, without what is empty; None where nothing is, or the rest would have another dtype."""
+    """The tensors of a join without the empty ones; None where none is empty, or the others have another dtype."""
     joined = op.arguments[0] if op.op == _CAT else None
     if not isinstance(joined, tuple):
         return None

@@ -1,20 +1,20 @@
 """Stochastic depth: a residual branch that is left out for some samples (Huang et al. 2016, arXiv 1603.09382), as
-people write it in vision models:
+vision models write it:
 
     r = rand(b, 1, 1)    floor(r + keep)    x / keep * that         0 or 1 for each sample
     empty(b, 1, 1).bernoulli_(keep)         x / keep * that         the same, as timm and torchvision have it
 
-and choices by chance, as labels or words that diffusion models leave out (Ho and Salimans 2022, arXiv 2207.12598):
+and random choices, such as labels or words that diffusion models leave out (Ho and Salimans 2022, arXiv 2207.12598):
 
     rand(b) < p                             where(that, none, y)    true or false for each element
 
-What is drawn there must not depend on how samples are divided. So these numbers are made by dropping ones, which are
-drawn by the place of an element under every plan:
+The random numbers must not depend on how samples are divided. So they are made by dropout of ones, which decides by the
+place of an element under every plan:
 
     ones(b, 1, 1) ─ dropout(1 - keep) ─ not 0 ─> 0 or 1             kept with the probability `keep`, too
     ones(b) ─ dropout(p) ─ 0 ─> true or false                       below p where dropped
 
-Any shape may be drawn by `bernoulli`, and where numbers are compared. Every other call of `rand` is refused.
+`bernoulli` may draw any shape, and so may `rand` where its numbers are compared. Every other call of `rand` is refused.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ _OF_DROPPED = {
     "aten.gt.Scalar": "aten.ne.Scalar",
     "aten.ge.Scalar": "aten.ne.Scalar",
 }
-"""How elements compare to 0 once they are dropped, where numbers compare so to the probability of that."""
+"""How elements compare to 0 after dropout, for each way to compare random numbers to the probability of dropping."""
 
 
 def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelError]) -> OperatorGraph:
-    """`graph` without calls of `rand` and `bernoulli`. Raises what `refused` says of one that is none of these."""
+    """`graph` without calls of `rand` and `bernoulli`. Raises the error of `refused` for any other use of them."""
     if not any(op.op in DRAWN for op in graph.operators):
         return graph
     types, left = dict(graph.types), set[int]()
@@ -66,7 +66,7 @@ def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelE
 
 
 def _compared(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], float] | None:
-    """The one operator behind a call of `rand` that compares its numbers with a probability, and that."""
+    """The only operator behind a call of `rand`, which compares its numbers with a probability, and the probability."""
     result = str(op.results[0])
     (at, *more) = graph.consumers.get(result, (-1,))
     if more or at < 0 or graph.operators[at].op not in _OF_DROPPED:
@@ -76,7 +76,7 @@ def _compared(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], floa
 
 
 def _kept(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], float | None]:
-    """The operators behind a call of `rand` that make 0 or 1 of it, and the probability of 0, None where none do."""
+    """The operators behind a call of `rand` that make 0 or 1 of it, and the probability of 0; None where none do."""
     result = str(op.results[0])
     (added, *more), shape = graph.consumers.get(result, (-1,)), graph.types[result].shape
     if more or added < 0 or any(extent != 1 for extent in shape[1:]):
@@ -91,14 +91,14 @@ def _kept(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], float | 
 
 
 def _dropping(types: dict[str, TensorType], op: Operator, last: Operator, dropped: float) -> tuple[Operator, ...]:
-    """Operators that make the result of the `last` one."""
+    """Operators that make the result of the operator `last`."""
     drawn, result = str(op.results[0]), str(last.results[0])
     whole = types[drawn]
     names = [f"{drawn} {what}" for what in ("whole", "dropped", "kept")]
     types |= dict.fromkeys(names[:2], whole)
     if op.op == BERNOULLI:
         ones = _called(op, "aten.ones_like.default", op.arguments[:1], names[0])
-    else:  # of the same dtype, whatever a tensor has that they are like
+    else:  # of the same dtype, whatever tensor the call takes it from
         call = {RAND: "aten.ones.default", RAND_LIKE: "aten.ones_like.default"}[op.op]
         ones = replace(op, name=names[0], op=call, results=(names[0],))
     dropping = _called(op, "aten.dropout.default", (ValueRef(names[0]), dropped, True), names[1])

@@ -3,10 +3,10 @@
     embed | attn mlp | attn mlp | attn experts | attn experts | ... | norm head loss
              kind 0     kind 0      kind 1         kind 1
 
-A run of equal blocks (`planner.graph.blocks`) stands in a list of modules. What stands in the same list beside it is a
-block too, of the same kind or of another, as long as blocks have nothing to do with each other but for what each hands
-to the next, and that is the same everywhere: as many values, of the same types, made by the same calls. Where a run
-repeats several modules of the list at once, each of them is a block, unless they share weights that the run repeats.
+A run of equal blocks (`planner.graph.blocks`) stands in a list of modules. Its neighbours in the same list are blocks
+too, of the same kind or of another, as long as blocks are connected only by the values that each hands to the next, and
+these are the same everywhere: as many values, of the same types, made by the same calls. Where a run repeats several
+modules of the list at once, each of them is a block, unless they share weights that the run repeats.
 
 Values that are handed on are *lanes*: every kind of block makes each of them at a place of its own.
 """
@@ -62,8 +62,8 @@ def _shared(graph: OperatorGraph, blocks: Blocks) -> set[str]:
 
 
 def _items_around(graph: OperatorGraph, run: BlockRun) -> list[range]:
-    """Operators of each module in the list that the blocks of a run stand in, for those that follow each other without
-    anything between them; none where the blocks stand in no list."""
+    """Operators of each module in the list that the blocks of a run stand in, for consecutive modules with no operator
+    in between; none where the blocks stand in no list."""
     levels = zip(*(_items(op.module) for op in graph.operators[run.start : run.stop]), strict=False)
     level = next((at for at, items in enumerate(levels) if len(set(items)) > 1), None)
     if level is None:
@@ -93,11 +93,11 @@ def _items(module: str) -> list[tuple[str, int]]:
 
 
 def _blocks(graph: OperatorGraph, items: Sequence[range], ids: Sequence[int]) -> Blocks | None:
-    """These modules as blocks; None where they have more to do with each other than that, or with what follows."""
+    """These modules as blocks; None where they are connected in other ways, with each other or with what follows."""
     low = items[0].start
     kinds: list[int] = []
     known: dict[_Form, int] = {}
-    for at, item in reversed(list(enumerate(items))):  # what enters the first one comes from elsewhere
+    for at, item in reversed(list(enumerate(items))):  # the first one gets its inputs from elsewhere
         before = items[at - 1].start if at else item.start
         sources = operand_sources(graph, item.start, item.stop, before)
         if any(where == "outside" and graph.producer.get(str(name), -1) >= low for where, name in sources):
@@ -118,14 +118,14 @@ def _blocks(graph: OperatorGraph, items: Sequence[range], ids: Sequence[int]) ->
 
 
 def _enters_as(first: _Form, other: _Form) -> bool:
-    """Whether the first block differs from another in nothing but where it gets from what that gets from the block
+    """Whether the first block differs from another only in where its inputs come from, in place of the block
     before."""
     pairs = zip(first[1], other[1], strict=False)
     return first[0] == other[0] and all(a == b or (b is None and a is not None and a[0] == "outside") for a, b in pairs)
 
 
 def _reads_from_the_midst(graph: OperatorGraph, blocks: Blocks) -> bool:
-    """Whether somebody reads a value of a block who is neither in it nor in the next."""
+    """Whether an operator that is neither in a block nor in the next one reads a value of the block."""
     for block in range(blocks.count - 1):
         reach = range(blocks.borders[block], blocks.borders[block + 2])
         for at in blocks.operators(block):
@@ -157,8 +157,8 @@ def _enters_alike(graph: OperatorGraph, blocks: Blocks, found: Sequence[Sequence
 
 
 def lanes(graph: OperatorGraph, blocks: Blocks) -> tuple[tuple[Place, ...], ...] | None:
-    """For each kind of block the places where it makes what it hands on, lane by lane; nothing for a kind that only
-    stands last. None where kinds hand on different values."""
+    """For each kind of block the places where it makes the values that it hands on, lane by lane; nothing for a kind
+    that only comes last. None where kinds hand on different values."""
     made: list[dict[Place, int]] = [{} for _ in blocks.firsts]
     read: list[dict[int, int]] = [{} for _ in blocks.firsts]
     forms: list[object] = []  # of each lane

@@ -1,8 +1,8 @@
-"""What is known of tensors, until they are changed in place.
+"""Facts about tensors, which hold until the tensors are changed in place.
 
-While a model is traced, tensors that share their memory share a storage, and a call is seen before and after it is
-made. What it writes to is said by its name (`add_`, `__ixor__`, `out=`); of functions in Python (`F.relu(x,
-inplace=True)`) by PyTorch's own count, which `mask ^= x` does not raise.
+While a model is traced, tensors that share their memory share a storage, and every call is seen before and after it
+runs. The name of a function says what it writes to (`add_`, `__ixor__`, `out=`). For Python functions (`F.relu(x,
+inplace=True)`) PyTorch's own count of changes says it; `mask ^= x` does not raise that count.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 Fact = TypeVar("Fact")
 
 _NEW = frozenset({"__invert__", "__index__", "__int__"})
-"""Methods whose names begin as those that write, and that do not."""
+"""Methods whose names begin like those of writing methods, and that do not write."""
 _FUNCTIONAL = torch.nn.functional.__name__
 _KEEPS_STATISTICS = frozenset({torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm})
 
@@ -30,7 +30,7 @@ def changes_first(func: Any) -> bool:
 
 
 def written(func: Any, args: Any, given: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a call writes to, as far as one can tell before it is made."""
+    """The tensors that a call writes to, as far as that is known before the call."""
     found = [given.get("out"), *(args[:1] if changes_first(func) else ())]
     if func in _KEEPS_STATISTICS:
         found += [*args[1:3], *(given.get(name) for name in ("running_mean", "running_var"))]
@@ -38,17 +38,17 @@ def written(func: Any, args: Any, given: Mapping[str, Any]) -> list[torch.Tensor
 
 
 class Writes:
-    """How often the memory of tensors was written to: the memory, whichever of the tensors that share it."""
+    """Counts how often the memory of tensors was written to, through any tensor that shares it."""
 
     def __init__(self) -> None:
-        self._times = Counter[int]()  # another storage in the same place later begins with its number
+        self._times = Counter[int]()  # a later storage at the same address begins with its count
 
     def times(self, *tensors: torch.Tensor) -> tuple[int, ...]:
-        """Until now, of each."""
+        """The count of each tensor until now."""
         return tuple(self._times[_storage(tensor)] for tensor in tensors)
 
     def note(self, *tensors: torch.Tensor) -> None:
-        """These are written to."""
+        """Count a write to each of these tensors."""
         self._times.update(map(_storage, tensors))
 
     def call(self, func: Any, args: Any, given: Mapping[str, Any]) -> Any:
@@ -67,24 +67,24 @@ class Writes:
 
 
 class KnownTensors(Generic[Fact]):
-    """A fact of a tensor, for as long as neither the tensor nor another that the fact speaks of is written to."""
+    """A fact about a tensor, kept as long as neither the tensor nor another one in the fact is written to."""
 
     def __init__(self, writes: Writes) -> None:
         self._writes = writes
-        self._known = WeakTensorKeyDictionary()  # the fact, the other tensors, and how often all were written to then
+        self._known = WeakTensorKeyDictionary()  # the fact, the other tensors, and the counts of writes at that time
 
     def say(self, tensor: torch.Tensor, fact: Fact, *others: torch.Tensor) -> None:
-        """From now on this is known of a tensor and of `others`."""
+        """Keep a fact about a tensor and `others`."""
         self._known[tensor] = fact, others, self._writes.times(tensor, *others)
 
     def said(self, tensor: torch.Tensor) -> Fact | None:
-        """What is known of a tensor; None where nothing was said, or something was written to since."""
+        """The fact about a tensor; None where there is none, or something was written to since."""
         fact, others, times = self._known.get(tensor, (None, (), None))  # type: ignore[no-untyped-call]
         return fact if times is not None and times == self._writes.times(tensor, *others) else None
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    with torch._C.DisableTorchFunction():  # else all modes would see the question
+    with torch._C.DisableTorchFunction():  # else all modes would see this question
         return [tensor._version for tensor in tensors]
 
 

@@ -1,18 +1,18 @@
-"""Values that a model's code makes of its own literals and of numbers, while it is traced on tensors without any.
+"""Values that a model's code computes from its own literals and from numbers, while it is traced without data.
 
     grid = torch.tensor([[1, 32, 32]]).repeat(len(images), 1)      images of known sizes, in patches
     lengths = grid.prod(-1).tolist()                               asked for: answered
     places = torch.cat([positions(*each) for each in grid.tolist()])   ─ + a weight: a constant of the graph
     x[order]                                                       rows in a known order, within each sample
 
-What is made of nothing else is computed a second time, on the host and with values. Code that asks for them is
-answered: sizes, branches and loops are those of this example, as the lengths of its sequences are. What meets tensors
-without values becomes a constant of the graph, where literals or joins (`cat`, `stack`, elements that are set) took
-part; what is only counted (`arange`) stays operators.
+Values that depend on nothing else are computed a second time, on the host, with data. Code that asks for them gets an
+answer: sizes, branches and loops are those of this example, as the lengths of its sequences are. Where such values meet
+tensors without data, they become a constant of the graph if literals or joins (`cat`, `stack`, assigned elements) took
+part; values that are only counted (`arange`) stay operators.
 
-Where a constant has the same elements for each sample, as it has where samples are alike, the graph keeps those of one,
-and repeats them: so a plan can have other micro-batches, and devices the constants of their own samples. An order of
-rows that stays within the samples is kept as that of one sample, too.
+Where a constant has the same elements for each sample, as it has where samples are alike, the graph keeps those of one
+sample, and repeats them. So a plan can have other micro-batches, and devices the constants of their own samples. An
+order of rows that stays within the samples is kept as that of one sample, too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from planner.graph.known_tensors import KnownTensors, Writes, written
 
 _MOST = 2**22
-"""Elements of the largest tensor that is computed: masks of queries x keys of a long sequence are not."""
+"""Elements of the largest tensor that is computed: masks of queries x keys of a long sequence are larger."""
 
 _LITERALS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 _COUNTED = frozenset(
@@ -50,7 +50,7 @@ _SIZED_BY_VALUES = frozenset(
      torch.unique_consecutive, torch.Tensor.unique_consecutive, torch.masked_select, torch.Tensor.masked_select,
      torch.repeat_interleave, torch.Tensor.repeat_interleave, torch.bincount, torch.Tensor.bincount}
 )  # fmt: skip
-"""Functions whose results have as many elements as the values of operands say, or may have."""
+"""Functions whose number of result elements depends, or may depend, on the values of operands."""
 _GETS = frozenset({torch.Tensor.__getitem__})
 _SELECTS = frozenset({torch.index_select, torch.Tensor.index_select})
 _REPEATS = frozenset({torch.repeat_interleave, torch.Tensor.repeat_interleave})
@@ -66,12 +66,12 @@ class _Known:
 
 
 class KnownValues(TorchFunctionMode):
-    """While active, tensors that are made of literals and numbers have values, of an example of so many `samples`."""
+    """While active, tensors made from literals and numbers have values, for an example of `samples` samples."""
 
     def __init__(self, samples: int) -> None:
         super().__init__()
         self._samples = samples
-        self._writes = Writes()  # of what nobody knows: what is known and written is known again
+        self._writes = Writes()  # to tensors without known values: a known tensor that is written is known again
         self._known = KnownTensors[_Known](self._writes)
         self._entered = WeakTensorKeyDictionary()
 
@@ -104,7 +104,7 @@ class KnownValues(TorchFunctionMode):
         return made
 
     def _handed_on(self, made: Any, known: Sequence[_Known | None]) -> Any:
-        """What a marker of blocks returns is what it was given (`planner.graph.repeats`)."""
+        """A marker of blocks returns what it was given (`planner.graph.repeats`)."""
         for each, fact in zip(made, known, strict=True):
             if fact is not None:
                 self._known.say(each, fact)
@@ -121,10 +121,10 @@ class KnownValues(TorchFunctionMode):
         return self._note(made, _on_host(func, args, given), func in _LITERALS)
 
     def _computed(self, func: Any, args: Any, given: dict[str, Any], known: Sequence[Any]) -> Any:
-        """What is made of known values alone."""
+        """The result of a function of known values alone."""
         if func in _READS:
             found = self._evaluated(func, args, given)
-            return found.copy() if func is torch.Tensor.numpy else found  # what is written there nobody would see
+            return found.copy() if func is torch.Tensor.numpy else found  # writes to the original would not be seen
         fixed = any(each.fixed for each in known) or func in _JOINS
         if func in _COUNTED and given.get("out") is None:  # arange(lengths.sum())
             args, given = pytree.tree_map(self._as_number, (args, given))
@@ -147,14 +147,14 @@ class KnownValues(TorchFunctionMode):
         values = self._evaluated(func, args, given)
         with _beside_the_trace():
             draws = not torch.equal(state, torch.get_rng_state())
-        if draws:  # what is drawn is another value in every step
+        if draws:  # random numbers differ in every step
             torch.set_rng_state(state)
             self._writes.note(*written(func, args, given))
             return made
         return self._note(made, values, fixed)
 
     def _met(self, func: Any, args: Any, given: dict[str, Any], operands: Sequence[torch.Tensor]) -> Any:
-        """Known values together with tensors that have none."""
+        """A call with known values and tensors without data."""
         if func in _REPEATS:
             args, given = _as_numbers_of_rows(self, func, args, given)
         if func in _GETS | _SELECTS:
@@ -171,7 +171,7 @@ class KnownValues(TorchFunctionMode):
         return self._writes.call(func, new_args, new_given)
 
     def _entering(self, operand: torch.Tensor) -> torch.Tensor:
-        """A known tensor as the graph has it where it meets others."""
+        """A known tensor as the graph holds it where it meets other tensors."""
         known = self._known.said(operand)
         if known is None or not known.fixed or not known.value.dim():
             return operand
@@ -193,7 +193,7 @@ class KnownValues(TorchFunctionMode):
         return one.unsqueeze(dim).expand(*one.shape[:dim], self._samples, *one.shape[dim:]).flatten(dim, dim + 1)
 
     def _rows_in_order(self, func: Any, args: Any, given: dict[str, Any]) -> torch.Tensor | None:
-        """Rows of a tensor without values in a known order that stays within each of the samples; None for others."""
+        """Rows of a tensor without data in a known order that stays within each sample; None for other calls."""
         source, order = _picked(func, args, given)
         known = None if order is None else self._known.said(order)
         if known is None or not known.fixed or self._known.said(source) is not None:
@@ -207,7 +207,7 @@ class KnownValues(TorchFunctionMode):
     def _lifted(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A constant of the graph with these values."""
         with _beside_the_trace():
-            kept = value.clone()  # the graph keeps it as it is now, whatever is written into the value later
+            kept = value.clone()  # the graph keeps the value of now, whatever is written to it later
         made: torch.Tensor = torch.ops.aten.lift_fresh_copy.default(kept).to(device)
         self._known.say(made, _Known(value, True))
         return made
@@ -224,7 +224,7 @@ class KnownValues(TorchFunctionMode):
 
 
 def _as_numbers_of_rows(mode: KnownValues, func: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A call of `repeat_interleave` on a tensor without values: how many elements there are is said."""
+    """A call of `repeat_interleave` on a tensor without data, with the number of result elements given."""
     repeats = args[1] if len(args) > 1 else given.get("repeats")
     counts = mode.content(repeats) if isinstance(repeats, torch.Tensor) else None
     if isinstance(counts, list) and given.get("output_size") is None:
@@ -233,7 +233,7 @@ def _as_numbers_of_rows(mode: KnownValues, func: Any, args: Any, given: dict[str
 
 
 def _on_host(func: Any, args: Any, given: Mapping[str, Any]) -> Any:
-    """What a function returns of tensors with values, beside the trace."""
+    """The result of a function on tensors with values, computed outside of the trace."""
 
     def on_host(leaf: Any) -> Any:
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
@@ -259,7 +259,7 @@ def _masks(args: Any) -> bool:
 
 
 def _picked(func: Any, args: Any, given: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
-    """The tensor that rows are picked of, and their numbers; None for other calls."""
+    """The tensor that rows are picked from, and their numbers; None for other calls."""
     if func in _SELECTS:
         dim = args[1] if len(args) > 1 else given.get("dim")
         order = args[2] if len(args) > 2 else given.get("index")
@@ -284,7 +284,7 @@ def _repeated_dim(value: torch.Tensor, samples: int) -> int | None:
 
 
 def _order_within(order: torch.Tensor, samples: int, rows: int) -> torch.Tensor | None:
-    """The numbers of the rows of one sample among these, where every sample has its own in the same order."""
+    """The row numbers of one sample, if every sample has its own rows in the same order; else None."""
     if samples < 2 or order.dim() != 1 or rows % samples or order.numel() % samples:
         return None
     with _beside_the_trace():

@@ -3,9 +3,9 @@
     torch.tensor([0, 2], device=x.device)   torch.as_tensor(3, device=x.device)   x.new_tensor(0.5)   x[..., [-2], :]
     1j * x
 
-On the meta device these would have no values for a run to start from. So they are made on the host and sent to the
-device: the graph has the constant and a copy of it. Complex numbers become such tensors too, of no dims, which decide
-about the dtype of a result as the number does: a plan file has no complex numbers.
+On the meta device these would have no values for a run to start from. So they are made on the host and copied to the
+device: the graph has the constant and a copy of it. Complex numbers become such tensors too, without dims, so that they
+promote the dtype of a result as the number does: a plan file has no complex numbers.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _FROM_NUMBERS = frozenset({torch.as_tensor, torch.asarray})
-"""These take tensors, too, whose device then is where their values are."""
+"""These functions take tensors, too; then the device is that of the tensor."""
 
 
 class LiteralsKept(TorchFunctionMode):
@@ -51,7 +51,7 @@ def _complex_as_tensors(args: Any) -> Any:
 
 
 def _indices(given: Any, device: torch.device) -> Any:
-    """Lists of numbers among indices as tensors of them."""
+    """Lists of numbers among indices, as tensors."""
     if isinstance(given, tuple):
         return tuple(_indices(one, device) for one in given)
     flat = isinstance(given, list) and bool(given) and all(isinstance(one, bool | int) for one in given)

@@ -1,17 +1,17 @@
-"""Rows of a sequence that a mask marks, as places of image tokens: as many in every sample.
+"""Rows of a sequence that a mask marks, such as the places of image tokens: as many in every sample.
 
     embeddings.masked_scatter(mask[..., None], features)        features b n h in the place of what is marked
     x[mask], x[mask] = y                                        the same rows read, and written
 
-How many are marked is data, and so would be the shape of x[mask]. In a batch whose samples are alike it is the number
-of features of a sample, which the first call says. So samples stay apart, where PyTorch numbers the marks of the whole
+The number of marks is data, and so would be the shape of x[mask]. In a batch whose samples are alike it is the number
+of features of a sample, which the first call tells. So samples stay apart, while PyTorch numbers the marks of the whole
 batch:
 
-    marked_ranks(mask, n)  b s -> b s              which of the marks of its sample each one is
-    marked_places(mask, n) b s -> b n              where the marks of each sample are
+    marked_ranks(mask, n)  b s -> b s              the number of each mark among the marks of its sample
+    marked_places(mask, n) b s -> b n              the positions of the marks of each sample
     picked_rows            b n h, b s -> b s h     rows of each sample by such numbers
 
-A sample with another number of marks stops a run; a model that is run without a plan takes it, as long as all samples
+A sample with another number of marks stops a run. A model that runs without a plan accepts it, as long as all samples
 together have as many marks as there are features.
 """
 
@@ -41,8 +41,8 @@ def _check(mask: Tensor, count: int) -> None:
 
 @torch.library.custom_op("planner::marked_ranks", mutates_args=())
 def marked_ranks(mask: Tensor, count: int) -> Tensor:
-    """Of B S marks the number of each among those of its sample, from 0; for what is not marked any below `count`, each
-    as often. Stops where a sample has not `count` marks."""
+    """For B S marks the number of each among the marks of its sample, from 0; unmarked places get any number below
+    `count`, each equally often. Stops where a sample has not `count` marks."""
     _check(mask, count)
     others = torch.arange(mask.shape[1], device=mask.device) % max(1, count)
     return torch.where(mask, mask.cumsum(1) - 1, others)
@@ -55,7 +55,7 @@ def _(mask: Tensor, count: int) -> Tensor:
 
 @torch.library.custom_op("planner::marked_places", mutates_args=())
 def marked_places(mask: Tensor, count: int) -> Tensor:
-    """B N places of the `count` marks of every sample, in ascending order. Stops where a sample has not so many."""
+    """B N places of the `count` marks of every sample, in ascending order. Stops where a sample has another number."""
     _check(mask, count)
     return (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :count].contiguous()
 
@@ -67,7 +67,7 @@ def _(mask: Tensor, count: int) -> Tensor:
 
 @torch.library.custom_op("planner::picked_rows", mutates_args=())
 def picked_rows(rows: Tensor, numbers: Tensor) -> Tensor:
-    """Of B N H rows those with the B S numbers of each sample, B S H."""
+    """Those of B N H rows that have the B S numbers of each sample, B S H."""
     return rows.gather(1, _wide(numbers, rows))
 
 
@@ -111,8 +111,8 @@ class MarkedRows(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._writes = Writes()
-        self._marks = KnownTensors[Tensor](self._writes)  # of masks of B S or B S H the marks B S that they repeat
-        self._counts = KnownTensors[int](self._writes)  # of marks B S how many each sample has
+        self._marks = KnownTensors[Tensor](self._writes)  # the marks B S that masks B S or B S H repeat
+        self._counts = KnownTensors[int](self._writes)  # how many marks each sample has, for marks B S
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -172,7 +172,7 @@ class MarkedRows(TorchFunctionMode):
         wanted = None if found is None else (x.shape[0] * found[1], *x.shape[2:])
         if found is None or x.dim() != 3 or not isinstance(values, Tensor) or tuple(values.shape) != wanted:
             return False
-        if values.dtype != x.dtype:  # which PyTorch refuses
+        if values.dtype != x.dtype:  # PyTorch refuses it
             return False
         x.copy_(_written(x, found[0], values, found[1]))
         self._writes.note(x)
@@ -180,7 +180,7 @@ class MarkedRows(TorchFunctionMode):
 
 
 def _written(x: Tensor, marks: Tensor, source: Tensor, count: int) -> Tensor:
-    """B S H rows with those of the source, B count H, where there are marks."""
+    """B S H rows, with the source's rows, B count H, where there are marks."""
     ranks: Tensor = torch.ops.planner.marked_ranks(marks, count)
     rows = source.reshape(x.shape[0], count, x.shape[2])
     picked: Tensor = torch.ops.planner.picked_rows(rows, ranks)

@@ -1,8 +1,8 @@
-"""Formulas of what masks say: numbers that follow from positions and from numbers of the batch, and conditions on them.
+"""Formulas of what masks say: numbers computed from positions and from numbers of the batch, and conditions on them.
 
     Linear    steps x indices + number          AtLeast    a linear value is at least 0
     Chunk     the chunk that an index lies in   SameChunk  two indices are in one chunk
-    OfBatch   numbers of the batch, by place    Equal, Seen, Apart    what is so of them at one place or two
+    OfBatch   numbers of the batch, by place    Equal, Seen, Apart    relations of such numbers at one place or two
     Choice    one number where a condition holds, another elsewhere
 
 A condition is a disjunction of conjunctions. `planner.graph.mask_values` reads formulas off operators.
@@ -15,16 +15,16 @@ from itertools import product
 Number = float | int
 
 HIDES = -1e4
-"""A number that is added to the scores of what is hidden is this or less: of 16 bits the least is -65,504."""
+"""A number added to the scores of hidden keys is at most this: the least 16-bit number is -65,504."""
 
 WIDE = ("int32", "int64", "float32", "float64")
 """Dtypes in which positions can be counted."""
 
 EXACT = ("bool", *WIDE)
-"""Dtypes in which positions and numbers of the batch stay what they are."""
+"""Dtypes in which positions and numbers of the batch are exact."""
 
 MOST = 16
-"""Conjunctions of a condition; what has more is no known mask."""
+"""Most conjunctions of a condition; a mask with more is of no known kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class OfBatch:
-    """Numbers of the batch, one for each sample and position: the value `name`, whose dims are at this place here, and
-    `more`."""
+    """Numbers of the batch, one for each sample and position, + `more`: the value `name`, whose dims are at this place
+    here."""
 
     name: str
     place: Place
@@ -134,7 +134,7 @@ Formula = Linear | Choice | OfBatch | Chunk
 
 
 def moved(value: Formula, dims: Mapping[int, int], rank: int) -> Formula | None:
-    """A value whose dim d is dim `dims[d]` of so many; None where one that it depends on is gone."""
+    """A value whose dim d is dim `dims[d]` of `rank` dims; None where a dim that it depends on is gone."""
     if isinstance(value, Linear):
         steps = _moved_steps(value.steps, dims, rank)
         return None if steps is None else Linear(steps, value.number)
@@ -204,7 +204,7 @@ def opposite(condition: Condition) -> Condition:
 
 
 def simpler(condition: Condition) -> Condition:
-    """Without conjunctions that say more than another."""
+    """The condition without conjunctions that imply another one."""
     return frozenset(every for every in condition if not any(other < every for other in condition))
 
 
@@ -218,7 +218,7 @@ def negated(atom: Atom) -> Atom:
 
 
 def decided(condition: Condition, shape: Sequence[int]) -> Condition:
-    """Comparisons that hold for all indices, or for none, decided."""
+    """The condition without comparisons that hold for all indices, or for none."""
     found = set()
     for every in condition:
         left = set()
@@ -240,14 +240,14 @@ def decided(condition: Condition, shape: Sequence[int]) -> Condition:
 
 
 def is_exact(value: Formula | None, dtype: str) -> bool:
-    """Whether a dtype has all of these numbers: in fewer bits positions are rounded, or begin again at 0."""
+    """Whether a dtype has all of these numbers: in fewer bits positions are rounded, or wrap around to 0."""
     counts = (isinstance(value, Linear) and any(value.steps)) or (isinstance(value, OfBatch) and value.more != 0)
     return not counts or dtype in WIDE
 
 
 def within(value: Formula | None, shape: Sequence[int], batch: tuple[int, int]) -> Formula | None:
-    """A value of this shape. A dim of extent 1 has one index, which stays 0 where it is spread out. What reads a part
-    of the numbers of the batch has no formula."""
+    """A value of this shape. A dim of extent 1 has one index, which stays 0 where the dim is broadcast. A value that
+    reads only a part of the numbers of the batch has no formula."""
     if isinstance(value, Linear):
         return replace(value, steps=_at_zero(value.steps, shape))
     if isinstance(value, Chunk):
@@ -271,7 +271,7 @@ def _at_zero(steps: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def as_choice(value: Formula | None) -> Choice | None:
-    """A value as a choice between two numbers: one number is one everywhere."""
+    """A value as a choice between two numbers; a single number is the same one everywhere."""
     if isinstance(value, Linear):
         return Choice(ALWAYS, value.number, value.number, len(value.steps)) if not any(value.steps) else None
     return value if isinstance(value, Choice) else None
@@ -318,7 +318,7 @@ def sum_of(first: Linear, second: Linear, factor: int) -> Linear:
 
 
 def zero_where_it_holds(choice: Choice) -> Choice:
-    """The same numbers, where one of them is 0 the first."""
+    """The same choice; if one of its numbers is 0, it is the number where the condition holds."""
     if choice.yes == 0 or choice.no != 0:
         return choice
     return replace(choice, condition=opposite(choice.condition), yes=choice.no, no=choice.yes)

@@ -1,4 +1,4 @@
-"""What a mask says, as formulas of positions: from the operators that make it, without making it.
+"""Reads what a mask says, as formulas of positions, from the operators that make it, without making it.
 
     i = arange(S)                                  position of dim 0
     i[:, None] - i[None, :]                        q - k
@@ -9,8 +9,8 @@
 
 A value is an integer that is linear in the indices of its dims, or the chunk that an index lies in, or a choice between
 two numbers by a condition, or numbers of the batch of which only the place is known. A condition is a disjunction of
-conjunctions. What is none of these has no formula (None), and its mask stays what it is. Nothing depends on the extent
-of the sequence, so a mask of a million positions is read as fast as one of ten.
+conjunctions. Any other value has no formula (None), and its mask stays a tensor. Nothing depends on the extent
+of the sequence, so a mask of a million positions is read as fast as a mask of ten.
 """
 
 import operator
@@ -72,9 +72,9 @@ class MaskReader:
         self._found: dict[str, Formula | None] = {}
 
     def formula(self, name: str) -> Formula | None:
-        """That of a value; None where it has none."""
+        """The formula of a value; None where it has none."""
         waiting = [name]
-        while waiting:  # without recursion: a mask may be handed through any number of operators
+        while waiting:  # without recursion: a mask may pass through any number of operators
             op = self._maker(waiting[-1])
             missing = [operand for operand in op.operands if operand not in self._found] if op is not None else []
             if missing:
@@ -88,7 +88,7 @@ class MaskReader:
         return self._found[name]
 
     def _origin(self, name: str) -> str:
-        """The numbers of the batch that a value hands on as they are."""
+        """The numbers of the batch that a value passes on unchanged."""
         made = self._graph.producer.get(name)
         op = None if made is None else self._graph.operators[made]
         if op is None or op.op not in _HANDED_ON or self._graph.types[op.operands[0]] != self._graph.types[name]:
@@ -96,8 +96,8 @@ class MaskReader:
         return self._origin(op.operands[0])
 
     def counted_breaks(self, name: str) -> str | None:
-        """The numbers of the batch whose breaks a value counts, `(diff(p) != 1).cumsum(-1)`: between two places where
-        it is the same, these grow by one for each position. None where it is nothing of the kind."""
+        """The numbers of the batch whose breaks a value counts, `(diff(p) != 1).cumsum(-1)`: between two places with
+        the same count they grow by one for each position. None for any other value."""
         count = self._made_by(name, "aten.cumsum.default")
         breaks = None if count is None else self._made_by(count.operands[0], "aten.ne.Scalar")
         steps = None if breaks is None else self._made_by(breaks.operands[0], "aten.diff.default")
@@ -153,12 +153,12 @@ class _Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """Shape of the result."""
         return self.graph.types[cast("str", self.op.results[0])].shape
 
     @property
     def dtype(self) -> str:
-        """Of the result."""
+        """Dtype of the result."""
         return self.graph.types[cast("str", self.op.results[0])].dtype
 
     def shape_of(self, position: int) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ class _Call:
         return self.graph.types[argument.name].shape if isinstance(argument, ValueRef) else ()
 
     def broadcast(self, position: int) -> Formula | None:
-        """An argument, a number too, with the dims of the result."""
+        """An argument, or a number, broadcast to the dims of the result."""
         value = self.given[position]
         if isinstance(value, bool | int | float):
             return Linear((0,) * len(self.shape), value)
@@ -187,7 +187,7 @@ def _choice(call: _Call, condition: Condition, yes: Number = True, no: Number = 
 
 
 def _views(call: _Call) -> Formula | None:
-    """The same numbers in order, in other dims: those of extent 1 come and go."""
+    """The same numbers in the same order, in other dims: only dims of extent 1 are added or removed."""
     before, after = call.shape_of(0), call.shape
     long = [dim for dim, extent in enumerate(before) if extent != 1], [d for d, e in enumerate(after) if e != 1]
     if [before[dim] for dim in long[0]] != [after[dim] for dim in long[1]]:
@@ -196,7 +196,7 @@ def _views(call: _Call) -> Formula | None:
 
 
 def _dims(call: _Call, dims: Mapping[int, int]) -> Formula | None:
-    """The first argument with other dims. Those of extent 1 that go had index 0."""
+    """The first argument with other dims. Removed dims of extent 1 had index 0."""
     value, shape = call.given[0], call.shape_of(0)
     if isinstance(value, OfBatch | Choice):
         value = of_one_sample(value, dims, shape)
@@ -243,7 +243,7 @@ def _transpose(call: _Call) -> Formula | None:
 
 
 def _slice(call: _Call) -> Formula | None:
-    """Only from the start, or all of a dim, or of what does not depend on it."""
+    """A slice: only one from the start, or of all of a dim, or of a value that does not depend on the dim."""
     value, dim = call.given[0], call.integer(1, 0)
     untouched = isinstance(value, Linear) and not value.steps[dim]
     if not untouched and (call.integer(2, 0) or call.integer(4, 1) != 1):
@@ -261,7 +261,7 @@ def _arange(call: _Call) -> Formula | None:
 
 
 def _filled(position: int | None, number: Number) -> Callable[[_Call], Formula | None]:
-    """A tensor of one number: that at a position, or this."""
+    """A tensor filled with one number: the argument at a position, or `number`."""
 
     def read(call: _Call) -> Formula | None:
         found = number if position is None else call.given[position]
@@ -271,7 +271,7 @@ def _filled(position: int | None, number: Number) -> Callable[[_Call], Formula |
 
 
 def _triangle(upper: bool) -> Callable[[_Call], Formula | None]:
-    """What is on one side of a diagonal, and 0 elsewhere."""
+    """The part on one side of a diagonal, and 0 elsewhere."""
 
     def read(call: _Call) -> Formula | None:
         value, sign = as_choice(_same(call)), 1 if upper else -1
@@ -331,7 +331,7 @@ def _compared(compare: Compare) -> Callable[[_Call], Formula | None]:
 
 
 def _by(condition: Condition, yes: bool, no: bool) -> Condition:
-    """Where what a condition chooses is true."""
+    """Where a choice by a condition is true."""
     if yes == no:
         return ALWAYS if yes else NEVER
     return condition if yes else opposite(condition)
@@ -356,7 +356,7 @@ def _same_chunk(call: _Call, compare: Compare, first: Chunk, second: Chunk) -> C
 
 
 def _apart(compare: Compare, first: OfBatch, second: OfBatch) -> Apart:
-    """Where the first number compares so to the second."""
+    """Where the first number compares to the second in this way."""
     if compare in (operator.le, operator.lt):
         first, second = second, first
     number = first.more - second.more - (compare in (operator.gt, operator.lt))
@@ -364,7 +364,7 @@ def _apart(compare: Compare, first: OfBatch, second: OfBatch) -> Apart:
 
 
 def _comparison(compare: Compare, difference: Linear) -> Condition:
-    """Where an integer compares so to 0."""
+    """Where an integer compares to 0 in this way."""
     steps, number = difference.steps, difference.number
     least, most = AtLeast(steps, number), AtLeast(tuple(-step for step in steps), -number)
     if compare in (operator.eq, operator.ne):
@@ -380,7 +380,7 @@ def _comparison(compare: Compare, difference: Linear) -> Condition:
 
 
 def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | None]:
-    """A sum, a difference; of two masks of numbers, where one or the other is 0, what holds for both."""
+    """A sum or a difference. For two masks of numbers, each 0 where it shows, the sum shows where both do."""
 
     def read(call: _Call) -> Formula | None:
         if call.op.keywords and any(key == "alpha" and value != 1 for key, value in call.op.keywords):
@@ -401,7 +401,7 @@ def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | No
         if one.yes == one.no:
             return replace(other, yes=one.yes + factor * other.yes, no=one.yes + factor * other.no)
         one, other = zero_where_it_holds(one), zero_where_it_holds(other)
-        hides = one.no == other.no <= HIDES  # twice that where neither holds
+        hides = one.no == other.no <= HIDES  # the sum is twice that where neither holds
         if factor == 1 and one.yes == other.yes == 0 and hides:
             return _choice(call, both(one.condition, other.condition), 0, one.no)
         return None
@@ -428,7 +428,7 @@ def _times(call: _Call) -> Formula | None:
 
 
 def _product(first: Number, second: Number) -> Number:
-    """As PyTorch has it: 0 times infinity is no number, which no comparison holds for."""
+    """The product as in PyTorch: 0 times infinity is nan, for which no comparison holds."""
     return first * second
 
 
@@ -456,13 +456,13 @@ def _chosen(call: _Call, condition: Condition | None, yes: Choice | None, no: Ch
         return None
     if no.yes == no.no:
         return _choice(call, condition, yes.yes, no.yes)
-    if yes.yes == no.no:  # the condition, or what was chosen before
+    if yes.yes == no.no:  # the condition, or the earlier choice
         return _choice(call, both(opposite(condition), no.condition), no.yes, no.no)
     return _choice(call, either(condition, no.condition), no.yes, no.no) if yes.yes == no.yes else None
 
 
 def _differences(call: _Call) -> Formula | None:
-    """`diff` of what grows by one step along a dim, behind one number that is a step less: that step everywhere."""
+    """`diff` of a value that grows by one step along a dim, with a first number one step below: the step everywhere."""
     value, prepended = call.given[0], call.given[3] if len(call.given) > 3 else None
     if not isinstance(value, Linear) or call.integer(1, 1) != 1 or len(call.given) > 4:
         return None
@@ -478,7 +478,7 @@ def _differences(call: _Call) -> Formula | None:
 
 
 def _summed(call: _Call) -> Formula | None:
-    """`cumsum` of one number grows by it."""
+    """`cumsum` of one number: grows by that number."""
     number, rank = number_of(call.given[0]), len(call.shape)
     if not isinstance(number, int) or not rank:
         return None
@@ -501,7 +501,7 @@ def _picked(call: _Call) -> Formula | None:
         spread = moved(number, {dim: dim + rank - len(shape) for dim in range(len(shape))}, rank)
         ends = [step * (size - 1) for step, size in zip(number.steps, shape, strict=True)]
         first, last = (number.number + sum(end(at, 0) for at in ends) for end in (min, max))
-        if not isinstance(spread, Linear) or first < 0 or last >= extent:  # one below 0 counts from the end
+        if not isinstance(spread, Linear) or first < 0 or last >= extent:  # a negative one counts from the end
             return None
         found.append(spread)
     if isinstance(value, Linear):

@@ -1,17 +1,17 @@
-"""Masks of attention kept as what they say: `planner.masked_attention` in place of a mask of queries x keys.
+"""Attention masks kept by their meaning: `planner.masked_attention` in place of a mask of queries x keys.
 
     arange ─ q - k >= 0 ───┐                                    causal alone          is_causal, no mask
     arange ─ q - k < w ────┴ and ── [S, S] ──> attention        with a window         back = w - 1, ahead = 0
     arange // c ─ equal ────┤                                   with chunks           chunk = c
     documents ─ equal ──────┘                                   with documents        documents, one number a token
 
-Traced, a mask is a tensor that operators make. Where these say nothing but how far a query looks back and ahead, that
-its first keys are seen by all (prefix), that two tokens are in one chunk of positions (Llama 4) or of one document,
-and which keys are padding, the mask is never made: it takes no memory of queries x keys, its kernel skips what is
-hidden, and rings and slices can cut it, as they know which positions they have. Every other mask stays a tensor, as
-does padding alone, a row for each sample. A query that nothing hides from itself sees itself under all of these, but
-where it is padding: a query that sees nothing has the result 0, as where PyTorch is told so by booleans or
-infinities. With finite numbers it is not, and with padding among them a mask stays a tensor.
+Traced, a mask is a tensor that operators make. These operators may say only how far a query looks back and ahead, that
+all queries see the first keys (prefix), that two tokens are in one chunk of positions (Llama 4) or of one document,
+and which keys are padding. Then the mask is never made: it takes no memory of queries x keys, its kernel skips what is
+hidden, and rings and slices can cut it, as they know which positions they have. Every other mask stays a tensor, and so
+does padding alone, a row for each sample. Under all of these masks a query sees itself, unless it is padding. A query
+that sees nothing has the result 0, as in PyTorch where booleans or infinities hide its keys. With finite numbers the
+result is not 0, so a mask with finite numbers and padding stays a tensor.
 """
 
 import math
@@ -39,8 +39,8 @@ from planner.graph.operator_graph import Argument, Operator, OperatorGraph, Valu
 from planner.graph.unread import without_unread
 
 MASKED_ATTENTION = "planner.masked_attention"
-"""Query, key, value, documents or None, seen keys or None, and sinks where there are any; by name `back` and `ahead`
-(None: any number), `prefix`, where there are chunks `chunk`, `scale`, where scores are capped `cap`, `enable_gqa`."""
+"""Query, key, value, documents or None, seen keys or None, and sinks if there are any. By name: `back` and `ahead`
+(None: any number), `prefix`, `chunk` for chunks, `scale`, `cap` for capped scores, `enable_gqa`."""
 
 COMPOSED_ATTENTION = "planner.composed_attention.default"
 """Attention with sinks or a cap, as it is traced (`planner.models.composed_attention`)."""
@@ -52,8 +52,8 @@ _COMPOSED_NAMES = ("query", "key", "value", "sinks", "attn_mask", "is_causal", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskKind:
-    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`; and where both are in one
-    chunk of `chunk` positions, have one number in `documents`, and that of j in `seen` is not 0."""
+    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`. If given, they must also be
+    in one chunk of `chunk` positions, have the same number in `documents`, and that of j in `seen` must not be 0."""
 
     back: int | None = None
     ahead: int | None = None
@@ -89,7 +89,8 @@ def with_mask_kinds(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument], *, grouped: bool) -> Operator:
-    """Attention without its mask. Without sinks and cap it is PyTorch's own, which is told where heads share keys."""
+    """Attention without its mask. Without sinks and cap it is PyTorch's own operator, which is told if heads share
+    keys."""
     given = tuple(arguments[name] for name in _NAMES[:3])
     further = tuple((name, arguments[name]) for name in _NAMES[6:] if name in arguments)
     sinks = (arguments["sinks"],) if arguments.get("sinks") is not None else ()
@@ -105,7 +106,7 @@ def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument], *, group
 
 
 def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int, int], MaskReader]) -> MaskKind | None:
-    """What a mask says; None where that is no kind."""
+    """The kind of a mask; None where it has no known kind."""
     query, key = (graph.types[name].shape for name in op.operands[:2])
     if len(query) != 4 or query[2] != key[2] or query[2] < 2:
         return None
@@ -121,7 +122,7 @@ def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int
 
 
 def _shown(mask: Formula | None, boolean: bool) -> Condition | None:
-    """Where a mask shows a key: where it is true, or adds 0 and hides all else."""
+    """Where a mask shows a key: where it is true, or where it adds 0 and hides all else."""
     choice = as_choice(mask)
     try:
         if boolean:
@@ -137,7 +138,7 @@ def _shown(mask: Formula | None, boolean: bool) -> Condition | None:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What a mask of `rank` dims is made for: so many positions and samples."""
+    """Positions and samples of the scores that a mask of `rank` dims is made for."""
 
     reader: MaskReader
     rank: int
@@ -146,7 +147,7 @@ class _Scores:
 
     @property
     def query(self) -> int:
-        """The dim of a mask that has the queries."""
+        """The dim of a mask for queries."""
         return self.rank - 2
 
     @property
@@ -154,7 +155,7 @@ class _Scores:
         return self.rank - 1
 
     def is_samples(self, dim: int | None) -> bool:
-        """Whether a dim of a mask has the samples; where there is one, it needs none."""
+        """Whether a dim of a mask is that of samples; with one sample no dim is needed."""
         return dim == self.rank - 4 if dim is not None else self.samples == 1
 
 
@@ -174,7 +175,8 @@ def _named(condition: Condition, scores: _Scores) -> MaskKind | None:
 
 
 def _conjunction(atoms: frozenset[Atom], scores: _Scores) -> MaskKind | None:
-    """Conditions that all hold. A prefix stands alone, with the documents of what it is an alternative to."""
+    """Conditions that all hold. A prefix stands alone, with the documents of the window that it is an alternative
+    to."""
     said: dict[str, Any] = {}
     positions = {scores.reader.counted_breaks(atom.name) for atom in atoms if isinstance(atom, Equal) and atom.holds}
     for atom in atoms:
@@ -188,7 +190,7 @@ def _conjunction(atoms: frozenset[Atom], scores: _Scores) -> MaskKind | None:
 
 
 def _of_indices(atom: Atom, positions: set[str | None], scores: _Scores) -> Atom:
-    """A condition on positions, which grow by one for each index within a document, as one on indices."""
+    """A condition on positions, which grow by one for each index within a document, as a condition on indices."""
     if not isinstance(atom, Apart) or atom.name not in positions:
         return atom
     if not all(scores.is_samples(sample) for sample, _ in atom.places):
@@ -200,7 +202,7 @@ def _of_indices(atom: Atom, positions: set[str | None], scores: _Scores) -> Atom
 
 
 def _said(atom: Atom, scores: _Scores) -> tuple[str | None, int | str]:
-    """What one condition says of a kind: a field and its value; None where it is none of these."""
+    """What one condition says about a kind: a field and its value; None for an unknown condition."""
     query, key = scores.query, scores.key
     if isinstance(atom, AtLeast):
         others = [step for dim, step in enumerate(atom.steps) if dim not in (query, key)]

@@ -1,4 +1,5 @@
-"""The names of a graph: those of the module for parameters and buffers, which may be any text, and ours beside them."""
+"""The names of a graph: those of the module for parameters and buffers, which may be any text, and the planner's
+own."""
 
 from collections.abc import Iterable
 
@@ -8,8 +9,8 @@ from planner.errors import ModelError
 
 
 def check_names(module: nn.Module) -> None:
-    """Raise ModelError for a parameter or a buffer whose name is no text that can be shown. PyTorch takes any name
-    without a dot; one with control characters, or with half a character of UTF-16, is in no plan file and report."""
+    """Raise ModelError for a parameter or a buffer whose name cannot be shown. PyTorch takes any name
+    without a dot; a name with control characters, or half a UTF-16 character, cannot be in a plan file or a report."""
     for kind, held in (
         ("parameter", module.named_parameters(remove_duplicate=False)),
         ("buffer", module.named_buffers(remove_duplicate=False)),
@@ -24,5 +25,5 @@ def check_names(module: nn.Module) -> None:
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
-    """A name for an input of the model that a parameter or a buffer has too; batches find it by how it begins."""
+    """A name for an input of the model whose name a parameter or a buffer has too; batches find it by its beginning."""
     return f"{name}_input" if name in taken else name

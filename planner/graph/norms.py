@@ -1,13 +1,13 @@
-"""Norms that are spelled out, as the one operator that they are: `aten.rms_norm` or `aten.layer_norm`.
+"""Norms that are written out, rewritten as one operator: `aten.rms_norm` or `aten.layer_norm`.
 
     x ─ to fp32 ─┬─ pow 2 ─ mean ─ + eps ─ rsqrt ─┐
                  └───────────────────────────── mul ─ to 16 bits ─ mul weight         as it was exported
     x ─ rms_norm(weight, eps)                                                         as it is kept
 
-(`LlamaRMSNorm` of transformers and its kin, which cast before or after the product with the weight, or multiply with
-1 + weight; with x - mean in the place of x a layer norm without bias, `CohereLayerNorm`.) Operator by operator, a norm
-passes memory nine times and keeps x in fp32; kernels of norms do neither. They compute in fp32 and round once, where
-some of these round twice. So only what is computed in fp32 or wider is taken.
+(`LlamaRMSNorm` of transformers and its kin, which cast before or after the product with the weight, or multiply with 1
++ weight; with x - mean in place of x it is a layer norm without bias, `CohereLayerNorm`.) Operator by operator, a norm
+passes memory nine times and keeps x in fp32; kernels of norms do neither. Kernels compute in fp32 and round once, where
+some written-out norms round twice. So only norms that are computed in fp32 or wider are rewritten.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ _MEAN, _POWER, _ROOT = "aten.mean.dim", "aten.pow.Tensor_Scalar", "aten.rsqrt.de
 
 
 def with_norms(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with one operator for each norm that is spelled out; what only the old ones read is gone."""
+    """`graph` with one operator for each norm that is written out; values that only the old operators read are gone."""
     reader = Reader(graph)
     found = dict(norm for op in graph.operators if op.op == _MULTIPLY and (norm := reader.norm(op)) is not None)
     return replaced(graph, found)
@@ -33,12 +33,12 @@ def with_norms(graph: OperatorGraph) -> OperatorGraph:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What makes and what reads the values of a graph."""
+    """Finds the operators that make and read the values of a graph."""
 
     graph: OperatorGraph
 
     def norm(self, product: Operator) -> tuple[str, Operator] | None:
-        """The norm whose x / sqrt(...) a product is: the name of its last operator, and the one in its place."""
+        """The norm whose x / sqrt(...) a product is: the name of its last operator, and the operator in its place."""
         if len(product.operands) != 2:
             return None
         for x, reciprocal in (product.operands, product.operands[::-1]):
@@ -67,7 +67,7 @@ class Reader:
         return (power.operands[0], epsilon) if second == (2 if power.op == _POWER else first) else None
 
     def _averaged(self, mean: str) -> str | None:
-        """What a mean over the last dim, which is kept, is of."""
+        """The operand of a mean over the last dim that keeps the dim."""
         op = self.made(mean, _MEAN)
         if op is None or op.keywords or len(op.arguments) != 3 or op.arguments[2] is not True:
             return None
@@ -82,7 +82,8 @@ class Reader:
         return op.operands[0] if self._averaged(op.operands[1]) == op.operands[0] else None
 
     def _whole(self, product: Operator, kind: str, wide: str, epsilon: float) -> tuple[str, Operator] | None:
-        """With the product with a weight and the cast back, in either order, as far as nothing else reads between."""
+        """The norm with the product with a weight and the cast back, in either order, if nothing else reads in
+        between."""
         types, source = self.graph.types, self.source(wide)
         last, weight = self.cast_of(product, types[source].dtype), None
         following = self._only_reader(last)
@@ -105,7 +106,7 @@ class Reader:
         return last.name, replace(last, op=kind, arguments=given, keywords=())
 
     def cast_of(self, op: Operator, dtype: str) -> Operator:
-        """What casts the result of an operator to a dtype, where nothing else reads it; else the operator."""
+        """The cast of an operator's result to a dtype, where nothing else reads the result; else the operator."""
         following = self._only_reader(op)
         casts = following is not None and following.op in _CASTS and _dtype(following) == dtype
         return following if following is not None and casts else op
@@ -117,7 +118,7 @@ class Reader:
         return graph.operators[readers[0]] if len(set(readers)) == 1 and not returned else None
 
     def source(self, name: str) -> str:
-        """What a value was before it was cast to float32 or float64 from less, as far as kernels compute in that."""
+        """The value before it was cast to float32 or float64 from a narrower dtype, if kernels compute in the wider."""
         op = self.made(name, *_CASTS)
         if op is None:
             return name
@@ -128,7 +129,7 @@ class Reader:
         return source if same or (widened and not narrowed) else name
 
     def read_once(self, op: Operator, by: Operator) -> bool:
-        """Whether an operator alone reads the result of another, or a cast of it that nothing else reads."""
+        """Whether only one operator reads the result of another, or a cast of it that nothing else reads."""
         following = self._only_reader(op)
         if following is not None and following.op in _CASTS and following.name != by.name:
             following = self._only_reader(following)

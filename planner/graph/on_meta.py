@@ -14,9 +14,9 @@ def on_meta(module: nn.Module) -> nn.Module:
     """A copy of a module whose parameters, buffers and other tensors are on the meta device; tied ones stay tied,
     nothing is copied.
 
-    Strides, and with them which reshapes copy, differ between devices; a graph must not, so it is traced there. What
-    else a module has and cannot be copied (a lock, an open file) the two share. Raises ModelError for hooks of the
-    backward pass, which the copy would not have.
+    Strides, and with them which reshapes copy, differ between devices, but a graph must not; so it is traced on meta.
+    Objects of a module that cannot be copied (a lock, an open file) are shared with the copy. Raises ModelError for
+    hooks of the backward pass, which the copy would not have.
     """
     refuse_gradient_hooks(module)
     memo: dict[int, Any] = {}
@@ -33,13 +33,13 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 
 def without_data(module: nn.Module, *, on_host: bool = False) -> nn.Module:
-    """The module itself where all of its parameters are on the meta device, and the rest where it was built without
-    data, else a copy of which all is on meta."""
+    """The module itself where all of its parameters are on the meta device, and everything else is where it was built
+    without data; else a copy that is all on meta."""
     return on_meta(module) if on_host or not all(one.is_meta for one in module.parameters()) else module
 
 
 def _plain(module: nn.Module) -> list[Any]:
-    """What a module keeps under names of its own, beside parameters, buffers, modules and hooks."""
+    """What a module keeps in attributes of its own, beside parameters, buffers, modules and hooks."""
     known = vars(nn.Module())
     return [value for name, value in vars(module).items() if name not in known]
 
@@ -52,7 +52,7 @@ def _plain_tensors(module: nn.Module) -> list[torch.Tensor]:
 
 def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:
     try:
-        copy.deepcopy(value, dict(memo))  # one that fails half-way leaves half a copy in the memo
+        copy.deepcopy(value, dict(memo))  # a failed copy leaves half a copy in the memo
     except (TypeError, RuntimeError, copy.Error):  # as pickle says it, PyTorch of tensors with a history, and copy
         return False
     return True

@@ -79,21 +79,22 @@ STOPPING = frozenset(
     {DETACH}
     | {f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")}
 )
-"""Operators through which no gradient flows: that one, and those that read nothing but the shape of their operand."""
+"""Operators through which no gradient flows: detach, and operators that read only the shape of their operand."""
 
 ONE_EACH = frozenset({"aten.broadcast_tensors.default", "aten.meshgrid.default", "aten.meshgrid.indexing"})
-"""Operators that make a result of every operand, which has the gradient of that one alone."""
+"""Operators with one result per operand; the gradient of a result goes to its own operand alone."""
 
 STATISTICS: Mapping[str, int] = {
     "aten._native_batch_norm_legit_functional.default": 1,
     "aten._native_batch_norm_legit_no_training.default": 1,
     "aten._native_batch_norm_legit.no_stats": 1,
 }
-"""Operators whose results from this one on are statistics, which have no gradient: a batch norm that is called twice
-reads those of its first call."""
+"""Operators, and the first of their results that is a statistic, without a gradient: a batch norm that is called twice
+reads the statistics of its first call."""
 
 ROWS_FROM = {"host": "planner.rows_from_host", "servers": "planner.rows_from_servers"}
-"""The operators that get rows of tables which are not on the devices, by where those are (`planner.graph.placed`)."""
+"""The operators that get rows of tables which are not on the devices, by the place of the tables
+(`planner.graph.placed`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class WrittenRule:
     Factors in no result are reductions, unless `blocked`; those in `mean` average. `addends` are operands that join a
     reduction's sum once. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results
     in `saved_results`, and `saved_extra` beside them: bytes for each point of the factors named; `scratch` lives only
-    while it goes back. `reason` says why no factor can be split, where none can.
+    during the backward pass. `reason` says why no factor can be split, where none can.
     """
 
     text: str
@@ -143,7 +144,7 @@ class Operator:
     `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of
     the module whose forward made the call. `results` has one name per returned tensor, None for a result that is not
     a tensor. `rule` is a rule that was found by trial; None for an operator that is in the table of rules. `line` is
-    that of the model's code which made the call, "file:number", for messages alone; empty where it is not known.
+    the line of the model's code that made the call, "file:number", for messages only; empty where it is not known.
     """
 
     name: str
@@ -161,7 +162,7 @@ class Operator:
         object.__setattr__(self, "operands", tuple(reference.name for reference in found))
 
     def reading(self, names: Mapping[str, str]) -> "Operator":
-        """The same of other values: each that is in `names` is called as it says."""
+        """The same operator with its values renamed by `names`."""
         if names.keys().isdisjoint(self.operands):
             return self
         return replace(
@@ -182,7 +183,7 @@ class Operator:
 
     @property
     def trains_rows(self) -> bool:
-        """Whether it gives gradients to a table that is no parameter of the graph."""
+        """Whether it makes gradients for a table that is no parameter of the graph."""
         return self.op in ROWS_FROM.values() and bool(dict(self.keywords)["trainable"])
 
 
@@ -219,8 +220,8 @@ class OperatorGraph:
 
     `types` has the type of every value: inputs, parameters, buffers and results of operators. `updates` says which
     buffers the forward pass changes, and which value is the new content of each: (buffer, value). `constants` are the
-    tensors that the code of the model makes, by their names among the buffers. `unpadded` has the values, the dim
-    and its extent in the model, of which there is more here (`planner.sharding.padding`).
+    tensors that the code of the model makes, by their names among the buffers. `unpadded` lists padded values, with the
+    padded dim and its extent in the model (`planner.sharding.padding`).
     """
 
     types: Mapping[str, TensorType]
@@ -238,17 +239,17 @@ class OperatorGraph:
 
     @cached_property
     def derived(self) -> dict[object, Any]:
-        """What others derive of this graph, which does not change, and find again: by the name of an operator with this
-        operator its sharding rule, else under a tuple that begins with a word."""
+        """A cache of what others derive from this graph, which never changes: the sharding rule of an operator under
+        its name, everything else under a tuple that begins with a word."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was derived."""
+        """The state without the derived cache."""
         return {name: value for name, value in vars(self).items() if name != "derived"}
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
-        """Index of the operator that makes a value; inputs, parameters and buffers are not in it."""
+        """Index of the operator that makes a value; inputs, parameters and buffers have none."""
         return {name: i for i, op in enumerate(self.operators) for name in op.results if name is not None}
 
     @cached_property
@@ -271,7 +272,7 @@ class OperatorGraph:
         return frozenset(found)
 
     def own_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a value without what was added to it."""
+        """The shape of a value without its padding."""
         shape = list(self.types[name].shape)
         for dim, extent in self._unpadded.get(name, ()):
             shape[dim] = extent
@@ -286,13 +287,14 @@ class OperatorGraph:
 
     @property
     def trains(self) -> bool:
-        """Whether any gradient reaches the loss; else a forward pass is all there is (`planner.graph.forward_only`)."""
+        """Whether any gradient reaches the loss; if not, there is only a forward pass
+        (`planner.graph.forward_only`)."""
         return self.loss in self.differentiable
 
     @cached_property
     def data_dependent(self) -> frozenset[str]:
-        """Values computed from the inputs, the parameters, tables elsewhere or buffers that change, so not the same in
-        every step."""
+        """Values computed from the inputs, the parameters, tables elsewhere or buffers that change, which therefore may
+        differ in every step."""
         found = {*self.inputs, *self.parameter_names, *(buffer for buffer, _ in self.updates)}
         for op in self.operators:
             if op.op in ROWS_FROM.values() or any(name in found for name in op.operands):
@@ -310,7 +312,7 @@ class OperatorGraph:
 
     @cached_property
     def live(self) -> frozenset[str]:
-        """Names of the operators that the loss or a changed buffer depends on; what others compute, nobody reads."""
+        """Names of the operators that the loss or a changed buffer depends on; nothing reads the results of others."""
         import networkx as nx
 
         wanted = (self.loss, *(content for _, content in self.updates))
@@ -342,7 +344,7 @@ class OperatorGraph:
         return sum(self.types[parameter.name].numel for parameter in self.parameters)
 
     def content_of(self, op: Operator) -> list[object]:
-        """All that decides whether an operator is the same as one of another graph, for JSON: name, call, types of its
+        """All that decides whether an operator equals one of another graph, for JSON: name, call, types of its
         results."""
         return [
             op.name,
@@ -382,7 +384,7 @@ def _argument_json(argument: Argument) -> object:
     if isinstance(argument, ValueRef):
         return {"value": argument.name}
     if isinstance(argument, TorchConstant):
-        # The device a model happens to live on while it is traced is not part of what it computes.
+        # The device on which a model is traced is not part of what it computes.
         return {argument.kind: "any" if argument.kind == "device" else argument.name}
     if isinstance(argument, tuple):
         return [_argument_json(item) for item in argument]

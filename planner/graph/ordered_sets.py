@@ -1,15 +1,15 @@
-"""Sets that the code of a module goes over while it is traced, in the order of their members.
+"""Sets that a module's code iterates over while it is traced, in the order of their members.
 
     for kind in set(config.layer_types):          {"full_attention", "sliding_attention"}, in one order or the other
         rotary[kind] = self.rotary(x, kind)
 
-Python hashes strings anew in every process (PYTHONHASHSEED), and with their hashes the order of a set of strings
-changes. Transformers writes loops as this one in many of its models with two kinds of layers. Their graph would be
-another one in each process, and no plan would run in any but the one that made it.
+Python hashes strings differently in every process (PYTHONHASHSEED), and the order of a set of strings changes with
+their hashes. Many models of transformers with two kinds of layers have such loops. Their graph would differ between
+processes, and a plan would run only in the process that made it.
 
-So while a module is traced `set(...)`, called in a file that defines one of its parts, makes a set that is gone over in
-order, and sets that parts hold are such sets. Sets in braces, those of other files, and members that have no order stay
-as they are.
+So while a module is traced, `set(...)`, called in a file that defines one of its parts, makes a set that iterates in
+order; sets that the parts hold become such sets too. Sets in braces, sets made in other files, and members that have no
+order stay as they are.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from torch import nn
 
 _T = TypeVar("_T")
 MODULE_STATE = frozenset(vars(nn.Module()))
-"""What every module has of its own, whatever it is."""
+"""The attributes that every module has."""
 
 
 class _Type(type):
@@ -33,7 +33,7 @@ class _Type(type):
 
 
 class OrderedSet(set[_T], metaclass=_Type):
-    """A set that is gone over in the order of its members, where they have one."""
+    """A set that iterates in the order of its members, where they have one."""
 
     def __iter__(self) -> Iterator[_T]:
         members = list(super().__iter__())

@@ -3,10 +3,10 @@
     class GeLU(torch.autograd.Function)      traced as     own.package_module_GeLU.<digest of its signature>
     GeLU.apply(x, 0.5)                                     (Tensor a0, float a1) -> Tensor
 
-Export would trace through its forward and lose its backward. So while a module is traced each call of such a function
-is one call of an operator that is made known to PyTorch for it. Called outside of a trace, that operator is the
+Export would trace through its forward and lose its backward. So while a module is traced, each call of such a function
+becomes a call of an operator that is registered with PyTorch for it. Outside of a trace that operator is the
 function itself, both passes; its sharding rule is found by trial (`planner.sharding.discover`). Every process that
-executes the model has traced it, so it knows the operator too; a plan has its name and its rule only.
+executes the model has traced it, so it knows the operator too; a plan has only its name and its rule.
 """
 
 import contextlib
@@ -38,19 +38,19 @@ _REWRITE = (
 _APPLY = torch.autograd.Function.__dict__["apply"].__func__
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _FUNCTIONS: dict[str, Any] = {}
-"""By the name of an operator, with and without its overload, the function that it stands for: the one that was traced
-last, where a model is built again. PyTorch's own registry, which this goes with, is as global."""
+"""The function that an operator stands for, by the operator's name with and without its overload. If a model is built
+again, it is the function that was traced last. Like PyTorch's own registry of operators, this is global."""
 
 
 @contextlib.contextmanager
 def own_functions_as_operators(module: nn.Module) -> Iterator[None]:
-    """While active, an autograd.Function that is not torch's is called as an operator. Raises ModelError where it is
-    called, naming the line, for one that cannot be."""
+    """While active, an autograd.Function that is not torch's is called as an operator. Raises ModelError, naming the
+    line of the call, for a function that cannot be called so."""
     original = torch.autograd.Function.__dict__["apply"]
     met: dict[str, Any] = {}
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is CheckpointFunction:  # its forward switches gradients off, and its backward computes them all the same
+        if cls is CheckpointFunction:  # its forward switches gradients off, but its backward computes them all the same
             function, _, *rest = args
             return function(*rest)
         if cls.__module__.partition(".")[0] == "torch":
@@ -65,7 +65,7 @@ def own_functions_as_operators(module: nn.Module) -> Iterator[None]:
 
 
 def _called(module: nn.Module, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], met: dict[str, Any]) -> Any:
-    """A call as one of an operator; `met` has the functions that this trace has met, by their names."""
+    """A call of the function as a call of an operator; `met` has the functions met in this trace, by their names."""
     if met.setdefault(_stem(cls), cls) is not cls or not _may_follow(_FUNCTIONS.get(_stem(cls)), cls):
         why = "has the name of another one, which is a function of its own"
         raise _refused(module, cls, why, "give each a name, and pass what they differ in as an argument")
@@ -89,7 +89,7 @@ def _called(module: nn.Module, cls: Any, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _kind(argument: Any) -> str:
-    """The type of an argument as operators declare it; empty for what they cannot have."""
+    """The type of an argument as operators declare it; empty for types that operators cannot have."""
     if argument is None or isinstance(argument, torch.Tensor):
         return "Tensor" if argument is not None else "Tensor?"
     if isinstance(argument, list | tuple):
@@ -99,7 +99,7 @@ def _kind(argument: Any) -> str:
 
 
 def _forward(module: nn.Module, cls: Any, args: Sequence[Any]) -> tuple[Any, str]:
-    """What the function returns for tensors without data, and by what it draws random numbers, if it does."""
+    """The result of the function for tensors without data, and the operator that draws random numbers, if any."""
     try:
         with torch.no_grad(), _disable_current_modes(), _Watched() as watched:  # type: ignore[no-untyped-call]
             given = pytree.tree_map_only(torch.Tensor, _without_data, list(args))
@@ -124,8 +124,8 @@ def _stem(cls: Any) -> str:
 
 
 def _may_follow(known: Any, cls: Any) -> bool:
-    """Whether a function may take the place of one of its name that an earlier trace has met: not with the same code
-    and other values around it, as a factory makes them, since the earlier model would run with them, too."""
+    """Whether a function may replace one of its name that an earlier trace has met. It may not with the same code but
+    other values around it, as a factory makes them, because the earlier model would then run with these values, too."""
     return known is None or all(
         _values(getattr(known, way)) == _values(getattr(cls, way))
         for way in ("forward", "backward")
@@ -134,12 +134,12 @@ def _may_follow(known: Any, cls: Any) -> bool:
 
 
 def _values(function: Any) -> list[str]:
-    """What a function reads of the one that it was written in, as text."""
+    """The values that a function reads from an enclosing function, as text."""
     return [repr(cell.cell_contents) for cell in function.__closure__ or ()]
 
 
 def _operator(cls: Any, signature: str) -> Any:
-    """The operator of a function with this signature, made known to PyTorch where it is not."""
+    """The operator of a function with this signature, registered with PyTorch if it is not yet."""
     stem = _stem(cls)
     overload = "v" + hashlib.sha256(signature.encode()).hexdigest()[:8]
     name = f"{stem}.{overload}"
@@ -157,7 +157,7 @@ def _function(name: str, args: Sequence[Any]) -> Any:
 
 
 def _differentiable(name: str, args: Sequence[Any]) -> Any:
-    """The function itself, but where a trace is taken: there it stays one call."""
+    """The function itself; while a trace is taken, one call."""
     traced = {"ProxyTorchDispatchMode", "FunctionalTensorMode"}
     if not traced.isdisjoint(type(mode).__name__ for mode in _get_current_dispatch_mode_stack()):
         stem, overload = name.split(".")

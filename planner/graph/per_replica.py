@@ -3,9 +3,9 @@
     aten.mean.dim(x, [0])                       x (8, d) -> (d)
     planner.per_replica(x, [0])  of 4 replicas  x (8, d) -> (4, d): one mean for the 2 samples of each replica
 
-The arguments are those that the operator has in one replica. Four keywords say the rest: how many replicas, which
-operator, and for every operand and result where the replicas are: in a dim of samples, whose equal contiguous pieces
-they have (its number), in a leading dim of their own (`OWN`), or nowhere, as all have the same (None).
+The arguments are those that the operator has in one replica. Four keywords say the rest: the number of replicas, the
+operator, and for every operand and result where the replicas are. They are equal contiguous pieces of a dim of samples
+(its number), or steps of a leading dim of their own (`OWN`); with None all replicas have the same value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from planner.graph.operator_graph import Argument, Operator, TensorType
 PER_REPLICA: Final = "planner.per_replica"
 
 OWN: Final = -1
-"""In the place of a dim: the value has a leading dim, one step for each replica."""
+"""Instead of a dim: the value has a leading dim, with one step for each replica."""
 
 _Value = TypeVar("_Value")
 
@@ -27,7 +27,7 @@ _KEYS = ("replicas", "called", "operand_places", "result_places")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Into how many replicas a batch is cut, and where those are in operands and results."""
+    """The number of replicas of a batch, and where replicas are in operands and results."""
 
     count: int
     called: str
@@ -36,14 +36,14 @@ class Replicas:
 
 
 def wrapped(op: Operator, replicas: Replicas, results: tuple[str | None, ...]) -> Operator:
-    """The operator, as one replica calls it, as the call of all replicas."""
+    """The call of all replicas, from the operator as one replica calls it."""
     values = (replicas.count, replicas.called, replicas.operands, replicas.results)
     keywords = (*op.keywords, *zip(_KEYS, values, strict=True))
     return replace(op, op=PER_REPLICA, keywords=cast("tuple[tuple[str, Argument], ...]", keywords), results=results)
 
 
 def replicas_in(keywords: Sequence[tuple[str, object]]) -> Replicas:
-    """What the keywords of such a call say."""
+    """The `Replicas` that the keywords of such a call describe."""
     count, called, operands, results = (dict(keywords)[key] for key in _KEYS)
     return Replicas(
         count=cast("int", count),
@@ -54,14 +54,14 @@ def replicas_in(keywords: Sequence[tuple[str, object]]) -> Replicas:
 
 
 def unwrapped(op: Operator) -> Operator:
-    """The operator as one replica calls it; any other as it is."""
+    """The operator as one replica calls it; any other operator unchanged."""
     if op.op != PER_REPLICA:
         return op
     return replace(op, op=called(op), keywords=own_keywords(op.keywords))
 
 
 def own_keywords(keywords: Sequence[tuple[str, _Value]]) -> tuple[tuple[str, _Value], ...]:
-    """The keywords that the operator itself has."""
+    """The keywords of the operator itself."""
     return tuple((key, value) for key, value in keywords if key not in _KEYS)
 
 
@@ -71,12 +71,12 @@ def called(op: Operator) -> str:
 
 
 def of_one(tensor: TensorType, place: int | None, count: int) -> TensorType:
-    """What one replica has of a value."""
+    """The part of a value that one replica has."""
     return replace(tensor, shape=shape_of_one(tensor.shape, place, count))
 
 
 def shape_of_one(shape: Sequence[int], place: int | None, count: int) -> tuple[int, ...]:
-    """Its shape."""
+    """The shape of the part of a value that one replica has."""
     if place is None:
         return tuple(shape)
     if place == OWN:

@@ -1,13 +1,13 @@
-"""Pieces of a tensor that are put together again, and pieces of which each is treated alike.
+"""Pieces of a tensor that are joined again, and pieces that are all computed alike.
 
     x ─ split ─> x0, x1, ... ─ cat ─> y                          y is x: features of images, handed on as a list
-    x ─ unbind ─> x0, x1, ... ─ cat ─> y                         y is x with two dims as one
+    x ─ unbind ─> x0, x1, ... ─ cat ─> y                         y is x with two dims merged
 
     q, k, v ─ split ─> attention of each piece ─ cat ─> o        images of a packed batch, each for itself
 
 The last becomes one attention with the pieces as samples, 1 h (n l) d -> n h l d: one operator for any number of
 images, which is cut along them. Pieces of several lengths, in the same order for each sample, become one attention for
-each of these lengths, over all samples. Without this the batch of a model would be the number of its operators.
+each of these lengths, over all samples. Without this the number of operators would grow with the batch of a model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,21 +24,21 @@ _SPLITS: Mapping[str, int] = {
     "aten.chunk.default": 2,
     _UNBIND: 1,
 }
-"""Operators that take a tensor apart, and the place of the argument that says along which dim."""
+"""Operators that take a tensor apart, and the position of the argument for the dim."""
 _RESHAPE, _PERMUTE = "aten.reshape.default", "aten.permute.default"
 _TRANSPOSE = "aten.transpose.int"
 _BY_SAMPLE = frozenset(
     {"aten.scaled_dot_product_attention.default", COMPOSED_ATTENTION, "aten.matmul.default", "aten.softmax.int",
      "aten.clone.default", "aten.to.dtype", "aten.dropout.default", "aten.mul.Tensor", _TRANSPOSE}
 )  # fmt: skip
-"""Operators whose first dim is that of samples, each of which is treated by itself, where all operands have as many
-dims."""
+"""Operators whose first dim is that of samples and that compute each sample by itself, if all operands have the same
+number of dims."""
 _SPELLING = frozenset({"aten.reshape.default", "aten.view.default"})
 
 
 def with_pieces_together(graph: OperatorGraph, samples: int) -> OperatorGraph:
-    """`graph`, traced with so many `samples`, with tensors that were taken apart and joined again as they were, and
-    with pieces that are treated alike as samples of one call."""
+    """`graph`, traced with `samples` samples, without tensors that are taken apart and joined again unchanged, and
+    with pieces that are computed alike as samples of one call."""
     if not any(op.op in _SPLITS for op in graph.operators):
         return graph
     found = _Together(graph, samples)
@@ -52,7 +52,7 @@ def with_pieces_together(graph: OperatorGraph, samples: int) -> OperatorGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """What each of n pieces is made by: alike operators, with what they read; a leaf is the operator that split it."""
+    """The operators that make each of n pieces: alike, with their operands; a leaf is the operator that split them."""
 
     pieces: tuple[Operator, ...]
     operands: tuple["_Tree", ...] = ()
@@ -65,13 +65,13 @@ class _Tree:
 
 
 _TENSOR = ValueRef("")
-"""Stands for any tensor among the settings of a call, where another may have none."""
+"""Stands for any tensor among the settings of a call, to tell it from None."""
 
 
 @dataclass
 class _Together:
-    """The operators as they become; `names` has what stands for a result that is gone, `replaced` what nobody reads
-    any more."""
+    """The operators as they are rewritten. `names` has the value in place of a result that is gone, `replaced` the
+    results that nothing reads any more."""
 
     graph: OperatorGraph
     samples: int
@@ -91,7 +91,7 @@ class _Together:
         return None if at is None else self.graph.operators[at]
 
     def _whole(self, op: Operator, names: Sequence[str]) -> bool:
-        """Whether an operator joins what one has taken apart; if so it is gone."""
+        """Whether an operator joins the pieces of one tensor; if so, it is removed."""
         source = self._producer(names[0])
         if source is None or source.op not in _SPLITS or source.results != tuple(names):
             return False
@@ -110,7 +110,7 @@ class _Together:
         return True
 
     def _alike(self, op: Operator, names: Sequence[str]) -> bool:
-        """Whether an operator joins pieces that were treated alike; if so they are samples now."""
+        """Whether an operator joins pieces that were computed alike; if so, they become samples."""
         if self.samples < 2:  # any first dim is 1 then, that of the batch too
             return False
         tree = self._tree(tuple(names))
@@ -154,7 +154,7 @@ class _Together:
         return self.types[name] if name in self.types else self.graph.types[name]
 
     def _tree(self, names: tuple[str, ...]) -> _Tree | None:
-        """What makes these values alike, each from a piece of its own; None where nothing does."""
+        """The operators that make these values alike, each from a piece of its own; None where there are none."""
         makers = [self._producer(name) for name in names]
         first = makers[0]
         if first is None or any(len(self.graph.consumers.get(name, ())) != 1 for name in names):
@@ -188,7 +188,7 @@ class _Together:
         return op.op in _BY_SAMPLE and len({len(each.shape) for each in types}) == 1 and len(types[0].shape) >= least
 
     def _repeats(self, tree: _Tree, period: int) -> bool:
-        """Whether pieces have the shapes of those one period before them, whatever is made of them on the way."""
+        """Whether pieces, and all values made from them, have the shapes of those one period before."""
         shapes = [self.graph.types[_results(op)[0]].shape for op in tree.pieces] if tree.operands else []
         return shapes[period:] == shapes[:-period] and all(self._repeats(each, period) for each in tree.operands)
 
@@ -197,7 +197,7 @@ class _Together:
         return (self.graph.types[name].shape[dim] for name in _results(split))
 
     def _apart(self, split: Operator, times: int, sizes: Sequence[int]) -> list[str]:
-        """A tensor with its pieces as samples, one for each of the lengths."""
+        """The pieces of a tensor as samples, one result for each of the lengths."""
         whole, dim = split.operands[0], _dim(self.graph, split, _SPLITS[split.op])
         shape = self.graph.types[whole].shape
         within = sum(sizes)
@@ -227,7 +227,7 @@ class _Together:
         return results
 
     def _call(self, tree: _Tree, number: int, times: int, apart: Mapping[str, Sequence[str]]) -> str:
-        """The call of all pieces at the place `number` of every sample."""
+        """The call for all pieces at the place `number` of every sample."""
         if not tree.operands:
             return apart[tree.pieces[0].name][number]
         op = tree.pieces[number]
@@ -248,7 +248,7 @@ class _Together:
         self, op: Operator, call: str, arguments: tuple[Argument, ...], shape: tuple[int, ...], name: str,
         *, strided: bool = False,
     ) -> str:  # fmt: skip
-        """Add a call in the place of an operator. Returns its result."""
+        """Add a call in place of an operator. Returns its result."""
         like = self.graph.types[_results(op)[0]]
         while name in self.types:
             name += "'"
@@ -271,7 +271,7 @@ def _dim(graph: OperatorGraph, op: Operator, place: int) -> int:
 
 
 def _settings(op: Operator) -> object:
-    """What a call has beside tensors, and shapes that are spelled out."""
+    """The arguments of a call beside tensors, and beside shapes that are spelled out."""
     spelled = op.op in _SPELLING
     said = [_TENSOR if isinstance(each, ValueRef) else None if spelled else each for each in op.arguments]
     return said, op.keywords
@@ -282,7 +282,7 @@ def _with(shape: tuple[int, ...], changed: Mapping[int, int]) -> tuple[int, ...]
 
 
 def _period(sizes: Sequence[int], samples: int) -> int | None:
-    """After how many pieces their lengths repeat: at once, or after those of a sample; None where they do not."""
+    """After how many pieces their lengths repeat: after one, or after those of a sample; None where they do not."""
     if len(set(sizes)) == 1:
         return 1
     period, over = divmod(len(sizes), samples)

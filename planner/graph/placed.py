@@ -5,9 +5,9 @@
     placed          ids B ───────> rows from the host, or from servers ─> B H
 
 A table that is placed elsewhere is no parameter of the graph any more: devices neither keep nor reduce nor update it.
-What is left is an operator that gets rows by their numbers, and gives back the gradients of what it gave. It knows
-table, rows and width by its keywords, and is called as the look-up was. Everything that follows (candidates, prices,
-memory, execution) follows from its rule.
+Its look-up becomes an operator that gets rows by their numbers, and sends the gradients of these rows back. Keywords
+give it the table, the number of rows and the width; its name is that of the look-up. Everything else (candidates,
+prices, memory, execution) follows from its rule.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from planner.graph.operator_graph import ROWS_FROM, Argument, Operator, Operator
 from planner.matching import matches
 
 PLACES = ("host", "servers")
-"""Where a table may be beside the devices: in the memory of the hosts of the ranks, shared out over them; or on
+"""Where a table may be instead of the devices: in the memory of the hosts of the ranks, shared out over them; or on
 servers, which are processes of their own, reached over the network."""
 
 Placed = tuple[tuple[str, str], ...]
-"""Patterns of parameters, and where those are; the first that matches counts."""
+"""Patterns of parameters, and the place of these; the first pattern that matches counts."""
 
 _EMBEDDING = "aten.embedding.default"
 _BY_FREQUENCY = 3  # positions of arguments of an embedding
@@ -33,7 +33,7 @@ _PADDING = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideTable:
-    """A table of a placed graph: `rows` of `width` numbers, of the dtype that its look-ups give, and where it is."""
+    """A table of a placed graph: `rows` of `width` numbers, in the dtype of its look-ups, and where it is."""
 
     name: str
     where: str
@@ -44,7 +44,7 @@ class OutsideTable:
 
 
 def tables_outside(graph: OperatorGraph) -> tuple[OutsideTable, ...]:
-    """The tables that a placed graph gets rows of, each once, in the order of their first look-ups."""
+    """The tables from which a placed graph gets rows, each once, in the order of their first look-ups."""
     found: dict[str, OutsideTable] = {}
     for op in graph.operators:
         where = next((place for place, name in ROWS_FROM.items() if name == op.op), None)
@@ -63,13 +63,13 @@ def tables_outside(graph: OperatorGraph) -> tuple[OutsideTable, ...]:
 
 
 def place_of(name: str, placed: Placed) -> str | None:
-    """Where a parameter is, None on the devices."""
+    """The place of a parameter; None on the devices."""
     return next((place for pattern, place in placed if matches(name, pattern)), None)
 
 
 def placed_tables(graph: OperatorGraph, placed: Placed) -> dict[str, str]:
     """The parameters of a traced graph that are placed elsewhere, and where. Raises RequestError for a pattern that no
-    parameter matches, and for a parameter that something else than a look-up of its rows reads."""
+    parameter matches, and for a parameter that any other operator than a look-up of its rows reads."""
     for pattern, _ in placed:
         if not any(matches(parameter.name, pattern) for parameter in graph.parameters):
             tables = tables_of(graph)
@@ -128,7 +128,7 @@ def _from(graph: OperatorGraph, op: Operator, place: str, trainable: bool) -> Op
 
 
 def _fault(graph: OperatorGraph, name: str) -> str | None:
-    """Why a parameter is no table that can be elsewhere; None for one that can."""
+    """Why a parameter cannot be a table elsewhere; None for one that can."""
     uses = [graph.operators[at] for at in graph.consumers.get(name, ())]
     if not uses:
         return "no operator reads it"

@@ -1,7 +1,7 @@
-"""What is asked of a tensor beside its values: its shape, its dtype, whether it is a view.
+"""Questions about a tensor that do not need its values: its shape, its dtype, whether it is a view.
 
 PyTorch's tracer asks forty times as often as a model calls operators, and each question goes through every mode that
-is active while a model is traced. None of them answers otherwise than the tensor, so the first hands it past the rest.
+is active while a model is traced. No mode changes the answer, so the first mode passes the question by the others.
 """
 
 from typing import Any
@@ -30,7 +30,8 @@ _PLAIN = frozenset(
 
 
 class PlainQuestions(TorchFunctionMode):
-    """While active, modes that were entered before it see none of these questions, unless they are of other tensors."""
+    """While active, modes that were entered before it see none of these questions, except about other tensor
+    classes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _PLAIN or not _OWN.issuperset(types):

@@ -1,8 +1,8 @@
-"""Operators that draw random numbers: where their probability stands, and when they draw at all.
+"""Operators that draw random numbers: which argument is their probability, and when they draw at all.
 
-A plan must not change what is drawn, so only operators whose numbers can be drawn by the place of an element are
-known here: those that drop elements. Any other operator that draws is refused where the model is traced, because
-there the line that calls it is known.
+A plan must not change what is drawn. So only operators whose numbers can be drawn by the place of an element are
+known here: those that drop elements. Any other operator that draws is refused when the model is traced, because
+then the line that calls it is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomOps:
-    """Position and name of the probability with which a call drops elements, and of the argument that switches that
-    on; None for the latter where nothing does. A switch that is not given, or is None, is on."""
+    """Position and name of the probability with which a call drops elements, and of the argument that switches dropping
+    on; None for the latter where there is no such argument. A switch that is not given, or is None, is on."""
 
     probability: tuple[int, str]
     switch: tuple[int, str] | None = None

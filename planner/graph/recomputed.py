@@ -1,11 +1,11 @@
-"""Operators of ours that are composed of PyTorch's, and keep their operands alone for the backward pass.
+"""Operators of the planner that are composed of PyTorch's, and keep only their operands for the backward pass.
 
     namespace::name            (tensors and settings) -> tensor              what is composed
     namespace::name_backward   (gradient, the same)   -> gradients           computes it once more, and differentiates
 
-To PyTorch each of the two is one operator, with one node of autograd. Fused kernels of such scans work so: they keep
-what they read, and compute the rest again. Where a package that has such a kernel is installed, tensors on a GPU are
-computed by that.
+To PyTorch each of the two is one operator, with one autograd node. Fused kernels of such scans work in the same way:
+they keep their operands, and compute the rest again. Where a package with such a kernel is installed, it computes
+tensors on a GPU.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from planner.graph.state_kernels import installed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:
-    """Such an operator: the two that PyTorch knows, and what they are composed of."""
+    """Such an operator: the two operators that PyTorch knows, and the functions that they are composed of."""
 
     name: str
     operator: Any
@@ -37,7 +37,7 @@ class Recomputed:
 
     @property
     def in_pieces(self) -> Mapping[str, Callable[..., Any]]:
-        """What the two are composed of, by the names that they have in a graph."""
+        """The functions of the two operators, by their names in a graph."""
         name = self.name.replace("::", ".")
         return {f"{name}.default": self.composed, f"{name}_backward.default": self.composed_backward}
 
@@ -45,7 +45,7 @@ class Recomputed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What computes the same where a package is installed; autograd can differentiate it."""
+    """A function that computes the same where a package is installed; autograd can differentiate it."""
 
     package: str
     call: Callable[..., torch.Tensor]
@@ -58,8 +58,8 @@ def recomputed(
     kernel: Kernel | None = None,
     empty: Callable[..., torch.Tensor] | None = None,
 ) -> Recomputed:
-    """Make `composed` an operator called `name`. Its result has the shape of operand `like` and the dtype of the first,
-    unless `empty` makes it, without data. Its backward pass gives the gradients of all operands that are tensors, in
+    """Make `composed` an operator called `name`. Its result has the shape of operand `like` and the dtype of the first
+    operand, unless `empty` makes it, without data. Its backward pass makes the gradients of all tensor operands, in
     their order."""
 
     def chosen(tensor: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -110,7 +110,7 @@ def recomputed(
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether kernels of other packages take it."""
+    """Whether kernels of other packages take the tensor."""
     return tensor.is_cuda
 
 
@@ -124,7 +124,7 @@ def _gradients(
 
 
 def computed_again(compute: Callable[..., Any], *given: Any) -> Any:
-    """`compute`, of which nothing but what it is given is kept where gradients are wanted."""
+    """The result of `compute`; only its arguments are kept where gradients are wanted."""
     if not torch.is_grad_enabled():
         return compute(*given)
     return checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False)
@@ -132,7 +132,7 @@ def computed_again(compute: Callable[..., Any], *given: Any) -> Any:
 
 @contextlib.contextmanager
 def _differentiating() -> Iterator[None]:
-    """While active, autograd records what is computed, which it does not inside of an operator."""
+    """While active, autograd records what is computed; inside of an operator it does not by default."""
     hidden = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView"):
         hidden = hidden.remove(getattr(torch._C.DispatchKey, key))

@@ -1,14 +1,14 @@
-"""Recurrent layers (LSTM, GRU, RNN), each layer an operator of its own.
+"""Recurrent layers (LSTM, GRU, RNN), each layer as its own operator.
 
-What PyTorch exports is one operator for all layers of a module, which says that it draws random numbers, as it may drop
-elements between layers. Here it is taken apart:
+PyTorch exports one operator for all layers of a module, and the operator says that it draws random numbers, because it
+may drop elements between layers. Here it is split into layers:
 
     traced     x, h0, c0, weights of all ─> lstm of 2 layers ─> y, h, c
-    layers     x, zeros ─> lstm ─> y ─> dropout ─> lstm ─> y        h, c joined, where somebody reads them
+    layers     x, zeros ─> lstm ─> y ─> dropout ─> lstm ─> y        h, c joined, where an operator reads them
                            zeros ─────────────────┘
 
 So layers can be stages of a pipeline, their weights are gathered and recomputed one by one, and elements are dropped
-between them as everywhere: by their place (`runtime.ops.randomness`). A layer has both directions, where it has two.
+between them as everywhere: by their place (`runtime.ops.randomness`). A bidirectional layer stays one operator.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ GATES = {
     "aten.rnn_tanh.input": 1,
     "aten.rnn_relu.input": 1,
 }
-"""Recurrent operators on padded sequences, and how many products of a step they make for each hidden element."""
+"""Recurrent operators on padded sequences, and the number of products of a step for each hidden element."""
 
 LSTM = "aten.lstm.input"
 _ZEROS = "aten.zeros.default"
@@ -30,7 +30,7 @@ _PARAMETERS, _BIASES, _LAYERS, _DROPOUT, _TRAIN, _BIDIRECTIONAL = 2, 3, 4, 5, 6,
 
 
 def with_recurrent_layers(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with an operator for each layer of each recurrent module, that draws nothing itself."""
+    """`graph` with an operator for each layer of each recurrent module; these draw no random numbers."""
     if not any(op.op in GATES for op in graph.operators):
         return graph
     types = dict(graph.types)
@@ -43,7 +43,7 @@ def with_recurrent_layers(graph: OperatorGraph) -> OperatorGraph:
         else:
             operators.append(op)
     read = {graph.loss, *(content for _, content in graph.updates), *(name for op in operators for name in op.operands)}
-    unread = {  # zeros that were those of several layers
+    unread = {  # zeros that were the states of several layers
         name for name in taken_apart - read if name in graph.producer and _made_of_zeros(graph, name)
     }
     kept = tuple(op for op in operators if unread.isdisjoint(name or "" for name in op.results))
@@ -57,7 +57,7 @@ def _made_of_zeros(graph: OperatorGraph, name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Layers:
-    """One recurrent operator; what is made for its layers is added to `types`."""
+    """One recurrent operator; values of its layers are added to `types`."""
 
     graph: OperatorGraph
     types: dict[str, TensorType]
@@ -92,7 +92,7 @@ class _Layers:
         return states  # type: ignore[return-value]
 
     def _start(self, state: ValueRef, layer: int, layers: int, found: list[Operator]) -> ValueRef:
-        """The state that a layer begins with: zeros of its own, or its part of what is given."""
+        """The initial state of a layer: zeros of its own, or its part of a given state."""
         whole, own = self.graph.types[state.name], self._directions
         result = f"{state.name}@{layer} of {self.op.name}"
         self.types[result] = replace(whole, shape=(own, *whole.shape[1:]))
@@ -147,7 +147,7 @@ class _Layers:
         )
 
     def _joined(self, made: Sequence[Operator]) -> list[Operator]:
-        """The last states of all layers, where somebody reads them."""
+        """The last states of all layers, where an operator reads them."""
         found = []
         for at, name in list(enumerate(self.op.results))[1:]:
             if name not in self.graph.consumers and name != self.graph.loss:

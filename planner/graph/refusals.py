@@ -1,8 +1,8 @@
-"""What is said where a model cannot be traced: the line of the user's code that is the cause, and what to change.
+"""Messages for a model that cannot be traced: the line of the user's code that is the cause, and what to change.
 
-Two causes leave no error behind, so they are watched for while the model is traced: random numbers of Python and numpy,
-of which one draw would be frozen into the graph; and what is changed in place, whose line is in the graph that has not
-been made functional yet. Autograd functions of the user's are seen to in `own_functions.py`.
+Two causes raise no error, so they are watched for while the model is traced: random numbers of Python and numpy, one
+draw of which would be frozen into the graph; and changes in place, whose lines are in the graph before it is made
+functional. `own_functions.py` handles autograd functions of the user's.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ _THROUGH_DATA = "clamp a copy where it is used (weight.clamp(-1, 1)), or change 
 
 
 def refusal(module: nn.Module, error: Exception) -> ModelError:
-    """The error for what export has raised."""
+    """The error for an error that export has raised."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     behind = _DATA.search(" ".join(lines))
     if behind is not None:
@@ -128,12 +128,12 @@ def _user_frame(error: BaseException) -> tuple[str, int] | None:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is neither of torch nor of this package."""
+    """Whether a file belongs neither to torch nor to this package."""
     return not file.startswith(_NOT_USERS)
 
 
 def line_of(node: fx.Node) -> str:
-    """The line of the user's that made a node; empty where it is not known."""
+    """The line of the user's code that made a node; empty where it is not known."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     own = [f" (at {name}:{number})" for name, number in frames if is_users(name)]
     return own[-1] if own else ""
@@ -141,7 +141,7 @@ def line_of(node: fx.Node) -> str:
 
 def users_line(node: fx.Node) -> str:
     """The line of the model's code that made a node, "file:number"; empty where it is not known, and for models of the
-    zoo, which nobody has to change."""
+    zoo, which users need not change."""
     place = line_of(node).removeprefix(" (at ").removesuffix(")")
     return "" if place.startswith(_ZOO) else place
 
@@ -160,7 +160,7 @@ def mixes_dtypes(module: nn.Module, op: str, dtypes: Sequence[str], node: fx.Nod
 
 
 def draws(module: nn.Module, op: str, place: str, at: str) -> ModelError:
-    """The error for an operator, called in a module `place`, that draws numbers which nobody could draw alike."""
+    """The error for an operator, called in a module `place`, that draws random numbers which plans cannot reproduce."""
     return ModelError(
         f"{type(module).__name__} draws random numbers by {op}{f' in {place}' if place else ''}{at}, which would differ"
         f" with the plan; only dropout ({', '.join(CHANCES)}), bernoulli_(p) and rand(...) < p with a number p between"
@@ -186,7 +186,7 @@ def depends_on_content(module: nn.Module, op: str, shape: tuple[Any, ...], node:
 
 
 def written_lines(exported: Any) -> Mapping[str, str]:
-    """Lines that change something in place, by the name of the input or buffer that is changed, through views too."""
+    """Lines that change something in place, by the name of the changed input or buffer, also through views."""
     names = {**exported.graph_signature.inputs_to_buffers, **exported.graph_signature.inputs_to_parameters}
     found: dict[str, str] = {}
     for node in exported.graph.nodes:
@@ -201,8 +201,8 @@ def written_lines(exported: Any) -> Mapping[str, str]:
 
 
 def without_draws(module: nn.Module, run: Callable[[], Any]) -> Any:
-    """What `run` returns. Raises ModelError where random numbers of Python were drawn meanwhile: it is run once more to
-    find the line that does."""
+    """The result of `run`. Raises ModelError where it drew random numbers of Python; then it runs once more to find the
+    line that draws."""
     state = random.getstate()
     result = run()
     if random.getstate() == state:
@@ -218,7 +218,7 @@ def without_draws(module: nn.Module, run: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _drawing() -> Iterator[Callable[[], str]]:
-    """While active, remembers the first line of the user's that draws from a generator of Python."""
+    """While active, remembers the first line of the user's code that draws from a generator of Python."""
     first: list[str] = []
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:

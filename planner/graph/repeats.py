@@ -1,9 +1,9 @@
-"""Blocks that are alike are traced once: who is alike, how a repeated call is announced, and how it is expanded
+"""Traces alike blocks once: which blocks are alike, how a repeated call is announced, and how it is expanded
 afterwards.
 
-`announce` gives the forward of every block of a run to a stand-in. The first block is traced between two markers; one
-that is called alike calls the operator `planner_trace.call`, which computes nothing and has the shapes of the first
-one's results. `expand` replaces each such call by a copy of the operators that were traced. See `trace` for the picture
+`announce` gives every block of a run a stand-in forward. The first block is traced between two markers. A block that is
+called alike calls the operator `planner_trace.call`, which computes nothing; its results have the shapes of the first
+block's. `expand` replaces each such call by a copy of the operators that were traced. See `trace` for the picture
 and for what happens when blocks turn out not to be alike.
 """
 
@@ -34,7 +34,7 @@ _CALL = "planner_trace.call.default"
 
 @dataclass
 class Template:
-    """A block that was traced, what its call looked like, and the blocks that were called alike."""
+    """A block that was traced, what its call looked like, and the blocks that were called in the same way."""
 
     path: str
     inputs: tuple[object, ...]
@@ -46,10 +46,10 @@ class Template:
 
 @dataclass
 class Run:
-    """Alike blocks of one module list, and those of them that were traced: one for every way to call them, as where the
-    first is given another dtype than all others. Those at `compared`, of the same list, are traced by themselves, and
-    must turn out to be the same. Parameters of all but the first two are `hidden` from an export: the
-    second is often called otherwise."""
+    """Alike blocks of one module list, and those of them that were traced: one for every way to call them, for example
+    if the first block is given another dtype than all others. The blocks at `compared`, of the same list, are traced by
+    themselves, and must turn out to be the same. Parameters of all but the first two are `hidden` from an export: the
+    second is often called in another way."""
 
     paths: tuple[str, ...]
     compared: tuple[str, ...] = ()
@@ -67,9 +67,9 @@ def announce(
     compared: bool = False,
     hide: bool = True,
 ) -> Iterator[tuple[Run, ...]]:
-    """While active, of the blocks of each run in `module` only those compute that are called in a new way, be it with
-    other `known` values; yields the runs (none: nothing repeats). The run of the block `besides` is none. Blocks that
-    were `compared` before are not again. Parameters can be hidden where `hide`."""
+    """While active, only those blocks of each run in `module` compute that are called in a new way, possibly with
+    other `known` values. Yields the runs (none: nothing repeats); the block `besides` forms no run. Blocks that
+    were `compared` before are not compared again. With `hide`, parameters can be hidden."""
     blocks = dict(module.named_modules())
     alike = [paths for paths in alike_runs(module) if besides not in paths]
     runs = tuple(run for paths in alike if len((run := _run(paths, blocks, compared)).paths) > 1)
@@ -87,8 +87,8 @@ def announce(
 
 
 def _run(paths: tuple[str, ...], blocks: Mapping[str, nn.Module], compared: bool) -> Run:
-    """The run of alike blocks. Of those that know their numbers the second and the last are compared with the first,
-    unless they were."""
+    """The run of alike blocks. If blocks know their numbers, the second and the last are compared with the first,
+    unless `compared` says that they were."""
     if compared or not knows_its_number(blocks[paths[0]]):
         return Run(paths=paths)
     return Run(paths=(paths[0], *paths[2:-1]), compared=(paths[1], paths[-1]))
@@ -105,7 +105,7 @@ def hidden(runs: Sequence[Run]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def model_runs(runs: Sequence[Run]) -> Iterator[None]:
-    """While active, it is the model that runs, and gets an AskedForError where it asks for hidden parameters."""
+    """While active, the model runs: it gets an AskedForError where it asks for hidden parameters."""
     with contextlib.ExitStack() as stack:
         for run in runs:
             stack.enter_context(run.hidden.model_runs())
@@ -165,7 +165,7 @@ def _stand_in(run: Run, path: str, block: nn.Module, known: KnownValues | None) 
 def _template(
     path: str, forward: Callable[..., Any], leaves: Sequence[Any], spec: Any, inputs: tuple[object, ...]
 ) -> Template:
-    """What a block makes of what it was given, between two markers."""
+    """The results of a block, traced between two markers."""
     tensors = iter(_marker([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], f"begin {path}"))
     given = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(given, spec)
@@ -179,7 +179,7 @@ def _template(
 
 
 def _repeat(template: Template, path: str, leaves: Sequence[Any]) -> Any:
-    """What a block would make that is called as another one was."""
+    """The results of a block that is called as another block was."""
     template.repeated.append(path)
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     outputs = [leaf for leaf in template.outputs if isinstance(leaf, torch.Tensor)]
@@ -190,7 +190,7 @@ def _repeat(template: Template, path: str, leaves: Sequence[Any]) -> Any:
 
 
 def _described_tensor(leaf: Any) -> bool:
-    """Whether a result is a tensor. Raises NotAlikeError where it could hide one."""
+    """Whether a result is a tensor. Raises NotAlikeError for an object that could hide a tensor."""
     _describe(leaf)
     return isinstance(leaf, torch.Tensor)
 
@@ -233,7 +233,7 @@ def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
 
 
 def check_compared(graph: OperatorGraph, runs: Sequence[Run]) -> None:
-    """Raise NotAlikeError unless the blocks of an expanded graph that are to be compared are what the first is."""
+    """Raise NotAlikeError unless the blocks of an expanded graph that are to be compared equal the first."""
     for run in runs:
         for path in run.compared:
             if not any(_same(graph, template.path, path) for template in run.templates):
@@ -264,8 +264,8 @@ def _final(name: str, stand_for: Mapping[str, str]) -> str:
 
 
 class _Expansion:
-    """Copies of first blocks by the marker they replace, the types of their values, what results of markers stand for,
-    and the buffers that copies change."""
+    """Copies of first blocks, by the marker that they replace; the types of their values, the values in place of
+    results of markers, and the buffers that copies change."""
 
     def __init__(self, graph: OperatorGraph) -> None:
         self._graph = graph
@@ -295,8 +295,8 @@ class _Expansion:
         return self._graph.operators[self._at[label]]
 
     def _check_closed(self, first: str, body: Sequence[Operator], entering: Sequence[str], end: Operator) -> None:
-        """Operators of a block may read only its arguments, its parameters and each other; nobody else may read
-        theirs."""
+        """Check that operators of a block read only its arguments, its parameters and each other, and that no other
+        operator reads their results."""
         inside = {*entering}
         for op in (*body, end):
             for name in op.operands:
@@ -310,7 +310,7 @@ class _Expansion:
                 raise NotAlikeError(f"{op.name} reads a value inside of {first}")
 
     def _check_updates(self, first: str, body: Sequence[Operator]) -> None:
-        """What a block makes may be the new content of its own buffers, and of no others."""
+        """Check that values of a block are new contents of its own buffers only."""
         inside = {name for op in body for name in _names(op.results)}
         for buffer, value in self._graph.updates:
             if (value in inside) != buffer.startswith(f"{first}."):

@@ -1,4 +1,4 @@
-"""Which of the things that a module returns is its loss."""
+"""Finds the loss in what a module returns."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ HOW = 'return the scalar loss, alone, first of a tuple, as `.loss`, or in a dict
 
 
 def loss_in(result: Any) -> Any:
-    """The loss in what a module returned, of whatever type: alone, first of a tuple or list, `.loss`, or in a dict
-    under "loss"; what was returned itself where there is nothing like it."""
+    """The loss in what a module returned: the object itself, the first of a tuple or list, `.loss`, or in a dict
+    under "loss"; the returned object itself where none of these exists."""
     if isinstance(result, Mapping) and "loss" in result:
         return result["loss"]
     if hasattr(result, "loss"):

@@ -1,10 +1,10 @@
-"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864): pairs of elements of a head that are turned.
+"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864): pairs of elements of a head that are rotated.
 
     (a, b) -> (a cos - b sin, b cos + a sin)
 
 The pairs are the two halves of a head (Llama), or neighbours (GPT-J); some models read neighbours and write halves
-(DeepSeek-V3, GLM-5). `planner::rotary` is one operator of the graph that PyTorch takes apart again where it is called,
-into what models spell out: what runs, what autograd keeps and what `torch.compile` sees is as without it.
+(DeepSeek-V3, GLM-5). `planner::rotary` is one operator of the graph. Where it is called, PyTorch decomposes it into the
+operators that models write: what runs, what autograd keeps and what `torch.compile` sees is as without it.
 """
 
 import torch
@@ -27,11 +27,11 @@ def rotary(
     once: bool,
     heads: int | None,
 ) -> torch.Tensor:
-    """x with the elements start ... start + size - 1 of its last dim turned; the others pass.
+    """x with the elements start ... start + size - 1 of its last dim rotated; the others pass.
 
-    What is turned together are neighbours in x if `from_pairs`, else halves, and so for the result. Tables are
-    broadcast to x, whose dim `heads` they lack, if there is one. Their last dim has each angle twice, in the order of
-    the result; or it begins with each of them once. All are of one dtype."""
+    The pairs are neighbours in x if `from_pairs`, else halves; likewise in the result. Tables are
+    broadcast to x; they lack its dim `heads`, if there is one. Their last dim has each angle twice, in the order of
+    the result, or it begins with each angle once. All tensors have one dtype."""
     if once:
         cos, sin = (table[..., : size // 2] for table in (cos, sin))
     if heads is not None:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings, which are spelled out, as the one operator that they are (`planner.graph.rotary`).
+"""Rotary position embeddings that are written out, rewritten as one operator (`planner.graph.rotary`).
 
     x ─┬──────────────────────────────────── * cos ─┐
        └─ two parts: a, b ─ -b ─ cat (-b, a) * sin ─┴ +                            tables with each angle twice
@@ -8,10 +8,10 @@
 
     x ─ rotary(cos, sin)                                                           as it is kept
 
-Parts are halves or neighbours, taken by slices, `chunk`, `split`, `unbind` or `select`; what is made of neighbours is
-put together by `stack`. Halves may be made of neighbours before (view, transpose, reshape), and x may be a part of a
-head, whose others pass and are joined to it. Nothing is taken of which something else reads a value on the way, whose
-tables have gradients, or whose tensors have several dtypes.
+Parts are halves or neighbours, taken by slices, `chunk`, `split`, `unbind` or `select`; results for neighbours are
+joined by `stack`. Halves may be made of neighbours before (view, transpose, reshape), and x may be a part of a head,
+whose other elements pass and are joined to it. A rotation is left as it is if another operator reads a value inside of
+it, if its tables have gradients, or if its tensors have several dtypes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ _RESHAPES = (
 
 
 def with_rotary(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with one operator for each rotation; what only the old ones read is gone."""
+    """`graph` with one operator for each rotation; values that only the old operators read are gone."""
     found: dict[str, Operator] = {}
     for op in graph.operators:
         if op.op in (_ADD, _CAT, *_RESHAPES) and (turned := _Reader(graph).rotation(op)) is not None:
@@ -50,9 +50,9 @@ def with_rotary(graph: OperatorGraph) -> OperatorGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """A rotation: what is turned, by which tables, and whether parts are neighbours in it and in what is made, whether
-    tables have each angle `once`, and the dim of x that they lack. `inside` are the operators that it is spelled out
-    in, but for the last."""
+    """A rotation: the rotated value, its tables, whether parts are neighbours in the operand and in the result, whether
+    tables have each angle `once`, and the dim of x that they lack. `inside` are the operators that it is written out
+    in, without the last."""
 
     x: str
     cos: str
@@ -66,7 +66,7 @@ class _Turned:
     heads: int | None = None
 
     def call(self, last: Operator, x: str | None = None, start: int = 0) -> Operator:
-        """The operator in the place of the last one."""
+        """The operator in place of the last one."""
         tensors = (ValueRef(x or self.x), ValueRef(self.cos), ValueRef(self.sin))
         given: tuple[Argument, ...] = (
             *tensors,
@@ -91,13 +91,13 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What makes the values of a rotation; `inside` grows with the operators that were met."""
+    """Finds the operators that make the values of a rotation; `inside` collects the operators met."""
 
     graph: OperatorGraph
     inside: dict[str, Operator] = field(default_factory=dict)
 
     def rotation(self, last: Operator) -> _Turned | None:
-        """The rotation that an operator ends; None where it ends none that is understood."""
+        """The rotation that ends with an operator; None where there is none that is understood."""
         turned = self._twice(last) if last.op == _ADD else self._once(last)
         if turned is None or not _alone(self.graph, turned.inside, last):
             return None
@@ -108,8 +108,8 @@ class _Reader:
         return self._with_whole_tables(turned) if alike and fixed and made.shape == whole.shape else None
 
     def _with_whole_tables(self, turned: _Turned) -> _Turned:
-        """The same of tables before a dim of heads was put into them and, of those with each angle once, before the
-        first half of their last dim was taken: views that the operator makes itself."""
+        """The rotation with tables from before a dim of heads was inserted and, for tables with each angle once, before
+        the first half of their last dim was taken: the operator makes these views itself."""
         given = (turned.cos, turned.sin)
         put = [self._made(name, _UNSQUEEZE) for name in given]
         dims = {None if op is None else _dim(op, 1) for op in put}
@@ -187,7 +187,7 @@ class _Reader:
         self.inside.update((op.name, op) for op in operators)
 
     def _swapped(self, name: str) -> _Part | None:
-        """The value of which parts b and a were joined as -b and a, and cast then, if they were."""
+        """The value whose parts b and a were joined as -b and a, and then perhaps cast."""
         cast = self._made(name, *_CASTS)
         joiner = self.graph.producer.get(name if cast is None else cast.operands[0])
         joined = None if joiner is None else self._joined(self.graph.operators[joiner])
@@ -202,13 +202,13 @@ class _Reader:
         return a if a.pairs == pairs else None
 
     def _is_of(self, x: str, across: str, whole: str) -> bool:
-        """Whether x is the value whose parts were joined across: itself, or cast as what was joined was cast."""
+        """Whether x is the value whose parts were joined in `across`: itself, or cast as the joined value was cast."""
         cast, other = self._made(x, *_CASTS), self._made(across, *_CASTS)
         alike = self.graph.types[x].dtype == self.graph.types[across].dtype
         return alike and (x == whole or (cast is not None and other is not None and cast.operands[0] == whole))
 
     def _put_apart(self, name: str) -> str | None:
-        """The value of whose neighbours another has the first in front of the second."""
+        """The value from whose pairs of neighbours another has all first elements before all second ones."""
         flat = self._made(name, *_RESHAPES)
         turned = None if flat is None else self._made(flat.operands[0], _TRANSPOSE)
         viewed = None if turned is None else self._made(turned.operands[0], *_RESHAPES)
@@ -223,7 +223,7 @@ class _Reader:
         return viewed.operands[0]
 
     def _joined(self, op: Operator) -> tuple[tuple[str, str], bool] | None:
-        """Two values that an operator puts beside each other, and whether element by element."""
+        """Two values that an operator joins, and whether it joins them element by element."""
         if op.op == _CAT:
             return self._two_of(op, len(self._shape(op.results[0])) - 1, False)
         if op.op not in _RESHAPES or (stack := self._made(op.operands[0], _STACK)) is None:
@@ -242,7 +242,7 @@ class _Reader:
         return ((first, second), pairs) if self._shape(first) == self._shape(second) else None
 
     def _part(self, name: str) -> _Part | None:
-        """The part that a value is of another one."""
+        """The part of another value that a value is."""
         op = self._made(name, _SLICE, _CHUNK, _SPLIT, _SPLIT_SIZES, _SELECT, _UNBIND)
         if op is None:
             return None
@@ -267,7 +267,7 @@ class _Reader:
         return _Part(whole, *known[span])
 
     def _tables(self, x: str, cos: str, sin: str, parts: int) -> bool:
-        """Whether tables have the last dim of x, or one of so many parts of it."""
+        """Whether tables have the last dim of x, or the last dim of one of `parts` parts of it."""
         shapes = [self._shape(name)[-1:] for name in (cos, sin)]
         return all(shape == (self._shape(x)[-1] // parts,) for shape in shapes)
 
@@ -287,8 +287,8 @@ class _Reader:
 
 
 def _of_a_part(graph: OperatorGraph, turned: _Turned) -> tuple[Operator, Operator] | None:
-    """With the elements of a head that are not turned, and are joined to those that are: the last operator, and the
-    one in its place."""
+    """The rotation together with the elements of a head that are not rotated and are joined to it: the last operator,
+    and the operator in its place."""
     (made,) = turned.last.results
     readers = graph.consumers.get(made or "", ())
     taker = _made(graph, turned.x, _SLICE, _SPLIT, _SPLIT_SIZES)
@@ -312,7 +312,7 @@ def _of_a_part(graph: OperatorGraph, turned: _Turned) -> tuple[Operator, Operato
 
 
 def _alone(graph: OperatorGraph, inside: Sequence[Operator], last: Operator) -> bool:
-    """Whether nothing but these operators and the last reads what they make."""
+    """Whether only these operators and the last one read their results."""
     known = {last.name, *(op.name for op in inside)}
     made = [name for op in inside for name in op.results if name is not None]
     readers = {graph.operators[at].name for name in made for at in graph.consumers.get(name, ())}
@@ -320,7 +320,7 @@ def _alone(graph: OperatorGraph, inside: Sequence[Operator], last: Operator) -> 
 
 
 def _orders(op: Operator) -> Iterator[tuple[str, str]]:
-    """The two operands of a sum or a product, in either order; nothing of what has a factor, too."""
+    """The two operands of a sum or a product, in either order; nothing for a sum that has a factor, too."""
     if len(op.operands) == 2 and not op.keywords:
         first, second = op.operands
         yield first, second
@@ -328,7 +328,7 @@ def _orders(op: Operator) -> Iterator[tuple[str, str]]:
 
 
 def _span(graph: OperatorGraph, name: str) -> tuple[int, int, int] | None:
-    """First element, end and step of what a slice or a part of a split is of the last dim of a value."""
+    """First element, end and step of a slice, or of a part of a split, of the last dim of a value."""
     op = _made(graph, name, _SLICE, _CHUNK, _SPLIT, _SPLIT_SIZES)
     if op is None:
         return None

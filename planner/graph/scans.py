@@ -1,15 +1,15 @@
-"""What modules of transformers compute step by step, as one operator each, while a module is traced.
+"""Step-by-step computations of modules of transformers, as one operator each, while a module is traced.
 
-Their modules call a function of the file that they stand in, which is the kernel of another package where that is
-installed, and else spells it out: a loop over chunks or over steps, with some operators for each. For the time of a
-trace functions of these names are called as operators of ours, which compute the same:
+Such a module calls a function in its own file. That function is the kernel of another package where the package is
+installed, else it is written out: a loop over chunks or over steps, with some operators for each. During a
+trace, functions of these names are called as operators of the planner, which compute the same:
 
     torch_chunk_gated_delta_rule, chunk_kimi_delta_attention    planner.gated_delta_rule
     mamba2_chunk_scan                                           planner.state_space_scan
     mamba_selective_scan                                        planner.selective_scan
     causal_conv1d_fn                                            planner.causal_convolution
 
-Called with a state, for one, or with packed sequences, they stay as they are.
+Calls with a state, for a state, or with packed sequences stay as they are.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ STATE_SPACE = "planner.state_space_scan.default"
 SELECTIVE_SCAN = "planner.selective_scan.default"
 CAUSAL_CONVOLUTION = "planner.causal_convolution.default"
 CHUNK = 64
-"""Steps of the gated delta rule that are computed at a time, as those who wrote these models have them."""
+"""Steps of the gated delta rule that are computed at a time, as in the authors' code of these models."""
 
 _THEIRS = "transformers."
 _KERNELS = frozenset({"transformers", "mamba_ssm", "causal_conv1d", "fla", "kernels"})
-"""Packages whose functions compute what ours do."""
+"""Packages whose functions compute what the planner's operators do."""
 
 _SILU = ("silu", "swish")
 _PACKED = ("cu_seqlens", "seq_idx")
@@ -57,7 +57,7 @@ def scans_as_operators(module: "nn.Module") -> Iterator[None]:
 
 
 def _is_theirs(function: Callable[..., Any]) -> bool:
-    """Whether a function is of transformers, or of a package whose kernels it takes, not one that a user put there."""
+    """Whether a function is from transformers, or from a package whose kernels it uses, and not put there by a user."""
     written_in = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", None) or ""
     return written_in.split(".")[0] in _KERNELS
 
@@ -147,7 +147,7 @@ def _causal_convolution(
 
 
 def _nothing(*_given: Any, **_settings: Any) -> None:
-    """A whole layer as one kernel, of which a module asks first: None says that there is none."""
+    """Stands for a whole layer as one kernel, which a module asks for first: None says that there is none."""
 
 
 _CALLS: Mapping[str, Callable[..., Any]] = {

@@ -4,9 +4,9 @@ arXiv 2312.00752, algorithm 2).
     h_t = h_{t-1} exp(w_t a) + w_t b_t x_t        y_t = (c_t h_t + d x_t) silu(z_t)        w_t = softplus(step_t + bias)
 
 It is one operator, `planner::selective_scan`, known to torch once this module is imported: samples and channels are
-independent of each other, steps are not. Steps are taken in chunks, and those of a chunk in the logarithm of their
-number (Hillis and Steele 1986), in float32 at least. Only its operands are kept for the backward pass, which computes
-it once more, chunk by chunk.
+independent of each other, steps are not. Steps are taken in chunks, and the steps of a chunk in a number of rounds that
+is the logarithm of their number (Hillis and Steele 1986), in float32 at least. Only the operands are kept for the
+backward pass, which computes it once more, chunk by chunk.
 
     B batch, D channels, S steps, N elements of the state of a channel, C steps of a chunk
 """
@@ -31,7 +31,7 @@ def composed(
     bias_D: torch.Tensor | None,
     softplus: bool,
 ) -> torch.Tensor:
-    """What each step reads, B D S, of a state that begins with zeros."""
+    """What each step reads, B D S, from a state that begins with zeros."""
     wide = torch.promote_types(x_BDS.dtype, torch.float32)
     a, d, bias = (None if one is None else one.to(wide) for one in (a_DN, d_D, bias_D))
 
@@ -59,7 +59,7 @@ def composed(
     state = x_BDS.new_zeros((*x_BDS.shape[:2], 1, a_DN.shape[1]), dtype=wide)
     made: list[torch.Tensor] = []
     given = [x_BDS, step_BDS, b_BNS, c_BNS] + ([] if z_BDS is None else [z_BDS])
-    # Taken apart at once: the gradient of a lone slice is a whole tensor of zeros.
+    # Unbound at once: the gradient of a single slice is a whole tensor of zeros.
     for pieces in zip(*(torch.split(one, _CHUNK, dim=2) for one in given), strict=True):
         gate = () if z_BDS is not None else (None,)
         read, state = computed_again(compute, state, *pieces, *gate, a, d, bias)

@@ -1,10 +1,10 @@
-"""Models that take samples packed one behind the other, called on samples that are stacked: what a plan cuts.
+"""Models that take samples packed one behind the other, called on stacked samples, which a plan can cut.
 
     StackedSamples     pixel_values b p d      position_ids b 3 s     image_grid_thw b i 3    input_ids b s
     the model          pixel_values (b p) d    position_ids 3 b s     image_grid_thw (b i) 3  input_ids b s
 
-A dataset of samples, stacked as torch's `default_collate` does it, is such a batch where every sample has as much of
-everything. Values that the model takes sizes from, as those of `image_grid_thw`, are the same for each sample, and are
+torch's `default_collate` makes such a batch from a dataset of samples, if every sample has equal amounts of
+everything. Values from which the model takes sizes, such as `image_grid_thw`, are the same for each sample, and are
 known before the model is called.
 """
 
@@ -20,18 +20,18 @@ from torch.utils import _pytree as pytree
 from planner.errors import ModelError, unknown_name
 
 PREFIX = "model."
-"""What the names of weights begin with, before those of the model."""
+"""The prefix of the names of weights, before the names in the model."""
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _MEANT = 0.8
-"""How like a name must be one that a model takes to be a slip: others may be read as `**kwargs`."""
+"""How similar an unknown name must be to an argument of the model to count as a typo: others may go to `**kwargs`."""
 
 
 @torch.library.custom_op("planner::expected", mutates_args=())
 def expected(x: torch.Tensor, given: torch.Tensor, wanted: Sequence[int], name: str) -> torch.Tensor:
-    """B X values, where each of B K `given` rows is the K `wanted` numbers. Else a run stops; on accelerators nothing
-    waits, the device stops with an assertion."""
+    """B X values, checked that each of B K `given` rows is the K `wanted` numbers. Else a run stops; on accelerators
+    the check does not synchronise: the device stops with an assertion."""
     same = given == torch.tensor(wanted, device=given.device)
     torch._assert_async(
         same.all(),
@@ -59,8 +59,8 @@ class StackedSamples(nn.Module):
 
     `packed` are the arguments whose samples the model takes one behind the other in its first dim, `second` those whose
     samples it takes in the second dim. `known` has integers of one sample by the name of an argument, as nested lists;
-    the model takes them packed: they are its sizes, and a plan is for these. A batch may have them, and is refused
-    where they are others, or may leave them out.
+    the model takes them packed. The model reads sizes from them, and a plan is for these sizes. A batch may have them,
+    and is refused where they differ, or may leave them out.
 
     Raises ModelError for a name that the model does not take or that is said twice, and for `known` that is not made
     of integers.
@@ -81,8 +81,8 @@ class StackedSamples(nn.Module):
         self.known = {name: _integers(name, rows) for name, rows in (known or {}).items()}
 
     def forward(self, **batch: Any) -> Any:
-        """What the model returns of a batch. Raises ModelError for one without a tensor that is to be packed, and for
-        tensors of other shapes than samples have."""
+        """What the model returns for a batch. Raises ModelError for a batch without a tensor that is to be packed, and
+        for tensors of other shapes than samples have."""
         first, samples = self._first(batch)
         for name, numbers in self.known.items():
             values = torch.tensor(numbers, device=batch[first].device)
@@ -94,7 +94,7 @@ class StackedSamples(nn.Module):
         return self.model(**batch)
 
     def _first(self, batch: Mapping[str, Any]) -> tuple[str, int]:
-        """The tensor that known values are checked beside, one that the model reads, and how many samples there are."""
+        """A tensor that the model reads, on which known values are checked, and the number of samples."""
         for name in (*self.packed, *self.second):
             if name not in batch:
                 raise ModelError(f"the batch has no '{name}', which is packed; it has {', '.join(batch)}")
@@ -147,7 +147,7 @@ def _integers(name: str, rows: Any) -> list[Any]:
 
 
 def _checked(x: torch.Tensor, given: Any, name: str, shape: tuple[int, ...], numbers: list[Any]) -> torch.Tensor:
-    """X, of samples whose known values are these."""
+    """X, after a check that the samples have these known values."""
     if not isinstance(given, torch.Tensor) or given.shape[1:] != shape or given.dtype not in _INTEGERS:
         raise ModelError(
             f"the batch: '{name}' is {_told(given)}; a sample has integers of shape {shape}, as `known` says, and"

@@ -1,7 +1,7 @@
-"""Kernels of mamba-ssm, causal-conv1d and flash-linear-attention for operators of ours, which are used where these are
-installed.
+"""Kernels of mamba-ssm, causal-conv1d and flash-linear-attention for operators of the planner, used where these
+packages are installed.
 
-Each takes what its operator is given. Autograd can differentiate all of them. None has run here: they are for GPUs.
+Each takes the arguments of its operator. Autograd can differentiate all of them. None has run here: they are for GPUs.
 """
 
 import importlib.util
@@ -67,7 +67,7 @@ def gated_delta_rule(
     decay: torch.Tensor,
     beta: torch.Tensor,
     normalised: bool = False,
-    chunk: int | None = None,  # which the kernels choose themselves
+    chunk: int | None = None,  # the kernels choose it themselves
 ) -> torch.Tensor:
     if decay.dim() == key.dim():
         from fla.ops.kda import chunk_kda as kernel

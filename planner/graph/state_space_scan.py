@@ -37,7 +37,7 @@ def composed(
     most: float | None,
     chunk: int,
 ) -> torch.Tensor:
-    """What each step reads, B S H P, of a state that begins with zeros. Steps are bounded by `least` and `most`."""
+    """What each step reads, B S H P, from a state that begins with zeros. Steps are bounded by `least` and `most`."""
     wide = torch.promote_types(x_BSHP.dtype, torch.float32)
     few = [None if one is None else one.to(wide) for one in (a_H, d_H, bias_H)]
     batch, _, heads, width = x_BSHP.shape
@@ -76,7 +76,7 @@ def composed(
 
     state = x_BSHP.new_zeros((batch, groups, size, heads // groups * width), dtype=wide)
     made: list[torch.Tensor] = []
-    # Taken apart at once: the gradient of a lone slice is a whole tensor of zeros.
+    # Unbound at once: the gradient of a single slice is a whole tensor of zeros.
     for pieces in zip(*(torch.split(one, chunk, dim=1) for one in (x_BSHP, step_BSH, b_BSGN, c_BSGN)), strict=True):
         read, state = computed_again(compute, state, *pieces, *few)
         made.append(read)

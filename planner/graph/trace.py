@@ -11,9 +11,9 @@ they were called, and with what:
     embed -> begin -> [ops of block 0] -> end -> repeat(1) -> repeat(2) -> ... -> head
 
 Afterwards each announcement is replaced by a copy of the first block's operators. The code around the blocks runs
-unabridged, so a block that is skipped, called twice, or given another argument is seen. Where anything differs
+in full, so a block that is skipped, called twice, or given another argument is seen. Where anything differs
 (attributes, argument types, a tensor that reaches a block other than as an argument or a parameter) this list of
-blocks, or the whole model, is traced in full instead: slower, never wrong.
+blocks, or the whole model, is traced in full instead: slower, but never wrong.
 """
 
 import contextlib
@@ -101,13 +101,13 @@ from planner.limits import interrupting
 
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 _SAME_VALUES = frozenset({"aten.contiguous.default"})
-"""Left out: whether there is anything to copy depends on the device that attention is traced on; the graph must not."""
+"""Left out: whether they copy depends on the device that attention is traced on, and the graph must not."""
 
 _OF_SHAPE: Mapping[str, str] = {
     "aten.view_as.default": "aten.view.default",
     "aten.reshape_as.default": "aten.reshape.default",
 }
-"""Of which the second operand only says a shape."""
+"""Operators whose second operand only gives a shape."""
 
 _ALSO_CALLED: Mapping[str, str] = {
     "aten.concat.default": "aten.cat.default",
@@ -120,13 +120,13 @@ _UNSET: Mapping[str, str] = {
     "aten.empty_like.default": "aten.zeros_like.default",
     "aten.new_empty.default": "aten.new_zeros.default",
 }
-"""Tensors whose elements are set later are zeros until then: what is in them would differ from device to device."""
+"""Tensors whose elements are set later are zeros until then: uninitialised content would differ between devices."""
 _OF_TYPE: Mapping[str, str] = {
     "aten.new_zeros.default": "aten.zeros.default",
     "aten.new_ones.default": "aten.ones.default",
     "aten.new_full.default": "aten.full.default",
 }
-"""Of which the first operand only says a dtype and a device."""
+"""Operators whose first operand only gives a dtype and a device."""
 _TYPE_AS, _TO_DTYPE = "aten.type_as.default", "aten.to.dtype"
 _FROZEN_NORM, _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default"
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
@@ -140,14 +140,14 @@ _OF_ONE_DTYPE = frozenset(
         "rnn_tanh_cell.default", "rnn_relu_cell.default",
     )
 ) | frozenset(GATES)  # fmt: skip
-"""Operators that refuse operands of several dtypes, but not where the operands have no data."""
+"""Operators that refuse operands of several dtypes, except where the operands have no data."""
 _PLACING = frozenset({"aten.index_add.default", "aten.index_put.default"})
-"""The same, of floating operands: others are places."""
+"""The same for floating operands only: the others are places."""
 _NORMS = frozenset({"aten.layer_norm.default", "aten.group_norm.default"})
-"""The same, of an input that is wider than its weights."""
+"""The same for an input that is wider than its weights."""
 
 _OF_TORCH = ".*isinstance\\(treespec, LeafSpec\\).*"
-warnings.filterwarnings("ignore", _OF_TORCH, FutureWarning)  # what it says of its own code while it copies an export
+warnings.filterwarnings("ignore", _OF_TORCH, FutureWarning)  # about its own code while it copies an export
 
 
 def trace(
@@ -162,8 +162,8 @@ def trace(
     `.loss`, or "loss" in a dict.
 
     Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself;
-    `compared` takes for alike what is alike but for its number, where another trace has compared that. Raises
-    ModelError where the module cannot be traced or does not return a scalar loss, LimitError where that takes more
+    `compared` treats blocks as alike that differ only in their number, because another trace has compared them. Raises
+    ModelError where the module cannot be traced or does not return a scalar loss, LimitError where tracing takes more
     time or memory than the planner may.
     """
     with interrupting(f"tracing {type(module).__name__}"):
@@ -173,8 +173,8 @@ def trace(
 
 
 def asks_for_values(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Whether a model that can be traced asks for values that its code makes itself. What of them is one sample's is
-    known by comparing two or more, so its graph of one sample is another."""
+    """Whether a model that can be traced asks for values that its code makes itself. Comparing two or more samples
+    shows which of these values belong to one sample, so the graph for one sample differs."""
     with interrupting(f"tracing {type(module).__name__}"):
         try:
             _traced(module, args, kwargs, full=False, answers=(False,))
@@ -195,7 +195,7 @@ def _traced(
     samples, error = samples_of((example_args, example_kwargs)), ModelError()
     once = functools.partial(_alike_once, compared=compared)
     for graph_of in (_graph_of,) if full else (once, _graph_of):
-        for asks in answers:  # with values of what the code makes itself, where it asks for some
+        for asks in answers:  # with answers about values that the code makes itself, where it asks
             known = KnownValues(samples) if asks else None
             try:
                 return graph_of(module, example_args, example_kwargs, known)
@@ -209,8 +209,8 @@ def _traced(
 def _alike_once(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownValues | None, compared: bool
 ) -> OperatorGraph:
-    """The graph, of blocks that were traced once where they are alike. A list whose blocks turn out not to be alike is
-    traced in full beside the others. Raises NotAlikeError where there is a second such list, or no other."""
+    """The graph with alike blocks traced once. If the blocks of a list turn out not to be alike, that list is
+    traced in full. Raises NotAlikeError where there is a second such list, or no other list."""
     besides: str | None = None
     hide = True
     while True:
@@ -228,8 +228,8 @@ def _alike_once(
 
 
 def _distinct(arguments: Any, module: nn.Module) -> Any:
-    """Fresh example tensors without data: export takes one tensor given twice for one input. They are where parameters
-    are: without data where some are, though others, made by `torch.Tensor(...)`, were made on the host all the same."""
+    """Fresh example tensors without data: export takes one tensor given twice for one input. They are on the device of
+    the parameters: without data where some parameters are, though others may be on the host (`torch.Tensor(...)`)."""
     parameters = tuple(module.parameters())
     first = next((one for one in parameters if one.is_meta), parameters[0] if parameters else None)
 
@@ -268,7 +268,7 @@ def _graph_of(
             regions,
             known or contextlib.nullcontext(),
             PlainQuestions(),
-            contextlib.redirect_stderr(io.StringIO()),  # torch writes the graph there where it raises
+            contextlib.redirect_stderr(io.StringIO()),  # torch writes the graph there when it raises
             repeats.hidden(announced),
         ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
@@ -289,10 +289,10 @@ def _graph_of(
     read = with_pieces_together(read, samples_of((args, kwargs)))
     paired = with_pairs(with_recurrent_layers(with_bags(without_empty_joins(read))))
     flat = with_filled_joined(with_index_scores(with_gated_norms(with_norms(paired))))
-    if announced:  # what a block was given had gradients, as far as one could see
+    if announced:  # inputs of a block seemed to have gradients
         flat = without_needless_detaches(repeats.expand(flat, announced))
         repeats.check_compared(flat, announced)
-    whole = with_rotary(with_mask_kinds(flat))  # once it is known which tables have gradients
+    whole = with_rotary(with_mask_kinds(flat))  # now it is known which tables have gradients
     graph = without_untrained(without_unread(whole, whole.producer, _dropping))
     graph = with_gradient_starts(graph if known is None else without_unread_constants(graph))
     if graph.loss not in graph.differentiable:
@@ -303,14 +303,14 @@ def _graph_of(
 
 
 def _dropping(op: Operator) -> bool:
-    """Whether an operator drops elements: the module as it was written drops them too, read or not, and is given the
-    same ones in the order of its calls."""
+    """Whether an operator drops elements: the module itself drops them too, whether they are read or not, and is given
+    the same choices in the order of its calls."""
     return op.op in CHANCES and CHANCES[op.op].of(op.arguments, dict(op.keywords)) > 0
 
 
 _SECRETLY = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
-"""Operators whose schema does not say that they change the running statistics at position 3, if there are any, where
-the argument at position 5 (training) is true."""
+"""Operators that change the running statistics at position 3, if there are any, where the argument at position 5
+(training) is true; their schema does not say so."""
 
 
 def _changes_operands(node: fx.Node) -> bool:
@@ -321,7 +321,7 @@ def _changes_operands(node: fx.Node) -> bool:
 
 
 def _changes_what_is_known(node: fx.Node, exported: Any) -> bool:
-    """Whether all that a node writes to are buffers of the model, and tensors that an operator beside it has made."""
+    """Whether a node writes only to buffers of the model, and to tensors that another operator has made."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     schema = node.target._schema.arguments
@@ -332,7 +332,7 @@ def _changes_what_is_known(node: fx.Node, exported: Any) -> bool:
 
 
 def _is_made(node: fx.Node) -> bool:
-    """Whether the content of a tensor was made by an operator of the model: not given to it, in whole or in part."""
+    """Whether an operator of the model made the content of a tensor, and no part of it was given to the model."""
     source: Any = node
     while isinstance(source, fx.Node):
         source = source.args[0] if source.target is getitem else source  # one of several results
@@ -370,7 +370,7 @@ def _changes(module: nn.Module, name: str, at: str = "") -> ModelError:
 
 
 _OURS = "\0"
-"""How results are called until they have their names: no name of the module begins so (`check_names`)."""
+"""The prefix of results until they have their names: no name of the module begins so (`check_names`)."""
 
 
 @dataclass
@@ -459,12 +459,12 @@ class _Reader:
         if _draws(node) and (not known or node.kwargs.get("generator") is not None):
             raise draws(self.module, op, _module_path(node), line_of(node))
         arguments = tuple(self._argument(argument) for argument in node.args)
-        if op == _TYPE_AS:  # of the other tensor nothing but its dtype is read
+        if op == _TYPE_AS:  # only the dtype of the other tensor is read
             other = node.args[1]
             assert isinstance(other, fx.Node)
             op, arguments = _TO_DTYPE, (arguments[0], self._argument(other.meta["val"].dtype))
         op = _ALSO_CALLED.get(op, op)
-        if op in _OF_SHAPE:  # nor anything but its shape
+        if op in _OF_SHAPE:  # only its shape is read
             op, arguments = _OF_SHAPE[op], (arguments[0], tuple(node.meta["val"].shape))
         keywords = tuple((key, self._argument(argument)) for key, argument in node.kwargs.items())
         self._check_dtypes(op, arguments, node)
@@ -475,7 +475,7 @@ class _Reader:
             said = {"dtype": self._argument(value.dtype), "device": self._argument(value.device)}
             op, arguments, keywords = _OF_TYPE[op], arguments[1:], tuple(said.items())
         results = value if isinstance(value, tuple | list) else (value,)
-        if op == _FROZEN_NORM:  # it has no statistics of its own: results beside the first are empty on some devices
+        if op == _FROZEN_NORM:  # it has no statistics of its own: the other results are empty on some devices
             op, arguments, results = _BATCH_NORM, (*arguments[:5], False, *arguments[5:], False), results[:1]
         many = isinstance(value, tuple | list)
         names = tuple(f"{_OURS}{node.name}#{i}" if many else _OURS + node.name for i in range(len(results)))
@@ -543,12 +543,12 @@ def _draws(node: fx.Node) -> bool:
 
 
 _ATTENTION = frozenset({"aten.scaled_dot_product_attention.default", COMPOSED_ATTENTION})
-_HEADS_APART = 4  # dims of attention whose heads have one of their own
+_HEADS_APART = 4  # dims of attention with a dim for heads
 
 
 def _stored_type(node: fx.Node, result: torch.Tensor) -> TensorType:
     """The type of a result as devices store it. Fused attention writes batch, sequence, heads and head dim in this
-    order, whatever a trace without memory says, so that nothing is copied where heads come together again."""
+    order, whatever a trace without memory says, so that nothing is copied where heads are joined again."""
     found = tensor_type(result)
     if result.dim() != _HEADS_APART:
         return found
@@ -569,7 +569,7 @@ def tensor_type(tensor: torch.Tensor) -> TensorType:
 
 def _parameters(module: nn.Module, types: dict[str, TensorType]) -> tuple[Parameter, ...]:
     """All parameters in the order of `named_parameters`, tied ones once under their first name. Raises ModelError for
-    one without elements: nothing of it could be cut, nor a product with it priced."""
+    a parameter without elements: it could not be cut, nor a product with it priced."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -622,7 +622,7 @@ def _named(graph: OperatorGraph) -> OperatorGraph:
 
 
 def resolve(op: str) -> torch._ops.OpOverload:
-    """The PyTorch operator named "namespace.name.overload". Raises ModelError for a name that is not of an operator:
+    """The PyTorch operator named "namespace.name.overload". Raises ModelError for a name of anything else:
     `torch.ops` has methods too, such as the one that loads a library."""
     found: Any = functools.reduce(lambda at, name: getattr(at, name, None), op.split("."), cast("Any", torch.ops))
     if not isinstance(found, torch._ops.OpOverload):

@@ -1,4 +1,4 @@
-"""What a rewritten graph no longer reads."""
+"""Removes values and operators that a rewritten graph no longer reads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -7,8 +7,8 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 
 
 def rewired(graph: OperatorGraph, operators: Iterable[Operator], names: Mapping[str, str]) -> OperatorGraph:
-    """`graph` with these operators in place of its own. What is gone is called as `names` says in updates and the
-    loss."""
+    """`graph` with these operators in place of its own. In updates and the loss, values that are gone are renamed by
+    `names`."""
     updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
     return replace(graph, operators=tuple(operators), updates=updates, loss=names.get(graph.loss, graph.loss))
 
@@ -16,8 +16,8 @@ def rewired(graph: OperatorGraph, operators: Iterable[Operator], names: Mapping[
 def without_unread(
     graph: OperatorGraph, names: Iterable[str], stays: Callable[[Operator], bool] = lambda op: False
 ) -> OperatorGraph:
-    """`graph` without the operators that made nothing but these values, which nobody reads, and without those whose
-    results only such operators read; but with those that `stay`."""
+    """`graph` without the operators that made only these unread values, and without operators whose
+    results only such operators read; operators that `stay` are kept."""
     suspect, kept = set(names), list[Operator]()
     read = {graph.loss, *(content for _, content in graph.updates)}
     for op in reversed(graph.operators):
@@ -34,8 +34,8 @@ def without_unread(
 
 
 def replaced(graph: OperatorGraph, found: Mapping[str, Operator]) -> OperatorGraph:
-    """`graph` with the operators that are `found` in the place of those of their names; what only the old ones read is
-    gone."""
+    """`graph` with the operators that are `found` in place of those of their names; values that only the old operators
+    read are gone."""
     if not found:
         return graph
     old = {name for op in graph.operators if op.name in found for name in op.operands}
@@ -43,8 +43,8 @@ def replaced(graph: OperatorGraph, found: Mapping[str, Operator]) -> OperatorGra
 
 
 def without_unread_constants(graph: OperatorGraph, before: OperatorGraph | None = None) -> OperatorGraph:
-    """`graph` without the constants of the model's code that nobody reads, or that nobody reads any more, as it was
-    done `before`."""
+    """`graph` without the constants of the model's code that nothing reads; with `before`, only without those that were
+    read in it."""
     unread = frozenset(
         name for name in graph.constants if name not in graph.consumers and (before is None or name in before.consumers)
     )

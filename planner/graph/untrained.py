@@ -1,12 +1,12 @@
-"""What the loss trains nothing of: weights that it does not depend on, and what no gradient of it comes to.
+"""What the loss does not train: weights that it does not depend on, and weights that no gradient of it reaches.
 
     x ─> linear(teacher) ─> detach ─> loss      x ─> detach ─> linear(teacher, frozen) ─> loss
     x ─> distances ─> argmin ─> lookup          x ─> detach ─> distances ─> argmin ─> lookup
 
-PyTorch leaves weights that get no gradient as they are, without states of an optimizer or weight decay, and keeps
-nothing for a backward pass in `torch.no_grad()`. So such weights are frozen in the graph, and a detach stands where
-what it stops begins, or what ends in indices, as scores to choose experts by. After that a gradient flows to whatever
-it may flow to.
+PyTorch leaves weights that get no gradient as they are, without optimizer states or weight decay, and keeps
+nothing for a backward pass in `torch.no_grad()`. So such weights are frozen in the graph. A detach stands at the first
+values whose gradients are stopped later, or that end in indices, such as scores to choose experts by. After that a
+gradient flows wherever it may flow.
 """
 
 from collections.abc import Callable, Collection
@@ -33,7 +33,7 @@ def without_untrained(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _reached(graph: OperatorGraph) -> frozenset[str]:
-    """Values to which a gradient of the loss flows, if it flows through all that have any."""
+    """Values that a gradient of the loss reaches, if it flows through all operators that have one."""
     found = {graph.loss}
     for op in reversed(graph.operators):
         if op.op not in STOPPING and any(name in found for name in op.results):
@@ -42,8 +42,8 @@ def _reached(graph: OperatorGraph) -> frozenset[str]:
 
 
 def _ending(graph: OperatorGraph, ends: Callable[[str, Operator], bool]) -> frozenset[int]:
-    """Operators through which gradients might flow, and whose results nobody reads but other such operators, or some of
-    which is said that a value ends there."""
+    """Operators through which gradients might flow, and whose results are read only by other such operators, or by
+    readers for which `ends` says that the value ends there."""
     found: set[int] = set()
     last = {graph.loss, *(content for _, content in graph.updates)}
     for at in range(len(graph.operators) - 1, -1, -1):

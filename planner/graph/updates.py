@@ -5,7 +5,7 @@
                ─> var   ─┴─> planner.update ─> mean, var: what the buffers hold after this micro-batch
 
 The contents of all buffers of one module pass one operator, whose rule splits nothing. So they arrive whole on every
-device, and moving them there is priced like any other redistribution.
+device, and their redistribution there is priced like any other.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Questions that are asked of the values of tensors, while a module is traced on tensors without any.
+"""Questions about the values of tensors, asked while a module is traced on tensors without values.
 
     nn.TransformerEncoder()(x, mask=mask)    is this mask a causal one?    no answer is needed: the mask is applied
     torch.distributions.Normal(mean, scale)  are these values allowed?     taken as allowed
@@ -7,9 +7,9 @@
     torch._check(mask.sum().item() == n)
     if not torch.isfinite(x).all(): ...      did anything overflow?        nothing did: a run stops where it does
 
-The answer changes nothing of what is computed. A model that is run without a plan has all but the first asked. Not
-answered are checks within a `try` or a `suppress` that catches errors, and whether numbers are finite that no parameter
-made: masks often are not, nor are inputs with gaps.
+The answers change nothing that is computed. A model that runs without a plan really asks all but the first question. No
+answer is given to checks within a `try` or a `suppress` that catches errors, nor to whether numbers are finite that no
+parameter made: masks often are not, nor are inputs with gaps.
 """
 
 import ast
@@ -40,19 +40,19 @@ _FINITE: Mapping[Any, bool] = {
     torch.isnan: False,
     torch.Tensor.isnan: False,
 }
-"""What these say of numbers of which none has overflowed."""
+"""What these functions return for numbers that have not overflowed."""
 _TOGETHER: Mapping[Any, bool] = {torch.all: True, torch.Tensor.all: True, torch.any: False, torch.Tensor.any: False}
-"""What elements that are all the same are together: all that are true, or any of those that are false."""
+"""The results for equal elements: `all` of true elements is true, `any` of false elements is false."""
 
 
 class ChecksPassed(TorchFunctionMode):
-    """While active, tensors that decide about nothing but whether an error is raised are as they ought to be, and
+    """While active, tensors that only decide whether an error is raised have the values that raise none, and
     numbers that parameters made are finite."""
 
     def __init__(self) -> None:
         super().__init__()
         self._writes = Writes()
-        self._finite = KnownTensors[bool](self._writes)  # tensors that say so, and what they are then
+        self._finite = KnownTensors[bool](self._writes)  # results of such checks, with their value for finite numbers
         self._computed = WeakTensorKeyDictionary()  # tensors that parameters have made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,7 +76,7 @@ class ChecksPassed(TorchFunctionMode):
 
 
 def _asked() -> bool | None:
-    """What the tensor must be that a model asks for its value right now (`_passing`)."""
+    """The value that a tensor must have which a model asks for right now (`_passing`)."""
     asking: FrameType | None = sys._getframe(2)
     while asking is not None and asking.f_code.co_name == "__torch_function__":  # other modes' on the way
         asking = asking.f_back
@@ -89,7 +89,7 @@ _ASSERTED = frozenset(
 
 
 def without_asserted_numbers(graph: fx.Graph) -> None:
-    """Take out of an exported graph what only asserts something of numbers that are read out of tensors, and these."""
+    """Remove from an exported graph the assertions about numbers that are read out of tensors, and these reads."""
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node.users or _writes(node):
             continue
@@ -98,20 +98,20 @@ def without_asserted_numbers(graph: fx.Graph) -> None:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether a call changes one of its operands, as a slice of so many samples that is filled."""
+    """Whether a call changes one of its operands, such as filling a slice of some samples."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _is_number_of_content(value: Any) -> bool:
-    """Whether a number, or the shape of a tensor, is known to nobody before there are values."""
+    """Whether a number, or the shape of a tensor, is unknown before there are values."""
     if isinstance(value, torch.Tensor):
         return not all(isinstance(extent, int) for extent in value.shape)
     return isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat)
 
 
 def _passing(file: str, line: int) -> bool | None:
-    """What the tensors that are asked in a line must be for nothing to be raised there; None where their values decide
-    about more than that."""
+    """The value that the tensors asked in a line must have so that nothing is raised there; None where their values
+    decide more than that."""
     tree = _parsed("".join(linecache.getlines(file)))
     if tree is None:
         return None
@@ -129,7 +129,7 @@ def _passing(file: str, line: int) -> bool | None:
 
 @functools.lru_cache(maxsize=4)
 def _parsed(text: str) -> ast.Module | None:
-    """The code of a file, which every layer of a model may ask in; None where it is none."""
+    """The parsed code of a file, cached because every layer of a model may ask in it; None where it is no code."""
     try:
         return ast.parse(text)
     except SyntaxError:
@@ -149,7 +149,7 @@ def _caught(tree: ast.Module, node: ast.AST) -> bool:
 
 
 def _catches(node: ast.AST) -> TypeGuard[ast.Try | ast.TryStar | ast.With | ast.AsyncWith]:
-    """Whether errors of what is in the body of a statement may end there: `try` with handlers, `with suppress(...)`."""
+    """Whether errors in the body of a statement may be caught there: `try` with handlers, `with suppress(...)`."""
     if isinstance(node, ast.With | ast.AsyncWith):
         managers = (item.context_expr for item in node.items)
         names = (ast.unparse(each.func) for each in managers if isinstance(each, ast.Call))
@@ -158,7 +158,7 @@ def _catches(node: ast.AST) -> TypeGuard[ast.Try | ast.TryStar | ast.With | ast.
 
 
 def _wanted(test: ast.expr, value: bool) -> Iterator[bool]:
-    """What each of the parts of a test must be for it to have a value."""
+    """The value that each part of a test must have for the test to have a value."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _wanted(test.operand, not value)
     elif isinstance(test, ast.BoolOp):

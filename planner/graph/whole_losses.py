@@ -1,17 +1,17 @@
-"""Losses as operators with rules: cross entropy, whatever it is called with, and losses that ask for values.
+"""Losses as operators with rules: cross entropy, in all ways to call it, and losses that ask for values.
 
 The operator of cross entropy has a rule for one row of logits for each target, and a scalar loss: `n v, n ->`. Its
-classes can be split. Other calls are made of that, or of what PyTorch computes them by
+classes can be split. Other calls are composed of it, or of the operators by which PyTorch computes them
 (aten/src/ATen/native/LossNLL.cpp):
 
     logits b v s, targets b s        classes moved behind, rows flattened, the operator
     class weights, reduction "none"  log_softmax, gather, and for a mean the quotient of two sums
     targets that are probabilities   log_softmax, products, a sum
 
-The latter have classes whole on every device. `F.ctc_loss` becomes `planner.graph.ctc`, also where targets lie one
-behind the other, as `labels.masked_select(mask)` with lengths `mask.sum(-1)`: they are padded rows then.
-`F.gaussian_nll_loss` is what PyTorch makes of it, but that nobody asks whether a variance is negative: a model that is
-run does.
+The last two have their classes whole on every device. `F.ctc_loss` becomes `planner.graph.ctc`, also where targets lie
+one behind the other, as `labels.masked_select(mask)` with lengths `mask.sum(-1)`: they become padded rows.
+`F.gaussian_nll_loss` is composed as in PyTorch, without the check whether a variance is negative; a model that runs
+makes that check.
 """
 
 import math
@@ -29,18 +29,18 @@ _SUMS = frozenset({"mean", "sum"})
 _SELECTING = frozenset({torch.masked_select, torch.Tensor.masked_select})
 _COUNTING = frozenset({torch.sum, torch.Tensor.sum})
 _LAST_OF_TWO = (-1, 1, (-1,), (1,), [-1], [1])
-"""Ways to say the last dim of a mask."""
+"""Ways to name the last dim of a mask."""
 
 
 class WholeLosses(TorchFunctionMode):
-    """While active, calls of cross entropy, of negative log likelihoods and of the CTC loss are ones that have a
+    """While active, calls of cross entropy, of negative log likelihoods and of the CTC loss become calls that have a
     rule."""
 
     def __init__(self) -> None:
         super().__init__()
         self._writes = Writes()
-        self._selected = KnownTensors[tuple[torch.Tensor, torch.Tensor]](self._writes)  # of what, by which mask
-        self._counted = KnownTensors[torch.Tensor](self._writes)  # of a mask, whose last dim they count
+        self._selected = KnownTensors[tuple[torch.Tensor, torch.Tensor]](self._writes)  # the source and the mask
+        self._counted = KnownTensors[torch.Tensor](self._writes)  # counts: the mask whose last dim they count
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy:
@@ -143,7 +143,7 @@ def _gaussian_nll_loss(
         return F.gaussian_nll_loss(input, target, var, full=full, eps=eps, reduction=reduction)
     if var.shape != input.shape and var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)
-    var = var + (var.clamp(min=eps) - var).detach()  # gradients flow through what is bounded, too
+    var = var + (var.clamp(min=eps) - var).detach()  # gradients also flow through bounded values
     loss = 0.5 * (var.log() + (input - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
@@ -151,14 +151,14 @@ def _gaussian_nll_loss(
 
 
 def _named(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """How losses become one, with the two arguments that said so before PyTorch 1.0."""
+    """The reduction of losses, given the two arguments that named it before PyTorch 1.0."""
     if size_average is None and reduce is None:
         return reduction
     return _reduction.legacy_get_string(size_average, reduce)
 
 
 def _fits(input: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether there is a class for each row of logits."""
+    """Whether the target has the number of a class for each row of logits."""
     rows = (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
     return not target.is_floating_point() and tuple(target.shape) == rows
 
@@ -178,8 +178,8 @@ def _of_classes(
     reduction: str,
     label_smoothing: float,
 ) -> torch.Tensor:
-    """Of targets that are numbers of classes, along dim 1. A mean is over the weights of the targets that count; one
-    without weights is the operator's own (`_rows`)."""
+    """The loss for targets that are numbers of classes, along dim 1. A mean is over the weights of the targets that
+    count; a loss without weights is the operator's own (`_rows`)."""
     counts = target != ignore_index
     classes = torch.where(counts, target, 0)
     losses = -log_likelihoods.gather(1, classes.unsqueeze(1)).squeeze(1)
@@ -199,7 +199,7 @@ def _of_classes(
 def _of_probabilities(
     logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: str, label_smoothing: float
 ) -> torch.Tensor:
-    """Of targets that have a probability for each class. A mean is over the rows, whatever their weights."""
+    """The loss for targets with a probability for each class. A mean is over the rows, whatever their weights."""
     if label_smoothing:
         target = target * (1 - label_smoothing) + label_smoothing / logits.shape[1]
     losses = -_weighted(logits.log_softmax(1) * target, weight).sum(1)

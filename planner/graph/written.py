@@ -1,4 +1,4 @@
-"""A sharding rule as plain text: how a rule that was found by trial travels with an operator and in a plan file.
+"""A sharding rule as plain text: the form in which an operator and a plan file carry a rule that was found by trial.
 
     d0 r0, d1 r0 -> d0 d1            r0 is in no result: a reduction
     d0 (d1 4) x2 -> d0 d1 y2         d1 counts pieces of 4 elements; x2 and y2 are blocked
