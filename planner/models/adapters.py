@@ -1,14 +1,14 @@
 """Low-rank adapters by name: `llama70b+lora=16+lora_layers=q_proj,v_proj` (LoRA, arXiv 2106.09685).
 
-Adapters are part of a model's name, as changed dimensions are, so whoever has the name, a plan file above all, can add
-them again. They go with every model: of the zoo, of a `config.json`, and of a factory, whose own changes are refused.
-`planner.models.low_rank` adds them to a module.
+Adapters are part of a model's name, as changed dimensions are. So anyone who has the name, above all a plan file, can
+add them again. Every model can have them: a model of the zoo, of a `config.json`, or of a factory (whose other changes
+are refused). `planner.models.low_rank` adds them to a module.
 
     lora            rank of the adapters
-    lora_alpha      their product is multiplied by alpha / rank (2 x rank)
+    lora_alpha      the product of an adapter is multiplied by alpha / rank (2 x rank)
     lora_dropout    share of the adapter's inputs that is dropped (0)
     lora_layers     names of the linear layers that have one (those in lists of blocks)
-    lora_trained    names of modules that are trained in full beside them, as a head that is new (none)
+    lora_trained    names of modules that are trained in full beside them, such as a new head (none)
 """
 
 from collections.abc import Collection, Mapping
@@ -25,13 +25,13 @@ RANK, ALPHA, DROPOUT, LAYERS, TRAINED = KEYS = (
     "lora_trained",
 )
 _MOST = 4096
-"""The largest rank: more than the hidden size of most models would be no adapter."""
+"""The largest rank: above the hidden size of most models an adapter would make no sense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """What is added to a module: see above. Layers and modules are given by the last parts of their names, as peft has
-    its `target_modules` and `modules_to_save`; no layers are all those in lists of blocks."""
+    """The adapters to add: see above. Layers and modules are given by the last parts of their names, like
+    `target_modules` and `modules_to_save` of peft; without layers, all linear layers in lists of blocks have one."""
 
     rank: int
     alpha: float
@@ -74,8 +74,8 @@ def adapters_of(reference: str) -> Adapters | None:
 
 
 def refuse_unread(read: Collection[str], trained: Collection[str]) -> None:
-    """Raise ModelError where a layer has adapters that the loss does not depend on, though it depends on the layer:
-    who reads the weight, but does not call the layer, sees nothing of them. Both are names of parameters."""
+    """Raise ModelError where the loss depends on a layer, but not on its adapters: code that reads the weight without
+    calling the layer does not use them. Both arguments are names of parameters."""
     for name in trained:
         layer, inside, _ = name.rpartition(".lora_A.")
         if inside and name not in read and f"{layer}.weight" in read:

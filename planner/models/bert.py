@@ -52,7 +52,7 @@ class Block(nn.Module):
         self.output_norm = nn.LayerNorm(hidden, eps=config.norm_epsilon)
 
     def forward(self, x_BSH: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
-        seen_B11S = mask_BS[:, None, None, :]  # here, so that an input is all that blocks share
+        seen_B11S = mask_BS[:, None, None, :]  # here, so that blocks share nothing but an input
         query_BNSD, key_BNSD, value_BNSD = (
             projection(x_BSH).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)

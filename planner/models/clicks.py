@@ -11,8 +11,8 @@ from typing import Any
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
 
 _PER_DEVICE = 2048
-"""Samples of a step on each device where nobody says: the batch of the script for Criteo Terabyte that Naumov et al.
-2019 released, on one device."""
+"""Default samples of a step on each device: the batch of the script for Criteo Terabyte that Naumov et al. 2019
+released, on one device."""
 
 
 def _wide_deep(

@@ -1,16 +1,16 @@
-"""Attention with what PyTorch's own does not know: sinks, and scores that are capped.
+"""Attention with features that PyTorch's own lacks: sinks, and capped scores.
 
-A sink is a number of each head that joins the softmax of every query and has no value, so that a query may see less
-than 1 of what it sees (gpt-oss: OpenAI 2025, arXiv 2508.10925; Xiao et al. 2023, arXiv 2309.17453). A cap c keeps
+A sink is a number of each head that joins the softmax of every query and has no value, so that the weights of the keys
+may sum to less than 1 (gpt-oss: OpenAI 2025, arXiv 2508.10925; Xiao et al. 2023, arXiv 2309.17453). A cap c keeps
 scores between -c and c (Gemma 2: Gemma Team 2024, arXiv 2408.00118, section 2).
 
     z = scale q k^T     z = c tanh(z / c)     l = log sum exp(z)     L = log(exp(l) + exp(s))     y = exp(z - L) v
 
-    with the gradient g of y: that of z is exp(z - L) (g v^T - g . y), before the cap times 1 - tanh^2, and a mask that
-    is added to z has it, too; that of the sink is - sum over samples and queries of exp(s - L) (g . y)
+    with the gradient g of y: that of z is exp(z - L) (g v^T - g . y), before the cap times 1 - tanh^2; a mask that
+    is added to z has the same gradient; that of the sink is - sum over samples and queries of exp(s - L) (g . y)
 
-It is one operator, `planner::composed_attention`, known to torch once this module is imported. Traced under a mask that
-is known by its kind it becomes `planner.masked_attention`, which makes no scores of queries x keys.
+It is one operator, `planner::composed_attention`, known to torch once this module is imported. If the mask is of a
+known kind, it becomes `planner.masked_attention`, which makes no scores of queries x keys.
 
     B batch, H heads, G heads of keys (H / G queries share one), Q queries, K keys, D and E head dims
 """
@@ -77,8 +77,8 @@ def _probabilities(
     scale: float | None,
     cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What each query sees of each key, B H Q K, in float32 at least: with a sink less than 1 in all. And the slope of
-    the cap at each score, where there is one."""
+    """The weight of each key for each query, B H Q K, in float32 at least: with a sink they sum to less than 1. And the
+    slope of the cap at each score, where there is a cap."""
     shared = _shared(key, query)
     scores, slope = capped(query.to(shared.dtype) @ shared.transpose(-2, -1) * _scale(query, scale), cap)
     if causal:
@@ -93,7 +93,7 @@ def _probabilities(
 
 
 def capped(scores: torch.Tensor, cap: float | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scores between -cap and cap, and what the gradient before the cap is of that behind it."""
+    """Scores between -cap and cap, and the derivative of the cap."""
     if cap is None:
         return scores, None
     bent = torch.tanh(scores / cap)

@@ -1,16 +1,17 @@
-"""DeepSeek-V2 and V3: decoders with multi-head latent attention, a few blocks with an MLP, then blocks with experts of
-which some serve all tokens (DeepSeek-AI 2024a, arXiv 2405.04434, section 2; 2024b, arXiv 2412.19437, section 2.1).
+"""DeepSeek-V2 and V3: decoders with multi-head latent attention, a few blocks with an MLP, then blocks with experts,
+some of which serve all tokens (DeepSeek-AI 2024a, arXiv 2405.04434, section 2; 2024b, arXiv 2412.19437, section 2.1).
 
     x ── q_a ── norm ── q_b ──────────────> [ queries without | with positions ]     each head
       └─ kv_a ─┬ latent ── norm ── kv_b ──> [ keys without positions | values ]      each head
                └ keys with positions ────────────────────────────────────────────    one for all heads
 
-Keys and values of all heads are made from one small latent vector of a token; so are queries, where they have a rank.
-A rotation cannot pass through what makes heads of the latent vector. So a part of every query and key, and that alone,
-has positions, and the keys' part is made beside the latent vector, the same for all heads. Keys are longer than values.
+Keys and values of all heads are made from one small latent vector of a token; so are queries, where they have a rank. A
+rotation does not commute with the projection from the latent vector to heads. So only a part of every query and key has
+positions, and this part of the keys is made beside the latent vector, the same for all heads. Keys are longer than
+values.
 
-Positions rotate halves, where the released weights rotate neighbours: the same but for the order of rows in a weight.
-Multi-token prediction (2024b, section 2.2) is a module after the blocks, which predicts one token more with the
+Positions rotate halves, where the released weights rotate neighbours: the only difference is the order of rows in a
+weight. Multi-token prediction (2024b, section 2.2) is a module after the blocks, which predicts one token more with the
 embedding and the head of the model.
 
 Shape legend: B batch, S sequence, H hidden, N heads, L latent, C part of a head without positions, R with positions,
@@ -38,13 +39,13 @@ class DeepseekConfig:
 
     A `q_rank` of 0 makes queries without a latent vector. The first `dense_layers` blocks have an MLP of `ffn_size`,
     the others `num_experts` experts of `expert_size`, of which a token takes `experts_per_token`, and an MLP of
-    `shared_size` for all tokens; how they are chosen, from `normalised_weights` to `balance_speed`, is said in
-    `planner.models.router.Routing`. The loss that evens out loads is over each sample. `predicted_tokens` modules
+    `shared_size` for all tokens. The fields from `normalised_weights` to `balance_speed` say how experts are chosen
+    (see `planner.models.router.Routing`). The load-balancing loss is over each sample. `predicted_tokens` modules
     predict that many tokens beyond the next; their losses count `predicted_weight` each on average.
 
     Positions have the frequencies of `rope_theta`, unless `rope_frequencies` has one for each pair of `rotary_size`.
-    What is rotated is multiplied with `rope_magnitude`, and scores with `score_scale`, beside one over the root of the
-    size of a key. These range of blocks a model to sequences that are longer than those of its training (Peng et al.
+    The rotated parts are multiplied with `rope_magnitude`, and scores with `score_scale`, beside one over the root of
+    the size of a key. These fields extend a model to sequences that are longer than those of its training (Peng et al.
     2023, arXiv 2309.00071).
     """
 
@@ -150,8 +151,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x_BSH: torch.Tensor, balance: torch.Tensor | None, cos_SR: torch.Tensor, sin_SR: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tokens after this block, and `balance`, the losses of routers so far, with that of this block's. A block
-        without a router adds nothing, by the same operator: blocks hand on the same kinds of values."""
+        """The tokens after this block, and `balance`, the sum of router losses with that of this block. A block
+        without a router adds nothing, by the same operator: so all blocks hand on the same kinds of values."""
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SR, sin_SR)
         given_BSH = self.post_attention_layernorm(x_BSH)
         result_BSH, loss = self.mlp(given_BSH) if self.sparse else (self.mlp(given_BSH), None)
@@ -195,7 +196,7 @@ class Decoder(nn.Module):
         self.balanced = bool(config.balance_loss)
 
     def forward(self, tokens_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the last block makes, B S H, before the norm, and the losses of all routers, None where they have
+        """The result of the last block, B S H, before the norm, and the losses of all routers, None where there are
         none."""
         x_BSH: torch.Tensor = self.embed_tokens(tokens_BS)
         balance = start_of_losses(x_BSH) if self.balanced else None
@@ -215,7 +216,8 @@ def _tables(config: DeepseekConfig) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Foretelling(nn.Module):
-    """Makes of the hidden states for one token, and of that token, those for the next (2024b, equations 21 to 23)."""
+    """Computes from the hidden states for one token, and that token, the states for the next (2024b, equations
+    21-23)."""
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
@@ -237,8 +239,8 @@ class Foretelling(nn.Module):
 
 
 class Deepseek(nn.Module):
-    """Decoder with a language model head; called on tokens (B S) and labels (B S, with a column more for every token
-    that is foretold beyond the next), integers, it returns the mean loss."""
+    """Decoder with a language model head. Called on tokens (B S) and labels (B S, with one more column for every token
+    that is predicted beyond the next), integers, it returns the mean loss."""
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()

@@ -10,8 +10,8 @@ def _deepseek(
     source: str, layers: int, hidden: int, ffn: int, heads: int, ranks: tuple[int, int], vocab: int, seq: int,
     experts: tuple[int, int, int], shared: int, **other: int | bool | float,
 ) -> ZooEntry:  # fmt: skip
-    """`ranks`: of queries, 0 for none, and of keys and values. `experts`: how many, how many of them a token takes, and
-    the width of each; `shared`: how many more take all tokens."""
+    """`ranks`: of queries, 0 for none, and of keys and values. `experts`: their number, how many of them a token takes,
+    and the width of each; `shared`: how many more all tokens take."""
     count, chosen, width = experts
     dimensions: dict[str, Dimension] = {
         "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "q_rank": ranks[0],
@@ -52,7 +52,7 @@ DEEPSEEK_MODELS: Mapping[str, ZooEntry] = {
 
 
 def _build(dimensions: dict[str, Any]) -> Example:
-    """Tokens B S; labels with a column more for every token that is foretold beyond the next."""
+    """Tokens B S; labels with one more column for every token that is predicted beyond the next."""
     import torch
 
     from planner.models.deepseek import Deepseek, DeepseekConfig

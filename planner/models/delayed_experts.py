@@ -1,13 +1,13 @@
-"""Products of experts in fp8 by scales of steps before, one for each expert and each of its tensors.
+"""Products of experts in fp8 with delayed scales, one for each expert and each of its tensors.
 
-    x ─ gate ─> g ─┐                        in e4m3: what flows in (x), gate, up, down, and p, which goes into down
+    x ─ gate ─> g ─┐                        in e4m3: the input (x), gate, up, down, and p, the input of down
       ─ up ───> u ─┴─> p ─ down ─> result   in e5m2: the gradients of the result, of g and of u
 
-These are eight. Experts without a gate have six: neither gate nor the gradient of g.
+These are eight tensors. Experts without a gate have six: no gate, and no gradient of g.
 
 An expert that gets no row in a step has 0 as its largest element of rows and gradients. Operands are rounded and
-multiplied as those of other recipes are (`planner.models.fp8_experts`); scales are read, and largest elements noted,
-through `Scales`, which the runtime keeps (`runtime.ops.delayed_scales`). Nothing is said between devices.
+multiplied as in other recipes (`planner.models.fp8_experts`); scales are read, and largest elements noted,
+through `Scales`, which the runtime keeps (`runtime.ops.delayed_scales`). Devices exchange nothing for it.
 
 Source: Transformer Engine, `GroupedLinear` under `DelayedScaling`, which has a scale for each group as well.
 
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     from planner.models.expert_rows import Kept, Matrices
 
 _X = 0
-"""The first of the tensors; behind it come the first matrices, down, p, and the gradients of the result and of what the
-first matrices make."""
+"""The place of the input among the tensors; then come the first matrices, down, p, and the gradients of the result and
+of the first matrices' results."""
 _LOW = "float8_e4m3fn"
 
 
 class Scales(Protocol):
-    """Those of the experts of a device."""
+    """The scales of the experts of a device."""
 
     def scale(self, tensor: int) -> torch.Tensor:
-        """By which elements of one of the tensors are divided, E."""
+        """The divisor of the elements of a tensor for each expert, E."""
 
     def note(self, tensor: int, largest_E: torch.Tensor) -> None:
-        """Take notice of largest elements."""
+        """Note the largest elements of a tensor in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedProducts:
-    """Products by these `scales`, of experts whose `first` matrices are gate and up, or up alone."""
+    """Products by these `scales`, of experts whose `first` matrices are gate and up, or only up."""
 
     recipe: Recipe
     scales: Scales
     first: tuple[Matrix, ...]
 
     def see(self, kept: "Kept", counts_E: torch.Tensor, matrices: "Matrices") -> None:
-        """Take notice of what a forward pass multiplies, before a backward pass."""
+        """Note the largest elements of the operands of a forward pass, before a backward pass."""
         for of, rows in ((self.first[0], kept.rows), ("down", kept.product)):
             self.scales.note(self._rows(of), _of_experts(rows, counts_E))
         for of, matrix in zip((*self.first, "down"), (*matrices.first, matrices.down), strict=True):
@@ -109,16 +109,16 @@ class DelayedProducts:
         return _X + 1 + (len(self.first) if of == "down" else self.first.index(of))
 
     def _rows(self, of: Matrix) -> int:
-        """That of the rows which it multiplies."""
+        """The place of the rows that a matrix multiplies."""
         return self._matrix("down") + 1 if of == "down" else _X
 
     def _gradient(self, of: Matrix) -> int:
-        """That of the gradient of what it makes."""
+        """The place of the gradient of a matrix's result."""
         result = self._rows("down") + 1
         return result if of == "down" else result + 1 + self.first.index(of)
 
     def _most(self, tensor: int, low: str) -> torch.Tensor:
-        """The largest elements that the scales of a tensor are for, E."""
+        """The largest elements for which the scales of a tensor are made, E."""
         return self.scales.scale(tensor) * torch.finfo(getattr(torch, low)).max
 
 

@@ -17,12 +17,12 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
-    """A decoder of one of the families; in GPT the MLP is four times the hidden size and every head has its keys. A
+    """A decoder of one of the families. In GPT the MLP is four times the hidden size and every head has its keys. A
     Nemotron is a Llama whose MLP has two matrices, up and down.
 
     `head_size` None divides the hidden size among the heads. `experts` None is a dense model. A DeepSeek has the latent
-    attention and the routers of `like`, a model of the zoo. With `adapters` nothing but these is trained. `qk_norm`:
-    whether queries and keys of each head are normalised, which GPT's are not.
+    attention and the routers of `like`, a model of the zoo. With `adapters` only these are trained. `qk_norm`:
+    whether queries and keys of each head are normalised; in GPT they are not.
     """
 
     family: Family
@@ -67,7 +67,7 @@ class Dimensions:
 
 def _latent_attention(h: int, heads: int, sizes: Mapping[str, Any]) -> int:
     """Weights and norms: of queries, of the latent vector with the part of keys beside it, of keys and values, and of
-    what heads hand on."""
+    the output projection."""
     rank, latent, rotary = sizes["q_rank"], sizes["kv_rank"], sizes["rotary_size"]
     key = sizes["plain_size"] + rotary
     queries = rank * (h + 1 + heads * key) if rank else h * heads * key
@@ -77,8 +77,8 @@ def _latent_attention(h: int, heads: int, sizes: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertDimensions:
-    """Experts in the place of the MLP: how many, how many a token takes, and the width of each; the width of an MLP for
-    all tokens beside them, or 0; how many of the first layers have none."""
+    """Experts in place of the MLP: their number, how many a token takes, and the width of each; the width of an MLP for
+    all tokens beside them, or 0; the number of first layers without experts."""
 
     count: int
     chosen: int
@@ -136,7 +136,7 @@ def _module(dimensions: Dimensions) -> Any:
 
 
 def _expert_sizes(dimensions: Dimensions) -> dict[str, Any]:
-    """What the configs of decoders with experts call their dimensions; nothing of a dense one."""
+    """Dimensions under their names in the configs of decoders with experts; empty for a dense decoder."""
     if (experts := dimensions.experts) is None:
         return {}
     return {

@@ -10,8 +10,8 @@ Dimension = int | bool | float | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooEntry:
-    """A named model: family, dimensions, what it was published as, and the samples of a step on each device where
-    nobody says and they are not those of other models with such inputs."""
+    """A named model: family, dimensions, what it was published as, and its default samples of a step on each device,
+    where they differ from those of other models with such inputs."""
 
     family: str
     dimensions: tuple[tuple[str, Dimension], ...]

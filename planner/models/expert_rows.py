@@ -8,11 +8,12 @@
         of u        that w silu(g)      of g        that w u silu'(g) of the rows     those of g, u with gate, up
 
 Experts without a gate (Switch Transformers: Fedus et al. 2021, arXiv 2101.03961) have one first matrix, up: the
-activation is of u, and t = act(u). The activation is one of `ACTIVATIONS`. Experts may add biases to g and u, E F, and
-bound them (`Activation`): kept are g and u with what was added to them.
+activation is of u, and t = act(u). Experts may add biases to g and u, E F, and clamp them (`Activation`); then g and u
+are kept with their biases added. The activation is one of `ACTIVATIONS`.
 
-A row is multiplied with its weight before the last product, so that the result of that need not be kept (as Megatron
-does). Tokens become rows by an index, and rows tokens by its inverse (MegaBlocks, Gale et al. 2022, arXiv 2211.15841).
+A row is multiplied with its weight before the last product, so that the result of that product need not be kept (as in
+Megatron). Tokens become rows by an index, and rows tokens by its inverse (MegaBlocks, Gale et al. 2022, arXiv
+2211.15841).
 
 Shape legend: N tokens, H hidden, K choices of a token, R rows, E experts, F width of an expert.
 """
@@ -30,7 +31,7 @@ from planner.models.fp8_experts import PLAIN, Fp8Products, Matrix, PlainProducts
 
 
 class Rows(NamedTuple):
-    """Which choices are rows, and where they are found again.
+    """The rows of choices, and the choices of rows.
 
     `choices` has for every row its choice, token * K + place, R; `places` for every choice its row, N K. A choice
     without a row (`dropped`, N K; None where there is none) has any place, and a row without a choice (`blank`, R) any
@@ -43,7 +44,7 @@ class Rows(NamedTuple):
     blank: torch.Tensor | None = None
 
     def without_dropped(self, kept: int, dropped_C: torch.Tensor) -> "Rows":
-        """The first `kept` rows, where all others are of choices that are dropped."""
+        """The first `kept` rows, where all other rows belong to dropped choices."""
         return Rows(self.choices[:kept], self.places.masked_fill(dropped_C, 0), dropped_C, self.blank)
 
     def of_tokens(self, x_NH: torch.Tensor, chosen: int) -> torch.Tensor:
@@ -51,12 +52,12 @@ class Rows(NamedTuple):
         return x_NH.index_select(0, self.choices // chosen)
 
     def of_weights(self, weights: torch.Tensor) -> torch.Tensor:
-        """The weight of every row, R, from those of all choices, N K; 0 for a blank one, whose result is 0 then."""
+        """The weight of every row, R, from those of all choices, N K; 0 for a blank row, whose result is then 0."""
         found_R = weights.flatten().index_select(0, self.choices)
         return found_R if self.blank is None else found_R.masked_fill_(self.blank, 0)
 
     def to_choices(self, rows: torch.Tensor) -> torch.Tensor:
-        """The row of every choice, N K ..., 0 for those that were dropped."""
+        """The row of every choice, N K ..., 0 for dropped choices."""
         if not len(rows):  # all were dropped: there is no row to point to
             return rows.new_zeros((len(self.places), *rows.shape[1:]))
         found = rows.index_select(0, self.places)
@@ -70,7 +71,7 @@ class Rows(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs of the forward pass: rows, R H, what the first matrices made of them (g and u, or
+    """What the backward pass needs from the forward pass: rows, R H, the results of the first matrices (g and u, or
     u), and p, R F, and the weight of every row, R."""
 
     rows: torch.Tensor
@@ -85,18 +86,18 @@ class Kept(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[torch.Tensor]) -> "Kept":
-        """What `tensors` were made of."""
+        """The inverse of `tensors`."""
         rows, *made, product, weights = tensors
         return Kept(rows, tuple(made), product, weights)
 
 
 MatrixGradients: TypeAlias = tuple[torch.Tensor | None, ...]
-"""Of the first matrices, of down, and of the biases of the first where experts have them, in the order of `Matrices`;
-None for those that nobody needs."""
+"""Gradients of the first matrices, of down, and of the biases of the first matrices where experts have them, in the
+order of `Matrices`; None for those that are not needed."""
 
 
 class Gradients(NamedTuple):
-    """Of rows, R H, of their weights, R, and of the matrices; None for those that nobody needs."""
+    """Gradients of rows, R H, of their weights, R, and of the matrices; None for those that are not needed."""
 
     rows: torch.Tensor | None
     weights: torch.Tensor | None
@@ -104,8 +105,8 @@ class Gradients(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """The `first` ones, E F H: gate and up, or up alone; `down`, E H F; and the biases of the first, E F, where experts
-    have them."""
+    """The `first` matrices, E F H: gate and up, or only up; `down`, E H F; and the biases of the first, E F, where
+    experts have them."""
 
     first: tuple[torch.Tensor, ...]
     down: torch.Tensor
@@ -113,7 +114,7 @@ class Matrices(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[torch.Tensor], activation: "Activation") -> "Matrices":
-        """Of tensors in this order."""
+        """The matrices from tensors in this order."""
         count = len(activation.first)
         return Matrices(tuple(tensors[:count]), tensors[count], tuple(tensors[count + 1 :]))
 
@@ -133,14 +134,14 @@ ACTIVATIONS: Mapping[str, tuple[Callable[..., torch.Tensor], Callable[..., torch
     "relu": (F.relu, _relu_backward),
     "relu2": (lambda given: F.relu(given).square_(), lambda gradient, given: F.relu(given).mul_(2).mul_(gradient)),
 }
-"""By name: what each makes of what it is given, in memory of its own; and the gradient of that from the gradient of
-what it makes, and what it is given. relu2 is the square of ReLU (So et al. 2021, arXiv 2109.08668)."""
+"""Activations by name: the function, whose result has memory of its own, and its backward function of the result's
+gradient and the input. relu2 is the square of ReLU (So et al. 2021, arXiv 2109.08668)."""
 
 
 class Activation(NamedTuple):
-    """What experts make of g and u: act(g) u, or act(u) without a gate. With a `limit` it is a (u + offset) with a = g
-    sigmoid(slope g), of g no larger than the limit and of u no further from 0 than it (gpt-oss: OpenAI 2025, arXiv
-    2508.10925)."""
+    """How experts combine g and u: act(g) u, or act(u) without a gate. With a `limit` it is a (u + offset) with a = g
+    sigmoid(slope g), where g is clamped to at most the limit and u to between -limit and limit (gpt-oss: OpenAI 2025,
+    arXiv 2508.10925)."""
 
     name: str = "silu"
     gated: bool = True
@@ -150,7 +151,7 @@ class Activation(NamedTuple):
 
     @property
     def first(self) -> tuple[Matrix, ...]:
-        """The matrices whose products it takes."""
+        """The matrices whose products it combines."""
         return ("gate", "up") if self.gated else ("up",)
 
     def active(self, gate_RF: torch.Tensor) -> torch.Tensor:
@@ -161,11 +162,11 @@ class Activation(NamedTuple):
         return (bounded_RF * self.slope).sigmoid_().mul_(bounded_RF)
 
     def factor(self, up_RF: torch.Tensor) -> torch.Tensor:
-        """By what that is multiplied."""
+        """The factor of act(g) or a."""
         return up_RF.clamp(-self.limit, self.limit).add_(self.offset) if self.limit else up_RF
 
     def of_gate(self, gradient_RF: torch.Tensor, gate_RF: torch.Tensor) -> torch.Tensor:
-        """The gradient of g from that of what `active` makes of it."""
+        """The gradient of g from the gradient of `active`'s result."""
         if not self.limit:
             return ACTIVATIONS[self.name][1](gradient_RF, gate_RF)
         scaled_RF = gate_RF.clamp(max=self.limit).mul_(self.slope)
@@ -173,7 +174,7 @@ class Activation(NamedTuple):
         return steep_RF.masked_fill_(gate_RF > self.limit, 0.0)
 
     def of_up(self, gradient_RF: torch.Tensor, up_RF: torch.Tensor) -> torch.Tensor:
-        """The gradient of u from that of what `factor` makes of it, in its place."""
+        """The gradient of u from the gradient of `factor`'s result, in place."""
         return gradient_RF.masked_fill_(up_RF.abs() > self.limit, 0.0) if self.limit else gradient_RF
 
 
@@ -181,7 +182,8 @@ SILU = Activation()
 
 
 def activation_of(name: str, *, gated: bool, limit: float = 0.0, slope: float = 1.0, offset: float = 0.0) -> Activation:
-    """What experts are called with. Raises ModelError for an unknown name, and for a limit of what has none."""
+    """The activation of experts. Raises ModelError for an unknown name, and for a limit of an activation without
+    one."""
     if name not in ACTIVATIONS:
         raise ModelError(f"experts have no activation '{name}'; take one of {', '.join(ACTIVATIONS)}")
     if limit and not (gated and name == SILU.name):
@@ -197,7 +199,8 @@ def run_experts(
     by: Products = PLAIN,
     activation: Activation = SILU,
 ) -> tuple[torch.Tensor, Kept]:
-    """What the experts make of their rows, each times its weight, R H, and what is kept; `by` are their products."""
+    """The results of the experts for their rows, each times its weight, R H, and what is kept; `by` computes
+    products."""
     made = tuple(
         by.product(rows_RH, matrix.transpose(1, 2), counts_E, "hidden", of=name, back=False)
         for name, matrix in zip(activation.first, matrices.first, strict=True)
@@ -221,13 +224,13 @@ def differentiate_experts(
     by: Products = PLAIN,
     activation: Activation = SILU,
 ) -> Gradients:
-    """The gradients that are `needed`, of rows, weights and matrices in this order, from that of the result."""
+    """The gradients that are `needed`, of rows, weights and matrices in this order, from the gradient of the result."""
     of_first, of_last, of_biases = _parts(needed[2:], activation)
     of_down = by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if of_last else None
     if not any((*needed[:2], *of_first, *of_biases)):
         return Gradients(None, None, (*(None for _ in of_first), of_down, *(None for _ in of_biases)))
     of_made, of_weights = _inside(gradient_RH, kept, counts_E, matrices.down, by, activation, weights=needed[1])
-    del gradient_RH  # nothing that is as large as all rows lives longer than it must
+    del gradient_RH  # frees a tensor as large as all rows as soon as possible
     first = _of_first(of_made, kept.rows, counts_E, of_first, by, activation)
     biases = _of_biases(of_made, counts_E, of_biases)
     of_rows = _of_rows(of_made, counts_E, matrices, by, activation) if needed[0] else None
@@ -243,8 +246,8 @@ def differentiate_rows(
     by: Products = PLAIN,
     activation: Activation = SILU,
 ) -> tuple[Gradients, Callable[[], MatrixGradients]]:
-    """The same in two parts: those of rows and weights, which others wait for, and a call for those of the matrices. It
-    keeps what they are made of: the gradient of the result, R H, and those of g and u, R F."""
+    """The same in two parts: the gradients of rows and weights, which others wait for, and a call that computes those
+    of the matrices. Until then it keeps the gradient of the result, R H, and those of g and u, R F."""
     of_first, of_last, of_biases = _parts(needed[2:], activation)
     of_made, of_weights = _inside(gradient_RH, kept, counts_E, matrices.down, by, activation, weights=needed[1])
     of_rows = _of_rows([*of_made], counts_E, matrices, by, activation) if needed[0] else None
@@ -275,11 +278,11 @@ def _inside(
     *,
     weights: bool,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """The gradients of what the first matrices made, R F, and of the weights of rows, R, where they are asked for."""
+    """The gradients of the first matrices' results, R F, and of the weights of rows, R, where they are needed."""
     of_product_RF = by.product(gradient_RH, down, counts_E, "hidden", of="down", back=True)
     active_RF, factors = activation.active(kept.made[0]), [activation.factor(up_RF) for up_RF in kept.made[1:]]
     of_weights = None
-    if weights:  # in place of what is active where it has no factor: nobody needs it again then
+    if weights:  # reuses the active values where they have no factor: they are not needed again then
         of_weights = reduce(torch.mul, factors, active_RF).mul_(of_product_RF).sum(-1)
     of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))
     of_ups = [activation.of_up(active_RF.mul_(of_wide_RF), up_RF) for up_RF in kept.made[1:]]
@@ -296,7 +299,7 @@ def _of_first(
     by: Products,
     activation: Activation,
 ) -> list[torch.Tensor | None]:
-    """The gradients of the first matrices, E F H, from those of what they made, R F."""
+    """The gradients of the first matrices, E F H, from the gradients of their results, R F."""
     return [
         by.outer(of_RF, rows_RH, counts_E, "width", of=name) if wanted else None
         for name, of_RF, wanted in zip(activation.first, of_made, needed, strict=True)
@@ -306,7 +309,8 @@ def _of_first(
 def _of_rows(
     of_made: list[torch.Tensor], counts_E: torch.Tensor, matrices: Matrices, by: Products, activation: Activation
 ) -> torch.Tensor:
-    """The gradient of rows, R H, from those of what the first matrices made, R F, which are taken out of their list."""
+    """The gradient of rows, R H, from the gradients of the first matrices' results, R F, which are taken from the
+    list."""
     found_RH: torch.Tensor | None = None
     for name, matrix in zip(activation.first, matrices.first, strict=True):
         made_RH = by.product(of_made.pop(0), matrix, counts_E, "width", of=name, back=True)
@@ -329,8 +333,8 @@ def _of_biases(
 
 
 def sorted_rows(experts_C: torch.Tensor, count: int) -> tuple[Rows, torch.Tensor]:
-    """Choices sorted by their expert, those of one in the order of the tokens; and how many rows each of `count`
-    experts has. `experts_C` are the experts of all choices; those of number `count`, the last rows, have none."""
+    """Choices sorted by their expert, those of one expert in the order of the tokens; and the number of rows of each of
+    `count` experts. `experts_C` are the experts of all choices; choices of number `count`, the last rows, have none."""
     order_C = torch.argsort(experts_C, stable=True)
     numbers_C = torch.arange(len(experts_C), device=experts_C.device)
     places_C = torch.empty_like(order_C).scatter_(0, order_C, numbers_C)
@@ -339,8 +343,8 @@ def sorted_rows(experts_C: torch.Tensor, count: int) -> tuple[Rows, torch.Tensor
 
 
 def capped_rows(experts_BC: torch.Tensor, count: int, capacity: int) -> Rows:
-    """For every sample and expert so many rows as its `capacity`, blank ones included: E B capacity in all, sorted by
-    expert, then sample. Of choices that are more than that the first have a row, in the order of the tokens (Fedus et
+    """`capacity` rows for every sample and expert, blank rows included: E B capacity in all, sorted by
+    expert, then sample. If there are more choices, the first ones in the order of the tokens have a row (Fedus et
     al. 2021, arXiv 2101.03961, section 2.2). Choices of number `count` have none."""
     samples, each = experts_BC.shape
     at_B = torch.arange(samples, device=experts_BC.device)
@@ -349,7 +353,7 @@ def capped_rows(experts_BC: torch.Tensor, count: int, capacity: int) -> Rows:
     sorted_C = keys_C[order_C]
     groups = keys_C.new_zeros((count + 1) * samples).scatter_add_(0, keys_C, torch.ones_like(keys_C))
     numbers_C = torch.arange(samples * each, device=experts_BC.device)
-    turn_C = numbers_C - (groups.cumsum(0) - groups)[sorted_C]  # of a choice among those of its sample and expert
+    turn_C = numbers_C - (groups.cumsum(0) - groups)[sorted_C]  # number of a choice within its sample and expert
     total = count * samples * capacity
     fits_C = (turn_C < capacity) & (sorted_C < count * samples)
     place_C = torch.where(fits_C, sorted_C * capacity + turn_C, total)
@@ -361,6 +365,6 @@ def capped_rows(experts_BC: torch.Tensor, count: int, capacity: int) -> Rows:
 
 
 def capacity_of(factor: float, tokens: int, chosen: int, experts: int) -> int:
-    """Rows that an expert takes of a sample of so many tokens: `factor` times its even share, rounded up, and no more
-    than there are tokens."""
+    """Rows that an expert takes from a sample of `tokens` tokens: `factor` times its even share, rounded up, and no
+    more than there are tokens."""
     return min(tokens, max(1, -int(-(factor * tokens * chosen) // experts)))

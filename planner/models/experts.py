@@ -1,12 +1,13 @@
 """Mixture of experts: every token is sent to the k of E MLPs that a router chooses (Shazeer et al. 2017; Jiang et al.
 2024, Mixtral), which have a gate or none. No token is dropped, unless experts have a capacity.
 
-The experts are one operator, `planner::experts`: how many rows an expert gets depends on the tokens, the shapes of its
-operands and its result do not. The operator is known to torch once this module is imported. On several devices
-`runtime.ops.experts` takes its place, which computes rows by the same functions.
+The experts are one operator, `planner::experts`: the number of rows of an expert depends on the tokens, but the shapes
+of the operands and the result do not. The operator is known to torch once this module is imported. On several devices
+`runtime.ops.experts` replaces it, which computes rows by the same functions.
 
-A capacity is one of every sample: of its choices of one expert only the first so many, in the order of the tokens, are
-computed. So what is dropped depends neither on the other samples nor on how tokens are divided among devices.
+A capacity applies to each sample: of the sample's choices of one expert, only the first ones up to the capacity, in the
+order of the tokens, are computed. So what is dropped depends neither on other samples nor on how tokens are divided
+among devices.
 
 Shape legend: B batch, S sequence, H hidden, K chosen experts, E experts, F width of an expert.
 """
@@ -34,8 +35,8 @@ from planner.models.router import Router, Routing
 
 
 class Experts(nn.Module):
-    """The weights of E MLPs, stacked: `gated` ones with SiLU, or of two matrices with the square of ReLU. With a
-    `capacity_factor` an expert takes no more of a sample than that times its even share."""
+    """The weights of E MLPs, stacked: `gated` ones with SiLU, or ungated ones with two matrices and the square of ReLU.
+    With a `capacity_factor` an expert takes at most that times its even share from a sample."""
 
     def __init__(
         self, hidden_size: int, num_experts: int, ffn_size: int, capacity_factor: float = 0.0, *, gated: bool = True
@@ -59,8 +60,8 @@ class Experts(nn.Module):
 class SparseMLP(nn.Module):
     """A router, its experts, and the MLP that all tokens pass (`shared`), where there is one.
 
-    Called on tokens, B S H, it returns what its experts make of them, B S H, and the loss that evens out their loads, a
-    scalar in float32 (None where `routing` has no such loss), to be added to that of the model.
+    Called on tokens, B S H, it returns the result of its experts, B S H, and the load-balancing loss, a
+    scalar in float32 (None where `routing` has no such loss), to be added to the loss of the model.
     """
 
     def __init__(
@@ -118,13 +119,13 @@ def experts(
         gate, up: first matrices of all experts, E F H; None for the gate of experts that have none.
         down: their last matrices, E H F.
         capacity: of every expert for a sample, in rows; 0 drops none.
-        imbalance: rows of the device with the most of them over the average, where experts are divided among devices.
-            It changes no result: it is what planning and auditing go by.
+        imbalance: maximum expert load of a device over the average, where experts are divided among devices.
+            It changes no result: planning and auditing use it.
         once: whether a token is sent once to each part of the outermost axis over which experts are exchanged.
-        groups, chosen_groups: into how many groups of experts, one after the other, the router divides them, and of how
-            many of these it chooses any; for planning and auditing, too.
+        groups, chosen_groups: the number of groups of consecutive experts in the router, and the number of these groups
+            that it chooses from; for planning and auditing, too.
         fp8: the recipe of products (`planner.graph.fp8`); none where it is empty.
-        dispatch: whether tokens, and gradients of what becomes of them, are sent to experts in 8 bits.
+        dispatch: whether tokens, and gradients of the experts' results, are sent to experts in 8 bits.
         gate_bias, up_bias: what is added to gate(x) and up(x), E F.
         limit, slope, offset: of the activation (`planner.models.expert_rows.Activation`); a limit of 0 is none.
         activation: its name (`planner.models.expert_rows.ACTIVATIONS`).
@@ -148,7 +149,8 @@ def matrices_of(
     gate_bias: torch.Tensor | None,
     up_bias: torch.Tensor | None,
 ) -> Matrices:
-    """The matrices of experts, and their biases. Raises ModelError unless all of the first ones have biases or none."""
+    """The matrices of experts, and their biases. Raises ModelError unless all of the first matrices have biases, or
+    none."""
     first = (up,) if gate is None else (gate, up)
     has_gate, has_up = gate_bias is not None, up_bias is not None
     if has_gate != (has_up and gate is not None):
@@ -164,12 +166,12 @@ def products_of(fp8: str, agreement: Agreement = ALONE) -> Products:
 
 
 def _sent(x_NH: torch.Tensor, dispatch: bool) -> torch.Tensor:
-    """Tokens as experts get them."""
+    """Tokens as experts receive them."""
     return unpacked_tokens(packed_tokens(x_NH), x_NH.shape[1], x_NH) if dispatch else x_NH
 
 
 def _rows(chosen: torch.Tensor, count: int, capacity: int) -> tuple[Rows, torch.Tensor]:
-    """Rows of all choices, and how many each expert has."""
+    """Rows of all choices, and the number of rows of each expert."""
     if not capacity:
         return sorted_rows(chosen.flatten(), count)
     rows = capped_rows(chosen.flatten(1), count, capacity)
@@ -177,7 +179,7 @@ def _rows(chosen: torch.Tensor, count: int, capacity: int) -> tuple[Rows, torch.
 
 
 _MATRICES, _BIASES = slice(3, 6), slice(13, 15)
-"""Of the arguments of the operator."""
+"""Slices of the operator's arguments."""
 
 
 @experts.register_fake
@@ -196,7 +198,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Computes the experts once more, and differentiates that."""
+    """Computes the experts once more, and differentiates them."""
     x, weights, chosen, *given = ctx.saved_tensors
     matrices = matrices_of(*given)
     chosen_each = chosen.shape[2]

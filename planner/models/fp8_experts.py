@@ -1,4 +1,4 @@
-"""Products of experts in fp8, group by group, and tokens on their way to experts in fp8.
+"""Products of experts in fp8, group by group, and tokens that are sent to experts in fp8.
 
     product    rows R I, matrices E I O      scales of a tensor   rows of an expert     matrix of an expert
                                              scales of a row      row, over I           column of a matrix, over I
@@ -6,13 +6,13 @@
     outer      rows R I, rows R O            scales of a tensor   rows of an expert     rows of an expert
                                              all others           column of the rows of an expert, on both sides
 
-A scale is that of all rows of an expert, and of its whole matrix, wherever pieces of them are: devices agree on the
-largest element (`Agreement`). Operands are rounded to 8 bits and multiplied in fp32, in float64 those of a model in
-that; `runtime.ops.fp8_groups` has the kernels of CUDA devices.
+A scale covers all rows of an expert, or its whole matrix, wherever pieces of them are: devices agree on the
+largest element (`Agreement`). Operands are rounded to 8 bits and multiplied in fp32, or in float64 if the model is in
+float64; `runtime.ops.fp8_groups` has the kernels of CUDA devices.
 
-A token on its way is packed: a byte for each element, in e4m3, and four for the scale of each 128 of them, which is
-what it takes to be multiplied by blocks (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3). What comes back from experts
-is not.
+A token is packed to be sent: a byte for each element, in e4m3, and four for the scale of each 128 of them, as products
+by blocks need it (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3). The results that come back from experts are not
+packed.
 
 Shape legend: N tokens, H hidden, R rows, E experts, I and O the dims of a matrix that are summed over and left.
 """
@@ -28,15 +28,15 @@ from planner.fp8_recipes import BLOCK, Recipe
 from planner.models.grouped import grouped_outer, grouped_product, rows_by_group
 
 Side = Literal["hidden", "width"]
-"""A dim of experts: that of tokens, which is never cut, or that of an expert."""
+"""A dim of experts: that of tokens ("hidden"), which is never cut, or that of an expert ("width")."""
 
 Matrix = Literal["gate", "up", "down"]
 
 _LOW = torch.float8_e4m3fn
 _LEAST = 1e-12
-"""Of a scale's largest element: a tensor of zeros has a scale, too."""
+"""The largest element counts as at least this, so that a tensor of zeros has a scale, too."""
 _EXPONENTS = 127
-"""Of scales in e8m0, both ways."""
+"""Range of the exponents of scales in e8m0, both ways."""
 
 
 def _alone(largest: torch.Tensor) -> torch.Tensor:
@@ -45,9 +45,9 @@ def _alone(largest: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How devices find the largest elements of what they have pieces of: `tokens` are those that have other rows of the
-    same experts, `width` those that have another part of each expert, of which this one begins at `first` of `whole`
-    (0: it has all)."""
+    """How devices agree on the largest elements of tensors that they have pieces of. `tokens` joins devices with other
+    rows of the same experts, `width` devices with another part of each expert; this device's part begins at `first` of
+    `whole` (0: it has all)."""
 
     tokens: Callable[[torch.Tensor], torch.Tensor] = _alone
     width: Callable[[torch.Tensor], torch.Tensor] = _alone
@@ -59,7 +59,7 @@ ALONE = Agreement()
 
 
 class PlainProducts:
-    """Those of experts as they are."""
+    """Products of experts without fp8."""
 
     def product(
         self,
@@ -71,7 +71,7 @@ class PlainProducts:
         of: Matrix,
         back: bool,
     ) -> torch.Tensor:
-        """Each row times the matrix of its expert, R O, summed `over` that dim; `of` says which matrix that is, `back`
+        """Each row times the matrix of its expert, R O, summed `over` that dim; `of` says which matrix it is, `back`
         that rows are gradients."""
         made_RO: torch.Tensor = grouped_product(rows_RI, matrices_EIO, counts_E)
         return made_RO
@@ -79,7 +79,8 @@ class PlainProducts:
     def outer(
         self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side, *, of: Matrix
     ) -> torch.Tensor:
-        """The gradient of matrices, E I O, from gradients, whose dim is `first`, and from what was multiplied."""
+        """The gradient of matrices, E I O, from gradients, whose dim is `first`, and from the rows that were
+        multiplied."""
         made_EIO: torch.Tensor = grouped_outer(rows_RI, rows_RO, counts_E)
         return made_EIO
 
@@ -89,7 +90,7 @@ PLAIN = PlainProducts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Products:
-    """The same by a recipe."""
+    """Products of experts in fp8 by a recipe."""
 
     recipe: Recipe
     agreement: Agreement = ALONE
@@ -150,7 +151,7 @@ class Fp8Products:
         return (agreement.width(found) if side == "width" and agreement.whole else found).unsqueeze(-1)
 
     def _cells(self, like: torch.Tensor, extent: int, side: Side, *, each: bool) -> "Cells":
-        """The cells of a dim that have a scale of their own; `each` index is one, where that is said."""
+        """The cells of a dim that have a scale of their own; with `each`, every index is a cell."""
         whole, first = (self.agreement.whole, self.agreement.first) if side == "width" else (0, 0)
         if each:
             return EACH
@@ -164,9 +165,9 @@ def _other(side: Side) -> Side:
 
 
 class Cells(NamedTuple):
-    """`at`: which of `cells` cells each index of a dim is in, None where each is one. `shared`: whether other devices
-    have parts of the same cells. `block`: so many indices are in a cell, one cell after the other, the last one perhaps
-    not full; 0 where that is not known."""
+    """`at`: which of `cells` cells each index of a dim is in; None where each is a cell. `shared`: whether other
+    devices have parts of the same cells. `block`: the number of indices in a cell, if cells follow each other and only
+    the last may be shorter; 0 where that is not known."""
 
     at: torch.Tensor | None
     cells: int
@@ -186,8 +187,9 @@ def one_cell(extent: int, device: torch.device, *, shared: bool = False) -> Cell
 def blocks_of(
     extent: int, first: int, whole: int, device: torch.device, block: int = BLOCK, *, spread: bool = False
 ) -> Cells:
-    """The blocks of a dim of which this device has `extent` from `first` on, of `whole` (0: all of it). Where pieces
-    are of whole blocks these are its own, else, or `spread`, there is a cell for each block of the whole dim."""
+    """The blocks of a dim of which this device has `extent` from `first` on, of `whole` (0: all of it). If pieces
+    consist of whole blocks, these are the device's own blocks; if not, or with `spread`, all blocks of the whole
+    dim."""
     shared = whole > 0 and extent % block > 0
     if not shared and not (spread and whole):
         return Cells(torch.arange(extent, device=device) // block, -(-extent // block), shared=False, block=block)
@@ -201,7 +203,7 @@ def experts_of(counts_E: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def wide(values: torch.Tensor) -> torch.Tensor:
-    """In float32 at least."""
+    """The values in float32 at least."""
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -218,7 +220,7 @@ def largest_in(values: torch.Tensor, rows: Cells, columns: Cells) -> torch.Tenso
 
 
 def _of_blocks(values: torch.Tensor, dim: int, cells: Cells) -> torch.Tensor:
-    """The largest magnitude of cells that lie one after the other, without a copy of them."""
+    """The largest magnitude of cells that follow each other, without a copy of the values."""
     extent = values.shape[dim]
     full, rest = divmod(extent, cells.block)
     found = list[torch.Tensor]()
@@ -260,8 +262,8 @@ def _(rows_RC: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
 def largest(
     values: torch.Tensor, rows: torch.Tensor | None, row_cells: int, columns: torch.Tensor | None, column_cells: int
 ) -> torch.Tensor:
-    """The largest magnitude of each cell of ... A B, in float32 at least: `rows` and `columns` say in which of so many
-    cells each index of A and of B is; None, that each is one. 0 for an empty cell."""
+    """The largest magnitude of each cell of ... A B, in float32 at least: `rows` and `columns` give the cell of each
+    index of A and of B, with the number of cells; None: each index is a cell. 0 for an empty cell."""
     found = values.abs()
     for dim, at, cells in ((-1, columns, column_cells), (-2, rows, row_cells)):
         if at is not None:
@@ -283,8 +285,8 @@ def _(
 
 
 def rounded(values: torch.Tensor, most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    """What 8 bits leave of values, in float32 at least, where the largest are `most`; of values that come in 8 bits by
-    these scales what they stand for."""
+    """Values rounded to 8 bits, in float32 at least, where the largest are `most`; values that are already in 8 bits by
+    these scales are only converted back."""
     scale = scale_of(most, low)
     bits = values if values.dtype == low else in_bytes(values, scale, low)
     return bits.to(scale.dtype).mul_(scale)
@@ -299,12 +301,12 @@ def in_powers(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
 
 
 def scale_of(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    """By which elements of which the largest are `most` are divided."""
+    """The divisor of elements whose largest are `most`."""
     return most.clamp(min=_LEAST) / torch.finfo(low).max
 
 
 def in_bytes(values: torch.Tensor, scale: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    """Values over their scale, rounded to a dtype of 8 bits; those beyond its range are its largest."""
+    """Values over their scale, rounded to a dtype of 8 bits; values beyond its range are clamped."""
     top = torch.finfo(low).max
     return (wide(values) / scale).clamp_(-top, top).to(low)
 
@@ -367,8 +369,8 @@ def fp8_blocks_product(
     outside: torch.Tensor | None,
     low: str,
 ) -> torch.Tensor:
-    """The product of rows with a weight, turned, T O: rows rounded to `low`, the weight to e4m3, by their largest
-    elements in blocks of I and of O, or of I alone."""
+    """The product of rows with a transposed weight, T O: rows rounded to `low`, the weight to e4m3, by their largest
+    elements in blocks of I and of O, or only of I."""
     return product_in_fp32(rows_TI, of_rows, weight_OI.t(), of_weight.t(), inside, outside, low)
 
 

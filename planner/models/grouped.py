@@ -1,10 +1,10 @@
-"""Products in groups: rows that lie one group after the other, each group with a matrix of its own.
+"""Grouped products: rows that lie one group after the other, each group with a matrix of its own.
 
     rows  R I   x  matrices  E I O  ->  R O          groups of `counts` rows each, which sum up to R
     rows  R I, R O                  ->  E I O        for each group the product over its rows
 
-Devices that have grouped products run all groups in one kernel, which wants rows of whole 16 bytes; everywhere else
-there is one product for each group that has rows. Nothing is recorded for autograd.
+Devices that have grouped products run all groups in one kernel, which needs rows of a multiple of 16 bytes; everywhere
+else there is one product for each group that has rows. Autograd records nothing.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 
 _ALIGNED = 16
-"""Bytes of which the strides of what is multiplied in groups must be multiples (PyTorch 2.13)."""
+"""The strides of operands of grouped products must be multiples of this many bytes (PyTorch 2.13)."""
 
 _GROUPED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 _ON_HOST = "counts_on_host"
-"""Of a tensor of counts: what its host knows of it, and the version of which."""
+"""Attribute of a tensor of counts: the version of the tensor, and the counts as the host knows them."""
 
 
 def rows_by_group(counts_E: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Every group with its rows. Its host asks the device for the counts once: it waits for all that was launched
+    """Every group with its rows. The host asks the device for the counts only once: it waits for everything launched
     before, and the products of a layer have the same counts."""
     version, counts = getattr(counts_E, _ON_HOST, (None, ()))
     if version != counts_E._version:
@@ -69,7 +69,7 @@ def _(rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor) -> t
 
 
 def _has_kernel(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether the device multiplies these in groups."""
+    """Whether the device has a grouped product for these operands."""
     words = _ALIGNED // first.element_size()
     aligned = all(stride % words == 0 for tensor in (first, second) for stride in tensor.stride() if stride != 1)
     return first.device.type == "cuda" and first.dtype in _GROUPED and aligned and first.shape[0] > 0

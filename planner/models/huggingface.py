@@ -1,23 +1,23 @@
 """Models of Hugging Face, built from a `config.json` with random weights: nothing is downloaded.
 
-The architecture that the config names picks the class with a loss, and the class what it is called with:
+The architecture in the config selects the class with a loss, and the class determines the arguments:
 
     ...ForCausalLM, GPT2LMHeadModel     input_ids, labels
     ...ForMaskedLM                      input_ids, attention_mask, labels
     ...ForConditionalGeneration         input_ids, attention_mask, decoder_input_ids, labels
     ...ForImageClassification           pixel_values, labels
 
-A ...ForConditionalGeneration that is no encoder and decoder reads images or sound beside tokens. It is called on tokens
-alone, with sizes of its `text_config`; its other parts are there, and do nothing.
+A ...ForConditionalGeneration that has no encoder and decoder reads images or sound beside tokens. It is called on
+tokens alone, with sizes of its `text_config`; its other parts exist, and do nothing.
 
 Mixtral, Qwen3 MoE and DeepSeek are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
 Experts of other architectures are one operator each (see `huggingface_any_experts`, `huggingface_llama4` and
 `huggingface_switch`).
 
 Attention is PyTorch's own where the architecture has it, and keys and values are not kept for generation. While a model
-is exported transformers spells out every mask, in training it leaves one out that is plainly causal or hides nothing.
-So where nothing is padded, no layer looks back through a window and nothing else is computed with them, masks are left
-out here, too. Where all layers look back through a window, which tokens are padding is an input.
+is exported, transformers writes out every mask; in training it leaves out a mask that is plainly causal or hides
+nothing. So masks are left out here, too, if nothing is padded, no layer looks back through a window and nothing else is
+computed with them. Where all layers look back through a window, an input says which tokens are padding.
 """
 
 import contextlib
@@ -46,12 +46,12 @@ _WITHOUT_MASKS = "sdpa_without_masks"
 _WITH_MASKS = "sdpa"
 _COMPOSED_WITHOUT_MASKS = "composed_without_masks"
 _COMPOSED_WITH_MASKS = "composed"
-"""Attention with sinks or capped scores, which PyTorch's own does not know (`planner.models.composed_attention`)."""
+"""Attention with sinks or capped scores, which PyTorch's own lacks (`planner.models.composed_attention`)."""
 _SPELLED_OUT = "eager"
-"""Attention of models that have no other."""
+"""Attention of models that have no other attention."""
 
 _LENGTH = 128
-"""Tokens of a sequence where neither the user nor the config says how many."""
+"""Tokens of a sequence where neither the user nor the config gives a number."""
 
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "ForCausalLM": ("input_ids", "labels"),
@@ -60,21 +60,21 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "ForConditionalGeneration": ("input_ids", "attention_mask", "decoder_input_ids", "labels"),
     "ForImageClassification": ("pixel_values", "labels"),
 }
-"""What a class is called with, by the end of its name."""
+"""The arguments of a class, by the end of its name."""
 
 _DERIVED = ("layer_types",)
-"""Keys that a config derives from others where they are left out."""
+"""Keys that a config derives from others if they are left out."""
 
 _LAYERS = "num_hidden_layers"
 
 _LENGTHS = ("max_position_embeddings", "n_positions")
-"""Where a config says how long a sequence may be."""
+"""Keys for the longest sequence of a config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromConfig:
-    """A module, what it is called with, by name or in this order (`positional`), the bound of each input's integers,
-    and the tokens of a sequence (None: there is none)."""
+    """A module, its arguments, by name or in this order (`positional`), the bound of each input's integers,
+    and the tokens of a sequence (None: no sequences)."""
 
     module: Any
     inputs: Mapping[str, Any]
@@ -109,7 +109,7 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
 
 
 def config_content(reference: str) -> tuple[str, dict[str, Any]]:
-    """The architecture of a config, and what its file says, with what is changed of it. Raises ModelError."""
+    """The architecture of a config, and the content of its file with changes applied. Raises ModelError."""
     file, changes = split_reference(without_adapters(reference))
     _, name, content = _read(file)
     if not changes:
@@ -118,16 +118,16 @@ def config_content(reference: str) -> tuple[str, dict[str, Any]]:
 
 
 def decoder_of(reference: str, sequence_length: int | None) -> "tuple[LlamaConfig | DeepseekConfig, bool]":
-    """The dimensions of one of our own decoders, from a config with experts, and whether its weights rotate neighbours.
-    Raises ModelError, naming the file."""
+    """The dimensions of a decoder of the planner's own, from a config with experts, and whether its weights rotate
+    neighbours. Raises ModelError, naming the file."""
     path, name, _, config = _config(reference)
     sizes = _sizes(config, name, _length(config, path, sequence_length), path)
     return sizes, bool(getattr(config, "rope_interleave", True))
 
 
 def dimensions_of(reference: str, sequence_length: int | None) -> "LlamaConfig | DeepseekConfig | None":
-    """The dimensions of the decoder of `planner.models` that computes what the model of a config does; None where there
-    is none, or the file is gone."""
+    """The dimensions of the decoder of `planner.models` that computes the same as the model of a config; None where
+    there is none, or the file is gone."""
     from planner.models.llama import LlamaConfig
 
     try:
@@ -142,7 +142,7 @@ def dimensions_of(reference: str, sequence_length: int | None) -> "LlamaConfig |
 
 
 def _config(reference: str) -> tuple[Path, str, str, Any]:
-    """The file of a reference, the architecture that it names, the ending that says what its class is called with, and
+    """The file of a reference, the architecture in it, the ending of its class name that determines the arguments, and
     the config as transformers reads it."""
     file, changes = split_reference(without_adapters(reference))
     path, name, content = _read(file)
@@ -162,7 +162,7 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
 
 
 def _check_made(config: Any, transformers: Any, name: str, path: Path) -> None:
-    """Raise ModelError where a config, with its defaults and changes, is none of the architecture that it names."""
+    """Raise ModelError where a config, with its defaults and changes, does not fit the architecture that it names."""
     wanted = getattr(transformers, name).config_class
     if not isinstance(config, wanted):
         raise ModelError(
@@ -207,7 +207,7 @@ def _decoder(config: Any, name: str, length: int, path: Path, batch: int, device
 
 
 def stretched(config: Any, kind: str) -> tuple[tuple[float, ...], float]:
-    """Frequencies of positions of a type that is not the default, and what is rotated is multiplied with."""
+    """Frequencies of positions of a type that is not the default, and the factor of the rotated parts."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     frequencies, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
@@ -215,7 +215,7 @@ def stretched(config: Any, kind: str) -> tuple[tuple[float, ...], float]:
 
 
 def _read(reference: str) -> tuple[Path, str, dict[str, Any]]:
-    """The file of a reference, the architecture that it names, and all that it says."""
+    """The file of a reference, the architecture that it names, and its whole content."""
     path = Path(reference)
     path = path / "config.json" if path.is_dir() else path
     content = read_config(path)
@@ -240,10 +240,10 @@ def _transformers() -> Any:
 
 @contextlib.contextmanager
 def _theirs(transformers: Any, what: str) -> Iterator[None]:
-    """What transformers does with a config that somebody wrote: quiet, and each of its errors a ModelError.
+    """Runs transformers on a user's config: without output, and with each of its errors as a ModelError.
 
-    All of its errors: it raises what it likes (KeyError, AttributeError, RuntimeError of torch, errors of its own that
-    have no base), and nothing of ours runs inside.
+    All of its errors: it may raise anything (KeyError, AttributeError, RuntimeError of torch, its own errors that
+    have no common base), and no code of the planner runs inside.
     """
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -256,8 +256,8 @@ def _theirs(transformers: Any, what: str) -> Iterator[None]:
 
 
 def _loaded(transformers: Any, path: Path, name: str, content: Mapping[str, Any]) -> Any:
-    """The config as transformers reads it, by its model_type. One of a model with code of its own whose class bears the
-    name of transformers' is read as of that class: Kimi K2 is DeepSeek-V3 under another model_type. That code never
+    """The config as transformers reads it, by its model_type. A model with code of its own, whose class has the name of
+    a class in transformers, is read as that class: Kimi K2 is DeepSeek-V3 under another model_type. Its own code never
     runs."""
     with _theirs(transformers, f"{path}: transformers cannot read it"):
         if content.get("model_type") not in transformers.CONFIG_MAPPING and _brings(content.get("auto_map"), name):
@@ -272,13 +272,13 @@ def _brings(code: Any, name: str) -> bool:
 
 
 def _text_of(config: Any, path: Path) -> Any:
-    """The config of what reads tokens, where a config has others beside it; else the config itself."""
+    """The config of the part that reads tokens, where a config has several parts; else the config itself."""
     with _theirs(_transformers(), f"{path}: transformers cannot tell which part of it reads tokens"):
         return config.get_text_config()
 
 
 def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
-    """The config with other values of some keys, and what it derives from them derived anew."""
+    """The config with other values of some keys; keys that it derives from them are derived again."""
     if not changes:
         return config
     content = config.to_dict()
@@ -290,7 +290,7 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
 
 
 def _by_layer(content: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """What a config says of each of its layers, of another number of them: of the first ones, or derived anew."""
+    """What a config says for each of its layers, for another number of layers: for the first ones, or derived again."""
     before = content.get(_LAYERS)
     if layers is None or not before:
         return {}
@@ -313,7 +313,8 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
 
 
 def _register(transformers: Any) -> None:
-    """Make attention without a function that makes masks, and experts as one operator, known to transformers."""
+    """Register two things with transformers: attention without a function that makes masks, and experts as one
+    operator."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -326,7 +327,7 @@ def _register(transformers: Any) -> None:
 
 
 def _computes_with_masks(made: Any) -> bool:
-    """Whether code beside a class asks for a causal mask where attention itself needs none: an indexer chooses keys by
+    """Whether a class asks for a causal mask that its attention does not need: an indexer chooses keys by
     it (DeepSeek-V3.2), or biases are added to it (Falcon). Such code asks for attention by its usual name, too."""
     return "allow_is_causal_skip" in inspect.getsource(sys.modules[made.__module__])
 
@@ -339,7 +340,7 @@ def _has_sinks_or_cap(module: Any) -> bool:
 
 
 def _set_attention(module: Any, *, masked: bool) -> None:
-    """Have attention be an operator with a rule, given masks or none."""
+    """Make attention an operator with a rule, with masks or without."""
     if _has_sinks_or_cap(module):
         module.set_attn_implementation(_COMPOSED_WITH_MASKS if masked else _COMPOSED_WITHOUT_MASKS)
     elif module._supports_sdpa:
@@ -371,8 +372,8 @@ def _composed_attention(
 
 
 def _experts_as_one_operator(module: Any, where: str) -> None:
-    """Have experts of a model of transformers be one operator each. Raises ModelError, which begins with `where`, for
-    those that the operator does not compute."""
+    """Make the experts of a model of transformers one operator each. Raises ModelError, which begins with `where`, for
+    experts that the operator cannot compute."""
     from planner.models.huggingface_switch import stack_experts
 
     stack_experts(module, where)
@@ -386,15 +387,15 @@ def _experts_as_one_operator(module: Any, where: str) -> None:
 
 
 def _with_experts(module: Any) -> list[Any]:
-    """Models of transformers in a module whose experts may be computed in other ways: itself, or, where it reads images
-    beside tokens, the one that reads tokens (Kimi K2.5)."""
+    """Models of transformers in a module whose experts may be computed in other ways: the module itself, or, where it
+    reads images beside tokens, the part that reads tokens (Kimi K2.5)."""
     models = (part for part in module.modules() if hasattr(part, "_can_set_experts_implementation"))
     return [part for part in models if part._can_set_experts_implementation()]
 
 
 def trained_without_masks(module: Any) -> None:
-    """Have a model of transformers build no masks but those of windows, and keep no keys and values, as `from_config`
-    makes it where nothing is padded. Raises ModelError where its attention cannot be changed."""
+    """Make a model of transformers build no masks except windows, and keep no keys and values, as `from_config`
+    does where nothing is padded. Raises ModelError where its attention cannot be changed."""
     transformers, kind = _transformers(), type(module).__name__
     _register(transformers)
     text = _text_of(module.config, Path(kind))
@@ -405,16 +406,16 @@ def trained_without_masks(module: Any) -> None:
 
 
 def with_experts_as_operators(module: Any) -> None:
-    """Have experts of a model of transformers be operators, as `from_config` makes them. Raises ModelError for experts
-    that the operator does not compute."""
+    """Make the experts of a model of transformers operators, as `from_config` does. Raises ModelError for experts
+    that the operator cannot compute."""
     _register(_transformers())
     _experts_as_one_operator(module, type(module).__name__)
 
 
 def experts_where_they_can(module: Any) -> None:
-    """Have experts be operators where a module is a model of transformers, or has one, and the operator computes them;
-    others stay as they are. Raises ModelError for those that are modules of their own and cannot be stacked
-    (`planner.models.huggingface_switch`), as nobody can trace them."""
+    """Make experts operators where a module is, or contains, a model of transformers, and the operator can compute
+    them; other experts stay as they are. Raises ModelError for experts that are modules of their own and cannot be
+    stacked (`planner.models.huggingface_switch`), because they cannot be traced."""
     if not type(module).__module__.startswith("transformers.") or not hasattr(module, "set_experts_implementation"):
         for part in module.children():
             experts_where_they_can(part)
@@ -430,7 +431,7 @@ def experts_where_they_can(module: Any) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """An error as one line, which says of what kind it is where its text alone does not."""
+    """An error as one line, with its type where its text alone does not say it."""
     text = " ".join(str(error).split())[:300]
     kind = type(error).__name__
     return text if kind in ("ValueError", "OSError") and text else f"{kind}: {text}" if text else kind
@@ -450,8 +451,8 @@ def _length(config: Any, path: Path, asked: int | None) -> int:
 
 
 def _has_window(config: Any, length: int | None = None) -> bool:
-    """Whether some layer looks back through a window, or sees its own chunk alone (Llama 4), one that is shorter than a
-    sequence of such a length."""
+    """Whether some layer looks back through a window, or sees only its own chunk (Llama 4), that is shorter than a
+    sequence of this length."""
     windows = [int(getattr(config, name, None) or 0) for name in ("sliding_window", "attention_chunk_size")]
     kinds = getattr(config, "layer_types", None)
     used = kinds is None or any(kind != "full_attention" for kind in kinds)
@@ -471,7 +472,7 @@ def _example(key: str, config: Any, batch: int, length: int | None, device: str)
 
 
 def _bound(key: str, config: Any, *, images: bool) -> int | None:
-    """Integers of an input are below this; None where they are drawn from the example."""
+    """The bound of the integers of an input; None where they are drawn from the example."""
     if key == "attention_mask":
         return None
     if key == "labels" and images:

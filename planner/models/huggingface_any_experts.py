@@ -1,5 +1,5 @@
-"""Experts of transformers as one operator (`planner.models.experts`), which may be divided; its own are a loop that
-depends on the tokens, or kernels whose rows do."""
+"""Experts of transformers as one operator (`planner.models.experts`), which may be divided; transformers computes them
+in a loop that depends on the tokens, or in kernels whose rows do."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from planner.errors import ModelError
 AS_ONE_OPERATOR = "planner_experts"
 
 _FORM = "planner_form"
-"""Where experts have what the operator is told of their activation, once they were looked at."""
+"""The attribute in which checked experts keep the operator's settings for their activation."""
 
 _USUAL = "silu"
-"""The activation that the operator has where it is told none."""
+"""The activation of the operator by default."""
 
 _RANGE, _POINTS = 32.0, 641
-"""Numbers by which activations are told apart: so many, as far as this on both sides of 0, where others are cut off."""
+"""Activations are told apart by this many numbers, up to this far from 0 on both sides, where some are clamped."""
 
 
 def check_experts(module: Any, where: str) -> None:
-    """Look at the experts of a model, before they are called. Raises ModelError, which begins with `where`, for those
-    that the operator does not compute: it has two or three matrices each, stacked, and an activation that it knows."""
+    """Check the experts of a model, before they are called. Raises ModelError, which begins with `where`, for experts
+    that the operator cannot compute: they must have two or three matrices each, stacked, and a known activation."""
     from planner.models.expert_rows import ACTIVATIONS
 
     for name, part in module.named_modules():
@@ -46,7 +46,7 @@ def check_experts(module: Any, where: str) -> None:
 
 
 def _form_of(part: Any) -> dict[str, Any] | None:
-    """What the operator is told of the activation of experts; None where it computes no such experts."""
+    """The operator's settings for the activation of experts; None for experts that it cannot compute."""
     if part.has_gate and not _has_default_gate(part):
         bounds = _bounds(part)
         return None if bounds is None else dict(zip(("limit", "slope", "offset"), bounds, strict=True))
@@ -55,8 +55,8 @@ def _form_of(part: Any) -> dict[str, Any] | None:
 
 
 def activation_name(function: Any) -> str | None:
-    """The one of `planner.models.expert_rows.ACTIVATIONS` that makes what this one makes of numbers on both sides of 0;
-    None where none does."""
+    """The activation in `planner.models.expert_rows.ACTIVATIONS` with the same results for numbers on both sides of 0;
+    None where there is none."""
     import torch
 
     from planner.models.expert_rows import ACTIVATIONS
@@ -74,8 +74,8 @@ def _has_default_gate(part: Any) -> bool:
 
 
 def _bounds(part: Any) -> tuple[float, float, float] | None:
-    """The limit, slope and offset of experts with a gate of their own (`planner.models.expert_rows.Activation`), None
-    where it is another: of numbers on both sides of the limit it makes what such a gate makes."""
+    """The limit, slope and offset of experts with a gate of their own (`planner.models.expert_rows.Activation`); None
+    for another gate. Gates are compared by their results for numbers on both sides of the limit."""
     import torch
 
     limit = _number(part, "limit", "swiglu_limit")
@@ -100,8 +100,8 @@ def _number(part: Any, *names: str) -> float | None:
 
 
 def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> Any:
-    """What `module`, experts of transformers, makes of T tokens. Biases behind the last matrix are added up beside the
-    operator, each with the weight of its expert: a device that has a part of the width has all of them."""
+    """The result of `module`, experts of transformers, for T tokens. Biases behind the last matrix are added outside of
+    the operator, each with the weight of its expert: a device that has a part of the width has all of these biases."""
     from planner.models.experts import experts
 
     first, down_EHF = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
@@ -122,8 +122,8 @@ def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> 
 
 
 def _halves(module: Any, both: Any) -> tuple[Any, Any]:
-    """What belongs to gate and to up, of a tensor with both along its dim 1: one after the other, or in turn. Without a
-    gate all of it is up's."""
+    """The parts for gate and for up of a tensor with both along its dim 1, as halves or alternating. Without a
+    gate all of it belongs to up."""
     if not module.has_gate:
         return None, both
     if module.is_concatenated:
@@ -134,7 +134,7 @@ def _halves(module: Any, both: Any) -> tuple[Any, Any]:
 
 
 def _spread(weights_TK: Any, chosen_TK: Any, count: int) -> Any:
-    """The weight of every expert for every token, T E, 0 of those that were not chosen."""
+    """The weight of every expert for every token, T E; 0 for experts that were not chosen."""
     import torch
 
     numbers_E = torch.arange(count, device=chosen_TK.device)

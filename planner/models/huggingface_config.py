@@ -1,6 +1,7 @@
-"""What we use of a `config.json` of Hugging Face, checked before transformers sees it: types, ranges, divisors.
+"""The keys of a Hugging Face `config.json` that the planner uses, checked before transformers sees them: types, ranges,
+divisors.
 
-Other keys are transformers' own; what is wrong with those it says itself, when it makes a config or a model of them.
+Other keys belong to transformers, which reports their errors itself when it makes a config or a model.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from hardware_profiles.foreign import ForeignTextError, Limits, form_fault, pars
 from planner.errors import ModelError, unknown_name
 
 LIMITS = Limits(size=2**24, finite=False)
-"""Of a config: some list the names of thousands of classes, and state limits as infinity."""
+"""Limits for a config: some configs list the names of thousands of classes, and state limits as infinity."""
 
 _Size = Annotated[int, Field(ge=1, le=2**31)]
 _Layers = Annotated[int, Field(ge=1, le=4096)]
@@ -61,7 +62,7 @@ class _Part(BaseModel):
 
 
 class ConfigFile(_Part):
-    """Keys of a config by what they are; each family has other names for them."""
+    """Keys of a config by their meaning; each family has other names for them."""
 
     model_type: str | None = None
     vocab_size: _Size | None = None
@@ -127,7 +128,7 @@ class ConfigFile(_Part):
 
     @model_validator(mode="after")
     def _divides(self) -> "ConfigFile":
-        """What has to divide, or fit into, something else."""
+        """Check which numbers must divide, or fit into, others."""
         hidden, heads = self.hidden_size or self.n_embd, self.num_attention_heads or self.n_head
         own_size = self.head_dim or self.v_head_dim
         kv_heads, groups = self.num_key_value_heads, self.n_group
@@ -150,7 +151,7 @@ class ConfigFile(_Part):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a config file says. Raises ModelError, naming the file and the key, where that is no config."""
+    """The content of a config file. Raises ModelError, naming the file and the key, where it is no config."""
     try:
         content = parse_json(read_text(path, LIMITS.size), LIMITS)
     except ForeignTextError as error:
@@ -162,12 +163,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 _TEXT = ("text_config", "text_encoder", "decoder", "generator")
-"""Keys under which a config has that of the part that reads tokens."""
+"""Keys for the config of the part that reads tokens."""
 
 
 def check_config(content: Mapping[str, Any], path: Path) -> None:
-    """Raise ModelError, naming the file and the key, where a config, or that of a part of it, says what no model can
-    have."""
+    """Raise ModelError, naming the file and the key, where a config, or the config of a part, says something impossible
+    for a model."""
     _check(content, ConfigFile, path, "")
     for key, part in content.items():
         if isinstance(part, Mapping) and (key in (*_TEXT, "encoder") or key.endswith("_config")):
@@ -199,11 +200,11 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
         "mlp_only_layers", "norm_topk_prob",
     ),
 }  # fmt: skip
-"""Of the architectures whose decoders are ours: keys whose defaults cannot be null."""
+"""For architectures built as decoders of the planner: keys whose defaults must not be null."""
 
 
 def check_present(config: Any, architecture: str, path: Path) -> None:
-    """Raise ModelError where a config says null for what its model cannot do without."""
+    """Raise ModelError where a config says null for a value that its model needs."""
     images = ("image_size", "num_channels") if architecture.endswith("ForImageClassification") else ()
     for key in (*images, *_NEEDED.get(architecture, ())):
         if getattr(config, key, None) is None:

@@ -1,6 +1,7 @@
-"""Dense decoders of Hugging Face whose dimensions are those of `planner.models.llama`: what engines are told of them.
+"""Dense decoders of Hugging Face whose dimensions are those of `planner.models.llama`: what engines are told about
+them.
 
-The modules stay those of transformers. This says which `LlamaConfig` computes the same, where there is one.
+The modules stay those of transformers. This file finds the `LlamaConfig` that computes the same, where there is one.
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,12 @@ _NEEDED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {"attention_bias": (False,)},
 }
-"""The architectures, and what their configs must say."""
+"""The architectures, and the values that their configs must have."""
 
 
 def dense_dimensions(config: Any, architecture: str, length: int) -> dict[str, Any] | None:
-    """The dimensions of a `LlamaConfig` for a config and sequences of so many tokens; None where such a decoder has not
-    what the config says: windows, positions that are stretched, other activations, dropout, biases."""
+    """The dimensions of a `LlamaConfig` for a config and sequences of `length` tokens; None where the config has
+    features that such a decoder lacks: windows, stretched positions, other activations, dropout, biases."""
     if architecture not in _NEEDED:
         return None
     needed = {"hidden_act": ("silu",), "attention_dropout": (0.0,), **_NEEDED[architecture]}

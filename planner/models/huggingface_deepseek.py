@@ -1,12 +1,12 @@
 """DeepSeek-V2 and V3 of Hugging Face, built as the decoders of `planner.models.deepseek` from a config.
 
-What is computed is the same, but that labels are not shifted here, so they are those of the next token; that weights of
-experts have names of their own; and that positions rotate halves, which is another order of rows where theirs rotate
-neighbours. Two things that train a model are added, of which their modules have nothing: the loss that evens out loads
-over each sequence, where the config has a coefficient for it (`aux_loss_alpha`), and in V3 the speed of the biases that
-choose experts, of which no config says anything: the published one (DeepSeek-AI 2024, arXiv 2412.19437, section 4.2).
+The computation is the same, with three differences: labels are not shifted here, so they are the next tokens; weights
+of experts have names of their own; and positions rotate halves, which is another order of rows where transformers
+rotates neighbours. Two parts of training are added, which their modules lack: the load-balancing loss over each
+sequence, where the config has a coefficient for it (`aux_loss_alpha`), and in V3 the speed of the biases that choose
+experts. No config has that speed; it is the published one (DeepSeek-AI 2024, arXiv 2412.19437, section 4.2).
 
-Modules that predict further tokens (`num_nextn_predict_layers`) are left out, as they are there.
+Modules that predict further tokens (`num_nextn_predict_layers`) are left out, as in transformers.
 """
 
 import math
@@ -30,11 +30,11 @@ _NEEDED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "DeepseekV2ForCausalLM": {**_SHARED, "norm_topk_prob": (False,)},
     "DeepseekV3ForCausalLM": _SHARED,
 }
-"""The architectures, and what their configs must say for the decoders here to be the same."""
+"""The architectures, and the values that their configs must have for the decoders here to be the same."""
 
 _BY_BEST_EXPERT = "group_limited_greedy"
 _METHODS = ("greedy", _BY_BEST_EXPERT)
-"""How tokens of V2 choose their experts: among all, or in the groups with the best ones."""
+"""How tokens of V2 choose their experts: among all, or in the groups with the best experts."""
 
 _BIAS_SPEED = 0.001
 _STILL = ("default", "linear", "yarn")
@@ -47,13 +47,13 @@ def is_deepseek(architecture: str) -> bool:
 
 
 Stretched = Callable[[Any, str], tuple[tuple[float, ...], float]]
-"""Frequencies of a config whose positions are of a type, and what is rotated is multiplied with."""
+"""Frequencies of a config with positions of some type, and the factor of the rotated parts."""
 
 
 def deepseek_of(config: Any, architecture: str, length: int, path: Path, stretched: Stretched) -> dict[str, Any]:
-    """The dimensions of a `planner.models.deepseek.DeepseekConfig` for a config and sequences of so many tokens.
+    """The dimensions of a `planner.models.deepseek.DeepseekConfig` for a config and sequences of `length` tokens.
 
-    Raises ModelError, naming the file, where the config says what such a decoder has not.
+    Raises ModelError, naming the file, where the config has features that such a decoder lacks.
     """
     check_needed(config, architecture, _NEEDED[architecture], path)
     if config.num_key_value_heads != config.num_attention_heads:
@@ -113,8 +113,8 @@ def _routing(config: Any, architecture: str, path: Path) -> dict[str, Any]:
 
 
 def _positions(config: Any, path: Path, stretched: Stretched) -> dict[str, Any]:
-    """Frequencies by which parts of heads are rotated, and the scale of the scores: YaRN ranges of blocks the ones and
-    changes the other (Peng et al. 2023, arXiv 2309.00071, section 3)."""
+    """Frequencies by which parts of heads are rotated, and the scale of the scores: YaRN stretches the former and
+    changes the latter (Peng et al. 2023, arXiv 2309.00071, section 3)."""
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind not in _STILL:

@@ -1,8 +1,8 @@
 """Mixtures of experts of Hugging Face, built as the decoders of `planner.models.llama` with the dimensions of a config.
 
-Their own modules route tokens in ways of which an exporter sees either a loop that depends on the data, or products of
-all experts with all tokens; ours is one operator, whose experts may be divided. What is computed is the same, but that
-labels are not shifted here, so they are those of the next token; and weights of experts have names of their own.
+In transformers their routing exports either as a loop that depends on the data, or as products of
+all experts with all tokens; here it is one operator, whose experts may be divided. The computation is the same, except
+that labels are not shifted here, so they are the next tokens; and weights of experts have names of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _NEEDED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "attention_dropout": (0.0,),
     },
 }
-"""The architectures, and what their configs must say for the decoders here to be the same."""
+"""The architectures, and the values that their configs must have for the decoders here to be the same."""
 
 
 def is_mixture(architecture: str) -> bool:
@@ -29,9 +29,9 @@ def is_mixture(architecture: str) -> bool:
 
 
 def mixture_of(config: Any, architecture: str, length: int, path: Path) -> dict[str, Any]:
-    """The dimensions of a `planner.models.llama.LlamaConfig` for a config and sequences of so many tokens.
+    """The dimensions of a `planner.models.llama.LlamaConfig` for a config and sequences of `length` tokens.
 
-    Raises ModelError, naming the file, where the config says what such a decoder has not.
+    Raises ModelError, naming the file, where the config has features that such a decoder lacks.
     """
     check_needed(config, architecture, _NEEDED[architecture], path)
     rope = config.rope_parameters
@@ -67,7 +67,7 @@ def mixture_of(config: Any, architecture: str, length: int, path: Path) -> dict[
 
 
 def check_needed(config: Any, architecture: str, needed: Mapping[str, tuple[Any, ...]], path: Path) -> None:
-    """Raise ModelError where a config does not say what is `needed` of it, one of so many values for each name."""
+    """Raise ModelError where a config does not have what is `needed`: one of several values for each name."""
     for name, known in needed.items():
         if getattr(config, name, known[0]) not in known:
             raise ModelError(

@@ -1,7 +1,8 @@
-"""Layers of transformers with a forward of ours: a subclass of theirs, so that what asks for their class finds it.
+"""Layers of transformers with a forward of the planner's: subclasses of theirs, so that checks for their class find
+them.
 
-Copies and pickles look for a class by its name. Such a class has the name of theirs, and is made again of theirs and
-the forward.
+Copies and pickles look for a class by its name. Such a subclass has the name of the original class, and is made again
+from that class and the forward.
 """
 
 import functools
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def give_forward(layer: Any, forward: Callable[..., Any]) -> None:
-    """Have a layer compute by `forward`, a function of a module, from now on."""
+    """Make a layer compute by `forward`, a function of a module, from now on."""
     kind: Any = type(layer)
     layer.__class__ = _with_forward(kind, forward)
 

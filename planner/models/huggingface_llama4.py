@@ -1,8 +1,8 @@
-"""Experts of Llama 4 in transformers, of which a token passes those that are chosen for it.
+"""Experts of Llama 4 in transformers, rewritten so that a token passes only the experts that are chosen for it.
 
-Theirs are products of every expert with every token, of which what was not chosen is zeros: as many times the work as
-there are experts for one of a token. A zero passes experts as a zero, and its score has no gradient, so the chosen rows
-alone make the same result and the same gradients. Scores weigh what goes into experts, not what comes out.
+In transformers every expert multiplies every token, with zeros where the expert was not chosen: the work is E / K times
+as much. An expert maps zeros to zeros, and their scores have no gradient, so the chosen rows alone give the same
+results and gradients. Scores weigh the inputs of experts, not their outputs.
 
 Shape legend: T tokens, H hidden, E experts, K of a token, F width of an expert.
 """
@@ -13,12 +13,12 @@ from planner.models.huggingface_any_experts import activation_name
 from planner.models.huggingface_layers import give_forward
 
 _ACTIVATION = "planner_activation"
-"""Where a layer has the name of the activation of its experts."""
+"""The attribute of a layer for the name of its experts' activation."""
 
 
 def with_chosen_rows(module: Any) -> None:
-    """Have the experts of Llama 4 in a model of transformers be one operator each (`planner.models.experts`), in place.
-    Where the operator has not their activation, and in other models, nothing changes."""
+    """Make the experts of Llama 4 in a model of transformers one operator each (`planner.models.experts`), in place.
+    If the operator lacks their activation, and in other models, nothing changes."""
     for part in module.modules():
         if type(part).__name__ != "Llama4TextMoe" or type(part).forward is _forward:
             continue
@@ -29,7 +29,7 @@ def with_chosen_rows(module: Any) -> None:
 
 
 def _forward(self: Any, hidden_states: Any) -> tuple[Any, Any]:
-    """What a layer's experts make of its tokens, and how they were scored, T E. The shared expert has samples and
+    """The result of a layer's experts for its tokens, and their scores, T E. The shared expert has samples and
     positions in dims of their own, so that context parallelism can cut it."""
     import torch
 

@@ -1,14 +1,14 @@
-"""Experts of transformers that are modules of their own, each with two linear layers, as one operator.
+"""Experts of transformers that are modules of their own, each with two linear layers, rewritten as one operator.
 
     transformers   router ─> which token goes where, beyond the capacity of an expert nowhere ─> a loop over experts
     here           router ─> an expert and a weight for each token ────────────────────────────> one operator
 
 Switch Transformers (Fedus et al. 2021, arXiv 2101.03961) sends a token to the best expert. An expert takes the first
-`expert_capacity` tokens of a sample that chose it; what others get is 0. Where all experts together take fewer tokens
-than there are, the operator has that capacity. Else a token beyond it is a row like others, with a weight of 0: the
-same results and gradients, and work for every token instead of the larger one for all that experts could take.
-Matrices of all experts are stacked, so that devices may divide them. The router computes in its own dtype without
-changing that of its weight, which transformers does in its first call.
+`expert_capacity` tokens of a sample that chose it; the result of the others is 0. Where all experts together take fewer
+tokens than there are, the operator has that capacity. Else a token beyond the capacity is a row like others, with a
+weight of 0: results and gradients are the same, and the work is that of every token, not the larger work of all
+capacities. Matrices of all experts are stacked, so that devices may divide them. The router computes in its own dtype
+without changing the dtype of its weight, which transformers changes in its first call.
 
 Shape legend: B batch, S sequence, H hidden, E experts, F width of an expert.
 """
@@ -26,7 +26,7 @@ from planner.models.huggingface_any_experts import activation_name
 from planner.models.huggingface_layers import give_forward
 
 _SWITCH, _NLLB = "SwitchTransformersSparseMLP", "NllbMoeSparseMLP"
-"""The classes of mixtures of experts that are looked for."""
+"""The classes of mixtures of experts to look for."""
 
 
 class StackedExperts(nn.Module):
@@ -40,7 +40,7 @@ class StackedExperts(nn.Module):
 
 def stack_experts(module: nn.Module, where: str) -> None:
     """Make experts of Switch Transformers one operator, in each layer of a model that has them. Raises ModelError,
-    which begins with `where`, for what the operator does not compute, and for NLLB-MoE."""
+    which begins with `where`, for experts that the operator cannot compute, and for NLLB-MoE."""
     for name, part in module.named_modules():
         kind = type(part).__name__
         if kind == _NLLB:
@@ -54,7 +54,7 @@ def stack_experts(module: nn.Module, where: str) -> None:
 
 
 def unstacked(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of a model that may have such experts, each under the name that it has in files of transformers."""
+    """Tensors of a model that may have such experts, each under its name in files of transformers."""
     made = dict(tensors)
     for name, part in module.named_modules():
         if isinstance(part, StackedExperts):

@@ -1,8 +1,8 @@
-"""What a person names as `package.module:factory`: the one place where a name is imported.
+"""What the user names as `package.module:factory`: the one place where a name is imported.
 
-The name is the word of whoever typed the command or wrote the call: `--model`, `--dataset`. Importing runs code, with
+The name comes from the user who typed the command or wrote the call: `--model`, `--dataset`. Importing runs code, with
 the current folder first on the path, so no name that was read from a file may come here: not from a plan, a manifest of
-a checkpoint, a config or the settings of an engine. `planner.plan.binding.model_of` decides what a plan may have built.
+a checkpoint, a config or the settings of an engine. `planner.plan.binding.model_of` decides what a plan may build.
 """
 
 import importlib
@@ -15,8 +15,8 @@ from planner.errors import PlannerError, unknown_name
 
 
 def imported_factory(reference: str, option: str, error: type[PlannerError]) -> Callable[[], Any]:
-    """The callable that `package.module:factory` names, from the import path or the current folder, as the person has
-    asked with `option`. Raises `error` where there is none."""
+    """The callable that `package.module:factory` names, from the import path or the current folder, which the user
+    asked for with `option`. Raises `error` where there is none."""
     path, colon, name = reference.partition(":")
     if "/" in path or path.endswith(".py"):
         raise error(f"{option} {reference} names a file; write package.module:factory, with dots and without .py")
@@ -27,7 +27,7 @@ def imported_factory(reference: str, option: str, error: type[PlannerError]) -> 
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(path)
-    except Exception as raised:  # whatever a module of the user's does
+    except Exception as raised:  # a module of the user's may raise anything
         raise error(
             f"cannot import '{path}' of {option} {reference}: {type(raised).__name__}: {raised}; the import path and"
             f" {here} were searched"

@@ -51,7 +51,7 @@ def _mixture(
     source: str, layers: int, hidden: int, heads: int, kv: int, vocab: int, seq: int, experts: tuple[int, int, int],
     **other: int | bool | float,
 ) -> ZooEntry:  # fmt: skip
-    """`experts`: how many, how many of them a token takes, and the width of each."""
+    """`experts`: their number, how many of them a token takes, and the width of each."""
     count, chosen, width = experts
     dimensions: dict[str, Dimension] = {
         "num_layers": layers, "hidden_size": hidden, "ffn_size": width, "num_heads": heads, "num_kv_heads": kv,
@@ -166,7 +166,7 @@ def _build_gpt(dimensions: dict[str, Any]) -> Example:
 
 
 def _build_bert(dimensions: dict[str, Any]) -> Example:
-    """Tokens, their types, which are no padding, and labels, all B S."""
+    """Tokens, their types, the mask of tokens that are no padding, and labels, all B S."""
     from planner.models.bert import Bert, BertConfig
 
     (tokens, types, labels), vocabulary = _integers(3, dimensions), dimensions["vocab_size"]
@@ -175,7 +175,7 @@ def _build_bert(dimensions: dict[str, Any]) -> Example:
 
 
 def _build_t5(dimensions: dict[str, Any]) -> Example:
-    """Tokens of the encoder, which are no padding, tokens of the decoder and labels, all B S."""
+    """Tokens of the encoder, the mask of those that are no padding, tokens of the decoder and labels, all B S."""
     from planner.models.t5 import T5, T5Config
 
     (tokens, decoded, labels), vocabulary = _integers(3, dimensions), dimensions["vocab_size"]
@@ -184,7 +184,7 @@ def _build_t5(dimensions: dict[str, Any]) -> Example:
 
 
 def _padded(dimensions: dict[str, Any]) -> Any:
-    """A mask of which an eighth is padding."""
+    """A mask in which an eighth is padding."""
     import torch
 
     sequence = dimensions["sequence_length"]

@@ -2,9 +2,10 @@
 2023; Grattafiori et al. 2024). Plain PyTorch; module names follow the checkpoints people know.
 
 The decoders of Mistral (Jiang et al. 2023), Mixtral (Jiang et al. 2024), Qwen2.5 and Qwen3 (Yang et al. 2024, 2025) and
-Gemma (Gemma Team 2024) are the same but for experts in the place of the MLP, biases of the projections to heads, norms
-of queries and keys, heads that need not make up the hidden size, a GELU in the MLP, and embeddings that are scaled by
-the root of the hidden size. Those of Nemotron-4 (Parmar et al. 2024) have an MLP of two matrices (`gated` False).
+Gemma (Gemma Team 2024) are the same, with these options: experts in place of the MLP, biases of the projections to
+heads, norms of queries and keys, heads that need not add up to the hidden size, a GELU in the MLP, and embeddings that
+are scaled by the root of the hidden size. Those of Nemotron-4 (Parmar et al. 2024) have an MLP of two matrices (`gated`
+False).
 
 Shape legend: B batch, S sequence, H hidden, N heads, K key/value heads, D head dim, V vocabulary.
 """
@@ -23,11 +24,11 @@ from planner.models.router import Routing, start_of_losses
 class LlamaConfig:
     """Dimensions of a Llama model.
 
-    `head_size` None divides the hidden size among the heads. With `num_experts` every block but the first
-    `dense_layers` has experts of `expert_size`, of which a token takes `experts_per_token`, and where `shared_size` is
-    given an MLP for all tokens. `balance_loss` is the coefficient of the loss that evens out their loads,
-    `balance_speed` the speed of the biases that do (see `planner.models.router`), `capacity_factor` how many times its
-    even share of a sample an expert computes at most (see `planner.models.experts`); 0 is none.
+    `head_size` None divides the hidden size among the heads. With `num_experts` every block except the first
+    `dense_layers` has experts of `expert_size`, of which a token takes `experts_per_token`, and, if `shared_size` is
+    given, an MLP for all tokens. `balance_loss` is the coefficient of the load-balancing loss, `balance_speed` the
+    speed of the load-balancing biases (see `planner.models.router`). `capacity_factor`: an expert computes at most this
+    many times its even share of a sample (see `planner.models.experts`); 0 for no limit.
     """
 
     num_layers: int
@@ -103,7 +104,7 @@ def rotated(x_BNSD: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) ->
 
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020), or with GELU, as its tanh approximates it, in the place of SiLU."""
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020), or with GELU, in its tanh approximation, in place of SiLU."""
 
     def __init__(self, hidden_size: int, ffn_size: int, *, gelu: bool = False) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x_BSH: torch.Tensor, balance: torch.Tensor | None, cos_SD: torch.Tensor, sin_SD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tokens after this block, and `balance`, the losses of routers so far, with that of this block's."""
+        """The tokens after this block, and `balance`, the sum of router losses with that of this block."""
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD)
         given_BSH = self.post_attention_layernorm(x_BSH)
         if not self.sparse:

@@ -2,10 +2,10 @@
 
     y = W x + b + alpha/r B A x        x ──┬─> W ──────────────> + ─> y
                                            └─> A (r n) ─> B (m r) ─┘
-        W (m n) frozen; A uniform, B zero, so that the first step is that of the model without them
+        W (m n) frozen; A uniform, B zero, so that the first step is that of the model without adapters
 
 A module keeps its class, its weights and their names: adapters are `lora_A` and `lora_B` in it, the names that peft
-writes. The sum scales what it adds, so the scale costs nothing.
+writes. The addition of the adapter applies the scale, so the scale costs nothing.
 """
 
 import re
@@ -20,14 +20,14 @@ from planner.errors import ModelError
 from planner.models.adapters import Adapters
 
 _ROUTER = re.compile(r"(?:^|\.)(?:router|wg|(?:\w*_)?gate)(?:\.|$)")
-"""What chooses experts, by its name, and is not adapted unless it is asked for; `gate_proj` is none."""
+"""Names of routers, which are adapted only if asked for; `gate_proj` is none."""
 
 _TURNED = "transformers.pytorch_utils.Conv1D"
 """The linear layer of GPT-2 in transformers, whose weight has its inputs first."""
 
 
 class LowRank:
-    """What is put before the class of a linear layer."""
+    """The base class that is put before the class of a linear layer."""
 
     lora_A: nn.Linear  # noqa: N815  as peft calls them
     lora_B: nn.Linear  # noqa: N815
@@ -59,7 +59,7 @@ def add_adapters(module: nn.Module, adapters: Adapters, reference: str) -> None:
 
 
 def _chosen(module: nn.Module, adapters: Adapters, reference: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that get adapters, by their names."""
+    """The layers that get adapters, with their names."""
     _refuse_unknown(module, adapters.layers, "--lora-layers", reference)
     every = list(module.named_modules())
     if adapters.layers:
@@ -113,12 +113,12 @@ def _add(layer: Any, adapters: Adapters) -> None:
 
 @cache
 def _with_adapters(kind: type) -> type:
-    """A class of linear layers with adapters: the same for layers that are alike."""
+    """A class of linear layers with adapters: one class for layers of the same class."""
     return type(kind.__name__, (LowRank, kind), {})
 
 
 def _widths(layer: Any) -> tuple[int, int] | None:
-    """Elements that a linear layer reads and makes; None for other modules."""
+    """Input and output widths of a linear layer; None for other modules."""
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     if _called(layer) == _TURNED:
@@ -127,7 +127,7 @@ def _widths(layer: Any) -> tuple[int, int] | None:
 
 
 def _is_called(layer: nn.Module) -> bool:
-    """Whether it is a linear layer that computes as it is called; who owns it may read its weight alone, as
+    """Whether it is a linear layer that is called to compute. Its owner may read its weight instead, as
     `nn.MultiheadAttention` does."""
     return _widths(layer) is not None and not isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear)
 

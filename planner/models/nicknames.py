@@ -1,7 +1,7 @@
 """Names of models as people write them: `llama-8b`, `llama3-70b`, `meta-llama/Llama-3.1-70B`.
 
-Only where a person names a model; plans keep the name of the zoo. A config in a folder of that name goes before the
-zoo. Of `ORGANISATION/NAME`, as the Hugging Face hub writes it, the name counts; nothing is downloaded.
+They are accepted only where a user names a model; plans keep the name of the zoo. A config in a folder of that name
+goes before the zoo. For `ORGANISATION/NAME`, as on the Hugging Face hub, only the name counts; nothing is downloaded.
 """
 
 import re
@@ -12,7 +12,7 @@ from planner.models.overrides import split_reference
 from planner.models.zoo import ZOO
 
 _ENDINGS = re.compile(r"[-_](hf|base|instruct|chat|it|pt|uncased|cased|v[0-9.]+|[0-9]{4})$")
-"""Of names on the hub: how the weights were trained or packed, which no plan depends on."""
+"""Endings of names on the hub that say how weights were trained or packed; no plan depends on them."""
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -21,9 +21,9 @@ _LLAMA_3 = re.compile(r"(?:meta)?llama3(?:\.[13])?([0-9]+b)")
 
 
 def full_model(reference: str) -> str:
-    """The name of the zoo that is meant, with what is changed of it; any other reference as it is.
+    """The name in the zoo that is meant, with the model's changes; any other reference unchanged.
 
-    Raises ModelError for a name of the hub that is neither a folder nor of the zoo.
+    Raises ModelError for a name of the hub that is neither a folder nor in the zoo.
     """
     name, changes = split_reference(reference)
     if name in ZOO or ":" in name or name.endswith(".json") or Path(name, "config.json").is_file():
@@ -45,7 +45,7 @@ def full_model(reference: str) -> str:
 
 
 def _of_zoo(spoken: str) -> str | None:
-    """The name of the zoo, with as few endings taken off as need be."""
+    """The name in the zoo, after removing as few endings as possible."""
     names = {_plain(name): name for name in ZOO}
     assert len(names) == len(ZOO), "plain names are distinct"
     rest, shorter = "", spoken.lower()

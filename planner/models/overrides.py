@@ -1,7 +1,7 @@
 """Models that differ from a known one in some dimensions: `llama8b+num_layers=40+rope_theta=10000`.
 
-What differs is part of a model's name, so that whoever has the name, a plan file above all, can build the model again.
-Sizes that are several numbers are written with an x between them, as in `resnet50+blocks=3x4x23x3`.
+The changes are part of a model's name. So anyone who has the name, above all a plan file, can build the model again.
+Sizes of several numbers are written with an x between them, as in `resnet50+blocks=3x4x23x3`.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from planner.errors import ModelError, unknown_name
 
 _REFERENCE = re.compile(r"(?P<name>.*?)(?P<changes>(\+\w+=[^+=]+)*)", re.DOTALL)
 _VALUE = re.compile(r"[\w.:/@, -]+")
-"""What a value may be written with: names become part of files in many languages, and no quotes of any."""
+"""Characters of a value: names become part of files in many languages, so no quotes of any of these."""
 
 _REPEATED = ("num_layers", "blocks", "predicted_tokens")
 _MOST = 1024
-"""Modules that a dimension repeats, at most: a name in a file must not build for hours."""
+"""Most modules that a dimension repeats: a name in a file must not build for hours."""
 _FLOAT = r"-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,3})?"
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 _KINDS = {
@@ -32,7 +32,7 @@ _KINDS = {
 
 
 def split_reference(reference: str) -> tuple[str, Mapping[str, str]]:
-    """The name of a model and what is changed of it, as text. Raises ModelError where a key stands twice."""
+    """The name of a model and its changes, as text. Raises ModelError where a key stands twice."""
     found = _REFERENCE.fullmatch(reference)
     assert found is not None, "a name may be anything"
     texts = found["changes"].split("+")[1:]
@@ -45,24 +45,24 @@ def split_reference(reference: str) -> tuple[str, Mapping[str, str]]:
 
 
 def canonical_reference(reference: str) -> str:
-    """A reference as it is written: changes in the order of their keys, numbers that belong together with an x."""
+    """A reference in canonical form: changes in the order of their keys, numbers that belong together with an x."""
     return changed_reference(reference, ())
 
 
 def looks_like_config(reference: str) -> bool:
-    """Whether a reference is the path of a config by its form alone; nothing is looked up."""
+    """Whether a reference has the form of a path to a config; no file is looked up."""
     name, _ = split_reference(reference)
     return ":" not in name and (name.endswith(".json") or "/" in name)
 
 
 def changed_reference(reference: str, changes: Sequence[str]) -> str:
-    """The name of a model that differs by KEY=VALUE, the last of those of one key, from the one that is named."""
+    """The name of a model with KEY=VALUE changes applied to the named one; the last value of a key counts."""
     name, before = split_reference(reference)
     return "+".join([name, *(f"{key}={value}" for key, value in sorted({**before, **parse_changes(changes)}.items()))])
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE, each, the last of those of one key; numbers that belong together get an x between them.
+    """The KEY=VALUE texts; the last value of a key counts; numbers that belong together get an x between them.
 
     Raises ModelError for anything else.
     """
@@ -79,9 +79,9 @@ def parse_changes(texts: Sequence[str]) -> dict[str, str]:
 
 
 def typed_changes(changes: Mapping[str, str], config: type, name: str) -> dict[str, Any]:
-    """Values of the fields of a dataclass, of the types that its annotations say, for the model `name`.
+    """Values of the fields of a dataclass, in the types of its annotations, for the model `name`.
 
-    Raises ModelError for what is no field of it, naming the nearest, and for a value of another type.
+    Raises ModelError for a key that is no field, naming the nearest field, and for a value of another type.
     """
     hints = typing.get_type_hints(config)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(config)}
@@ -94,7 +94,7 @@ def typed_changes(changes: Mapping[str, str], config: type, name: str) -> dict[s
 
 
 def changed_content(changes: Mapping[str, str], content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Values for the keys of a config file, each of the type of what it has now; errors as above."""
+    """Values for the keys of a config file, each in the type of its current value; errors as above."""
     found = {}
     for key, text in changes.items():
         before = _known(key, content, name)
@@ -128,7 +128,7 @@ def _kinds(annotation: Any) -> list[type]:
 
 
 def _parsed(text: str, kind: type) -> Any:
-    """None where the text is no such value."""
+    """The value of a text; None where it has another form."""
     if kind is bool:
         return _WORDS.get(text.lower())
     if kind is tuple:
@@ -141,11 +141,11 @@ def _parsed(text: str, kind: type) -> Any:
 
 
 def parsed_number(text: str, kind: type[int] | type[float]) -> Any:
-    """A number of a name; None where the text is none."""
+    """A number in a name; None where the text is none."""
     return _parsed(text, kind)
 
 
 def _looks_like(text: str) -> Any:
-    """A value for a key that has none, by what it looks like."""
+    """A value for a key that has none yet, typed by its form."""
     found = (_parsed(text, kind) for kind in (bool, int, float))
     return next((value for value in found if value is not None), text)

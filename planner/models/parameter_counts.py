@@ -1,6 +1,6 @@
-"""How many parameters each model of the zoo has, tied ones once, so that they can be listed without building any.
+"""The number of parameters of each model of the zoo, tied ones once, so that they can be listed without building any.
 
-A test builds every model and compares; another one compares with what was published.
+A test builds every model and compares; another test compares with published numbers.
 """
 
 from collections.abc import Mapping

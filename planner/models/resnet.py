@@ -45,7 +45,7 @@ class Normalised(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions, or a bottleneck of three, and what they are added to: the input, projected where its
+    """Two 3 x 3 convolutions, or a bottleneck of three, added to the input, which is projected where its
     shape changes."""
 
     def __init__(self, channels: int, width: int, config: ResNetConfig, stride: int) -> None:

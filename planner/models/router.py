@@ -1,21 +1,21 @@
-"""Routers: which experts a token takes, how much each of them weighs, and how their loads are kept even.
+"""Routers: which experts a token takes, with which weights, and how their loads are balanced.
 
     scores ── + bias ──> groups ──> the best k ──> weights = their scores, without the bias
               only chooses   only the best groups    normalised, times a scale
 
 Scores are the softmax of the router's logits (Shazeer et al. 2017, arXiv 1701.06538), or their sigmoid (DeepSeek-AI
-2024, arXiv 2412.19437, section 2.1.2). Of experts in groups, one group for each device, only those of the best groups
-may be chosen: groups are compared by their best expert (arXiv 2405.04434, section 2.1.3), or by the sum of their two
-best (DeepSeek-V3). Loads are kept even in two ways, each of which may be left out:
+2024, arXiv 2412.19437, section 2.1.2). If experts are in groups, one group for each device, only experts of the best
+groups may be chosen. Groups are compared by their best expert (arXiv 2405.04434, section 2.1.3), or by the sum of their
+two best (DeepSeek-V3). Loads are balanced in two ways, each of which may be left out:
 
     a loss    batch       coefficient * E * sum over experts of f P, over the whole micro-batch (Fedus et al. 2021,
                           arXiv 2101.03961, section 2.2); f the share of the choices, P the mean score
               sequence    the same for each sample alone, and the mean of that (DeepSeek-V3, equations 17 to 20)
-    a bias    after each step that of an expert with more than its share goes down by `bias_speed`, that of one with
-              less goes up (Wang et al. 2024, arXiv 2408.15664, algorithm 1)
+    a bias    after each step the bias of an expert with more than its share goes down by `bias_speed`, that of an
+              expert with less goes up (Wang et al. 2024, arXiv 2408.15664, algorithm 1)
 
-The bias is a whole number of steps, and is kept as one: models are converted to 16 bits with all their floating point
-buffers, in which it would stop. Loads are counted over the whole global batch: each micro-batch adds to a buffer.
+The bias is kept as a whole number of steps: models are converted to 16 bits with all their floating point buffers, and
+a 16-bit bias would stop changing. Loads are counted over the whole global batch: each micro-batch adds to a buffer.
 
 Shape legend: B batch, S sequence, E experts, K chosen experts, G groups, C chosen groups.
 """
@@ -38,13 +38,13 @@ class Routing:
 
     Attributes:
         chosen: K, experts of each token.
-        scores: what is made of the logits.
+        scores: how scores are computed from the logits.
         normalised: whether the weights of the chosen experts sum up to one.
-        scale: by which the weights are multiplied, after that.
-        groups: into how many groups the experts are divided, one after the other; 1 is none.
-        chosen_groups: of how many groups a token may choose experts.
-        groups_by: how many of its best experts a group is compared by, the sum of their scores.
-        loss: coefficient of the loss that evens out loads; 0 is none.
+        scale: factor of the weights, after that.
+        groups: number of groups of consecutive experts; 1 is none.
+        chosen_groups: number of groups from which a token may choose experts.
+        groups_by: number of best experts whose scores are summed to compare groups.
+        loss: coefficient of the load-balancing loss; 0 is none.
         loss_over: what that loss is taken over.
         bias_speed: by how much the bias of an expert changes after a step; 0 is no bias.
     """
@@ -62,8 +62,8 @@ class Routing:
 
 
 class Routed(NamedTuple):
-    """Where tokens go: weights of their experts, B S K, float32; which experts, B S K, integers; and the loss that
-    evens out loads, a scalar in float32, None where there is none."""
+    """Where tokens go: weights of their experts, B S K, float32; which experts, B S K, integers; and the load-balancing
+    loss, a scalar in float32, None where there is none."""
 
     weights: torch.Tensor
     chosen: torch.Tensor
@@ -73,8 +73,8 @@ class Routed(NamedTuple):
 class Router(nn.Module):
     """Chooses experts by their logits. It has no weights: those of the logits stay where checkpoints have them.
 
-    Buffers, where there is a bias: `bias_steps`, E, how many times `bias_speed` the bias of each expert is; `loads`, E,
-    how many choices fell on each since the last step. Both are integers.
+    Buffers, where there is a bias: `bias_steps`, E, the bias of each expert in units of `bias_speed`; `loads`, E,
+    the number of choices of each expert since the last step. Both are integers.
 
     Raises ModelError for a routing that does not fit the number of experts.
     """
@@ -109,8 +109,8 @@ class Router(nn.Module):
         return Routed(weights_BSK, chosen_BSK, loss)
 
     def after_step(self, buffers: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """What `buffers`, the contents of this module's own, hold after a training step: a bias one step further where
-        an expert has more or less than its share, and no loads."""
+        """The content of this module's `buffers` after a training step: each bias moved by one step where
+        an expert has more or less than its share, and loads of 0."""
         if not self.routing.bias_speed:
             return {}
         loads_E = buffers["loads"]
@@ -132,7 +132,7 @@ class Router(nn.Module):
         return scores_BSE.gather(-1, chosen_BSK), chosen_BSK
 
     def _outside(self, choosing_BSE: torch.Tensor) -> torch.Tensor:
-        """Which experts are in none of the best groups, B S E."""
+        """Which experts are outside of the best groups, B S E."""
         routing, each = self.routing, self.num_experts // self.routing.groups
         grouped_BSGE = choosing_BSE.reshape(*choosing_BSE.shape[:-1], routing.groups, each)
         best_BSG = grouped_BSGE.topk(routing.groups_by, dim=-1)[0].sum(-1)
@@ -154,9 +154,9 @@ class Router(nn.Module):
 
 
 def start_of_losses(x_BSH: torch.Tensor) -> torch.Tensor:
-    """The sum of the losses of no routers, 0, in float32, to which every block adds that of its own.
+    """The sum of router losses before any router, 0, in float32; every block adds its own.
 
-    It depends on the tokens, as every later sum does: blocks that are handed the same kinds of values are alike, and
+    It depends on the tokens, as every later sum does. So all blocks get the same kinds of values and are alike, and
     what is found out about one holds for all.
     """
     return x_BSH.float().mean() * 0.0
@@ -182,8 +182,8 @@ def _check(experts: int, routing: Routing) -> None:
 
 @torch.library.custom_op("planner::expert_loads", mutates_args=())
 def expert_loads(chosen_BSK: torch.Tensor, experts: int, counts: bool = True) -> torch.Tensor:
-    """How many choices of each sample fell on each expert, B E, int64; from their numbers, B S K. Without `counts`, as
-    where a model is evaluated, none: a router then has no loss."""
+    """The number of choices of each expert in each sample, B E, int64, from the numbers of the experts, B S K. Zeros
+    without `counts`, for example in evaluation: a router then has no loss."""
     loads_BE = chosen_BSK.new_zeros((chosen_BSK.shape[0], experts))
     if not counts:
         return loads_BE

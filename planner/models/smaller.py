@@ -1,13 +1,13 @@
-"""The smallest model of the same make: fewer layers and smaller dims, with every switch as it was.
+"""The smallest model of the same make: fewer layers and smaller dims, with every switch unchanged.
 
-A dim becomes a small multiple of a `unit`, which every product of axes of a small mesh divides, and no two dims of
-different meaning become equal, so that a graph of the small model tells them apart as that of the large one does. What
-says how a model is built is left alone: whether embeddings are tied, keys are shared by heads (all heads, groups of
-them, or none), queries have a rank, experts are grouped.
+A dim becomes a small multiple of a `unit`, which every product of axes of a small mesh divides. No two dims of
+different meaning become equal, so that a graph of the small model tells them apart as that of the large model does.
+Settings for the structure of a model stay: whether embeddings are tied, whether heads share keys (all heads, groups of
+them, or none), whether queries have a rank, whether experts are grouped.
 
     llama70b, 4 layers, unit 2   ->   llama70b+ffn_size=48+head_size=...+hidden_size=32+num_heads=4+num_kv_heads=2+...
 
-Models of vision and of clicks keep their layers; of them what is large in no interesting way is shrunk: images, tables.
+Models of vision and of clicks keep their layers; only sizes without influence on structure shrink: images, tables.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallerModel:
-    """What the smaller model is called, and the tokens of its samples (None: no sequences)."""
+    """The name of the smaller model, and the tokens of its samples (None: no sequences)."""
 
     reference: str
     sequence_length: int | None
@@ -49,9 +49,9 @@ def depth_of(reference: str, sequence_length: int | None) -> Depth | None:
 
 
 def smaller_model(reference: str, sequence_length: int | None, depth: Depth | None, unit: int) -> SmallerModel:
-    """The model with so many layers (None: as many as it has) whose dims are small multiples of `unit`.
+    """The model with `depth` layers (None: as many as it has) whose dims are small multiples of `unit`.
 
-    Raises RequestError for a model that a factory builds, which has no dims that can be changed from outside.
+    Raises RequestError for a model that a factory builds, whose dims cannot be changed from outside.
     """
     sizes = _sizes(reference, sequence_length)
     changes: dict[str, int | str] = {}
@@ -60,7 +60,7 @@ def smaller_model(reference: str, sequence_length: int | None, depth: Depth | No
     changes.update(_depth_changes(sizes, depth))
     length = None if sequence_length is None else 8 * unit
     if length is not None and "sequence_length" in sizes:
-        changes.pop("sequence_length", None)  # said apart
+        changes.pop("sequence_length", None)  # given separately
     words = [f"{key}={value}" for key, value in changes.items() if value != sizes.get(key)]
     return SmallerModel(reference=changed_reference(reference, words), sequence_length=length)
 
@@ -103,12 +103,12 @@ def _at_most(value: int) -> "_Small":
 
 
 def _hidden(sizes: Mapping[str, Any], key: str, unit: int) -> int:
-    """As many as the heads have together where that is so, as in a model without a head size of its own."""
+    """The width of all heads together where the model has that, as without a head size of its own."""
     return 2 * unit * _HEAD
 
 
 def _key_heads(sizes: Mapping[str, Any], key: str, unit: int) -> int:
-    """One for all heads, one for each, or one for two of them."""
+    """One for all heads, one for each head, or one for two heads."""
     heads = next(sizes[name] for name in _HEADS if sizes.get(name))
     return 1 if sizes[key] == 1 else 2 * unit if sizes[key] == heads else unit
 
@@ -118,7 +118,7 @@ def _experts(sizes: Mapping[str, Any], key: str, unit: int) -> int:
 
 
 def _image(sizes: Mapping[str, Any], key: str, unit: int) -> int:
-    """So large that a fifth halving divides by two units; as it is where patches are counted by positions."""
+    """A multiple of two units even after five halvings; unchanged where positions count patches."""
     size: int = sizes[key]
     return size if sizes.get("patch_size") else min(size, 64 * unit)
 
@@ -153,5 +153,5 @@ _RULES: tuple[tuple[tuple[str, ...], _Small], ...] = (
     (("table_rows",), _tables),
     (("crossed_rows",), _times(40)),
 )
-"""What each dimension becomes, by the names of our models and of configs of Hugging Face. One that is 0 or absent stays
-so."""
+"""The small value of each dimension, by the names of the planner's models and of Hugging Face configs. A dimension that
+is 0 or absent stays so."""

@@ -24,7 +24,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5Config:
-    """Dimensions of a T5 model; `num_layers` counts the blocks of the encoder, and of the decoder as many."""
+    """Dimensions of a T5 model; `num_layers` counts the blocks of the encoder, and the decoder has as many."""
 
     num_layers: int
     hidden_size: int
@@ -91,7 +91,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention to the tokens before, attention to what the encoder made, and an MLP."""
+    """Attention to earlier tokens, attention to the result of the encoder, and an MLP."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()

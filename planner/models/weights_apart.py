@@ -1,12 +1,12 @@
-"""Modules built on the host whose weights have no data.
+"""Builds modules on the host with weights that have no data.
 
 A factory that reads numbers of tensors as it builds (`x.item()` of `torch.linspace`, for the rates of stochastic depth)
-needs the data of these, and of no weight, which would fill the host's memory. So a parameter is on meta from where a
-module gets it:
+needs the data of these tensors, but not of weights, which would fill the host's memory. So a parameter is on meta from
+the time a module gets it:
 
     Parameter(empty(h, h))  ─ register_parameter ─>  Parameter on meta ─ init.kaiming_uniform_ ─>  nothing to do
 
-One weight at a time is on the host, before it has a module. Buffers and plain tensors have their data.
+Only one weight at a time is on the host, before a module gets it. Buffers and plain tensors have their data.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from unittest.mock import patch
 
 @contextmanager
 def weights_without_data() -> Iterator[None]:
-    """While active, modules get parameters on the meta device, which stay there whatever `.to(device)` a module is
-    asked for. What is one parameter in several modules stays one. Subclasses of parameters are left as they are."""
+    """While active, modules get parameters on the meta device. They stay there, whatever `.to(device)` a module is
+    asked for. A parameter shared by several modules stays one. Subclasses of parameters are left as they are."""
     import torch
     from torch import nn
     from torch.utils.weak import WeakTensorKeyDictionary
 
     register = nn.Module.register_parameter
     apply: Callable[..., Any] = nn.Module._apply
-    known = WeakTensorKeyDictionary()  # on meta, of each parameter that is still alive on the host
+    known = WeakTensorKeyDictionary()  # for each parameter that is still alive on the host, that on meta
 
     def registering(module: Any, name: str, parameter: Any) -> None:
         if type(parameter) is nn.Parameter and not parameter.is_meta:
@@ -40,7 +40,7 @@ def weights_without_data() -> Iterator[None]:
         def changed(tensor: Any) -> Any:
             try:
                 return change(tensor)
-            except NotImplementedError:  # as torch says that what is on meta has no data to be moved
+            except NotImplementedError:  # torch's error for tensors on meta, which have no data to move
                 if not tensor.is_meta:
                     raise
             return torch.empty_like(tensor, dtype=change(torch.empty(0, dtype=tensor.dtype)).dtype)

@@ -1,8 +1,8 @@
 """Models by name, those of a Hugging Face `config.json` by its path, and the user's own by `package.module:factory`.
 
-Models of language are in `language_models.py`, DeepSeek's in `deepseek_models.py`, those of images in `images.py`, and
-those of clicks in `clicks.py`; how many parameters each has is in `parameter_counts.py`. A name may go on with what is
-changed of the model, as in `llama8b+num_layers=40` (`overrides.py`).
+Language models are in `language_models.py`, DeepSeek's in `deepseek_models.py`, image models in `images.py`, and
+click models in `clicks.py`; `parameter_counts.py` has the number of parameters of each. A name may end with changes
+to the model, as in `llama8b+num_layers=40` (`overrides.py`).
 """
 
 import os
@@ -30,10 +30,10 @@ from planner.models.weights_apart import weights_without_data
 class BuiltModel:
     """A module and example inputs on which calling it gives the loss.
 
-    `sequence_length` is None where the model has no such thing. `bounds` has for each example tensor the number that
-    its integers stay below, None where it is not known or the tensor has no integers. `on_host` where all but its
-    weights is on the host although no data was asked for, as its factory reads numbers. `compared` where another trace
-    has compared blocks that are alike but for their numbers (`planner.graph.repeats`).
+    `sequence_length` is None where the model has no sequences. `bounds` has for each example tensor the number that
+    its integers stay below, None where it is not known or the tensor has no integers. `on_host` says that all but its
+    weights are on the host although no data was asked for, because its factory reads numbers. `compared` says that
+    another trace has compared blocks that differ only in their numbers (`planner.graph.repeats`).
     """
 
     reference: str
@@ -48,7 +48,7 @@ class BuiltModel:
 
     @property
     def published(self) -> bool:
-        """Whether it is a model of ours, with dimensions that may be changed."""
+        """Whether it is a model of the zoo, with dimensions that may be changed."""
         return split_reference(self.reference)[0] in ZOO
 
 
@@ -58,12 +58,12 @@ ZOO: Mapping[str, ZooEntry] = {**LANGUAGE_MODELS, **DEEPSEEK_MODELS, **IMAGE_MOD
 def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
     """The module that `reference` names, with example inputs.
 
-    `reference` is the word of a person, never of a file (`planner.plan.binding.model_of`): a name of the zoo, a path to
-    a `config.json` of Hugging Face (or to a folder with one), or `package.module:factory` (on the import path or in the
-    current folder); the factory returns `(module, args)` or `(module, args, kwargs)`. Of the first two some dimensions
-    may be changed: `llama8b+num_layers=40`; all may have adapters: `llama8b+lora=16` (`planner.models.adapters`).
+    `reference` must come from the user, never from a file (`planner.plan.binding.model_of`): a name of the zoo, a path
+    to a `config.json` of Hugging Face (or to a folder with one), or `package.module:factory` (on the import path or in
+    the current folder); the factory returns `(module, args)` or `(module, args, kwargs)`. The first two may have
+    changed dimensions: `llama8b+num_layers=40`; all may have adapters: `llama8b+lora=16` (`planner.models.adapters`).
     Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a module of the user's is converted too,
-    unless it has parameters of several floating point dtypes, which its user has chosen. On "meta" nothing is
+    unless it has parameters of several floating point dtypes, which the user has chosen. On "meta" nothing is
     allocated. Raises ModelError.
     """
     plain, adapters = without_adapters(reference), adapters_of(reference)
@@ -96,7 +96,7 @@ def is_of_zoo(reference: str) -> bool:
 
 
 def zoo_entry(reference: str) -> ZooEntry:
-    """What the zoo says of a model, with what is changed of it. Raises ModelError for a name that it lacks."""
+    """The zoo entry of a model, with its changes. Raises ModelError for a name that the zoo lacks."""
     name, changes = split_reference(without_adapters(reference))
     if name not in ZOO:
         raise ModelError(unknown_name("model", name, ZOO) + _OTHER_MODELS)
@@ -108,14 +108,14 @@ def zoo_entry(reference: str) -> ZooEntry:
 
 
 def zoo_config(reference: str, sequence_length: int | None) -> Any:
-    """The config of its family that a zoo model is built from, for sequences of so many tokens (None: as published).
+    """The config of its family that a zoo model is built from, for sequences of this many tokens (None: as published).
     Raises ModelError."""
     entry = zoo_entry(reference)
     return _config_of(entry.family)(**_dimensions(reference, entry, sequence_length))
 
 
 def parameter_count(reference: str) -> int:
-    """Parameters of a zoo model, tied ones once; one that is changed is built to count them."""
+    """Parameters of a zoo model, tied ones once; a changed model is built to count them."""
     if reference in PARAMETER_COUNTS:
         return PARAMETER_COUNTS[reference]
     return sum(parameter.numel() for parameter in build_model(reference, dtype="bfloat16").module.parameters())
@@ -146,7 +146,7 @@ def _from_zoo(reference: str, *, dtype: str, device: str, sequence_length: int |
 
 
 def _dimensions(reference: str, entry: ZooEntry, sequence_length: int | None) -> dict[str, Any]:
-    """What the config of a family is made of."""
+    """The arguments for the config of a family."""
     sequence = _sequence(reference, entry, sequence_length)
     length = {} if sequence is None else {"sequence_length": sequence}
     return {**dict(entry.dimensions), **length}
@@ -223,7 +223,7 @@ _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Example]] = {
 
 
 def _converted(tree: Any, floating: Any) -> Any:
-    """Arguments whose floating point tensors have this dtype."""
+    """Arguments with their floating point tensors in this dtype."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -247,7 +247,7 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
                 f"the factory {reference} raised {type(error).__name__}: {error}{_remedy(error, device)}"
             ) from error
     finally:
-        os.chdir(here)  # where files of the command are, wherever the user's code went
+        os.chdir(here)  # so that files of the command are found, wherever the user's code went
     parts = made if isinstance(made, tuple) else (made,)
     kinds = (torch.nn.Module, tuple | list, Mapping)
     if len(parts) not in (2, 3) or not all(isinstance(part, kind) for part, kind in zip(parts, kinds, strict=False)):
@@ -276,8 +276,8 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
 
 
 def _made(factory: Callable[[], Any], device: str) -> tuple[Any, bool]:
-    """What a factory returns, and whether it was built on the host although no data was asked for: one that reads
-    numbers of tensors as it builds cannot without."""
+    """What a factory returns, and whether it was built on the host although no data was asked for, because it reads
+    numbers of tensors as it builds."""
     import torch
 
     try:
@@ -291,7 +291,7 @@ def _made(factory: Callable[[], Any], device: str) -> tuple[Any, bool]:
 
 
 def _remedy(error: Exception, device: str) -> str:
-    """What to write where a factory reads numbers of weights that have no data; nothing for other errors."""
+    """Advice for a factory that reads numbers of weights without data; empty for other errors."""
     of_torch = isinstance(error, RuntimeError | TypeError) and re.search(r"\bmeta\b", str(error), re.IGNORECASE)
     if device != "meta" or not of_torch:
         return ""
@@ -302,7 +302,7 @@ def _remedy(error: Exception, device: str) -> str:
 
 
 def _cast(module: Any, floating: Any) -> Any:
-    """A module in a floating point dtype. `module.to` would drop the imaginary part of what is complex."""
+    """A module in a floating point dtype. `module.to` would drop the imaginary part of complex tensors."""
     return module._apply(lambda tensor: tensor.to(floating) if tensor.is_floating_point() else tensor)
 
 
