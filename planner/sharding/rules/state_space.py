@@ -34,7 +34,7 @@ _TOGETHER = 32
 @final
 @dataclass(frozen=True, kw_only=True)
 class StateSpaceScan(RuleSpec):
-    """Inputs, step sizes, decays of heads, the tensors B and C that write and read the state, and two numbers of a
+    """Inputs, step sizes, decays of heads, the tensors b and c that write and read the state, and two numbers of a
     head, or None."""
 
     def build(self, call: Call) -> Rule:
@@ -59,7 +59,7 @@ class StateSpaceScan(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class SelectiveScan(RuleSpec):
-    """Inputs, step sizes, decays, the tensors B and C that write and read the state, a number of each channel, gates
+    """Inputs, step sizes, decays, the tensors b and c that write and read the state, a number of each channel, gates
     and another number."""
 
     def build(self, call: Call) -> Rule:
