@@ -4,11 +4,11 @@
             `---- block 0 ----------'    `---- block 1 ----------'
             start                        start + period
 
-Every operator gets an id for its call (operator, literals, tensor types). A run of blocks is a range of blocks in which
-the id at i equals the id at i + period; the period that covers the most operators wins, the shortest among equals. Then
-the dataflow is compared block by block: an operand must come from the same place of the same block, from the same place
-of the block before, from the block's own parameter, or from one and the same value outside. The first block that
-differs ends the run. Cost: O(n^2) comparisons of ids, done by numpy row by row.
+Every operator gets an id for its call (operator, literals, tensor types). A run of blocks is a stretch of operators in
+which the id at i equals the id at i + period; the period that covers the most operators wins, the shortest among
+equals. Then the dataflow is compared block by block: an operand must come from the same place of the same block, from
+the same place of the block before, from the block's own parameter, or from one and the same value outside. The first
+block that differs ends the run. Cost: O(n^2) comparisons of ids, done by numpy row by row.
 
 A run shows which values the blocks hand on. Its neighbours in the same list of modules may be blocks of other kinds
 (`planner.graph.kinds`).
@@ -159,7 +159,7 @@ def _carried(graph: OperatorGraph, run: BlockRun) -> int:
 
 
 def _longest_run(equal: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> tuple[int, int]:
-    """Start and length of the longest range of blocks of True."""
+    """Start and length of the longest run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], equal, [False]))))
     if not len(edges):
         return 0, 0

@@ -119,10 +119,10 @@ def misaligned_text(rows: Mapping[str, int], times: float) -> str:
 
 
 def without_fp8_text(recipe: str) -> str:
-    """That fp8 was asked for, and no layer is in it."""
+    """fp8 was asked for, and no layer is in it."""
     return (
-        f"No linear layer is in fp8 ({recipe}): casting operands takes longer here than products save, or what travels"
-        " under products without it; --fp8-layers '*' has all of them in it"
+        f"No linear layer is in fp8 ({recipe}), as that makes no step shorter here: casting operands takes longer than"
+        " the products save, or shorter products overlap less communication; --fp8-layers '*' computes all in fp8"
     )
 
 

@@ -98,8 +98,8 @@ def test_messages_are_asked_for_before_they_are_made() -> None:
 
 
 ASKED_WITHIN = 50_000
-"""Calls of functions between two questions of a search; the longest ranges of blocks are those that prepare the graph
-and price a plan that was found. A call takes less than a microsecond or two, so that this is a tenth of a second."""
+"""Calls of functions between two questions of a search; the longest stretches without one prepare the graph and price
+a plan that was found. A call takes less than a microsecond or two, so that this is a tenth of a second."""
 
 
 class Calls:
