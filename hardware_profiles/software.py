@@ -23,6 +23,9 @@ their exchange; all that is not of the experts; or all."""
 ComposedLoss = Literal["", "megatron", "pytorch"]
 """A cross entropy in one kernel, or in the kernels of Megatron-LM, or of PyTorch."""
 
+HiddenDropout = Literal["none", "fused", "apart"]
+"""Whether branches are dropped before they are added to the residual stream, and by which kernel."""
+
 LossMemory = Literal["whole", "in place", "pieces"]
 """What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
 the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused with the projection (Liger)."""
@@ -148,6 +151,12 @@ class Software:
         window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
         biased: whether fused attention reads a bias for every score (ALiBi as `attn_mask`), which stands in memory, and
             leaves out nothing of what causality masks, as the mask is part of it.
+        attention_dropout: how many times longer fused attention takes with dropout of its probabilities, forward and
+            backward.
+        ordered: whether the backward pass of FlashAttention-2 adds up gradients of queries in one order
+            (`planner.pricing.ordered_attention`).
+        hidden_dropout: whether a branch is dropped where it joins the residual stream: not at all, by the kernel that
+            adds it (Megatron's bias_dropout_fusion), or by one of its own.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
         sorts_elements: whether rows are brought to experts and added up element by element, with an index for each.
         graphs: what of blocks with experts is in CUDA graphs.
@@ -233,6 +242,9 @@ class Software:
     has_sinks: bool = False
     window: int = 0
     biased: bool = False
+    attention_dropout: tuple[float, float] = (1.0, 1.0)
+    ordered: bool = False
+    hidden_dropout: HiddenDropout = "none"
     drops_tokens: bool = False
     softmax_heads: int = 1
     graphs: Graphs = "none"

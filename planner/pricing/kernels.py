@@ -25,7 +25,10 @@ What software adds (`hardware_profiles.Software`):
                           rotations operator by operator, or with `fuses_chains` one that reads and writes, and
                           activations of gates within the product behind them
     attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
-                          see `runtime.ops.attention`): scores through memory, see `unfused_attention.py`
+                          see `runtime.ops.attention`): scores through memory, see `unfused_attention.py`;
+                          with dropout inside of a fused kernel longer by `attention_dropout`, and by what
+                          `ordered_attention.py` says where gradients are added up in one order
+    residual sums         with dropout of a branch: see `dropped_branches.py`
 
 A mask is assumed to be taken by a fused kernel as fast as attention without one, which reads it once forward and once
 backward; a gradient of it is written as large as the scores and summed up. Of devices whose fused kernels take no mask
@@ -74,7 +77,9 @@ from planner.pricing import composed_losses
 from planner.pricing.biased_attention import bias_seconds, worked
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
 from planner.pricing.depthwise import at_most_passed
+from planner.pricing.dropped_branches import dropped_launches, dropped_moved
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
+from planner.pricing.ordered_attention import ordered_seconds
 from planner.pricing.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, in_fp32, is_unfused, unfused_seconds
 from planner.sharding.rules.experts import matrices_of
 
@@ -143,6 +148,8 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
         more = more + apart * _held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
     each, launched = call.device.host_latency * call.software.host, _launched(call)
     back = launched + _launched_besides(call) if launched else 0
+    if launched:
+        launched, back = launched + dropped_launches(call), back + dropped_launches(call)
     if call.rule.op_class in _SCANS:
         within = _SCANS[call.rule.op_class](call).launched  # between these there is nothing but PyTorch
         ahead, behind = (call.device.host_latency * count for count in within)
@@ -209,14 +216,17 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
         return np.asarray(time, dtype=np.float64)
 
     composed = composed_losses.is_composed_loss(call)
-    forward = composed_losses.composed_loss_seconds(call) if composed else seconds(call.flops, call.moved, 1)
+    dropped, read_again = dropped_moved(call)
+    own = dropped_launches(call)
+    forward = seconds(call.flops, call.moved + dropped, 1 + own)
+    forward = composed_losses.composed_loss_seconds(call) if composed else forward
     if not call.graded:
         return forward, np.zeros(len(call.extents))
     backward = composed_losses.composed_loss_backward(call) if composed else None
     if backward is not None:
         return forward, backward
     work = call.flops * call.rule.backward_work(call.graded)
-    return forward, seconds(work, call.moved_backward, max(1, call.worked))
+    return forward, seconds(work, call.moved_backward + read_again, max(1, call.worked) + own)
 
 
 def _joins_product(call: KernelCall) -> bool:
@@ -404,12 +414,13 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     if call.software.repeats_keys:
         copied, summed = _repeated(shape, call)
         read, read_backward = read + copied, read_backward + summed
-    forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read
+    drawn, drawn_again = call.software.attention_dropout
+    forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower * drawn + joined + read
     if not call.graded:
         return forward, np.zeros(len(call.extents))
     work = call.rule.backward_work(call.graded)
-    backward = np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower
-    return forward, backward + added + read_backward
+    backward = np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower * drawn_again
+    return forward, ordered_seconds(backward, shape, call) + added + read_backward
 
 
 def _older(call: KernelCall, shape: AttentionShape) -> Array:

@@ -20,6 +20,7 @@ from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.biased_attention import bias_bytes
 from planner.pricing.composed_norms import composed_bytes
+from planner.pricing.dropped_branches import dropped_bytes
 from planner.pricing.kernel_call import KernelCall
 from planner.pricing.kernels import host_seconds, kernel_seconds, lacks_kernels
 from planner.pricing.liveness import Liveness
@@ -168,7 +169,7 @@ def price_operator(
     extra = score_bytes(call)
     if extra is None:
         extra = _sum_work(_kept_beside(rule, cluster.software), extents) if graded else np.zeros(len(extents))
-    extra = extra + composed_bytes(call) + bias_bytes(call)
+    extra = extra + composed_bytes(call) + bias_bytes(call) + dropped_bytes(call)
     come = np.array([joined_bytes(rule, strategy, mesh) for strategy in strategies]) if rule.joined else 0.0 * extra
     extra = extra + come if graded else extra
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster, (forward, backward), graded)

@@ -114,11 +114,28 @@ _HELD_LOGITS = r"\blogits (?:are )?held\b"
 """Words for logits in fp32 that a variable still has while gradients are computed, though PyTorch's cross entropy needs
 them no more (prime-rl's sft/train.py deletes `logits`, and not the `out` that has them)."""
 
-_DETERMINISTIC = r"deterministic[-_]mode"
-_DROPS_PROBABILITIES = r"attention[-_]dropout\s*[=: ]\s*0?\.\d*[1-9]"
-"""Words for a backward pass of attention that adds up in one order, and for dropout in it. On Blackwell cuDNN has none
-of both at once, and Transformer Engine takes FlashAttention-2 then ("determinism on Blackwell" in
+_DETERMINISTIC = r"deterministic[-_]mode|nvte[-_]allow[-_]nondeterministic[-_]algo\s*[=: ]\s*0\b"
+_SHARE = r"\s*[=: ]\s*0?\.\d*[1-9]"
+_DROPS_PROBABILITIES = rf"attention[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
+_DROPS_BRANCHES = rf"hidden[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
+"""Words for a backward pass of attention that adds up in one order, for dropout in attention, and for that of branches
+that join the residual stream; "dropout 0.1" is both. On Blackwell cuDNN has none of the first two at once, and
+Transformer Engine takes FlashAttention-2 then ("determinism on Blackwell" in
 transformer_engine/common/fused_attn/fused_attn.cpp; nvcr.io/nvidia/pytorch has flash-attn)."""
+
+_FUSED_DROPOUT = r"bias[-_]dropout[-_](?:add[-_])?fusion"
+_FLASH_DROPOUT = (1.05, 1.05)
+"""FlashAttention-2 with dropout over without: 0.728 and 0.695 ms, forward and backward together, on GB200 with four
+sequences of 1,024 tokens and 16 heads of 128 (NVIDIA/TransformerEngine pull request 3313, flash-attn 2.7.4). The first
+generation is taken to lose as much."""
+
+_CUDNN_DROPOUT = (1.03, 1.03)
+_FAST_DROPOUT = (1.25, 1.54)
+"""Other kernels with dropout over without. cuDNN on H200, 0.614 and 0.594 ms of the same (issue 3312, layout sbhd): the
+least, as kernels as short wait for the host. FlashAttention-4 on GB200, with 32,768 tokens: 75 to 85% of the FLOP/s
+forward, and 60 to 70% backward (Dao-AILab/flash-attention pull request 2597: cuDNN with dropout is slower backward).
+Numbers for each score are hardly drawn behind what else such kernels do (Ma, Liu and Krashinsky 2024, arXiv
+2410.07531)."""
 
 _COMPLEX_ROTATIONS = r"torchtitan|kempnerforge"
 """Words for models that rotate heads in complex numbers, for which inductor generates no code (torchtitan issue 15;
@@ -147,6 +164,8 @@ _CUDNN_FIRST = "2026-04"
 _CUDNN_ON_BLACKWELL = "2025-05-14"
 """Date from which on torchtitan asks for cuDNN's attention first on Blackwell (3b85aa31f)."""
 
+_AMPERE = ("a100", "a800")
+_HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
 _NVIDIA_KERNELS = "2024"
@@ -239,6 +258,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     except UnknownKeyError:
         attention = "best"
     notes.append(f"taken for {stack.name}, attention {attention}")
+    stack = _in_order(row, _dropping(row, stack, attention, notes), attention, notes)
     if attention != "unfused" and _has_alibi(row) and (stack.name == "paddle" or _by_torch(row, attention)):
         stack = replace(stack, biased=True)
         notes.append("ALiBi is a mask that attention reads, and hides nothing from its kernels")
@@ -276,6 +296,46 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if scaled:
         notes.append("fp8 with current scaling: the largest element of each operand is found before it is cast")
     return replace(stack, attention=attention, products=products_of(row), gained=gained, current_scaling=scaled)
+
+
+def _dropping(row: Row, stack: Software, attention: AttentionKernels, notes: list[str]) -> Software:
+    """The stack with the dropout that the flags of a row name. `passes` of `megatron-2021` were fitted to runs with
+    dropout, and have that of branches in them."""
+    flags = row.text("other_flags").lower()
+    if mentions(flags, _DROPS_PROBABILITIES):
+        if attention == "unfused":
+            stack = replace(stack, scores=max(2.0, stack.scores))
+        elif (longer := _with_dropout(row, attention)) is not None:
+            notes.append(f"dropout: attention takes {longer[0]:g} times as long forward, {longer[1]:g} backward")
+            stack = replace(stack, attention_dropout=longer)
+        else:
+            notes.append("dropout in attention is not priced: no figure of these kernels is known")
+    if mentions(flags, _DROPS_BRANCHES) and stack.name != "megatron-2021":
+        apart = stack.name not in _TRANSFORMER_ENGINE or says(flags, _FUSED_DROPOUT) is False
+        kernel = "a kernel of its own" if apart else "the kernel that adds a branch"
+        notes.append(f"dropout of hidden states by {kernel}, whose mask is kept")
+        stack = replace(stack, hidden_dropout="apart" if apart else "fused")
+    return stack
+
+
+def _with_dropout(row: Row, attention: AttentionKernels) -> tuple[float, float] | None:
+    """How many times longer fused attention takes with dropout, forward and backward; None if that is not known."""
+    device = row.text("profile")
+    if attention in ("flash1", "flash2", "sdpa") or device.startswith(_AMPERE):
+        return _FLASH_DROPOUT
+    return _FAST_DROPOUT if device.startswith(_BLACKWELL) else _CUDNN_DROPOUT if device.startswith(_HOPPER) else None
+
+
+def _in_order(row: Row, stack: Software, attention: AttentionKernels, notes: list[str]) -> Software:
+    """The stack with the order in which flags say that the backward pass of attention adds up. On A100 Transformer
+    Engine calls no cuDNN then (get_attention_backend: device_compute_capability < (9, 0)), but FlashAttention-2."""
+    if attention == "unfused" or not mentions(f"{row.text('other_flags')}; {row.text('flag')}".lower(), _DETERMINISTIC):
+        return stack
+    if attention == "flash2" or (attention == "best" and row.text("profile").startswith(_AMPERE)):
+        notes.append("deterministic: FlashAttention-2 adds up gradients of queries in one order")
+        return replace(stack, ordered=True)
+    notes.append("deterministic: what attention takes longer is not priced, as no figure of these kernels is known")
+    return stack
 
 
 _ALIBI = r"\balibi\b"

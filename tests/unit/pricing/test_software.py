@@ -11,6 +11,7 @@ from hardware_profiles import (
     PYTORCH,
     Cluster,
     Hidden,
+    HiddenDropout,
     InvalidProfileError,
     Software,
     TopologyError,
@@ -68,6 +69,42 @@ def test_older_attention_kernels_take_their_time(kernels: str, times: float) -> 
     prices = attention(run_by(replace(PYTORCH, attention=kernels)))  # type: ignore[arg-type]
     assert prices.forward[0] == pytest.approx(times * attention_time(SHAPE, "fp16", QUIET.device))
     assert prices.backward[0] == pytest.approx(times * attention_backward_time(SHAPE, "fp16", QUIET.device))
+
+
+def test_attention_with_dropout_takes_its_time_longer() -> None:
+    dropping = attention(run_by(replace(PYTORCH, attention="best", attention_dropout=(1.25, 1.5))))
+    plain = attention(run_by(replace(PYTORCH, attention="best")))
+    assert dropping.forward == pytest.approx(1.25 * plain.forward)
+    assert dropping.backward == pytest.approx(1.5 * plain.backward)
+
+
+@pytest.mark.parametrize(("samples", "sums", "longer"), [(1, 4, 27 / 16), (27, 1, 1.0)])
+def test_gradients_in_one_order_leave_units_idle(samples: int, sums: int, longer: float) -> None:
+    """4 sums for each of 32 heads are 128 blocks on the 108 units of A100, and one for each of 864 is 8 on each."""
+    shapes = [(samples, 32, 8192, 128)] * 4
+    op = "aten.scaled_dot_product_attention.default"
+    ordered, plain = (
+        priced(op, shapes, run_by(replace(PYTORCH, attention="best", ordered=one)), None, 0.0, True)
+        for one in (True, False)
+    )
+    assert ordered.forward == plain.forward
+    cleared = (sums - 1) * 8 * samples * 32 * 8192 * 128
+    reading = operator_time(op_class="elementwise", flops=0.0, bytes_moved=cleared, dtype="fp16", device=A100.device)
+    assert ordered.backward - (reading if cleared else 0.0) == pytest.approx(longer * plain.backward, rel=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "forward"), [("fused", 1), ("apart", 5)])
+def test_a_dropped_branch_has_a_mask(kind: HiddenDropout, forward: int) -> None:
+    shapes, elements = [(4, 1024, 4096)] * 3, 4 * 1024 * 4096
+    plain, dropped = (
+        priced("aten.add.Tensor", shapes, run_by(replace(PYTORCH, hidden_dropout=one))) for one in ("none", kind)
+    )
+    device = QUIET.device
+    byte = elements / (device.memory_bandwidth * device.efficiency("elementwise").bandwidth)
+    launched = device.launch_latency * (kind == "apart")
+    assert dropped.forward - plain.forward == pytest.approx(forward * byte + launched)
+    assert dropped.backward - plain.backward == pytest.approx(byte + launched)
+    assert dropped.saved_extra - plain.saved_extra == pytest.approx(elements)
 
 
 def test_kernels_that_a_device_does_not_know_are_refused() -> None:

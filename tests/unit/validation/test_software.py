@@ -709,14 +709,40 @@ def test_kernels_on_blackwell(tmp_path: Path, changes: dict[str, str], kernels: 
     assert machine(tmp_path, 3, profile="gb200-186gb", **changes)[0].software.attention == kernels
 
 
-@pytest.mark.parametrize(("profile", "kernels"), [("gb200-186gb", "flash2"), ("h100-80gb", "best")])
-@pytest.mark.parametrize("dropout", ["0.1", "0.0"])
-def test_cudnn_on_blackwell_is_not_deterministic_with_dropout(
-    tmp_path: Path, profile: str, kernels: str, dropout: str
+@pytest.mark.parametrize(
+    ("profile", "dropout", "kernels", "ordered", "longer"),
+    [
+        ("gb200-186gb", "0.1", "flash2", True, (1.05, 1.05)),
+        ("gb200-186gb", "0.0", "best", False, (1.0, 1.0)),
+        ("h100-80gb", "0.1", "best", False, (1.03, 1.03)),
+        ("a100-80gb", "0.1", "best", True, (1.05, 1.05)),
+        ("a100-80gb", "0.0", "best", True, (1.0, 1.0)),
+    ],
+)
+def test_attention_with_dropout_and_in_one_order(
+    tmp_path: Path, profile: str, dropout: str, kernels: str, ordered: bool, longer: tuple[float, float]
 ) -> None:
+    """cuDNN has no such backward pass on A100, and none with dropout on Blackwell."""
     flags = {"other_flags": f"deterministic-mode; attention_dropout {dropout}", "flash_attention": "TE"}
     found = machine(tmp_path, profile=profile, date="2026-07", **flags)[0].software
-    assert found.attention == (kernels if dropout == "0.1" else "best")
+    assert (found.attention, found.ordered, found.attention_dropout) == (kernels, ordered, longer)
+    assert found.hidden_dropout == "none"
+
+
+@pytest.mark.parametrize(
+    ("flags", "hidden", "longer"),
+    [
+        ("hidden_dropout 0.1; attention_dropout=0.1", "fused", 1.05),
+        ("--hidden-dropout 0.0 --attention-dropout 0.0", "none", 1.0),
+        ("dropout 0.1", "fused", 1.05),
+        ("lora_dropout 0.1; fused dropout", "none", 1.0),
+        ("hidden-dropout 0.1; bias_dropout_add_fusion=False", "apart", 1.0),
+    ],
+)
+def test_dropout_is_what_flags_say(tmp_path: Path, flags: str, hidden: str, longer: float) -> None:
+    found = machine(tmp_path, date="2026-07", flash_attention="TE", other_flags=flags)[0].software
+    assert (found.hidden_dropout, found.attention_dropout[0]) == (hidden, longer)
+    assert machine(tmp_path, date="2021-05", flash_attention="False", other_flags=flags)[0].software.scores == 2
 
 
 def test_a_loss_that_is_not_compiled_has_all_logits(tmp_path: Path) -> None:
