@@ -7,7 +7,7 @@ searched again, each time with one more decision pinned, and only for plans that
 
     the weights of the configuration are gathered one by one, by block, or prefetched
     every axis has one purpose, for the pipeline and the micro-batches of the plan, with half, once or twice its
-    degrees; for all degrees and pipelines if the search evaluated few configurations
+    degrees; for all degrees and pipelines if the space is small and the search evaluated few of it
 """
 
 import math
@@ -36,8 +36,9 @@ FEW = 30
 again with one purpose for every axis, which takes as long as the search itself."""
 
 SMALL = 1_000
-"""There are up to five times as many configurations with one purpose for every axis. A search for a deep model of
-experts on thousands of devices evaluates few, and takes long for each."""
+"""Largest number of configurations of a space that is searched again in full: with one purpose for every axis there are
+up to five times as many. A search for a deep model of experts on thousands of devices evaluates few, but takes long for
+each."""
 
 
 def with_narrower(

@@ -1,4 +1,4 @@
-"""Evaluation of one configuration: the best way to run every block on every stage, and a lower bound on the step time.
+"""Evaluation of one configuration: the best way to run every block on every stage, and a lower bound on the objective.
 
 A price of memory y (seconds per byte, a Lagrange multiplier) turns each piece into a problem without a memory limit,
 which is solved exactly for every state of the boundary. Each solution is two things at once:

@@ -4,6 +4,8 @@ proof     k times the batch takes at most k times as long, and holds k times as 
           micro-batch bound those of its k-th parts, under the strategies that are legal for them   (Scaling)
 ways      to gather weights have separate bounds: one for prefetched weights, one for all ways that wait for them
 launches  of a micro-batch take as long however small it is, and no block takes less: they count once per micro-batch
+
+The step time that is bounded here is the objective: in a pipeline, that of 1F1B with exposed transfers.
 """
 
 import math
