@@ -1,15 +1,15 @@
-"""A folder of checkpoints, in which each is whole or not there at any moment.
+"""A folder of checkpoints. At any moment each checkpoint in it is either whole or not there.
 
     run.json                    which run this is
     lock                        which process writes there now
     step-000100/                whole: it got this name when everything in it was on disk
-    .step-000120.3f2a.part/     being written, or left behind by a run that ended in the middle
-    .step-000100.3f2a.old/      taken out of the way by a newer one of the same step
+    .step-000120.3f2a.part/     being written, or left behind by a run that ended while it wrote
+    .step-000100.3f2a.old/      replaced by a newer checkpoint of the same step
     .step-000080.3f2a.gone/     being deleted
 
-A name is given and taken by one rename, so whoever looks, sees a checkpoint whole or does not see it. What is left of
-runs that ended is cleared by the next run in the same folder (`RunFolder.prepare`). One run at a time writes there
-(`runtime.run_folder.lock`), and it deletes nothing but folders with its own mark (`runtime.run_folder.owned`).
+A checkpoint gets and loses its name by one rename, so a reader sees it whole or not at all. The next run in the same
+folder clears what ended runs left (`RunFolder.prepare`). One run at a time writes there (`runtime.run_folder.lock`),
+and it deletes only folders with its own mark (`runtime.run_folder.owned`).
 """
 
 import os
@@ -29,12 +29,12 @@ _LEFT = re.compile(r"\.(step-\d+)\.[0-9a-f]+\.(part|old|gone)(\.[0-9a-f]{8}\.new
 
 
 def name_of(step: int) -> str:
-    """The folder of the checkpoint of a step."""
+    """The folder name of the checkpoint of a step."""
     return f"step-{step:06d}"
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder of this name is taken for one of the checkpoints of the folder that it is in."""
+    """Whether a folder has the name of a checkpoint."""
     return _WHOLE.fullmatch(path.name) is not None
 
 
@@ -44,7 +44,7 @@ def step_of(path: Path) -> int:
 
 
 def part_of(folder: Path, step: int, token: str) -> Path:
-    """Where a checkpoint is written before it is whole; `token` is that of the run."""
+    """Where a checkpoint is written before it is whole; `token` is the run's."""
     return folder / f".{name_of(step)}.{token}.part"
 
 
@@ -59,7 +59,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def incomplete(folder: Path) -> list[str]:
-    """What is to be said of the folders of steps behind the newest checkpoint: that they have no manifest."""
+    """Messages about step folders newer than the newest checkpoint: they have no manifest."""
     last = newest(folder)
     more = [path for path in _steps(folder) if last is None or step_of(path) > step_of(last)]
     then = "there is no checkpoint before it" if last is None else f"the newest checkpoint is {last.name}"
@@ -75,21 +75,21 @@ def _steps(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The newest checkpoint that belongs to a run, None where there is none, and what is to be said of others."""
+    """The newest checkpoint that belongs to a run (None where there is none), and messages about the others."""
 
     path: Path | None
     notes: tuple[str, ...]
 
 
 def chosen(folder: Path) -> Chosen:
-    """What a run in a folder goes on from. Raises CheckpointError where there are checkpoints, and none belongs to the
-    run."""
+    """The checkpoint from which a run in a folder continues. Raises CheckpointError where there are checkpoints but
+    none belongs to the run."""
     record, notes, foreign = read_record(folder), incomplete(folder), ""
     for path in reversed(checkpoints(folder)):
         try:
             origin = read_manifest(path).origin
         except CheckpointError:
-            return Chosen(path=path, notes=tuple(notes))  # it is refused, with what is wrong, when it is loaded
+            return Chosen(path=path, notes=tuple(notes))  # loading it raises, and says what is wrong
         if origin is None if record is None else record.owns(origin):
             return Chosen(path=path, notes=tuple(notes))
         foreign = f"{path} is of {origin or 'a run that it does not name'}"
@@ -106,14 +106,14 @@ def chosen(folder: Path) -> Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """The folder of a run that this process, or the one that started it, has locked."""
+    """The folder of a run, locked by this process or by the one that started it."""
 
     path: Path
     record: RunRecord
 
     def prepare(self) -> tuple[str, ...]:
-        """Clear what runs that ended left in the folder; returns what is left alone and why. Raises CheckpointError
-        where that cannot be done."""
+        """Clear what ended runs left in the folder; returns messages about what it leaves alone, and why. Raises
+        CheckpointError where it cannot clear."""
         notes = []
         try:
             for path in sorted(self.path.iterdir()):
@@ -130,16 +130,17 @@ class RunFolder:
         return tuple(notes)
 
     def make_part(self, step: int, token: str) -> Path:
-        """The folder that a checkpoint is written into, made by whoever comes first. Raises CheckpointError where there
-        is something else of that name, OSError where it cannot be made."""
+        """Create the folder into which a checkpoint is written; the first rank that needs it creates it. Raises
+        CheckpointError where the name is taken by something else, OSError where the folder cannot be created."""
         part = part_of(self.path, step, token)
         owned.make(part, self._mark)
         return part
 
     def publish(self, part: Path, step: int, token: str, keep: int) -> list[Path]:
-        """Give a folder in which everything has been written the name of its checkpoint, in place of an older one, and
-        take the names of all checkpoints of this run up to it but the last `keep`. Returns what is to be deleted, which
-        takes longer. Raises CheckpointError where the name is taken by what is not of this run."""
+        """Give a completely written folder the name of its checkpoint, replacing an older checkpoint of that step, and
+        take the names of all checkpoints of this run up to it except the last `keep`. Returns the folders to delete,
+        because deleting takes longer. Raises CheckpointError where the name is taken by a folder that is not of this
+        run."""
         folder, gone = self.path / name_of(step), []
         if os.path.lexists(folder):
             if not self._owns(folder):
@@ -156,7 +157,7 @@ class RunFolder:
         return gone + [self._without_name(path, path.name, token) for path in own[:-keep]]
 
     def delete(self, gone: Sequence[Path]) -> None:
-        """Delete what has no name any more; what cannot be deleted is left to the next run."""
+        """Delete folders that have lost their names; what cannot be deleted is left to the next run."""
         for path in gone:
             try:
                 self._remove(path)
@@ -174,8 +175,8 @@ class RunFolder:
         return owned.remove(path, inside=self.path, name=_LEFT, ours=self._ours)
 
     def _owns(self, path: Path) -> bool:
-        """Whether a checkpoint is of this run: by its mark, or one without by its manifest, as versions before and
-        `plan checkpoint convert` write it."""
+        """Whether a checkpoint is of this run: by its mark, or without a mark by its manifest (earlier versions and
+        `plan checkpoint convert` write none)."""
         mark = owned.mark_of(path)
         if mark is not None:
             return self._ours(mark)
@@ -185,7 +186,7 @@ class RunFolder:
             return False
 
     def _without_name(self, path: Path, name: str, token: str) -> Path:
-        """What is half deleted must not look whole."""
+        """Take the name of a checkpoint away: a half deleted one must not look whole."""
         if owned.mark_of(path) is None:
             owned.put_mark(path, self._mark)
         gone = self.path / f".{name}.{token}.gone"
@@ -194,7 +195,7 @@ class RunFolder:
 
 
 def take_name(part: Path, folder: Path) -> None:
-    """Rename a folder in which everything is on disk, and wait until its name is."""
+    """Rename a folder in which everything is on disk, and wait until the new name is on disk too."""
     _sync(part)
     part.rename(folder)
     _sync(part.parent)
@@ -210,8 +211,8 @@ def _sync(folder: Path) -> None:
 
 
 def finished(settings: RunSettings) -> Path | None:
-    """The checkpoint of the last step, where a run that goes on has made that already: nothing is left to do. Raises
-    CheckpointError where what there is belongs to another run."""
+    """The checkpoint of the last step, where a resumed run has already made it, so nothing is left to do. Raises
+    CheckpointError where the existing checkpoints belong to another run."""
     last = newest(Path(settings.save)) if settings.go_on and settings.save is not None else None
     if last is None or step_of(last) < settings.steps:
         return None

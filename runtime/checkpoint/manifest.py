@@ -1,10 +1,10 @@
-"""The manifest of a checkpoint: what is in it, and in which file; written last.
+"""The manifest of a checkpoint lists its tensors and their files. It is written last.
 
-    {"digest": "…", "content": {…}}      the digest is that of the content as one line of JSON
+    {"digest": "…", "content": {…}}      digest of the content as one line of JSON
 
-A tensor is cut into equal cells, the last of a dim may be shorter (`regions`): `cuts` says into how many on each dim,
-`files` has for each cell, row by row, the number of its file, in which it goes by the name of the tensor. Whatever is
-read is checked before it is used: exact keys, counts that fit each other, names of files that are no paths.
+A tensor is cut into equal cells; the last cell of a dim may be shorter (`regions`). `cuts` is the number of cells on
+each dim. `files` has the file number of each cell, row by row; in its file a cell has the name of the tensor. All input
+is checked before it is used: exact keys, consistent counts, file names that are not paths.
 """
 
 import json
@@ -29,11 +29,11 @@ from runtime.run_folder.identity import Origin
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
-_READ = (1, 2)  # the first has no origin
+_READ = (1, 2)  # version 1 has no origin
 _LIMITS = Limits(size=2**30, values=2**26)
 MOST_DIMS = 64
-"""Of a tensor: PyTorch's own limit."""
-"""Of a manifest: thousands of ranks have millions of cells."""
+"""Dims of a tensor: PyTorch's own limit."""
+"""Bytes of a manifest: a checkpoint of thousands of ranks has millions of cells."""
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Count = Annotated[int, Field(ge=0)]
 _Cuts = Annotated[int, Field(ge=1)]
@@ -52,8 +52,8 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A tensor of a checkpoint: the shape of the whole, the name of its dtype as torch has it, where its cells are, and
-    their `lengths` on each dim where it is not cut evenly (None in versions before)."""
+    """A tensor of a checkpoint: its whole shape, torch's name of its dtype, the files of its cells, and the `lengths`
+    of its cells on each dim where it is not cut evenly (None in earlier versions)."""
 
     __pydantic_config__ = _STRICT
 
@@ -70,10 +70,9 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far training has come: optimizer steps, updates (as many, or one for each micro-batch under "pipedream"),
-    samples of the data that were used up; the seed of what is drawn at random, which with the step is all there is
-    to know of it; what the user keeps of the data's position; and what the guard remembers (`runtime.step.guard`),
-    where there is one that looks."""
+    """How far training has come: optimizer steps; updates (equal to the steps, or one per micro-batch under
+    "pipedream"); consumed samples; the seed of all random numbers (seed and step are their whole state); the data
+    position that the user saves; and the state of the guard (`runtime.step.guard`), where a guard is on."""
 
     __pydantic_config__ = _STRICT
 
@@ -87,11 +86,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint. `kind` is "sliced" (all of the state, a file of each rank) or "merged" (the model alone, in files
-    as others have them); `optimizer` that of the states, None where there are none; `tied` other names of tensors;
-    `plan` the content of the plan file that it was written under; `names` whose the names of its tensors are: the
-    model's own, or in a merged one those of Hugging Face's transformers; None where files did not say; `origin` the
-    run and the folder that it was saved in, None in versions before and for what was written outside of a run."""
+    """A checkpoint. `kind` is "sliced" (the full state, one file per rank) or "merged" (the model alone, in files as
+    Hugging Face writes them). `optimizer` is the one that the states belong to, None where there are none. `tied` has
+    other names of tensors. `plan` is the content of the plan file under which the checkpoint was written. `names` says
+    whose tensor names are used: the model's own, or in a merged checkpoint those of Hugging Face's transformers; None
+    where the files did not say. `origin` is the run and the folder in which it was saved, None in earlier versions and
+    for files written outside of a run."""
 
     __pydantic_config__ = _STRICT
 
@@ -108,28 +108,28 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Of all files but the manifest."""
+        """Bytes of all files without the manifest."""
         return sum(file.bytes for file in self.files)
 
     def tables_outside(self) -> frozenset[str]:
-        """Its tensors that were tables outside of the devices."""
+        """The tensors that were tables off the devices."""
         placed = tuple((self.plan or {}).get("training", {}).get("placed", {}).items())
         return frozenset(name for name in self.tensors if place_of(name, placed) is not None)
 
     def per_replica(self) -> tuple[tuple[str, ...], int]:
-        """The operators that replicas computed by themselves, and how many of these there were: none, and one, where
-        the whole batch was computed together."""
+        """The operators that each replica computed on its own samples, and the number of replicas; no operators and 1
+        where they were computed over the whole batch."""
         training = (self.plan or {}).get("training", {})
         patterns, count = tuple(training.get("per_replica", ())), training.get("replicas", 0)
         return (patterns, count) if patterns and count > 1 else ((), 1)
 
     def written_under(self) -> Plan | None:
-        """The plan that it was written under. Raises PlanFileError where this version cannot read it."""
+        """The plan under which it was written. Raises PlanFileError where this version cannot read the plan."""
         return None if self.plan is None else parse_plan(json.dumps(self.plan))
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
-    """A plan as a manifest has it."""
+    """A plan as a manifest stores it."""
     content: dict[str, Any] = parse_json(dump_plan(plan))
     return content
 
@@ -138,7 +138,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a folder. Raises CheckpointError where it cannot be written."""
     content = asdict(manifest)
     for tensor in content["tensors"].values():
-        if tensor["lengths"] is None:  # as versions before read it
+        if tensor["lengths"] is None:  # as earlier versions read it
             del tensor["lengths"]
     try:
         write_atomically(
@@ -181,7 +181,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def saved_file(content: Any) -> SavedFile:
-    """What says of a file that it was written, in JSON's types. Raises pydantic's ValidationError for anything else."""
+    """The record of a written file, from JSON's types. Raises pydantic's ValidationError for anything else."""
     return TypeAdapter(SavedFile).validate_json(json.dumps(content))
 
 
@@ -191,7 +191,7 @@ def _digest(content: Any) -> str:
 
 
 def _is_cut(tensor: SavedTensor) -> bool:
-    """Whether its cells are those of a tensor of its shape."""
+    """Whether the cells are consistent with the shape of the tensor."""
     if len(tensor.cuts) != len(tensor.shape):
         return False
     if tensor.lengths is None:
@@ -201,7 +201,7 @@ def _is_cut(tensor: SavedTensor) -> bool:
 
 
 def _fault(manifest: Manifest) -> str | None:
-    """What does not fit in a manifest of the right form."""
+    """What is inconsistent in a manifest of the right form."""
     names = [file.name for file in manifest.files]
     if len(set(names)) < len(names):
         return "a file is listed twice"

@@ -1,7 +1,7 @@
-"""Checkpoints of ours under the names of transformers, and its files under ours.
+"""Our checkpoints under the tensor names of transformers, and transformers' files under ours.
 
-What is called how is said by `planner.models.naming`, box by box; here that becomes what `Renamed` reads. Names and
-shapes are checked before anything is read, and what a number is on either side is said here too.
+`planner.models.naming` maps the names, box by box; here the mapping becomes the input of `Renamed`. Names and shapes
+are checked before anything is read. This file also converts the numbers between both sides.
 """
 
 import re
@@ -26,14 +26,14 @@ from runtime.checkpoint.tensor_files import dtype_of
 
 CONFIG = "config.json"
 _NEAR = 1e-3
-"""How far a bias may be from a whole number of steps, in steps: what float32 rounds."""
+"""How far a bias may be from a whole number of steps, in steps: the rounding of float32."""
 
 
 _LIMITS = Limits(size=2**24, finite=False)
 
 
 class _Config(BaseModel):
-    """What is read of a config beside files of tensors."""
+    """The fields that are read from a config beside files of tensors."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,12 +42,11 @@ class _Config(BaseModel):
 
 
 def in_own_names(source: Readable, model: ModelReference, given: str | None = None, touched: int = TOUCHED) -> Readable:
-    """Tensors under the names that the model of a plan has, whoever wrote them: those of checkpoints as they are, those
-    of transformers renamed. Files that do not say whose names they have are taken for those of transformers, unless
-    they have all names of the model and transformers has others. `given` as in `naming_of_model`, `touched` as in
-    `Renamed`.
+    """Tensors under the names of the plan's model, whichever library wrote them: our checkpoints as they are, files of
+    transformers renamed. Files that do not say whose names they use count as files of transformers, unless they have
+    all names of the model and transformers uses others. `given` as in `naming_of_model`, `touched` as in `Renamed`.
 
-    Raises CheckpointError where files of transformers are not of this model, or it has no class for it.
+    Raises CheckpointError where files of transformers are not of this model, or transformers has no class for it.
     """
     names = None if source.manifest is None else source.manifest.names
     if names == "own":
@@ -67,8 +66,8 @@ def in_own_names(source: Readable, model: ModelReference, given: str | None = No
 
 
 def naming_of_model(model: ModelReference, given: str | None) -> Naming | None:
-    """What transformers calls the tensors of a plan's model: of the zoo, or the one that the person has `given`. Raises
-    ModelError, also where the plan names a config, which is not opened unless the person has named it."""
+    """Transformers' names for the tensors of a plan's model: a model of the zoo, or the config that the user has
+    `given`. Raises ModelError, also where the plan names a config: it is opened only if the user names it."""
     from planner.models.naming.of_model import naming_of
     from planner.models.zoo import is_of_zoo
 
@@ -81,8 +80,8 @@ def naming_of_model(model: ModelReference, given: str | None) -> Naming | None:
 def trained_beside(
     source: Readable, model: ModelReference, given: str | None, base: Naming
 ) -> tuple[Readable, Naming] | None:
-    """Adapters of a checkpoint, and what is trained in full beside them, with the names of peft; None for a model
-    without. `base` is the naming of the model. Raises ModelError."""
+    """The adapters of a checkpoint and the weights trained in full beside them, under peft's names; None for a model
+    without adapters. `base` is the naming of the model. Raises ModelError."""
     from planner.models.naming.of_model import adapter_naming_of
 
     naming = adapter_naming_of(buildable(model, given), model.sequence_length, base)
@@ -99,8 +98,8 @@ def _itself(name: str, tensor: SavedTensor) -> Copy:
 
 
 def as_theirs(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readable:
-    """A checkpoint of ours under the names of transformers, the model alone. Raises CheckpointError where it lacks a
-    tensor of the model or has others."""
+    """One of our checkpoints under the names of transformers, the model alone. Raises CheckpointError where a tensor of
+    the model is missing or there are others."""
     if not naming.parts:
         return source
     ours = {name: tensor for name, tensor in source.tensors.items() if not name.startswith(BESIDE)}
@@ -118,8 +117,8 @@ def as_theirs(source: Readable, naming: Naming, touched: int = TOUCHED) -> Reada
 
 
 def as_ours(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readable:
-    """Files of transformers under our names. Raises CheckpointError where they lack a tensor of the model or have
-    others, or their config is that of another kind of models."""
+    """Files of transformers under our names. Raises CheckpointError where a tensor of the model is missing, there are
+    others, or their config is of another kind of model."""
     _check_config(source, naming)
     parts = _found(source, naming)
     shapes = _shapes_there(parts)
@@ -137,7 +136,7 @@ def as_ours(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readabl
 
 
 def _ends(part: Part) -> tuple[Box, Box]:
-    """The boxes of a part, ours and theirs."""
+    """The boxes of a part on our side and on theirs."""
     steps = tuple(part.step if dim == 0 else 1 for dim in part.dims)
     return (
         Box(name=part.ours, at=part.at, step=(1,) * len(part.at)),
@@ -146,7 +145,7 @@ def _ends(part: Part) -> tuple[Box, Box]:
 
 
 def _shapes_there(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of transformers, which parts fill."""
+    """Shapes of transformers' tensors, which the parts fill."""
     found: dict[str, tuple[int, ...]] = {}
     for part in parts:
         box = _ends(part)[1]
@@ -159,7 +158,7 @@ def _shapes_there(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
 
 
 def _found(source: Readable, naming: Naming) -> list[Part]:
-    """The parts of a model, with names as files have them: those of a model without its head begin otherwise."""
+    """The parts of a model, with the names of the files: without a head, the names of a model have another prefix."""
     base = naming.base
     if not base or any(name.startswith(base) for name in source.tensors):
         return list(naming.parts)
@@ -180,7 +179,7 @@ def _check(
     wanted: Mapping[str, tuple[int, ...]],
     free: Collection[str],
 ) -> None:
-    """Raise CheckpointError with all that differs from the names and shapes that are wanted, but for what is free."""
+    """Raise CheckpointError that lists all differences from the wanted names and shapes, except where they are free."""
     shapes = [
         f"{name} {list(found[name].shape)}, not {list(shape)}"
         for name, shape in wanted.items()
@@ -195,7 +194,7 @@ def _check(
 
 
 def _check_config(source: Readable, naming: Naming) -> None:
-    """Raise CheckpointError where a config beside the files is that of models whose numbers mean something else."""
+    """Raise CheckpointError where a config beside the files is of a model whose numbers mean something else."""
     path = source.path / CONFIG
     if naming.config is None or not path.is_file():
         return
@@ -220,7 +219,7 @@ def _check_config(source: Readable, naming: Naming) -> None:
 
 
 def _to_theirs(part: Part, dtype: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What becomes of a number of ours."""
+    """The conversion of our numbers to theirs."""
     value = part.value
     if value is None:
         return None
@@ -228,7 +227,8 @@ def _to_theirs(part: Part, dtype: str) -> Callable[[torch.Tensor], torch.Tensor]
 
 
 def _to_ours(part: Part, dtype: str, source: Readable) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What becomes of a number of theirs. Where ours are whole, raises CheckpointError for what is between."""
+    """The conversion of their numbers to ours. For integer tensors it raises CheckpointError on a number that is not
+    whole."""
     value, kind = part.value, dtype_of(dtype)
     if value is None:
         return None

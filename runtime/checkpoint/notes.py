@@ -1,4 +1,4 @@
-"""Notes of the ranks that write a checkpoint: what each has written, or why it could not."""
+"""Notes of the ranks that write a checkpoint: each says what it has written, or why it could not."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from runtime.checkpoint.manifest import (
 )
 from runtime.run_folder.private import opener
 
-_LARGEST = 2**16  # bytes of a note
+_LARGEST = 2**16  # maximum bytes of a note
 
 
 def said(note: Path) -> SavedFile:
-    """What a rank notes of the file that it wrote. Raises CheckpointError where it could not write, or what it noted is
-    damaged."""
+    """The file that a rank has written, from its note. Raises CheckpointError where the rank could not write, or the
+    note is damaged."""
     try:
         found = parse_json(read_text(note, _LARGEST))
         if isinstance(found, dict) and isinstance(found.get("error"), str):
@@ -33,12 +33,12 @@ def said(note: Path) -> SavedFile:
 
 
 def note_of(part: Path, file: str) -> Path:
-    """Where it is noted that a file has been written."""
+    """The path of the note that a file has been written."""
     return (part / file).with_suffix(".json")
 
 
 def leave(part: Path, file: str, content: Mapping[str, Any]) -> None:
-    """A note is whole or not there."""
+    """Write a note; it is whole or not there."""
     note = note_of(part, file)
     fresh = note.with_suffix(".fresh")
     with open(fresh, "w", encoding="utf-8", opener=opener) as opened:
@@ -47,7 +47,7 @@ def leave(part: Path, file: str, content: Mapping[str, Any]) -> None:
 
 
 def fail(part: Path, file: str, message: str) -> None:
-    """Tell rank 0 that it waits in vain, where that can be written at all."""
+    """Tell rank 0 that the file will not come, if a note can be written at all."""
     try:
         leave(part, file, {"error": message})
     except OSError:

@@ -1,11 +1,11 @@
-"""Checkpoints written anew in one process, in bounded memory: for another plan, or merged into whole tensors.
+"""Rewrites checkpoints in one process, in bounded memory: for another plan, or merged into whole tensors.
 
     convert     the files that the ranks of another plan would have written
     merge       model-00001-of-00003.safetensors, … and model.safetensors.index.json: whole tensors, the model alone
 
-Tensors go from file to file in blocks of `most` bytes. At any moment there are the block that is written, the one that
-is read, and what is mapped of the files that it is read from, which is unmapped after each block. So memory grows by
-`HELD` blocks at most, whatever the size of the checkpoint, unless a single row of a tensor is larger than a block.
+Tensors are copied from file to file in blocks of `most` bytes. Memory holds the block that is written, the block that
+is read, and the mapped parts of the input files, which are unmapped after each block. So memory grows by at most `HELD`
+blocks, whatever the size of the checkpoint, unless a single row of a tensor is larger than a block.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ from runtime.run_folder.identity import Origin, new_identity
 from runtime.run_folder.private import replace_text
 
 HELD = 8
-"""By how many blocks memory grows, at most: four are there at a time, and the allocator keeps as many that were."""
+"""The maximum growth of memory, in blocks: four are there at a time, and the allocator keeps as many freed ones."""
 BLOCK = 32 * 2**20
 """Bytes of a tensor that are in memory at a time."""
 SHARD = 5 * 10**9
-"""Bytes of a file of a merged checkpoint, as Hugging Face has it by default."""
+"""Bytes of a file of a merged checkpoint: Hugging Face's default."""
 _MASTERS = kept_name(MASTER, "")
 
 
@@ -58,11 +58,11 @@ def convert(
     destination: Path,
     most: int = BLOCK,
 ) -> Manifest:
-    """Write the files that the ranks of a plan would have written into a new folder, from tensors that were saved under
-    any other; `buffers` has the pipeline ranks of the buffers that the model keeps, `most` the bytes of a block.
+    """Write into a new folder the files that the ranks of a plan would have written, from tensors saved under any other
+    plan. `buffers` has the pipeline ranks of the buffers that the model keeps, `most` the bytes of a block.
 
-    Of a model alone, training starts at step 0. Raises CheckpointError where names, shapes or dtypes differ from those
-    of the plan, or something cannot be read or written.
+    From a model alone, training starts at step 0. Raises CheckpointError where names, shapes or dtypes differ from
+    those of the plan, or something cannot be read or written.
     """
     place = source.path
     if manifest.kind == "merged":
@@ -95,7 +95,8 @@ def convert(
 def _wanted(
     source: Readable, manifest: Manifest, bound: BoundPlan, buffers: Mapping[str, tuple[int, ...]], place: Path
 ) -> tuple[list[Spread], Mapping[str, str | None]]:
-    """What a plan keeps, and the name under which each was saved; None for what begins with zeros."""
+    """The tensors that a plan keeps, and the name under which each was saved; None for a tensor that starts as
+    zeros."""
     found, updates = source.tensors, manifest.progress.updates
     kinds = {read_name(name).kind for name in found}
     moments = [kind for kind in every_moment(bound.plan.training.optimizer) if kind in kinds]
@@ -104,7 +105,7 @@ def _wanted(
     wanted = sorted(StateOfPlan(bound=bound).tensors(moments, updates, known), key=lambda spread: spread.name)
     names = {spread.name: name_in(found, spread.name, manifest.tied) for spread in wanted}
     promised = wanted
-    if manifest.kind == "merged":  # the master of a weight is the weight, until there was an update
+    if manifest.kind == "merged":  # the master is equal to the weight until the first update
         names.update({name: names[name.removeprefix(_MASTERS)] for name in names if name.startswith(_MASTERS)})
         promised = [spread for spread in wanted if not spread.name.startswith(_MASTERS)]
     here = [table.name for table in tables_outside(bound.whole)]
@@ -115,7 +116,8 @@ def _wanted(
 
 
 def _read_as(name: str, saved: str, found: Mapping[str, SavedTensor]) -> str | None:
-    """Where a tensor is read from: a wide weight that was not saved from the narrow one, another state from nothing."""
+    """The saved tensor from which one is read: a master that was not saved from its narrow weight, other states from
+    none."""
     if saved in found:
         return saved
     return name.removeprefix(_MASTERS) if name.startswith(_MASTERS) else None
@@ -130,7 +132,7 @@ def _entries(
     mesh: Mesh,
     most: int,
 ) -> list[Entry]:
-    """What a rank writes: of each tensor one cell at most."""
+    """The tensors that a rank writes: at most one cell of each."""
     found = []
     for spread in wanted:
         for cell, writer in enumerate(ranks[spread.name]):
@@ -141,7 +143,7 @@ def _entries(
 
 
 def _entry(source: Readable, name: str, saved: str | None, dtype: str, region: Region, most: int) -> Entry:
-    """What is read under the name `saved`; zeros where there is none."""
+    """A tensor to write, read under the name `saved`; zeros where that is None."""
     kind = dtype_of(dtype)
 
     def read() -> Iterator[torch.Tensor]:
@@ -160,12 +162,12 @@ def merge(
     most: int = BLOCK,
     naming: Naming | None = None,
 ) -> Manifest:
-    """Write the whole tensors of a model into a new folder, in files of at most `shard` bytes (a larger tensor has one
-    of its own), in files that are called as Hugging Face's; with a `naming` also under the names of its tensors and
-    with the config beside them, where one is known.
+    """Write the whole tensors of a model into a new folder, in files of at most `shard` bytes (a larger tensor gets its
+    own file), with file names as Hugging Face's. With a `naming` they also get the tensor names of transformers, and
+    the config beside them where one is known.
 
-    Raises CheckpointError where devices have parameters of their own, so that there is no one model, tensors are not
-    those of the naming, or something cannot be read or written.
+    Raises CheckpointError where each device has its own parameters, so that there is no single model, where the tensors
+    do not match the naming, or something cannot be read or written.
     """
     _check_one_model(source)
     if naming is not None:
@@ -236,7 +238,7 @@ def _from_one(parts: Sequence[object]) -> range:
 
 
 def _shards(tensors: Mapping[str, SavedTensor], most: int) -> list[list[str]]:
-    """Names in their order, in groups of at most so many bytes."""
+    """Names in their order, in groups of at most `most` bytes."""
     found: list[list[str]] = [[]]
     size = 0
     for name, tensor in tensors.items():
@@ -259,8 +261,8 @@ def _write(path: Path, source: Readable, entries: Sequence[Entry]) -> SavedFile:
 
 
 def _written(destination: Path, fill: Callable[[Path], Manifest]) -> Manifest:
-    """Fill a folder that takes its name when everything in it is on disk, the manifest last. As a checkpoint in the
-    folder of a run (`step-000100`) it belongs to that run, which nobody else writes meanwhile."""
+    """Fill a folder, the manifest last, and give it its name when everything in it is on disk. With a checkpoint's name
+    in the folder of a run (`step-000100`) it belongs to that run, and the run is locked meanwhile."""
     if os.path.lexists(destination):
         raise CheckpointError(f"{destination}: is there already; name a new folder")
     parent, token = destination.parent, secrets.token_hex(4)
@@ -298,6 +300,6 @@ def _run_of(destination: Path) -> Iterator[Origin | None]:
 
 
 def _clear(part: Path, mark: owned.Mark) -> None:
-    """Delete what could not be filled, unless that fails too: then the first error counts."""
+    """Delete a folder that could not be filled; if that fails too, the first error is the one that is raised."""
     with contextlib.suppress(OSError):
         owned.remove(part, inside=part.parent, name=re.compile(re.escape(part.name)), ours=lambda found: found == mark)

@@ -1,7 +1,7 @@
-"""Opening the folder of a run, to write checkpoints into it: by one process for all of its ranks.
+"""Opens the folder of a run to write checkpoints into it: one process does it for all ranks.
 
-`plan run` does so before it starts the ranks, and tells them the token of the lock; under another launcher, and in
-programs of your own, the first rank does.
+`plan run` does so before it starts the ranks, and gives them the token of the lock. Under another launcher, and in your
+own programs, the first rank does it.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from runtime.run_folder.private import ensure_folder
 
 @dataclass(kw_only=True)
 class OpenedRun:
-    """The folder of a run, locked by this process (`lock`), or by the one that started it; `token` is that of the lock.
-    `notes` is what whoever looks after the run should know."""
+    """The folder of a run, locked by this process (`lock`) or by the one that started it; `token` is the token of the
+    lock. `notes` are messages for the user who watches the run."""
 
     folder: RunFolder
     token: str
@@ -31,14 +31,14 @@ class OpenedRun:
         locking.check(self.folder.path, self.token)
 
     def close(self) -> None:
-        """Let another run write there."""
+        """Release the folder, so that another run can write there."""
         if self.lock is not None:
             self.lock.release()
 
 
 def open_run(path: Path, token: str | None = None, *, patience: float = locking.PATIENCE) -> OpenedRun:
-    """Make the folder of a run, or go on in it, under a lock: that with this token, which the process has that started
-    this one, or one of its own.
+    """Create the folder of a run, or continue in it, under a lock: the lock with this token, held by the process that
+    started this one, or a new lock of this process.
 
     Raises CheckpointError where it cannot be written, another run writes there, or it is a copy of another folder.
     """
@@ -46,7 +46,7 @@ def open_run(path: Path, token: str | None = None, *, patience: float = locking.
         ensure_folder(path)
         known = read_record(path)
         if known is not None:
-            own_record(path)  # a copy is refused as such, whatever lock was copied with it
+            own_record(path)  # a copy is refused as a copy, even if a lock was copied with it
         lock = None if token is not None else Lock(path, patience=patience)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}; name another place") from error
@@ -59,7 +59,7 @@ def open_run(path: Path, token: str | None = None, *, patience: float = locking.
         if older:
             notes.append(f"{path} is of a version that did not name runs: its checkpoints are taken for one run's")
         left = folder.prepare()
-        notes += left if lock is not None else ()  # else the process that holds it has said so
+        notes += left if lock is not None else ()  # else the process that holds the lock has shown them
     except OSError as error:
         _release(lock)
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}; name another place") from error
@@ -70,7 +70,7 @@ def open_run(path: Path, token: str | None = None, *, patience: float = locking.
 
 
 def adopt_run(path: Path) -> RunRecord:
-    """Give a folder that was moved, restored or put together an identity, and take all checkpoints in it for its own.
+    """Give a folder that was moved, restored or put together an identity, and make all checkpoints in it its own.
     Raises CheckpointError where there are none, or a run writes there."""
     if not path.is_dir() or not checkpoints(path):
         raise CheckpointError(f"{path}: has no whole checkpoint; give the folder of a run")

@@ -1,6 +1,6 @@
-"""Boxes of a tensor: the cells into which a layout cuts it, which cells a box meets, and a walk in small blocks.
+"""Boxes of a tensor: the cells into which a layout cuts it, the cells that a box meets, and iteration in small blocks.
 
-Every dim is cut evenly (`planner.sharding.even_cut`), where its size does not divide too, as that of tables.
+Every dim is cut evenly (`planner.sharding.even_cut`), also where its size is not divisible, as for tables.
 
 shape 8 x 6, cuts (4, 2)      cell (1, 0), number 2: rows 2-3, columns 0-2
 0 1
@@ -30,14 +30,14 @@ class Region:
         return math.prod(self.extent)
 
     def common(self, other: "Region") -> "Region":
-        """What lies in both, which may be nothing (an extent of 0)."""
+        """The intersection of both, which may be empty (an extent of 0)."""
         offset = tuple(map(max, self.offset, other.offset))
         ends = zip(self.offset, self.extent, other.offset, other.extent, strict=True)
         stop = (min(a + e, b + f) for a, e, b, f in ends)
         return Region(offset=offset, extent=tuple(max(0, s - o) for s, o in zip(stop, offset, strict=True)))
 
     def within(self, other: "Region") -> tuple[slice, ...]:
-        """Where this one lies in a tensor that has just the elements of `other`."""
+        """The slices of this region in a tensor that has exactly the elements of `other`."""
         starts = (mine - theirs for mine, theirs in zip(self.offset, other.offset, strict=True))
         return tuple(slice(start, start + extent) for start, extent in zip(starts, self.extent, strict=True))
 
@@ -48,8 +48,8 @@ def whole(shape: Sequence[int]) -> Region:
 
 
 def cell_region(shape: Sequence[int], cuts: Sequence[int], number: int, lengths: Sequence[int] | None = None) -> Region:
-    """A cell of a tensor that is cut into so many pieces on every dim, of these `lengths` where dims are not cut
-    evenly; cells are numbered row by row."""
+    """A cell of a tensor that is cut into `cuts` pieces on every dim; the pieces have these `lengths` where dims are
+    not cut evenly. Cells are numbered row by row."""
     offset, extent = [], []
     lengths = list(map(piece_length, shape, cuts)) if lengths is None else lengths
     for count, size, length in zip(reversed(cuts), reversed(shape), reversed(lengths), strict=True):
@@ -61,22 +61,23 @@ def cell_region(shape: Sequence[int], cuts: Sequence[int], number: int, lengths:
 
 
 def covered(size: int, count: int, length: int) -> bool:
-    """Whether so many pieces of this length have all of a dim."""
+    """Whether `count` pieces of this length cover a dim."""
     return size <= count * length
 
 
 def can_be_cut(size: int, count: int) -> bool:
-    """Whether a dim has something for each of so many cells."""
+    """Whether each of `count` cells gets a part of a dim."""
     return size % count == 0 or (count - 1) * piece_length(size, count) < size
 
 
 def most_cells(size: int, count: int) -> int:
-    """Into how many cells a dim is cut that so many could have one of: fewer where the last ones would have nothing."""
+    """The number of cells into which a dim is cut for `count` holders: fewer than `count` where the last would be
+    empty."""
     return -(-size // piece_length(size, count))
 
 
 def cell_number(dims: int, layout: Layout, sizes: Sequence[int], coordinate: Sequence[int]) -> int:
-    """Number of the cell that the device at `coordinate` holds of a tensor with so many dims in this layout."""
+    """The number of the cell that the device at `coordinate` holds, of a tensor with `dims` dims in this layout."""
     cuts, places = [1] * dims, [0] * dims
     for placement, size, place in zip(layout, sizes, coordinate, strict=True):
         if placement.is_shard:
@@ -106,7 +107,7 @@ def cells_meeting(
 
 
 def blocks(region: Region, most: int) -> Iterator[Region]:
-    """A region in parts of at most `most` elements, one at least, in the order in which its elements lie."""
+    """A region in parts of at most `most` elements (at least one), in the order of its elements in memory."""
     dim = next((at for at, extent in enumerate(region.extent) if extent > 1), None)
     if dim is None or region.elements <= most:
         yield region

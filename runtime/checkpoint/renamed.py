@@ -1,10 +1,10 @@
-"""A checkpoint read under other names: one of ours as transformers has it, or one of theirs as a plan has it.
+"""Reads a checkpoint under other names: ours under the names of transformers, or theirs under the names of a plan.
 
-A tensor that is asked for is put together from boxes of others, whose dims may stand in another order, lie some rows
-apart, or be one long and left out; `naming` says which are which. Only the boxes of what is asked for are read. Where
-rows lie two apart, those between are read too; and rows of a weight that is transposed are columns of the other, so
-that more of a file is touched than is kept: rows that are longer than what is read of them are read few at a time, and
-files let go of between.
+A requested tensor is assembled from boxes of other tensors. Their dims may be in another order, have a stride, or have
+length 1 and be left out; `naming` has the mapping. Only the boxes of the request are read, with two exceptions: where
+rows have a stride of two, the rows between are read too; and the rows of a transposed weight are columns of the other,
+so more of the file is touched than kept. Rows that are longer than the part read from them are read a few at a time,
+and the files are released in between.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from runtime.checkpoint.source import Readable
 from runtime.checkpoint.tensor_files import dtype_of
 
 TOUCHED = 64 * 2**20
-"""Bytes of a file that are touched before it is let go of."""
+"""Bytes of a file that are touched before it is released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A box of a tensor: elements `step[d]` apart on every dim from `at`."""
+    """A box of a tensor: elements `step[d]` apart on every dim d, from `at` on."""
 
     name: str
     at: tuple[int, ...]
@@ -34,8 +34,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A box of a tensor that is asked for, from one of a tensor that there is. `dims` has for each dim of the first the
-    one of the second, None where there is none; `count` is how long the first is."""
+    """A box of a requested tensor and the box of an existing tensor from which it is copied. `dims` maps each dim of
+    the first to a dim of the second, None where there is none; `count` is the extent of the first."""
 
     to: Box
     source: Box
@@ -46,8 +46,8 @@ class Copy:
 
 @dataclass(kw_only=True)
 class Renamed:
-    """Tensors of a source under other names. What is in `fresh` is zeros; at most `touched` bytes of the source are
-    touched before its files are let go of, or one row of a tensor."""
+    """Tensors of a source under other names. Tensors in `fresh` are zeros. At most `touched` bytes of the source (or
+    one row of a tensor) are touched before its files are released."""
 
     source: Readable
     tensors: Mapping[str, SavedTensor]
@@ -59,31 +59,31 @@ class Renamed:
 
     @property
     def path(self) -> Path:
-        """Where the source is."""
+        """The path of the source."""
         return self.source.path
 
     @property
     def files(self) -> tuple[SavedFile, ...]:
-        """Of the source."""
+        """The files of the source."""
         return self.source.files
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """That of the source, with what is read."""
+        """The manifest of the source, with the tensors that are read."""
         found = self.source.manifest
         return None if found is None else replace(found, tensors=dict(self.tensors), tied={}, names="own")
 
     def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
-        """As that of a `Source`."""
+        """As `Source.check`."""
         self.source.check(share)
 
     def release(self) -> None:
-        """As that of a `Source`."""
+        """As `Source.release`."""
         self._since = 0
         self.source.release()
 
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
-        """As that of a `Source`."""
+        """As `Source.read`."""
         tensor = self.tensors[name]
         wanted = whole(tensor.shape) if region is None else region
         found = torch.empty(wanted.extent, dtype=dtype_of(tensor.dtype)) if into is None else into
@@ -96,7 +96,7 @@ class Renamed:
         return found
 
     def _few_rows(self, copy: Copy, inside: "Inside") -> Iterator["Inside"]:
-        """What is read of a box, in parts that touch few enough bytes."""
+        """The parts of a box that are read one at a time, so that each touches few enough bytes."""
         tensor = self.source.tensors[copy.source.name]
         across = next((at for at, dim in enumerate(copy.dims) if dim == 0), None)
         if across is None:
@@ -113,11 +113,11 @@ class Renamed:
 
 
 Inside = list[tuple[int, int]]
-"""On every dim the first element of a box that is read, and how many are."""
+"""On every dim the first element of a box that is read, and the number of elements."""
 
 
 def _copy(source: Readable, copy: Copy, inside: Inside, wanted: Region, found: torch.Tensor) -> None:
-    """Write what is inside of a box into `found`, the elements of a region."""
+    """Copy a part of a box into `found`, the elements of a region."""
     start, extent = list(copy.source.at), [1] * len(copy.source.at)
     for (low, count), dim in zip(inside, copy.dims, strict=True):
         if dim is not None:
@@ -136,7 +136,7 @@ def _copy(source: Readable, copy: Copy, inside: Inside, wanted: Region, found: t
 
 
 def _inside(copy: Copy, wanted: Region) -> Inside | None:
-    """What of a box lies in a region; None where nothing does."""
+    """The part of a box that lies in a region; None where they do not meet."""
     found = []
     dims = zip(copy.to.at, copy.to.step, copy.count, wanted.offset, wanted.extent, strict=True)
     for at, step, count, offset, extent in dims:

@@ -1,7 +1,7 @@
-"""Loading a checkpoint into a training step, whatever plan it was written under.
+"""Loads a checkpoint into a training step, whatever plan it was written under.
 
-Sizes and checksums first, each file by one rank; then names, shapes and dtypes; then every rank reads the boxes that it
-holds. Nothing has been changed where one of the first two fails, and all ranks then say the same.
+First sizes and checksums, each file checked by one rank; then names, shapes and dtypes; then every rank reads the boxes
+that it holds. If one of the first two checks fails, nothing has been changed, and all ranks raise the same error.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,8 +30,8 @@ from runtime.step.training_step import TrainingStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a checkpoint says beside its tensors: steps and samples that were trained on, the seed, what the user kept
-    of the data's position; 0 and None where only a model was loaded."""
+    """What a checkpoint says beside its tensors: the steps and samples of training, the seed, and the data position
+    that the user saved; 0 and None where only a model was loaded."""
 
     path: Path
     step: int
@@ -49,7 +49,7 @@ def load(
     cast: bool = False,
     verify: bool = True,
 ) -> Restored:
-    """`restore` from the checkpoint at a path, the newest of a folder with several; `model` as in `open_together`.
+    """`restore` from the checkpoint at a path (the newest one of a folder with several); `model` as in `open_together`.
     Collective."""
     rank = step.rank
     source = open_together(path, rank.bound.plan.model, model)
@@ -59,9 +59,9 @@ def load(
 def restore(
     rank: RankStep, source: Readable, *, weights_only: bool = False, cast: bool = False, verify: bool = True
 ) -> Restored:
-    """Write a checkpoint into a rank. Collective. With `weights_only`, and from files that have no more, the model
-    alone: training starts at step 0 then, and with `cast` its floating point numbers become those of the plan. `verify`
-    reads all files once, for their checksums.
+    """Write a checkpoint into a rank. Collective. With `weights_only`, and from files that contain only a model, the
+    model alone is loaded: training then starts at step 0, and with `cast` floating point numbers are converted to the
+    plan's dtypes. `verify` reads all files once, for their checksums.
 
     Raises CheckpointError, on every rank, where a file is not what was written, or names, shapes or dtypes differ.
     """
@@ -78,13 +78,13 @@ def restore(
 
 
 def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: bool = False) -> None:
-    """Write all tensors of a state after some progress, or of the model where there is none."""
+    """Write all tensors of the state at some progress, or of the model alone where `progress` is None."""
     updates = 0 if progress is None else progress.updates
     wanted, found = spreads(rank, updates), dict(source.tensors)
     if progress is None:
         wanted = [spread for spread in wanted if not spread.name.startswith(BESIDE)]
         found = {name: tensor for name, tensor in found.items() if not name.startswith(BESIDE)}
-        if not any(map(is_of_adapter, found)):  # of the model alone: adapters begin as they are
+        if not any(map(is_of_adapter, found)):  # from a model alone: adapters keep their initial values
             wanted = [spread for spread in wanted if not is_of_adapter(spread.name)]
     tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}
     names = {spread.name: name_in(found, spread.name, tied) for spread in wanted}
@@ -125,8 +125,8 @@ def in_both_places(
     here: Collection[str],
     there: Collection[str],
 ) -> tuple[list[Spread], dict[str, SavedTensor]]:
-    """What is wanted of what was saved, and the other way round, without what a table has in one place alone
-    (`between_places`): it begins with zeros, or is left where it is."""
+    """The wanted tensors that were saved, and the saved tensors that are wanted, without those that a table keeps only
+    on the devices or only off them (`between_places`): those start as zeros, or are not read."""
     asked = set(names.values())
     return (
         [s for s in wanted if names[s.name] in found or not between_places(s.name, here, there)],
@@ -135,8 +135,8 @@ def in_both_places(
 
 
 def name_in(found: Mapping[str, SavedTensor], name: str, tied: Mapping[str, str]) -> str:
-    """The name under which a tensor was saved: another one of tied weights; that of the weight, for weights of one
-    update ago, which only some schedules have."""
+    """The name under which a tensor was saved: for tied weights another of their names; for weights of one update ago,
+    which only some schedules have, the name of the weight."""
     if name in found:
         return name
     if name.startswith(f"{PREVIOUS}/"):
@@ -147,8 +147,8 @@ def name_in(found: Mapping[str, SavedTensor], name: str, tied: Mapping[str, str]
 def as_found(
     wanted: Iterable[Spread], names: Mapping[str, str], found: Mapping[str, SavedTensor], *, cast: bool = False
 ) -> list[Spread]:
-    """What is wanted, in the dtype in which it was saved where it is converted as it is read: moments always, which
-    plans keep in several dtypes, weights where they are `cast`."""
+    """The wanted tensors, with the saved dtype where the values are converted while they are read: always for moments,
+    which plans keep in several dtypes, and for weights where they are `cast`."""
     converted = (cast or _is_moment(spread.name) for spread in wanted)
     return [
         _as_saved(spread, found.get(names[spread.name])) if change else spread
@@ -162,14 +162,14 @@ def _is_moment(name: str) -> bool:
 
 
 def _as_saved(spread: Spread, tensor: SavedTensor | None) -> Spread:
-    """Floating point numbers in the dtype in which they were saved."""
+    """Tensors with floating point numbers in the dtype in which they were saved."""
     if tensor is None or not all(dtype_of(one.dtype).is_floating_point for one in (spread, tensor)):
         return spread
     return replace(spread, dtype=tensor.dtype)
 
 
 def check_optimizer(path: Path, manifest: Manifest, plan: Plan) -> None:
-    """Raise CheckpointError where a checkpoint has the states of another optimizer than that of a plan."""
+    """Raise CheckpointError where a checkpoint has the states of another optimizer than the plan's."""
     wanted = plan.training.optimizer
     if manifest.optimizer != wanted:
         raise CheckpointError(
@@ -186,10 +186,10 @@ def check_same(
     tied: Mapping[str, str],
     lacking: Iterable[str] = (),
 ) -> None:
-    """Raise CheckpointError with all that differs between what a plan wants, under the `names` under which it was
-    saved, and what a checkpoint has; `lacking` is known to be missing."""
+    """Raise CheckpointError that lists all differences between the tensors that a plan wants (`names` are their saved
+    names) and those of a checkpoint; `lacking` is already known to be missing."""
     missing, shapes, dtypes, used = list(lacking), [], [], set()
-    steps = set[int]()  # of histories of another length
+    steps = set[int]()  # lengths of FP8 histories that differ
     for spread in wanted:
         name = names[spread.name]
         tensor = found.get(name)
@@ -214,9 +214,9 @@ def check_same(
 
 
 def open_together(path: Path, model: ModelReference, given: str | None) -> Readable:
-    """The checkpoint at a path, the same on every rank although another one may be getting whole, under the names of a
-    plan's model, which is what the person has `given` where it is none of the zoo. Collective. Raises CheckpointError
-    on every rank."""
+    """The checkpoint at a path, under the tensor names of a plan's model. All ranks open the same one, although a newer
+    one may become whole meanwhile. `given` is the config of the model, for a model that is not in the zoo. Collective.
+    Raises CheckpointError on every rank."""
     found = said_by_first(lambda: str(located(path)), str)
     opened: list[Readable] = []
     together(lambda: opened.append(in_own_names(open_checkpoint(Path(found)), model, given)))

@@ -1,15 +1,14 @@
-"""Saving while training goes on.
+"""Saves checkpoints while training continues.
 
     main thread     copies of what this rank writes ──▶ the next step …            an error is raised at the next step
-                    (tables outside of the devices are written by now: tables-00003.safetensors)
+                    (tables off the devices are already written: tables-00003.safetensors)
     thread          rank-00003.safetensors ─▶ on disk ─▶ note rank-00003.json
-    thread, rank 0  … all notes ─▶ manifest ─▶ one rename: whole ─▶ the others but the last few are deleted
+    thread, rank 0  … all notes ─▶ manifest ─▶ one rename: whole ─▶ all but the last few checkpoints are deleted
 
-Ranks tell each other by notes in the folder that is being written, not by collectives: a rank that dies, at whatever
-moment, leaves a folder that nobody takes for a checkpoint, and no other rank waits for it but the thread of rank 0, for
-`timeout` seconds. All ranks must see the same folder, which the first of them has locked. The copies take the memory of
-what a rank writes, which is kept for the next time; pinned where there is a device. One checkpoint is written at a
-time.
+Ranks communicate by notes in the folder that is being written, not by collectives. So a rank that dies at any moment
+leaves a folder that does not count as a checkpoint, and the only one that waits for it is the thread of rank 0, for
+`timeout` seconds. All ranks must see the same folder, which rank 0 has locked. The copies take as much memory as a rank
+writes, pinned where there is a device; it is kept for the next save. One checkpoint is written at a time.
 """
 
 import secrets
@@ -46,13 +45,13 @@ from runtime.step.training_step import TrainingStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who writes what: the same on every rank."""
+    """Which rank writes which cells: the same on every rank."""
 
     spreads: Sequence[Spread]
     writers: Mapping[str, tuple[int, ...]]
 
     def manifest(self, rank: RankStep, progress: Progress, origin: Origin, files: Sequence[SavedFile]) -> Manifest:
-        """That of the whole checkpoint, from the files that ranks have written."""
+        """The manifest of the whole checkpoint, from the files that the ranks have written."""
         plan = rank.bound.plan
         number = {file.name: at for at, file in enumerate(files)}
         cells = {
@@ -72,7 +71,7 @@ class Layout:
 
 
 def layout_of(rank: RankStep) -> Layout:
-    """Who writes what of the state that a plan has now."""
+    """Which rank writes which cells of the plan's current state."""
     found = sorted(spreads(rank), key=lambda spread: spread.name)
     return Layout(spreads=found, writers=writers(found, rank.place.mesh, rank.place.stages))
 
@@ -82,14 +81,14 @@ def _file(spread: Spread, rank: int) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of a run in one folder, of which the last `keep` stay. Building it is collective: the first rank
-    locks the folder until `close` or the end of its process, and clears what a run that ended left there. A second one
-    in the same process takes the lock from the first. `lock` is the token of the lock, where the process that started
-    the ranks holds it; `notes` is what whoever looks after the run should know. With `read_only` nothing is written or
-    locked: the run that the folder is of may go on meanwhile.
+    """The checkpoints of a run in one folder; the last `keep` are kept. Building it is collective: the first rank locks
+    the folder until `close` or the end of its process, and clears what an ended run left there. A second object in the
+    same process takes the lock from the first. `lock` is the token of the lock, where the process that started the
+    ranks holds it; `notes` are messages for the user who watches the run. With `read_only` nothing is written or
+    locked: the run that owns the folder may continue meanwhile.
 
-    Raises CheckpointError, on every rank, where the folder cannot be written, another run writes there or it is a copy
-    of the folder of a run, RequestError for `keep` below 1.
+    Raises CheckpointError, on every rank, where the folder cannot be written, another run writes there, or it is a copy
+    of the folder of a run; RequestError for `keep` below 1.
     """
 
     def __init__(
@@ -115,25 +114,25 @@ class Checkpoints:
         self._token = said_by_first(lambda: secrets.token_hex(4), str)
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
-        self._written = threading.Event()  # what the thread does after that is nobody's concern
+        self._written = threading.Event()  # set when the checkpoint's files are written
         self._written.set()
         self._error: CheckpointError | None = None
 
     def _open(self, lock: str | None) -> tuple[RunRecord, tuple[str, ...]]:
-        """Open the folder; returns what the other ranks must know of it."""
+        """Open the folder; returns what the other ranks need to know about it."""
         self._opened = open_run(self.folder, lock)
         return self._opened.folder.record, self._opened.notes
 
     @property
     def origin(self) -> Origin:
-        """What is saved here says that it is from there."""
+        """The run and folder that checkpoints saved here name as their origin."""
         return self._writable().record.origin
 
     def close(self) -> None:
-        """Let another run write into the folder. Where a checkpoint is still being written, the end of this process
-        does that."""
+        """Release the folder, so that another run can write there. While a checkpoint is still being written, the lock
+        stays until this process ends."""
         if self._opened is not None and self._written.is_set():
-            self._join()  # at most it deletes what has no name any more
+            self._join()  # at most it still deletes old checkpoints
             self._opened.close()
 
     def _writable(self) -> RunFolder:
@@ -143,7 +142,7 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The last whole checkpoint of this run, the same on every rank; None where there is none. Adds to `notes`.
-        Collective. Raises CheckpointError, on every rank, where those that there are belong to another run or folder.
+        Collective. Raises CheckpointError, on every rank, where all checkpoints there belong to another run or folder.
         """
 
         def first() -> tuple[str, tuple[str, ...]]:
@@ -155,13 +154,11 @@ class Checkpoints:
         return Path(path) if path else None
 
     def save(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> Path:
-        """Save what a training step keeps, under the number of the last one that was made, with what the user keeps of
-        the data's position (what JSON can say). Every rank calls it after the same step. Returns when copies have been
-        made, with the folder that the checkpoint will be; waits for the save before this one. Where writing fails on a
-        rank, its next step raises.
+        """Save the state of a training step, under the number of the last completed step, with the user's data position
+        (any JSON value). Every rank calls it after the same step. Returns the folder of the future checkpoint as soon
+        as the copies are made; waits for the previous save first. Where writing fails on a rank, its next step raises.
 
-        Raises CheckpointError where the save before this one has failed on this rank, RunError after a step that was
-        aborted.
+        Raises CheckpointError where the previous save has failed on this rank, RunError after a step that was aborted.
         """
         own = self._writable()
         step.check_whole()
@@ -221,10 +218,10 @@ class Checkpoints:
         verify: bool = True,
     ) -> Restored | None:
         """Load the newest checkpoint of the folder, or the one at a path, whatever plan it was written under; None
-        where the folder has none. With `weights_only` the model alone, from step 0; with `cast` in whatever floating
-        point dtype it was saved. `model` is the config.json of the model, where the plan was made from one and the
-        files have the names of transformers: the path in the plan is not opened. Collective; the model must have been
-        traced (`TrainingStep.prepare`).
+        where the folder has none. With `weights_only` the model alone is loaded, from step 0; with `cast` its floating
+        point numbers may be saved in any dtype. `model` is the config.json of the model, where the plan was made from
+        one and the files have the names of transformers: the path in the plan is not opened. Collective; the model must
+        have been traced (`TrainingStep.prepare`).
 
         Raises CheckpointError, on every rank and before anything is changed, where the checkpoint is damaged or for
         another model.
@@ -240,8 +237,8 @@ class Checkpoints:
             raise self._error
 
     def wait(self) -> None:
-        """Wait until what was saved is whole; older ones may still be deleted then. Collective. Raises CheckpointError,
-        on every rank, where that failed."""
+        """Wait until the last save is whole; older checkpoints may still be being deleted. Collective. Raises
+        CheckpointError, on every rank, where the save failed."""
         self._written.wait()
         together(self.check)
 
@@ -251,7 +248,7 @@ class Checkpoints:
             self._thread = None
 
     def _entries(self, rank: RankStep, layout: Layout) -> list[Entry]:
-        """What this rank writes: copies that training does not change, or its own memory where it waits."""
+        """The tensors that this rank writes: copies that training does not change, or its own memory where it waits."""
         place, live = rank.place, live_tensors(rank)
         number = place.stage * place.mesh.size + place.rank
         found = []

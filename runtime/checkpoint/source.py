@@ -1,11 +1,11 @@
-"""Reading tensors that were saved, box by box, whoever wrote them.
+"""Reads saved tensors, box by box, whichever library wrote them.
 
     a folder with a manifest            sliced or merged: sizes and checksums are known
-    model.safetensors.index.json        a model as Hugging Face keeps it, in several files or, without index, in one
+    model.safetensors.index.json        a model in Hugging Face's format: several files, or one file without an index
     one file of tensors
 
-Files are mapped into memory and only the bytes of a box are touched. The library refuses files whose header is wrong;
-what is asked of a file must have the shape and the dtype that was promised.
+Files are mapped into memory, and only the bytes of a box are touched. The safetensors library refuses files with a
+wrong header; a tensor that is read must have the promised shape and dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ _NAMED = 5  # tensors that a message names; the others are counted
 
 
 class Readable(Protocol):
-    """What can be read box by box: a `Source`, or one under other names."""
+    """Tensors that can be read box by box: a `Source`, or one under other names."""
 
     @property
     def path(self) -> Path:
@@ -40,15 +40,15 @@ class Readable(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, SavedTensor]:
-        """What there is."""
+        """The tensors, by name."""
 
     @property
     def files(self) -> tuple[SavedFile, ...]:
-        """Where it is read from."""
+        """The files."""
 
     @property
     def manifest(self) -> Manifest | None:
-        """None for files that are not ours."""
+        """The manifest; None for files in another library's format."""
 
     @property
     def tied(self) -> Mapping[str, str]:
@@ -58,15 +58,16 @@ class Readable(Protocol):
         """A box of a tensor, all of it where none is given; on the CPU, or `into` a tensor of its extent."""
 
     def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
-        """Raise CheckpointError where a file is not what was written."""
+        """Raise CheckpointError where a file differs from what was written."""
 
     def release(self) -> None:
-        """Let go of files."""
+        """Unmap the files."""
 
 
 @dataclass(kw_only=True)
 class Source:
-    """Tensors of a checkpoint by name. `manifest` is None for files that are not ours, which have no checksums."""
+    """Tensors of a checkpoint by name. `manifest` is None for files in another library's format, which have no
+    checksums."""
 
     path: Path
     tensors: Mapping[str, SavedTensor]
@@ -90,8 +91,8 @@ class Source:
         return found
 
     def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
-        """Raise CheckpointError, naming the file, where one of those files whose number is in the `share` is missing,
-        truncated or changed. Of files that are not ours only presence is known."""
+        """Raise CheckpointError, naming the file, where a file whose number is in the `share` is missing, truncated or
+        changed. For files without a manifest, only their presence is checked."""
         for number, file in enumerate(self.files):
             if self.manifest is not None and share(number):
                 check_file(self.path, file)
@@ -101,7 +102,7 @@ class Source:
         self._opened.clear()
 
     def _key(self, name: str) -> str:
-        """Under which a tensor is in its file."""
+        """The key of a tensor in its file."""
         return file_key(name) if self.manifest is None or self.manifest.kind == "merged" else name
 
     def _cell(self, file: int, name: str, tensor: SavedTensor, extent: tuple[int, ...]) -> Any:
@@ -134,8 +135,8 @@ def _first_line(error: Exception) -> str:
 
 
 def located(path: Path) -> Path:
-    """The file or folder of a checkpoint: of a folder with several the newest. Raises CheckpointError where there is
-    none."""
+    """The file or folder of a checkpoint; in a folder with several checkpoints, the newest. Raises CheckpointError
+    where there is none."""
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist; give a checkpoint folder, or a folder of several")
     if path.is_file() or any((path / name).is_file() for name in (MANIFEST, INDEX, SINGLE)):
@@ -152,8 +153,8 @@ def located(path: Path) -> Path:
 
 
 def open_checkpoint(path: Path) -> Source:
-    """The checkpoint at a path: its folder, the folder of several (the newest), a folder of Hugging Face's, a file of
-    tensors. Raises CheckpointError where there is none."""
+    """The checkpoint at a path: its folder, a folder of several (the newest one is opened), a Hugging Face folder, or a
+    file of tensors. Raises CheckpointError where there is none."""
     path = located(path)
     if path.is_file():
         return _single(path.parent, path.name)
@@ -173,7 +174,7 @@ def _single(folder: Path, name: str) -> Source:
 
 
 class _Index(BaseModel):
-    """What is read of an index: the file of each tensor."""
+    """The field that is read from an index: the file of each tensor."""
 
     model_config = ConfigDict(strict=True)
 
@@ -221,6 +222,6 @@ def _foreign(folder: Path, names: tuple[str, ...]) -> Source:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

@@ -1,18 +1,18 @@
-"""How the state of a plan lies over its ranks: for every tensor its layout, who holds it, and who of them writes it.
+"""How the state of a plan is spread over its ranks: each tensor's layout, the ranks that hold it, and the writers.
 
     model.norm.weight                        a parameter, in the layout of its weight
-    optimizer/exp_avg/model.norm.weight      what the optimizer keeps of it, in the layout of its state
-    optimizer/master/model.norm.weight       its wide weight, where the model's is narrow; the same layout
-    previous/model.norm.weight               the weight of one update ago ("pipedream_2bw"), as the weight
-    fp8/model.up.weight                      largest elements of steps before, for delayed scales, on all that have it
-    own.weight@3                             of a parameter that each device has for itself: that of place 3 of a stage
+    optimizer/exp_avg/model.norm.weight      an optimizer state of it, in the layout of the state
+    optimizer/master/model.norm.weight       its float32 master weight, where the model's is narrow; the same layout
+    previous/model.norm.weight               the weight of one update ago ("pipedream_2bw"), in the weight's layout
+    fp8/model.up.weight                      amax history for delayed scaling, on all ranks that have the weight
+    own.weight@3                             a parameter that each device has for itself: the one of place 3 of a stage
     model.mean                               any other name: a buffer, whole on all ranks
-    tables.0.weight                          a table outside of the devices: rows in their order, as many on each rank
-    optimizer/exp_avg/tables.0.weight        ... who reads them from where they are, and writes them there
+    tables.0.weight                          a table off the devices: rows in their order, an equal share per rank
+    optimizer/exp_avg/tables.0.weight        ... each rank reads its share from where the rows are, and writes it there
 
-All of it follows from the plan, so every rank finds the same without asking. Ranks that hold the same cell take turns:
-the largest cells first, each is written by the holder that has least to write so far (Graham 1969, longest processing
-time first: at most 4/3 of the best).
+All of it follows from the plan, so every rank computes the same without communication. The ranks that hold a cell share
+the writing: cells are assigned from the largest to the smallest, each to the holder with the fewest bytes to write so
+far (Graham 1969, longest processing time first: at most 4/3 of the best).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -45,18 +45,20 @@ from runtime.optimizers.narrow import kept_dtype, wide_dtype
 from runtime.optimizers.optimizers import MOMENTS
 
 TABLE_PARTS: Mapping[str, str] = {"exp_avg": "first", "exp_avg_sq": "second"}
-"""What the optimizers of tables outside of the devices call what is kept under these names."""
+"""The optimizer states of tables off the devices: from the kinds in checkpoints to the names in the table
+optimizers."""
 STALE = "pipedream_2bw"
 """The schedule whose next step needs the weights of one update ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A tensor of a plan's state: its whole shape, its layout over the mesh of a stage, the pipeline ranks that hold
-    it; `only` the place of the mesh that does, where it is not all, or in each of these stages the places of its
-    `owners` (`planner.plan.layout.parameter_owners`). A table outside of the devices is held by none: its rows are
-    shared out in `shares`, which the first places of the mesh read and write. Of what is padded, `padded` is the shape
-    that devices cut: cells have what is in the model of their pieces, some of them nothing."""
+    """A tensor of a plan's state: its whole shape, its layout over the mesh of a stage, and the pipeline ranks that
+    hold it. If not all places of the mesh hold it: `only` is the one place that does, or `owners` has, for each of
+    these stages, the places that do (`planner.plan.layout.parameter_owners`). A table off the devices is held by no
+    rank: its rows are divided into `shares`, which the first places of the mesh read and write. For a padded weight
+    `padded` is the shape that is cut over devices: each cell has only the part of its piece that is in the model, which
+    may be empty."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,29 +71,29 @@ class Spread:
     padded: tuple[int, ...] | None = None
 
     def lengths(self, mesh: Mesh) -> tuple[int, ...] | None:
-        """Of its cells on each dim; None where it is cut evenly."""
+        """Lengths of its cells on each dim; None where it is cut evenly."""
         own = tuple(map(piece_length, self.shape, self.cuts(mesh)))
         found = own if self.padded is None else tuple(map(piece_length, self.padded, self.cuts(mesh)))
         return None if found == own else found
 
     def of_cell(self, mesh: Mesh, number: int) -> Region:
-        """What a cell has of it."""
+        """The region of a cell."""
         return cell_region(self.shape, self.cuts(mesh), number, self.lengths(mesh))
 
     def cuts(self, mesh: Mesh) -> tuple[int, ...]:
-        """Into how many cells each dim is cut."""
+        """The number of cells on each dim."""
         if self.shares is not None:
             return (self.shares, *(1 for _ in self.shape[1:]))
         return cuts(len(self.shape), self.layout, mesh.sizes)
 
     def cell(self, mesh: Mesh, place: int) -> int:
-        """Number of the cell that the device at a place of the mesh holds, where it holds any."""
+        """Number of the cell that the device at a place of the mesh holds, if it holds any."""
         if self.shares is not None:
             return place
         return cell_number(len(self.shape), self.layout, mesh.sizes, mesh.coordinate(place))
 
     def region(self, mesh: Mesh, place: int) -> Region:
-        """What the device at a place of the mesh holds."""
+        """The region that the device at a place of the mesh holds."""
         return self.of_cell(mesh, self.cell(mesh, place))
 
     def held_at(self, stage: int, place: int) -> bool:
@@ -108,24 +110,25 @@ class Spread:
         return self.cell(mesh, place) if self.held_at(stage, place) else None
 
     def cell_bytes(self, mesh: Mesh) -> int:
-        """Of each of its cells."""
+        """Bytes of each of its cells."""
         return self.of_cell(mesh, 0).elements * dtype_of(self.dtype).itemsize
 
     def saved(self, mesh: Mesh, files: Sequence[int]) -> SavedTensor:
-        """As a manifest lists it."""
+        """Its entry in a manifest."""
         cuts, lengths = self.cuts(mesh), self.lengths(mesh)
         return SavedTensor(shape=self.shape, dtype=self.dtype, cuts=cuts, files=tuple(files), lengths=lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateOfPlan:
-    """What a bound plan says of where tensors are."""
+    """Which tensors the state of a bound plan has, and where they are."""
 
     bound: BoundPlan
 
     @cached_property
     def homes(self) -> Mapping[str, tuple[int, ...]]:
-        """The pipeline ranks that hold each parameter: those that use it, and the first what nobody uses."""
+        """The pipeline ranks that hold each parameter: the ranks that use it; the first rank holds unused
+        parameters."""
         bound = self.bound
         found: dict[str, set[int]] = {name: set() for name in bound.graph.parameter_names}
         for stage in range(len(bound.plan.stages)):
@@ -136,8 +139,8 @@ class StateOfPlan:
     def tensors(
         self, moments: Sequence[str], updates: int, buffers: Mapping[str, tuple[tuple[int, ...], str, tuple[int, ...]]]
     ) -> list[Spread]:
-        """All tensors of the state after so many updates of optimizers that keep these `moments` of elements;
-        `buffers` has shape, dtype and pipeline ranks of each."""
+        """All tensors of the state after a number of updates, for an optimizer that keeps these `moments`; `buffers`
+        has the shape, dtype and pipeline ranks of each buffer."""
         found = list(self._weights())
         if self.bound.plan.training.update.master_weights:
             narrow = {name: wide for name, wide in self._wide.items() if wide != self.bound.whole.types[name].dtype}
@@ -152,7 +155,7 @@ class StateOfPlan:
         return found + list(self._tables(moments, updates))
 
     def _scales(self) -> Iterator[Spread]:
-        """What delayed scales are made of."""
+        """The amax histories of delayed scaling."""
         graph, whole = self.bound.graph, replicated(len(self.bound.plan.mesh.axes))
         for name, scales in delayed_scales(graph.operators, graph.types).items():
             dtype = "float64" if graph.types[name].dtype == "float64" else "float32"
@@ -161,7 +164,7 @@ class StateOfPlan:
             yield Spread(name=scales_name(saved_name(name)), shape=shape, dtype=dtype, layout=whole, stages=stages)
 
     def _tables(self, moments: Sequence[str], updates: int) -> Iterator[Spread]:
-        """Those outside of the devices, and what their optimizers keep. A narrow model's table is wide where it is."""
+        """Tables off the devices, and their optimizer states. The table of a narrow model is wide there."""
         mesh, whole = self.bound.plan.mesh, replicated(len(self.bound.plan.mesh.axes))
         kept = [kind for kind in moments if kind in TABLE_PARTS]
         for table in tables_outside(self.bound.whole):
@@ -191,7 +194,7 @@ class StateOfPlan:
         return {name: dtype_name(kept_dtype(word, dtype_of(types[name].dtype))) for name in self._wide}
 
     def _weights(self) -> Iterator[Spread]:
-        """All parameters, each device's own ones once for each."""
+        """All parameters; a parameter that each device has for itself appears once per device."""
         for parameter in self.bound.graph.parameters:
             whole = self.bound.whole
             for name in self._copies(parameter.name):
@@ -204,11 +207,11 @@ class StateOfPlan:
         return [own_name(saved, place) for place in range(self.bound.plan.mesh.size)]
 
     def _keeps(self, name: str, kind: str) -> bool:
-        """Whether what updates a parameter keeps this of it."""
+        """Whether the optimizer keeps a state of this kind for a parameter."""
         return kind in MOMENTS[optimizer_of(self.bound.graph, self.bound.plan.training.optimizer, name)]
 
     def _kept(self, kind: str, dtypes: Mapping[str, str]) -> Iterator[Spread]:
-        """What the optimizer keeps, of this kind, of every trainable parameter that has a dtype there."""
+        """The optimizer states of this kind, one for every trainable parameter that has a dtype in `dtypes`."""
         for parameter in self.bound.graph.parameters:
             if parameter.trainable and parameter.name in dtypes:
                 shape = self.bound.whole.own_shape(parameter.name)
@@ -216,7 +219,7 @@ class StateOfPlan:
                     yield self._of(kept_name(kind, name), shape, dtypes[parameter.name])
 
     def _of(self, name: str, shape: tuple[int, ...], dtype: str, stages: tuple[int, ...] = ()) -> Spread:
-        """Any tensor of a state, from its name; `stages` are the pipeline ranks that hold a buffer."""
+        """Any tensor of a state, by its name; `stages` are the pipeline ranks that hold a buffer."""
         kept = read_name(name)
         stored = self.bound.parameters.get(kept.tensor)
         if stored is None:
@@ -237,8 +240,8 @@ class StateOfPlan:
         )
 
     def _owners_of(self, parameter: str) -> tuple[frozenset[int], ...] | None:
-        """The places of the mesh that own the state of a parameter in each of its stages; None where all copies have
-        it."""
+        """The places of the mesh that own the state of a parameter, for each of its stages; None where all replicas
+        have it."""
         stages = self.homes[parameter]
         if parameter not in self._owners[stages[0]]:
             return None
@@ -247,7 +250,7 @@ class StateOfPlan:
 
     @cached_property
     def _owners(self) -> Sequence[Mapping[str, Owner]]:
-        """Owners of states that are shared out whole, on each pipeline rank."""
+        """The owners of states that are sharded as whole tensors, on each pipeline rank."""
         held: list[list[str]] = [[] for _ in range(self.bound.plan.pipeline)]
         for name, stages in self.homes.items():
             for stage in stages:
@@ -256,8 +259,8 @@ class StateOfPlan:
 
 
 def between_places(name: str, here: Collection[str], there: Collection[str]) -> bool:
-    """Whether a tensor is one of those that a table has on the devices or outside of them, but not in both places: what
-    dense SGD remembers, or a wide weight; `here` and `there` are the tables outside under two plans."""
+    """Whether a tensor exists for a table on the devices or off them, but not in both places: the momentum of dense
+    SGD, or a master weight. `here` and `there` are the tables off the devices under two plans."""
     kept = read_name(name)
     if kept.kind == SCALES:
         return True
@@ -265,7 +268,7 @@ def between_places(name: str, here: Collection[str], there: Collection[str]) -> 
 
 
 def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tuple[int, ...]]:
-    """For every tensor the ranks that write its cells, cell by cell; all ranks find the same.
+    """For every tensor the ranks that write its cells, cell by cell; all ranks compute the same.
 
     O(T D log T) for T tensors and D devices.
     """
@@ -283,7 +286,7 @@ def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tup
 
 
 def holders(spreads: Iterable[Spread], mesh: Mesh) -> Iterator[tuple[Spread, list[list[int]]]]:
-    """Every tensor with the ranks that hold it, cell by cell; each layout is looked at once."""
+    """Every tensor with the ranks that hold it, cell by cell; each layout is computed once."""
     known: dict[tuple[int, Layout, int | None], list[list[int]]] = {}
     for spread in spreads:
         key = (len(spread.shape), spread.layout, spread.shares)
@@ -299,7 +302,7 @@ def holders(spreads: Iterable[Spread], mesh: Mesh) -> Iterator[tuple[Spread, lis
 
 
 def _own(spread: Spread, stage: int, places: list[int]) -> list[int]:
-    """Those of some places of a stage that hold a tensor."""
+    """The places, among some of a stage, that hold a tensor."""
     if spread.owners is not None:
         return [place for place in places if spread.held_at(stage, place)]
     return places if spread.only is None else [spread.only]
@@ -311,7 +314,7 @@ def _places_of(owner: Owner, mesh: Mesh) -> frozenset[int]:
 
 
 def _places(spread: Spread, mesh: Mesh) -> list[list[int]]:
-    """For every cell of a layout the places of the mesh that hold it."""
+    """The places of the mesh that hold each cell of a layout."""
     cells: dict[int, list[int]] = {}
     for place in range(mesh.size if spread.shares is None else spread.shares):
         cells.setdefault(spread.cell(mesh, place), []).append(place)

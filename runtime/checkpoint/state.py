@@ -1,13 +1,13 @@
-"""What one rank keeps between steps, as tensors by name: what is saved of it, restored to it, or copied elsewhere.
+"""The state that one rank keeps between steps, as tensors by name, to be saved, restored or copied.
 
-`spreads` says of every tensor of the plan where it lies, the same on every rank; `live_tensors` gives this rank's own,
-in place, so that whoever writes into them restores the rank.
+`spreads` says where every tensor of the plan lies, the same on every rank; `live_tensors` gives this rank's own tensors
+in place, so writing into them restores the rank.
 
     for spread in spreads(rank):
         if spread.shares is None and spread.held_at(rank.place.stage, rank.place.rank):
             live_tensors(rank)[spread.name]          has the elements spread.region(mesh, rank.place.rank)
 
-Tables outside of the devices (`spread.shares`) have no memory of the rank's: `tables` reads and writes their rows.
+Tables off the devices (`spread.shares`) are not in the rank's memory: `tables` reads and writes their rows.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ from runtime.step.step import RankStep
 
 
 def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:
-    """What this rank keeps, by the names of a checkpoint: its own memory, not copies, of padded weights what the model
-    has. What the optimizer keeps is there after the first update."""
+    """The state of this rank, by the names of a checkpoint: its own memory, not copies; for padded weights only the
+    part that is in the model. Optimizer states exist after the first update."""
 
     def own(name: str, tensor: torch.Tensor, *, state: bool = False) -> torch.Tensor:
         parameter = rank.parameters[name]
@@ -49,8 +49,8 @@ def _own(rank: RankStep, name: str) -> str:
 
 
 def spreads(rank: RankStep, updates: int | None = None) -> list[Spread]:
-    """All tensors of the state that the plan has after so many updates, as many as were made where nothing is said: the
-    same on every rank."""
+    """All tensors of the plan's state after a number of `updates` (by default as many as were made): the same on every
+    rank."""
     made = rank.optimizer.updates if updates is None else updates
     contents = {name: rank.kept_buffers.content(name, rank.buffers) for name in rank.kept_buffers.homes}
     buffers = {
@@ -61,7 +61,7 @@ def spreads(rank: RankStep, updates: int | None = None) -> list[Spread]:
 
 
 def progress_of(rank: RankStep, data: Mapping[str, Any] | None = None) -> Progress:
-    """How far a rank has come, with what the user keeps of the data's position: the same on every rank."""
+    """The progress of a rank, with the user's data position: the same on every rank."""
     return Progress(
         step=rank.steps,
         updates=rank.optimizer.updates,
@@ -73,7 +73,7 @@ def progress_of(rank: RankStep, data: Mapping[str, Any] | None = None) -> Progre
 
 
 def start(rank: RankStep, steps: int, updates: int, samples: int) -> None:
-    """Make room for a state after so many steps and updates, whose tensors are written next; `settle` follows."""
+    """Allocate the state after these steps and updates; its tensors are written next, and then `settle` is called."""
     rank.start_from(steps, samples)
     rank.optimizer.start(updates)
     if rank.asynchronous is not None:
@@ -81,15 +81,15 @@ def start(rank: RankStep, steps: int, updates: int, samples: int) -> None:
 
 
 def resume(rank: RankStep, progress: Progress) -> None:
-    """Count on from some progress, with its seed and what its guard remembers, and make room for its state."""
+    """Continue from some progress, with its seed and its guard's state, and allocate the state."""
     start(rank, progress.step, progress.updates, progress.samples)
     rank.seed = progress.seed
     rank.guard.load_state(progress.guard)
 
 
 def settle(rank: RankStep, *, every_master: bool = False) -> None:
-    """Derive what is not saved, after tensors were written: what weights were padded with, and the masters of weights
-    that are wide themselves, or all of them."""
+    """Compute what is not saved, after tensors were written: the padding of weights, and the masters of weights that
+    are wide themselves, or all masters."""
     for parameter in rank.parameters.values():
         _clear(rank, parameter.name, parameter.content, state=False)
     for _, name, tensor in rank.optimizer.kept():
@@ -101,8 +101,8 @@ def settle(rank: RankStep, *, every_master: bool = False) -> None:
 
 
 def _clear(rank: RankStep, name: str, tensor: torch.Tensor, *, state: bool) -> None:
-    """Set what the model does not have of a tensor of a padded weight to zero: no checkpoint has it, and memory that
-    was made for it may hold anything."""
+    """Set the padding of a tensor of a padded weight to zero: no checkpoint has it, and newly allocated memory may hold
+    anything."""
     parameter = rank.parameters[name]
     layout = parameter.stored.state if state else parameter.stored.weight
     clear(tensor.detach(), parameter.shape, parameter.own_shape, layout, rank.place)

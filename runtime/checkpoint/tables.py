@@ -1,13 +1,13 @@
-"""Tables outside of the devices, to files and back, in bounded memory.
+"""Writes tables off the devices to files and reads them back, in bounded memory.
 
     where rows are                          rows in their order                      files
     host of rank 0, 1, ... ──┐                                                  ┌──▶ tables-00000.safetensors
     server 0, 1, ...       ──┴──pieces──▶ rows 0 ... 9 │ 10 ... 19 │ 20 ... 24 ─┴──▶ tables-00001.safetensors ...
 
-In a checkpoint a table is a tensor like any other, with its rows in their order, so that neither the number of ranks or
-servers nor how they share rows out is in it, and a plan with the table on its devices reads the same. Each rank reads
-its share of the rows from wherever they are, a piece at a time, and writes it. Rows of hosts travel in exchanges, which
-all ranks make together, also those that have no share or cannot write any more.
+In a checkpoint a table is a tensor like any other, with its rows in their order. It does not depend on the number of
+ranks or servers, or on how they divide the rows, and a plan with the table on its devices reads the same files. Each
+rank reads its share of the rows from wherever they are, one piece at a time, and writes it. Rows of hosts are exchanged
+in collectives, in which all ranks take part, also ranks that have no share or can no longer write.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from runtime.tables.placed import PlacedTables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """Some rows of a tensor of a table; none on a rank that has no share of it, or a smaller one."""
+    """Some rows of a tensor of a table; empty on a rank that has no share or has finished a smaller one."""
 
     spread: Spread
     ids: Ids
@@ -41,7 +41,7 @@ class _Piece:
 
     @property
     def part(self) -> str:
-        """What the tensor is of the table."""
+        """The part of the table that the tensor is: its weight, or an optimizer state."""
         kind = read_name(self.spread.name).kind
         return WEIGHT if kind in (None, MASTER) else TABLE_PARTS[kind]
 
@@ -51,7 +51,7 @@ class _Piece:
 
 
 def _own_pieces(rank: RankStep, spreads: Sequence[Spread]) -> Iterator[_Piece]:
-    """The pieces of this rank's shares: as many on every rank of a stage, none in stages that do not reach tables."""
+    """The pieces of this rank's shares: equally many on every rank of a stage, none in stages without tables."""
     mesh, place = rank.place.mesh, rank.place.rank
     spreads = [spread for spread in spreads if rank.place.stage in spread.stages]
     for spread in sorted(spreads, key=lambda spread: (-dtype_of(spread.dtype).itemsize, spread.name)):
@@ -63,14 +63,14 @@ def _own_pieces(rank: RankStep, spreads: Sequence[Spread]) -> Iterator[_Piece]:
 
 
 def tables_file_of(rank: int) -> str:
-    """The file of the shares of tables that a rank writes."""
+    """The file into which a rank writes its shares of tables."""
     return f"tables-{rank:05d}.safetensors"
 
 
 def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path, make: Callable[[], None]) -> SavedFile | None:
-    """Write this rank's shares of tables into a new file, whose folder `make` makes; None where it has none.
-    Collective, and done when it returns. Raises CheckpointError on a rank that cannot write, after it has read for the
-    others."""
+    """Write this rank's shares of tables into a new file; `make` creates its folder. None where the rank has no share.
+    Collective, and complete on return. A rank that cannot write raises CheckpointError, after it has taken part in all
+    reads."""
     place = rank.place
     reading = _Reading(rank.tables, _own_pieces(rank, spreads))
     entries = []
@@ -89,13 +89,13 @@ def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path, make: Ca
 
 
 class _Reading:
-    """Reads pieces one after the other, whoever wants them."""
+    """Reads pieces one after the other, in the order that all ranks share."""
 
     def __init__(self, tables: PlacedTables, wanted: Iterator[_Piece]) -> None:
         self._read = ((piece, tables.read(piece.table, piece.part, piece.ids)) for piece in wanted)
 
     def of(self, spread: Spread, rows: int) -> Callable[[], Iterator[torch.Tensor]]:
-        """The pieces of a tensor of which this rank has so many rows; what comes before them is nobody's here."""
+        """The pieces of a tensor of which this rank has `rows` rows; pieces before them are empty on this rank."""
 
         def blocks() -> Iterator[torch.Tensor]:
             left = rows
@@ -118,8 +118,9 @@ Read = Callable[[str, Region], torch.Tensor]
 
 
 def fill_tables(rank: RankStep, wanted: Sequence[Spread], steps: int, names: Mapping[str, str], read: Read) -> None:
-    """Give tables what `read` finds of what is wanted, under `names`; they stand after so many steps then. Other states
-    begin anew. Collective. Raises CheckpointError where this rank cannot read, after it has written with the others."""
+    """Fill tables with the wanted tensors, which `read` finds under `names`; the tables then stand at step `steps`.
+    Other states start anew. Collective. A rank that cannot read raises CheckpointError, after it has taken part in all
+    writes."""
     tables, fault = rank.tables, None
     masters = {read_name(spread.name).tensor for spread in wanted if _is_master(spread)}
     wanted = [spread for spread in wanted if _is_master(spread) or read_name(spread.name).tensor not in masters]

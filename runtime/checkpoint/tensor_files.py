@@ -4,12 +4,11 @@
     header      {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …}, filled up with spaces
     bytes       of the tensors, end to end, row by row, wide dtypes first so that each is aligned
 
-They are written here, tensor by tensor and block by block, because the library wants all bytes at once; so a file may
-be larger than memory, and its checksum is found on the way. They are read by the library.
+We write them ourselves, tensor by tensor and block by block, because the library needs all bytes at once. So a file may
+be larger than memory, and its checksum is computed on the way. The library reads them.
 
-Format: https://github.com/huggingface/safetensors (README, "Format"). Checksum: XXH3 with 128 bits, which finds what
-breaks by itself and is no signature: whoever can change a file can change its manifest.
-"""
+Format: https://github.com/huggingface/safetensors (README, "Format"). Checksum: XXH3 with 128 bits. It detects
+accidental damage and is no signature: whoever can change a file can change its manifest."""
 
 import json
 import math
@@ -41,7 +40,7 @@ DTYPES: Mapping[str, str] = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""From the names of the format to those of torch."""
+"""From dtype names of the format to those of torch."""
 
 _WORDS = {name: word for word, name in DTYPES.items()}
 _PART = 8 * 2**20  # bytes that are written, or read for a checksum, at a time
@@ -49,7 +48,7 @@ _PART = 8 * 2**20  # bytes that are written, or read for a checksum, at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A tensor to be written: `blocks` gives its elements in the order in which they lie, in tensors on the CPU."""
+    """A tensor to be written: `blocks` gives its elements in memory order, as tensors on the CPU."""
 
     name: str
     dtype: str
@@ -62,7 +61,7 @@ class Entry:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of torch with this name. Raises CheckpointError for one that files of tensors do not have."""
+    """The dtype of torch with this name. Raises CheckpointError for a dtype that tensor files do not have."""
     if name not in _WORDS:
         raise CheckpointError(f"dtype {name} cannot be in a checkpoint; those that can: {', '.join(_WORDS)}")
     dtype: torch.dtype = getattr(torch, name)
@@ -70,12 +69,13 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As plans and manifests write it."""
+    """The name of a dtype in plans and manifests."""
     return str(dtype).removeprefix("torch.")
 
 
 def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> SavedFile:
-    """Write a new file, for its owner alone, and wait until it is on disk. Raises CheckpointError where that fails."""
+    """Write a new file that only its owner can read, and wait until it is on disk. Raises CheckpointError where that
+    fails."""
     ordered = sorted(entries, key=lambda entry: (-dtype_of(entry.dtype).itemsize, entry.name))
     found, total = xxhash.xxh3_128(), 0
     try:
@@ -104,7 +104,7 @@ def _parts(entries: Sequence[Entry], metadata: Mapping[str, str]) -> Iterator[by
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The elements of a tensor as they lie, without a copy where they lie end to end."""
+    """The elements of a tensor in memory order; no copy if it is contiguous."""
     raw: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(raw)
 
@@ -124,7 +124,7 @@ def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 
 def check_file(folder: Path, file: SavedFile) -> None:
-    """Read a file and raise CheckpointError, with its name, where it is not the one that was written."""
+    """Read a file and raise CheckpointError, with its name, where it is not the file that was written."""
     path = folder / file.name
     check_size(folder, file)
     try:
@@ -140,8 +140,8 @@ def check_file(folder: Path, file: SavedFile) -> None:
 
 
 def regular_size(path: Path) -> int:
-    """Bytes of a file. Raises CheckpointError for what is no regular file: opening a pipe waits for who writes into it,
-    and reading a device may never end; OSError where there is none."""
+    """Bytes of a file. Raises CheckpointError for anything but a regular file (opening a pipe waits for a writer, and
+    reading a device may never end), OSError where there is none."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise CheckpointError(f"{path}: is no regular file; take another checkpoint")
@@ -149,7 +149,7 @@ def regular_size(path: Path) -> int:
 
 
 def check_size(folder: Path, file: SavedFile) -> None:
-    """Raise CheckpointError where a file is missing or does not have its size."""
+    """Raise CheckpointError where a file is missing or has another size than recorded."""
     path = folder / file.name
     try:
         size = regular_size(path)

@@ -1,4 +1,4 @@
-"""What may fail on one rank, so that all ranks say the same."""
+"""Runs work that may fail on one rank, so that all ranks raise the same error."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,7 +11,8 @@ _T = TypeVar("_T")
 
 
 def together(work: Callable[[], None]) -> None:
-    """Do a rank's work; where it fails on some, raise the CheckpointError of the first of them on all. Collective."""
+    """Do a rank's work; where it fails on some ranks, all raise the CheckpointError of the first of them.
+    Collective."""
     own = []
     try:
         work()
@@ -23,8 +24,8 @@ def together(work: Callable[[], None]) -> None:
 
 
 def said_by_first(make: Callable[[], _T], kind: Any) -> _T:
-    """What rank 0 makes, of a type that `runtime.comm.exchange` can tell, on every rank; where that fails, all raise
-    its CheckpointError. Collective."""
+    """The value that rank 0 makes, on every rank; its type must be one that `runtime.comm.exchange` can send. Where
+    `make` fails, all ranks raise its CheckpointError. Collective."""
     said: list[_T] = []
 
     def first() -> None:

@@ -20,7 +20,7 @@ from runtime.checkpoint.tables import tables_file_of, write_tables
 from runtime.checkpoint.tensor_files import Entry, write_tensors
 from runtime.step.step import RankStep
 
-_LOOK = 0.02  # seconds between two looks for notes
+_LOOK = 0.02  # seconds between two checks for notes
 _LEFT_ALONE = 30.0  # seconds that rank 0 waits for notes when its own training has ended
 
 
@@ -31,8 +31,8 @@ def file_of(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The writing of one checkpoint by one rank; `files` are those of all ranks. `check` raises CheckpointError where
-    the folder is no longer this run's; the first rank has it."""
+    """The writing of one checkpoint by one rank; `files` are those of all ranks. `check`, which only rank 0 has, raises
+    CheckpointError where the folder no longer belongs to this run."""
 
     folder: RunFolder
     check: Callable[[], None] | None
@@ -45,8 +45,8 @@ class Job:
     def write(
         self, entries: Sequence[Entry], progress: Progress, manifest: Callable[[Sequence[SavedFile]], Manifest]
     ) -> list[Path]:
-        """Write this rank's file and note; as rank 0, finish the checkpoint, and return what is to be deleted. Raises
-        CheckpointError."""
+        """Write this rank's file and note; on rank 0, also finish the checkpoint and return the folders to delete.
+        Raises CheckpointError."""
         part = part_of(self.folder.path, progress.step, self.token)
         try:
             self.folder.make_part(progress.step, self.token)
@@ -72,7 +72,7 @@ class Job:
             raise
 
     def write_tables(self, rank: RankStep, tables: Sequence[Spread], step: int) -> None:
-        """Write this rank's shares of tables outside of the devices, and a note. Collective. Raises CheckpointError."""
+        """Write this rank's shares of tables off the devices, and a note. Collective. Raises CheckpointError."""
         part, name = part_of(self.folder.path, step, self.token), tables_file_of(self.number)
         try:
             saved = write_tables(rank, tables, part / name, lambda: self._make(step))
@@ -89,7 +89,7 @@ class Job:
             raise CheckpointError(f"{self.folder.path}: cannot be written: {error.strerror}") from error
 
     def _await_notes(self, part: Path) -> list[SavedFile]:
-        """What the ranks have written, in the order of their files."""
+        """The files that the ranks have written, in the order of their names."""
         waiting, found = list(self.files), {}
         deadline, alone = time.monotonic() + self.timeout, False
         while waiting:

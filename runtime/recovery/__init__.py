@@ -1,10 +1,10 @@
-"""Training goes on after something broke.
+"""Training continues after failures.
 
-    supervisor ── a run after the other ──▶ ranks        each run begins where the last checkpoint, or copy, was taken
+    supervisor ── one run after the other ──▶ ranks        each run starts from the last checkpoint or state replica
         │
-        └── replanning: another number of devices gets another plan, found once and kept
+        └── replanning: another number of devices gets another plan, searched once and kept
 
-A process that was killed is started again with the others, on the same plan. Where there are fewer devices, or more
-again, the plan for so many is searched, and the state is cut anew (`runtime.checkpoint`). What is trained on stays the
-same: the global batch, the samples, their order, and what is drawn at random.
+If a process is killed, all processes are restarted on the same plan. If there are fewer or more devices, a plan for
+that number is searched, and the state is resharded (`runtime.checkpoint`). The training stays the same: global batch,
+samples, their order, and random numbers.
 """

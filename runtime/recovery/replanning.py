@@ -1,9 +1,9 @@
-"""Plans for other numbers of devices, found when they are needed and kept beside the checkpoints.
+"""Plans for other numbers of devices, searched when they are needed and kept beside the checkpoints.
 
-    runs/a/plans/4-devices.json       the plan that the run began with
-    runs/a/plans/3-devices.json       what was searched when a device was gone
+    runs/a/plans/4-devices.json       the plan with which the run began
+    runs/a/plans/3-devices.json       the plan searched after a device was lost
 
-What is trained stays what the first plan says: model, global batch, precision, optimizer, what becomes of gradients.
+The training stays as in the first plan: model, global batch, precision, optimizer, treatment of gradients.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 PLANS = "plans"
-"""The folder of the plans, in that of the checkpoints."""
+"""The folder of the plans, inside of the checkpoint folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """From how many devices to how many training goes on, both included."""
+    """The minimum and maximum number of devices on which training continues."""
 
     least: int
     most: int
@@ -51,10 +51,10 @@ def range_of(text: str) -> Range:
 
 
 class Plans:
-    """The plans of one run by number of devices, in `folder`; `model` is what the person has given as their model.
+    """The plans of one run by number of devices, in `folder`; `model` is the user's argument for the model.
 
-    Raises RequestError for a range without the devices of the first plan, and for a plan whose updates depend on how
-    many devices there are.
+    Raises RequestError for a range without the devices of the first plan, and for a plan whose updates depend on the
+    number of devices.
     """
 
     def __init__(self, first: Plan, folder: Path, allowed: Range, model: str | None = None) -> None:
@@ -67,7 +67,8 @@ class Plans:
         self._traced: tuple[BuiltModel, OperatorGraph] | None = None
 
     def plan(self, devices: int) -> Plan:
-        """The plan for so many devices: kept, or searched and then kept. Raises PlannerError where there is none."""
+        """The plan for this number of devices: kept, or searched and then kept. Raises PlannerError where there is
+        none."""
         found = self._known.get(devices)
         if found is None:
             found = self._known[devices] = self._kept(devices) or self._searched(devices)
@@ -76,8 +77,8 @@ class Plans:
         return found
 
     def most(self, devices: int) -> Plan:
-        """The plan for as many of so many devices as one can be found for. Raises RunError where there is none for any
-        number that is allowed."""
+        """The plan for the largest number of devices, up to `devices`, that has one. Raises RunError where no allowed
+        number has a plan."""
         why = f"there are {devices} devices"
         for count in self._counts(devices):
             try:
@@ -87,7 +88,7 @@ class Plans:
         raise RunError(f"--elastic {self.allowed}: training cannot go on: {why}")
 
     def path(self, devices: int) -> Path:
-        """Where the plan for so many devices is kept."""
+        """The path of the plan for this number of devices."""
         return self._folder / f"{devices}-devices-{self._key}.json"
 
     def _counts(self, devices: int) -> Iterator[int]:

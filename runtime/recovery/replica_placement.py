@@ -1,4 +1,4 @@
-"""Which ranks keep which cells of a run's state in the memory of their hosts: every cell lies on two hosts."""
+"""Which ranks keep which cells of a run's state in host memory: every cell is on two hosts."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ from planner.sharding.mesh import Mesh
 from runtime.checkpoint.spread import Spread, holders
 
 Cell = tuple[str, int]
-"""A tensor of the state, and the number of one of its cells."""
+"""The name of a tensor of the state, and the number of one of its cells."""
 
 
 def replica_holders(
     found: Sequence[Spread], mesh: Mesh, stages: int, hosts: Sequence[int]
 ) -> dict[Cell, tuple[int, ...]]:
-    """For every cell the ranks that keep it: one that holds it, and one on another host where there is another, which
-    holds it too if there is such a one, else on the next host. Of several the one with the least to keep so far.
+    """For every cell the ranks that keep it: a rank that holds it, and one on another host, if there is one. The second
+    rank also holds it if possible, else it is on the next host. Among several, the one with the fewest bytes so far.
 
-    `hosts` are those of all ranks. Every rank finds the same. O(T D) for T tensors and D devices.
+    `hosts` has the host of every rank. Every rank computes the same. O(T D) for T tensors and D devices.
     """
     load = [0] * (stages * mesh.size)
     answer: dict[Cell, tuple[int, ...]] = {}
@@ -32,7 +32,7 @@ def replica_holders(
 
 
 def _next(hosts: Sequence[int], host: int) -> list[int]:
-    """The ranks of the next host; none where there is one host."""
+    """The ranks of the next host; none where there is only one host."""
     order = sorted(set(hosts))
     after = order[(order.index(host) + 1) % len(order)]
     return [rank for rank, one in enumerate(hosts) if one == after and after != host]

@@ -1,4 +1,4 @@
-"""A run on this machine that goes on after failures, and on as many devices as there are."""
+"""A run on this machine that continues after failures, and on as many devices as there are."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from runtime.recovery.supervisor import Attempt, Supervisor
 from runtime.run_settings import RunSettings
 
 ELASTIC_RESTARTS = 3
-"""Failures in a row without a step that an elastic run bears where nothing is said."""
+"""The default number of consecutive failures without a step that an elastic run tolerates."""
 
 
 def run_on_and_on(
@@ -24,8 +24,8 @@ def run_on_and_on(
     on_report: Callable[[Report], None],
     on_line: Callable[[str], None],
 ) -> int:
-    """Run the ranks of a plan until all steps are done, again and again where they break down or devices come and go;
-    returns the exit code. `settings.save` has the checkpoints from which they go on; the caller holds its lock.
+    """Run the ranks of a plan until all steps are done, and restart them when they fail or devices come and go; returns
+    the exit code. `settings.save` has the checkpoints from which they continue; the caller holds its lock.
 
     Raises PlannerError as `run_ranks` does, and RunError after too many failures.
     """
@@ -40,8 +40,8 @@ def run_on_and_on(
     def start(attempt: Attempt) -> int:
         last = newest(folder)
         if last is not None and step_of(last) >= settings.steps and last != before:
-            return 0  # it broke down behind its last step
-        given = settings if attempt.first else replace(settings, go_on=True)  # else from where it started
+            return 0  # it failed after its last step
+        given = settings if attempt.first else replace(settings, go_on=True)  # else from its configured start
         with servers_of(attempt.plan, settings) as found:
             words = [str(attempt.path or path), *replace(given, server_folder=found).arguments()]
             return run_ranks("runtime", words, attempt.plan.cluster.devices, read, settings.timeout, attempt.leave)

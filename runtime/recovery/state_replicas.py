@@ -1,16 +1,16 @@
-"""Copies of a run's state in the memory of its hosts, so that at most one step is lost where a process dies.
+"""State replicas: copies of a run's state in the memory of its hosts, so that a killed process costs at most one step.
 
     /dev/shm/plan-run-3f2a…/                    see `runtime.recovery.replica_folder`
         step-000012.rank-00003.safetensors      the cells that rank 3 keeps after step 12 …
-        step-000012.rank-00003.json             … and which those are; written last
+        step-000012.rank-00003.json             … and which cells those are; written last
 
-Files in memory outlive the processes that wrote them, but not their host. So every cell lies on two hosts
-(`runtime.recovery.replica_placement`): data parallel ranks hold it anyway, and what only one host holds is sent to the
-next. After a failure the newest step is loaded of which every cell is left somewhere; what a host lacks, others send.
-The idea is that of Gemini (Wang et al., SOSP 2023): checkpoints in the memory of peers.
+Files in memory outlive the processes that wrote them, but not their host. So every cell is on two hosts
+(`runtime.recovery.replica_placement`): data-parallel ranks hold it on several anyway, and cells on only one host are
+sent to the next. After a failure, the newest step of which every cell is left somewhere is loaded; cells that a host
+lacks are sent by others. The idea is that of Gemini (Wang et al., SOSP 2023): checkpoints in the memory of peers.
 
-The last two steps are kept, as a process may die while it writes. So hosts give 4 times the state of the run in all, 2
-times where there is one host.
+The last two steps are kept, because a process may be killed while it writes. So the hosts together use 4 times the
+state of the run, or 2 times with one host.
 """
 
 import json
@@ -47,14 +47,14 @@ from runtime.step.step import RankStep
 from runtime.step.training_step import TrainingStep
 
 _T = TypeVar("_T")
-_LARGEST = 2**28  # bytes of a note
+_LARGEST = 2**28  # maximum bytes of a note
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.(?:safetensors|json|fresh)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What one rank keeps after one step: the note beside its file. `cells` has for each tensor the numbers of those of
-    its cells that are in the file, as `name#number`; `every` is how many cells the whole state has."""
+    """What one rank keeps after one step: the note beside its file. `cells` has for each tensor the numbers of its
+    cells in the file, as `name#number`; `every` is the number of cells of the whole state."""
 
     origin: Origin
     progress: Progress
@@ -67,8 +67,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What is left of the newest step that is whole, the same on every rank: for each cell the files that have it, and
-    a rank that can read each of them."""
+    """What is left of the newest whole step, the same on every rank: for each cell the files that have it, and a rank
+    that can read each of them."""
 
     progress: Progress
     optimizer: str
@@ -77,27 +77,28 @@ class Left:
 
 
 class StateReplicas:
-    """The copies of a run's state. Building it is collective. `notes` is what was found in memory beside them."""
+    """The state replicas of a run. Building it is collective. `notes` are messages about other replicas found in
+    memory."""
 
     def __init__(self, origin: Origin) -> None:
         self.folder, self._alive = open_replicas(origin, os.getppid())
         self._origin = origin
         tokens = _gathered(_token(self.folder), str)
         numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
-        self.hosts = tuple(numbers[token] for token in tokens)  # of every rank
+        self.hosts = tuple(numbers[token] for token in tokens)  # host of every rank
         self.notes = tuple(sweep(origin)) if self._first_of_host else ()
-        self._kept_by: tuple[dict[str, Spread], dict[Cell, tuple[int, ...]]] | None = None  # for the state as it was
+        self._kept_by: tuple[dict[str, Spread], dict[Cell, tuple[int, ...]]] | None = None  # of the last state
 
     @property
     def _first_of_host(self) -> bool:
         return self.hosts.index(self.hosts[rank_number()]) == rank_number()
 
     def take(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> None:
-        """Keep what a training step has after the last one that was made, with what the user keeps of the data's
-        position. Collective. Raises CheckpointError, on every rank, where the memory does not suffice."""
+        """Keep the training step's state after the last completed step, with the user's data position. Collective.
+        Raises CheckpointError, on every rank, where there is too little memory."""
         rank, mesh, own = step.rank, step.rank.place.mesh, rank_number()
         found = {spread.name: spread for spread in spreads(rank, rank.optimizer.updates)}
-        if self._kept_by is None or self._kept_by[0] != found:  # as long as it is not, nobody needs to look again
+        if self._kept_by is None or self._kept_by[0] != found:  # computed again only when it has changed
             self._kept_by = (found, replica_holders(list(found.values()), mesh, rank.place.stages, self.hosts))
         kept_by = self._kept_by[1]
         live = live_tensors(rank)
@@ -155,8 +156,8 @@ class StateReplicas:
         return None
 
     def restore(self, step: TrainingStep, left: Left) -> Restored:
-        """Load what is left, whatever plan it was taken under. Collective. Raises CheckpointError, on every rank, where
-        it is not for this model."""
+        """Load what is left, whatever plan it was saved under. Collective. Raises CheckpointError, on every rank, where
+        it is for another model."""
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             kind="sliced",
@@ -175,30 +176,30 @@ class StateReplicas:
         return restore(step.rank, source, verify=False)
 
     def forget(self, but: int | None = None) -> None:
-        """Delete the copies on this host, but those of one step."""
+        """Delete the replicas on this host, except those of step `but`."""
         for path in self.folder.glob("step-*"):
             if (step := _step_of(path)) is not None and step != but:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Delete all that is kept on this host: the run is over. Nothing is called after that."""
+        """Delete all replicas on this host: the run is over. Nothing may be called after that."""
         if self._first_of_host:
             delete_replicas(self._origin)
         os.close(self._alive)
 
     def _notes(self) -> list[Kept]:
-        """The notes of this host whose files are whole; of one of its ranks, as all see the same."""
+        """The notes of this host with whole files; from one of its ranks, because all see the same."""
         return list(_whole_notes(self.folder, self._origin)) if self._first_of_host else []
 
     def _fetch(self, rank: RankStep, left: Left) -> dict[Cell, torch.Tensor]:
-        """The cells that this rank reads of: from its own host, else sent by a rank of another one."""
+        """The cells that this rank reads: from its own host, else sent by a rank of another host."""
         mesh, own = rank.place.mesh, rank_number()
         mine: dict[Cell, str] = {}
         transfers = []
         for spread in spreads(rank, left.progress.updates):
             tensor = left.tensors.get(spread.name)
             if tensor is None:
-                continue  # said when it is restored
+                continue  # reported when it is restored
             for target in range(len(self.hosts)):
                 if spread.cell_of(mesh, target) is None:
                     continue
@@ -223,7 +224,7 @@ class StateReplicas:
         name = f"step-{note.progress.step:06d}.rank-{own:05d}"
         path = self.folder / f"{name}.safetensors"
         try:
-            for old in self.folder.glob("step-*"):  # nobody is two steps behind: all ranks meet in every step
+            for old in self.folder.glob("step-*"):  # no rank is two steps behind: all ranks meet in every step
                 if (step := _step_of(old)) is not None and step < note.progress.step - 1:
                     old.unlink(missing_ok=True)
             for stale in (self.folder / f"{name}.json", path):
@@ -240,7 +241,7 @@ class StateReplicas:
 
 @dataclass(kw_only=True)
 class _Fetched(Source):
-    """A source whose cells are here already; each goes by its own number (`_numbers`)."""
+    """A source whose cells are already in memory; each has its own number (`_numbers`)."""
 
     cells: Mapping[Cell, torch.Tensor] = field(default_factory=dict)
 
@@ -270,7 +271,7 @@ def _whole_notes(folder: Path, origin: Origin) -> Iterator[Kept]:
                 continue  # of another run
             check_file(folder, note.file)
         except (ForeignTextError, ValidationError, CheckpointError):
-            continue  # its process died while it wrote: the cells are elsewhere, or the step is not whole
+            continue  # its process was killed while it wrote: the cells are elsewhere, or the step is not whole
         yield note
 
 
@@ -288,7 +289,7 @@ def _numbers(tensor: SavedTensor) -> tuple[int, ...]:
 
 
 def _extent(spread: Spread, mesh: Any, number: int) -> tuple[int, ...]:
-    """Of a cell: those of a padded weight, without what was added, may be shorter."""
+    """The extent of a cell; for a padded weight it has no padding, and may be shorter."""
     return spread.of_cell(mesh, number).extent
 
 
@@ -298,7 +299,7 @@ def _step_of(path: Path) -> int | None:
 
 
 def _token(folder: Path) -> str:
-    """What all processes of this host read in the folder, and no other host has: that of the first that asks."""
+    """A token that all processes of this host read in the folder, and no other host has: the first one creates it."""
     path, fresh = folder / "host", folder / f".host.{os.getpid()}"
     try:
         fresh.unlink(missing_ok=True)
@@ -316,5 +317,5 @@ def _token(folder: Path) -> str:
 
 
 def _gathered(own: _T, kind: Any) -> Sequence[_T]:
-    """What every rank has, which is of this type. Collective."""
+    """The values of all ranks, which are of this type. Collective."""
     return gather(own, kind) if dist.is_initialized() else [own]

@@ -1,10 +1,10 @@
 """One run of ranks after the other, until the steps are done.
 
-    a rank broke down        again on the same plan, from the last copy or checkpoint
-    other devices            the ranks leave after a step that is saved; again on the plan for so many (`--elastic`)
-    an error on purpose      the end: it would come again
+    a rank fails             restart on the same plan, from the last state replica or checkpoint
+    other devices            the ranks end after a saved step; restart on a plan for that number (`--elastic`)
+    an error on purpose      end: it would occur again
 
-Failures count where no step was made between them; a run that gets on may be interrupted as often as it likes.
+Failures count only if no step was made between them; a run that makes progress may be interrupted any number of times.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from runtime.processes.progress import NoticeReport, Report, RestartReport, Step
 from runtime.recovery.replanning import Plans
 
 DEVICES = "devices"
-_LARGEST = 2**10  # bytes of that file
-"""The file beside the checkpoints in which a number says how many devices there are."""
+_LARGEST = 2**10  # maximum bytes of that file
+"""The file beside the checkpoints that contains the number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What the next run of ranks is given: whether it is the first, its plan, where that is kept (None for that of the
-    user), and what says that it shall leave."""
+    """The inputs of the next run of ranks: whether it is the first, the path of its plan (None for the user's), and the
+    function that tells it to end."""
 
     first: bool
     plan: Plan
@@ -37,9 +37,9 @@ class Attempt:
 class Supervisor:
     """Keeps a run of `steps` steps going.
 
-    `start` runs the ranks of an attempt until they end, and raises RunError where they break down; the supervisor's
-    `see` gets every report of theirs. `restarts` is how many failures in a row without a step are borne. `plans` and
-    `folder` are those of an elastic run. `tell` gets the reports of restarts.
+    `start` runs the ranks of an attempt until they end, and raises RunError where they fail; their reports go to the
+    supervisor's `see`. `restarts` is the number of consecutive failures without a step that is tolerated. `plans` and
+    `folder` are those of an elastic run. `tell` receives the reports of restarts.
     """
 
     start: Callable[[Attempt], int]
@@ -49,18 +49,18 @@ class Supervisor:
     tell: Callable[[Report], None]
     plans: Plans | None = None
     folder: Path | None = None
-    done: int = field(default=0, init=False)  # the last step that was made
-    _refused: str = field(default="", init=False)  # why the file of devices could not be read when it was looked at
+    done: int = field(default=0, init=False)  # the last completed step
+    _refused: str = field(default="", init=False)  # why the file of devices could not be read in the last check
     _told: str = field(default="", init=False)
 
     def see(self, report: Report) -> None:
-        """Take note of how far the ranks are."""
+        """Record the progress of the ranks."""
         if isinstance(report, StepReport) and report.trouble is None:
             self.done = max(self.done, report.step)
 
     def run(self) -> int:
-        """Run to the end and return the exit code. Raises RunError after too many failures, and whatever else the ranks
-        say on purpose."""
+        """Run to the end and return the exit code. Raises RunError after too many failures, and any error that the
+        ranks raise on purpose."""
         failures, attempts = 0, 0
         attempt = self._attempt(attempts)
         while True:
@@ -101,12 +101,12 @@ class Supervisor:
             try:
                 return now != there and plans.most(now).cluster.devices != used
             except PlannerError:
-                return False  # nothing can be done with so few: they go on as long as they can
+                return False  # no plan exists for so few devices: the ranks continue as long as they can
 
         return Attempt(first=not number, plan=plan, path=None if used == first else plans.path(used), leave=leave)
 
     def _tell_once(self, fault: str) -> None:
-        """Tell what is wrong with the file of devices, unless it was only half written when it was looked at."""
+        """Report an error in the file of devices, unless it was only half written when it was read."""
         if fault == self._refused and fault != self._told:
             self.tell(NoticeReport(text=f"{fault}; until then the number of devices stays what it was"))
             self._told = fault
@@ -114,8 +114,8 @@ class Supervisor:
 
 
 def devices_of(folder: Path, most: int) -> int:
-    """How many devices there are: what the file `devices` of a folder says, or the accelerators of this machine, or
-    `most` where neither is known. Raises RequestError for a file that does not have a number."""
+    """The number of devices: from the file `devices` of a folder, or the accelerators of this machine, or `most` where
+    neither is known. Raises RequestError for a file without a number."""
     path = folder / DEVICES
     try:
         text = read_text(path, _LARGEST).strip()

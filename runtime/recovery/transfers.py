@@ -1,4 +1,4 @@
-"""Cells of the state on their way from rank to rank."""
+"""Cells of the state, sent from rank to rank."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 from runtime.recovery.replica_placement import Cell
 
-_ROUND = 256 * 2**20  # bytes on their way at a time
+_ROUND = 256 * 2**20  # bytes in flight at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A cell, which goes from one rank to another."""
+    """A cell that one rank sends to another."""
 
     cell: Cell
     source: int
@@ -30,9 +30,10 @@ class Transfer:
 def transfer(
     transfers: Sequence[Transfer], own: int, read: Callable[[Cell], torch.Tensor], device: torch.device
 ) -> dict[Cell, torch.Tensor]:
-    """Send what this rank has, and return what it gets, on the CPU. Collective: every rank gives the same transfers.
+    """Send this rank's cells, and return those that it receives, on the CPU. Collective: every rank gives the same
+    transfers.
 
-    Tensors travel as bytes, so that every dtype does.
+    Tensors are sent as bytes, so every dtype works.
     """
     found: dict[Cell, torch.Tensor] = {}
     for together in _rounds(transfers):
@@ -57,7 +58,7 @@ def transfer(
 
 
 def _rounds(transfers: Sequence[Transfer]) -> Iterator[list[Transfer]]:
-    """Transfers that are made together."""
+    """Groups of transfers that are made together."""
     together: list[Transfer] = []
     total = 0
     for one in transfers:

@@ -1,12 +1,12 @@
-"""Which run, and which folder of it.
+"""Identifies a run, and its folder.
 
-    runs/a/run.json      the run, the folder, and by what the folder is known again
+    runs/a/run.json      the run, the folder, and how the folder is recognized
 
-Every checkpoint and every state replica names both (`Origin`). A folder is known again by its inode and by that of the
-record in it: renaming keeps both, a copy has others. Devices have no part in it, as their numbers change when a file
-system is mounted again. Where only one of the two is right the path and the host must be as they were.
+Every checkpoint and every state replica names both (`Origin`). A folder is recognized by its inode and by the inode of
+the record in it: renaming keeps both, a copy has others. Device numbers are not used, because they change when a file
+system is mounted again. Where only one of the two inodes matches, the path and the host must be unchanged.
 
-An identity is 32 hexadecimal digits, wherever it is read; nothing else ever becomes a part of a path.
+An identity is always 32 hexadecimal digits; nothing else ever becomes a part of a path.
 """
 
 import json
@@ -25,7 +25,7 @@ RECORD = "run.json"
 """The file of a run's folder that says which run it is."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
-_LARGEST = 64 * 2**10  # bytes of a record that are read
+_LARGEST = 64 * 2**10  # maximum bytes of a record
 
 Identity = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """128 random bits in hexadecimal."""
@@ -33,7 +33,7 @@ Identity = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a state comes from: the run that was trained, and the folder that it was trained into."""
+    """The origin of a state: the run that was trained, and the folder that it was saved in."""
 
     __pydantic_config__ = _STRICT
 
@@ -46,9 +46,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a folder says of itself. `inode` and `file` are those of the folder and of the record, `path` and `host`
-    where it was; `former` are origins whose checkpoints belong to it too, since it was moved; with `older` those
-    without an origin do, as versions before wrote them."""
+    """The record of a folder. `inode` and `file` are the inodes of the folder and of the record, `path` and `host` its
+    location; `former` are origins whose checkpoints belong to it too, since it was moved; with `older`, checkpoints
+    without an origin, from earlier versions, also belong to it."""
 
     __pydantic_config__ = _STRICT
 
@@ -63,7 +63,7 @@ class RunRecord:
 
     @property
     def origin(self) -> Origin:
-        """That of what is saved here from now on."""
+        """The origin of what is saved here from now on."""
         return Origin(run=self.run, folder=self.folder)
 
     def owns(self, origin: Origin | None) -> bool:
@@ -77,13 +77,13 @@ class RunRecord:
 
 
 def new_identity() -> str:
-    """An identity that nobody has."""
+    """A new random identity."""
     return secrets.token_hex(16)
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """The record of a folder, whether it was written for it or not; None where there is none. Raises CheckpointError
-    for one that is none of ours."""
+    """The record of a folder, whether or not it was written for this folder; None where there is none. Raises
+    CheckpointError for one that is not ours."""
     path = folder / RECORD
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -101,7 +101,7 @@ def read_record(folder: Path) -> RunRecord | None:
 
 
 def own_record(folder: Path, *, older: bool = False) -> RunRecord:
-    """The record of a folder that this process has locked, made where there is none. Raises CheckpointError for a
+    """The record of a folder that this process has locked; created where there is none. Raises CheckpointError for a
     folder that is a copy of another one."""
     found = read_record(folder)
     if found is None:
@@ -116,8 +116,8 @@ def own_record(folder: Path, *, older: bool = False) -> RunRecord:
 
 
 def adopt(folder: Path, origins: frozenset[Origin | None]) -> RunRecord:
-    """Make a folder that was moved or restored one that its run goes on in; `origins` are those of its checkpoints,
-    which belong to it from now on. The folder is locked."""
+    """Make a moved or restored folder one in which its run continues; `origins` are those of its checkpoints, which
+    belong to it from now on. The folder is locked."""
     try:
         known = read_record(folder)
     except CheckpointError:
@@ -142,7 +142,7 @@ def _new(folder: Path, *, older: bool) -> RunRecord:
 
 
 def _write(folder: Path, record: RunRecord) -> RunRecord:
-    """Write a record with the number of its own inode in it."""
+    """Write a record that contains the number of its own inode."""
     fresh = folder / f".{RECORD}.fresh"
     fresh.unlink(missing_ok=True)
     with open(fresh, "x", encoding="utf-8", opener=private.opener) as file:

@@ -2,15 +2,15 @@
 
     runs/a/lock      which process holds it, since when, and a token
 
-The file is made by an exclusive create, which is atomic on network file systems too. Its holder touches it every few
-seconds. Whoever finds it asks whether the holder has gone:
+The file is created by an exclusive create, which is atomic on network file systems too. Its holder touches it every few
+seconds. A process that finds it checks whether the holder is gone:
 
     the same kernel and namespace        no process of that number, or one that started at another time
-    another host or container, unknown   the file has not been touched for `PATIENCE` seconds while we looked; clocks
-                                         of two hosts are not compared
+    another host or container, unknown   the file was not touched for `PATIENCE` seconds while we watched; clocks of two
+                                         hosts are not compared
 
-A lock that was left behind is replaced under a claim, a file whose name has what is replaced in it, so that one of
-several takers wins. A holder that was stopped for so long that it was taken for dead finds another token before it
+A stale lock is replaced under a claim, a file named after the lock that it replaces, so that only one of several
+processes succeeds. A holder that was suspended so long that it was taken for dead finds another token before it
 publishes anything (`Lock.check`), and writes no more.
 """
 
@@ -34,18 +34,18 @@ LOCK = "lock"
 """The file of a folder that says which process writes there."""
 
 BEAT = 5.0
-"""Seconds from one touch to the next."""
+"""Seconds between two touches."""
 PATIENCE = 30.0
-"""Seconds without a touch after which a holder that cannot be seen is gone."""
+"""Seconds without a touch after which a holder that cannot be seen counts as gone."""
 
-_LARGEST = 4096  # bytes of a lock that are read
-_LOOK = 0.2  # seconds between two looks at one
+_LARGEST = 4096  # maximum bytes of a lock
+_LOOK = 0.2  # seconds between two checks of a lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a lock says: its holder and since when, None where that is unreadable, or was copied with the folder; its
-    bytes, which file it is, and when it was touched."""
+    """The content of a lock: its holder and since when (None where that is unreadable, or was copied with the folder);
+    its bytes, its inode, and the time of its last touch."""
 
     holder: Process | None
     since: str
@@ -54,8 +54,8 @@ class Held:
     touched: int
 
     def has(self, token: str) -> bool:
-        """Whether it is the lock with this token, under whatever number of file: network file systems may give another
-        one when they are mounted anew."""
+        """Whether it is the lock with this token, whatever its inode: network file systems may change inodes when they
+        are mounted again."""
         return token.encode() in self.raw
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Held:
 
 
 def held(path: Path) -> Held | None:
-    """What a lock says, whether its holder lives or not; None where it is free."""
+    """The content of a lock, whether or not its holder lives; None where the folder is not locked."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def check(folder: Path, token: str) -> None:
 
 
 def _left_behind(path: Path, found: Held, own: Process, patience: float) -> bool:
-    """Whether the holder of a lock has gone, or is this process, which may begin anew."""
+    """Whether the holder of a lock is gone, or is this process, which may lock again."""
     alive = None if found.holder is None else found.holder.alive
     if found.holder == own or alive is not None:
         return found.holder == own or not alive
@@ -109,10 +109,10 @@ def _left_behind(path: Path, found: Held, own: Process, patience: float) -> bool
 
 
 class Lock:
-    """The lock of a folder, held by this process until it is released or the process ends. `taken_over` says whose it
-    was before, where that process left it behind.
+    """The lock of a folder, held by this process until it is released or the process ends. `taken_over` is the previous
+    holder, if it left the lock behind.
 
-    Raises CheckpointError, which says who holds it, where another run does.
+    Raises CheckpointError, which names the holder, if another run holds it.
     """
 
     def __init__(self, folder: Path, *, patience: float = PATIENCE) -> None:
@@ -129,11 +129,11 @@ class Lock:
         threading.Thread(target=self._beat, name=f"lock of {folder}", daemon=True).start()
 
     def check(self) -> None:
-        """Raise CheckpointError where somebody else has taken the lock."""
+        """Raise CheckpointError if another process has taken the lock."""
         check(self._folder, self.token)
 
     def release(self) -> None:
-        """Give the lock up; nothing happens where it has been, or in a process that was forked from its holder."""
+        """Release the lock; a no-op if it was released already, or in a process that was forked from its holder."""
         if self._released.is_set() or this_process() != self._own:
             return
         self._released.set()
@@ -143,7 +143,7 @@ class Lock:
             if found is not None and found.has(self.token):
                 self.path.unlink(missing_ok=True)
         except OSError:
-            return  # the folder has gone; the next run sees that this process has
+            return  # the folder is gone; the next run sees that this process is too
 
     def _take(self, patience: float) -> None:
         while not self._made(self.path):
@@ -151,7 +151,7 @@ class Lock:
             if found is None:
                 continue
             if not _left_behind(self.path, found, self._own, patience):
-                if held(self.path) is None:  # it was given up while we looked
+                if held(self.path) is None:  # it was released meanwhile
                     continue
                 raise CheckpointError(
                     f"{self._folder}: a run writes there already: {found} holds {self.path}; wait for its end, or name"
@@ -162,7 +162,7 @@ class Lock:
                 return
 
     def _made(self, path: Path) -> bool:
-        """Make a file that says who we are; False where there is one."""
+        """Create a lock file that names this process; False where there is one."""
         content: dict[str, object] = {"holder": self._own.content(), "token": self.token}
         content["since"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         try:
@@ -179,7 +179,7 @@ class Lock:
         return True
 
     def _replaced(self, found: Held, patience: float) -> bool:
-        """Take the place of a lock that was left behind, unless somebody else does or has done so."""
+        """Replace a stale lock, unless another process does so or has done so."""
         word = hashlib.sha256(found.raw + str(found.inode).encode()).hexdigest()[:16]
         claim = self._folder / f".{LOCK}.{word}.claim"
         if not self._made(claim):

@@ -1,11 +1,11 @@
-"""Folders that are ours to delete; nothing else deletes one.
+"""Deletes folders that are ours; no other code deletes a folder.
 
     step-000100/.plan-owned        {"kind": "checkpoint", "origin": {"run": "…", "folder": "…"}}
 
-A folder is removed where all of this holds, looked at through descriptors, so that nobody can put a link in its place
-meanwhile: it has a name of the strict form, lies directly in the folder where such folders lie, is a folder and no
-link, belongs to the user of this process, and carries a mark that the caller takes for its own. The mark is the first
-thing in a folder and the last that goes, so what a killed process left behind still carries it.
+A folder is removed only if all of this holds: it has a name of the strict form, lies directly in the folder where such
+folders lie, is a folder and no link, belongs to the user of this process, and has a mark that the caller accepts. All
+checks use descriptors, so that nobody can replace the folder by a link meanwhile. The mark is the first thing written
+into a folder and the last one removed, so what a killed process left behind still has it.
 """
 
 import errno
@@ -27,16 +27,16 @@ from runtime.run_folder import private
 from runtime.run_folder.identity import Origin
 
 MARK = ".plan-owned"
-"""The file that makes a folder ours."""
+"""The file that marks a folder as ours."""
 
-_LARGEST = 4096  # bytes of a mark that are read
+_LARGEST = 4096  # maximum bytes of a mark
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _THERE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # why a folder cannot take a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What a folder of ours is, and of which run."""
+    """The kind of a folder of ours, and its run."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
@@ -45,9 +45,9 @@ class Mark:
 
 
 def make(path: Path, mark: Mark) -> None:
-    """Make a folder with a mark in it, at once; or see that the one that is there is ours and has the same mark.
+    """Create a folder together with its mark, atomically; or check that the existing one is ours and has the same mark.
 
-    Raises CheckpointError for anything else of that name, OSError where it cannot be made.
+    Raises CheckpointError for anything else of that name, OSError where it cannot be created.
     """
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     private.make_folder(fresh)
@@ -67,8 +67,8 @@ def make(path: Path, mark: Mark) -> None:
 
 
 def put_mark(path: Path, mark: Mark) -> None:
-    """Mark a folder that is known to be ours by what is in it: versions before left no marks."""
-    (path / MARK).unlink(missing_ok=True)  # one that the loss of power has left empty
+    """Mark a folder whose content shows that it is ours: earlier versions left no marks."""
+    (path / MARK).unlink(missing_ok=True)  # an empty one that a power loss left
     with open(path / MARK, "x", encoding="utf-8", opener=private.opener) as file:
         json.dump(asdict(mark), file)
         file.flush()
@@ -76,8 +76,8 @@ def put_mark(path: Path, mark: Mark) -> None:
 
 
 def remove(path: Path, *, inside: Path, name: re.Pattern[str], ours: Callable[[Mark], bool]) -> str | None:
-    """Delete a folder that is ours, of a `name` of this form and directly `inside` of another one; returns why it was
-    left alone, None where it is gone. Raises OSError where it is ours and cannot be deleted."""
+    """Delete a folder that is ours, whose `name` has this form and which lies directly `inside` of another one. Returns
+    why it was left alone, None where it is deleted. Raises OSError where it is ours and cannot be deleted."""
     if name.fullmatch(path.name) is None:
         return "has a name that is none of ours"
     if os.path.realpath(path.parent) != os.path.realpath(inside):
@@ -124,7 +124,7 @@ def _remove(name: str, parent: int, ours: Callable[[Mark], bool]) -> str | None:
         _unlink(MARK, opened)
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:
-        return None  # somebody else deletes it too
+        return None  # another process deletes it too
     finally:
         os.close(opened)
     return None
@@ -145,7 +145,7 @@ def _unlink(name: str, folder: int) -> None:
 
 
 def _is_bare(opened: int) -> bool:
-    """Whether its process died before there was anything in it but a mark, which may be half written."""
+    """Whether it contains at most a mark, possibly half written, because its process was killed."""
     return os.fstat(opened).st_uid == os.geteuid() and set(os.listdir(opened)) <= {MARK}
 
 
@@ -169,7 +169,7 @@ def _fault(opened: int, ours: Callable[[Mark], bool]) -> str | None:
 
 
 def _mark(opened: int) -> Mark | str:
-    """The mark of an open folder, or why it has none that counts."""
+    """The mark of an open folder, or why it has no valid one."""
     if os.fstat(opened).st_uid != os.geteuid():
         return "belongs to another user"
     try:

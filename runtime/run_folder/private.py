@@ -7,20 +7,20 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open(path, "x", opener=opener)`: a file that only its owner reads and writes; no link is followed."""
+    """For `open(path, "x", opener=opener)`: a file that only its owner can read and write; links are not followed."""
     opened = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE)
     os.fchmod(opened, FILE)
     return opened
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder. Raises FileExistsError where there is anything of that name."""
+    """Create a folder. Raises FileExistsError if the name is taken."""
     os.mkdir(path, FOLDER)
     os.chmod(path, FOLDER)
 
 
 def ensure_folder(path: Path) -> None:
-    """Make a folder, and those above it, unless it is there: what somebody else made keeps its permissions."""
+    """Create a folder and its parents, unless they exist; existing ones keep their permissions."""
     if path.is_dir():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def ensure_folder(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it is either whole or as it was."""
+    """Replace the content of a file atomically."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.fresh")
     fresh.unlink(missing_ok=True)
     with open(fresh, "x", encoding="utf-8", opener=opener) as file:

@@ -1,8 +1,8 @@
-"""Which process that is: its number alone is given to another process later.
+"""Identifies a process: its number alone may later be reused.
 
-A process is known by the boot of its kernel, the namespace of process numbers (containers have their own), its number
-and the time it started, in ticks since the boot (field 22 of `/proc/PID/stat`, proc(5)). Where there is no `/proc` the
-host's name stands for the boot, and `ps` says when a process started.
+A process is identified by its kernel's boot, its PID namespace (containers have their own), its number, and its start
+time in ticks since the boot (field 22 of `/proc/PID/stat`, proc(5)). Without `/proc`, the host name is used for the
+boot, and `ps` gives the start time.
 """
 
 import os
@@ -29,19 +29,19 @@ class Process:
 
     @property
     def alive(self) -> bool | None:
-        """Whether it still runs; None where that cannot be seen from here: another host, another container, or a boot
-        before this one."""
+        """Whether it still runs; None where that cannot be seen from here: another host, another container, or an
+        earlier boot."""
         if (self.host, self.boot, self.namespace) != _here():
             return None
         return _start_of(self.pid) == self.start
 
     def content(self) -> dict[str, Any]:
-        """As `process_from` reads it."""
+        """The form that `process_from` reads."""
         return asdict(self)
 
 
 def this_process() -> Process:
-    """The one that asks."""
+    """This process."""
     return process_of(os.getpid())
 
 
@@ -59,7 +59,7 @@ def process_from(content: Any) -> Process | None:
         return None
     host, boot, namespace, start = (content[name][:200] for name in ("host", "boot", "namespace", "start"))
     if not (host + boot + namespace + start).isprintable():
-        return None  # it is shown to people
+        return None  # the text is shown to users
     return Process(host=host, boot=boot, namespace=namespace, pid=content["pid"], start=start)
 
 
@@ -73,7 +73,7 @@ def _here() -> tuple[str, str, str]:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process started; None where there is none, or only what its parent has not yet asked for is left."""
+    """The start time of a process; None where there is none, or only a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
