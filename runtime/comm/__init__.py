@@ -1,2 +1,1 @@
-"""Communication: the device mesh and its groups, collectives, messages between ranks, layouts changed between
-devices."""
+"""Communication: the device mesh and its groups, collectives, messages between ranks, redistribution of layouts."""

@@ -1,7 +1,7 @@
-"""Tensors on their way together: what they would have sent one by one, as one message for each collective.
+"""Coalesced asynchronous transfers: several tensors share one message per collective.
 
-Collectives start without being waited for; steps that send nothing are done in between, each member's own. What has
-been copied into a flat buffer is not held on to.
+Collectives start asynchronously. Local steps of each tensor are done in between. A tensor that has been copied into a
+flat buffer is not kept alive.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from runtime.comm.redistribute import apply_steps
 from runtime.waiting import Pending, waiting_for_work
 
 Groups = Sequence[dist.ProcessGroup | None]
-"""Processes to talk to on each axis."""
+"""The process group of each mesh axis."""
 
 
 def _dims(steps: Sequence[Step]) -> list[int]:
@@ -48,7 +48,7 @@ _COALESCED: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], C
 
 
 class _Started(NamedTuple):
-    """A collective under way, and what it sends, where that is held on to."""
+    """A collective in flight, with its send buffer where that must be kept alive."""
 
     work: Pending
     group: dist.ProcessGroup
@@ -58,9 +58,10 @@ class _Started(NamedTuple):
 
 
 class Flight:
-    """Pieces under way, each on its `steps`, which are the same collectives on the same axes for all; the first
-    collective starts when it is made. The pieces are its own from then, and taken out of their list. One that `holds`
-    has what it sends until it has arrived, as backends do that run asynchronously: so an audit sees it."""
+    """Tensors in flight, each on its own `steps`; the collectives among the steps are the same, on the same axes, for
+    all tensors. The first collective starts at construction. The flight takes ownership of the tensors: it empties
+    their list. A flight that `holds` keeps its send buffer until arrival, as asynchronous backends do, so that an audit
+    counts it."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Flight:
     ) -> None:
         self._place, self._groups, self._holds = place, groups, holds
         self._pieces = [piece.detach() for piece in pieces]
-        pieces.clear()  # whoever made the list has it until this is made
+        pieces.clear()  # until here the caller's list has kept them alive
         self._steps = [
             [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
         ]
@@ -82,8 +83,8 @@ class Flight:
         self._go()
 
     def land(self, room: Callable[[], Pieces] | None = None) -> Pieces:
-        """Wait, and take the collectives that are left; the pieces at the end of their way. Where the last step of all
-        is an all-gather there may be `room` for them, which is asked for when they have come."""
+        """Wait, run the remaining collectives, and return the final tensors. Where the last step of all tensors is an
+        all-gather, `room` may give the memory for them; it is called when they have arrived."""
         with torch.no_grad():
             while self._started is not None:
                 self._pieces = self._arrived(None if any(self._steps) else room)
@@ -91,7 +92,7 @@ class Flight:
         return self._pieces
 
     def _arrived(self, room: Callable[[], Pieces] | None) -> Pieces:
-        """What the collective under way brings; of its messages nothing is held when the next one starts."""
+        """The result of the collective in flight; its buffers are released before the next one starts."""
         assert self._started is not None
         started, self._started = self._started, None
         waiting_for_work(started.work, started.group)
@@ -106,7 +107,7 @@ class Flight:
 
     @torch.no_grad()
     def _go(self) -> None:
-        """Each member's steps up to its next collective, which is started for all of them."""
+        """Run each tensor's steps up to its next collective, and start that collective for all of them."""
         following = []
         for at, steps in enumerate(self._steps):
             while steps and steps[0].kind not in COLLECTIVES:

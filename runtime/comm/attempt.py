@@ -1,16 +1,16 @@
-"""Processes that were started again agree on a name for this attempt, in a store that is full of what dead ones wrote.
+"""Restarted processes agree on a name for this attempt, in a store that still has the entries of dead processes.
 
-    rank r   hello/r = a number drawn at random    where roll names it: ack/r = the token of the roll; on, when go is it
-    rank 0   roll    = a new token, all hellos     again where a hello has changed; go = the token when every ack/r is
+    rank r   hello/r = a number drawn at random    if named by roll: ack/r = the roll's token; done when go is it
+    rank 0   roll    = a new token, all hellos     again if a hello has changed; go = the token when every ack/r is
 
-Whatever an earlier attempt left is harmless: a roll of a dead rank 0 does not name the number that a living rank has
-just drawn, and an ack of a dead rank is of another token. A roll that named a number of a dead rank is written again,
-with another token, once the living one has said hello. So nobody goes on before all processes of this attempt have
-answered one roll: a token is shared by processes that were alive together, or by none, and nothing that one of them
-wrote under it before it died is found by its successor.
+Entries of earlier attempts are harmless: a roll of a dead rank 0 does not name the number that a living rank has just
+drawn, and an ack of a dead rank has another token. If a roll named the number of a dead rank, it is written again with
+another token once the living rank has said hello. So no process continues before all processes of this attempt have
+answered one roll: only processes that were alive together share a token, and the successor of a process never finds
+what that process wrote under its token before it died.
 
-Agents of torchrun count restarts each for itself (an agent whose processes were healthy counts none), so that their
-counts are no such name.
+The restart counts of torchrun's agents cannot serve as such a name: each agent counts for itself, and an agent whose
+processes were healthy counts none.
 """
 
 import secrets
@@ -25,12 +25,12 @@ from hardware_profiles import Seconds
 from planner.errors import RunError
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 0.2
-"""Seconds between two looks at the store: short at first, as most agree at once."""
+"""Seconds between two reads of the store: short at first, because most attempts agree at once."""
 
 
 def agreed_attempt(store: Store, rank: int, world: int, timeout: Seconds | None = None) -> str:
-    """The token of this attempt, the same on all `world` ranks that take part in it. Raises RunError where they have
-    not come together within `timeout` seconds, by default those that torch gives a process group."""
+    """The token of this attempt, the same on all `world` ranks that take part in it. Raises RunError if they do not
+    agree within `timeout` seconds (default: torch's timeout of a process group)."""
     limit = default_pg_timeout.total_seconds() if timeout is None else timeout
     own = secrets.token_hex(8)
     if world == 1:
@@ -43,7 +43,7 @@ def agreed_attempt(store: Store, rank: int, world: int, timeout: Seconds | None 
 
 @dataclass(slots=True)
 class _Caller:
-    """Rank 0, which calls the roll."""
+    """Rank 0, which writes the roll."""
 
     store: Store
     world: int
@@ -52,7 +52,8 @@ class _Caller:
     named: list[str | None] = field(default_factory=list)
 
     def agreed(self) -> str | None:
-        """The token of a roll that all ranks have answered; a new roll where others have come than it names."""
+        """The token of a roll that all ranks have answered; writes a new roll where other ranks have come than it
+        names."""
         hellos = _all(self.store, "hello", range(self.world))
         if None in hellos:
             return None
@@ -75,7 +76,7 @@ class _Member:
     answered: str = ""
 
     def agreed(self) -> str | None:
-        """The token of the last roll that names this rank, once all have answered that."""
+        """The token of the last roll that names this rank, once all ranks have answered it."""
         token = _named(self.store, self.rank, self.own)
         if token is None:
             return None
@@ -86,7 +87,7 @@ class _Member:
 
 
 def _named(store: Store, rank: int, own: str) -> str | None:
-    """The token of a roll that names what this rank has drawn."""
+    """The token of the roll, if it names the number that this rank has drawn."""
     if not store.check(["roll"]):
         return None
     token, *hellos = store.get("roll").decode().split()
@@ -94,7 +95,7 @@ def _named(store: Store, rank: int, own: str) -> str | None:
 
 
 def _all(store: Store, word: str, ranks: Iterable[int]) -> list[str | None]:
-    """What ranks have written last under a word."""
+    """The last values that the ranks have written under a key."""
     keys = [f"{word}/{rank}" for rank in ranks]
     if store.check(keys):
         return [value.decode() for value in store.multi_get(keys)]

@@ -1,13 +1,13 @@
-"""A collective along one dim of a tensor as several, each of a part of its rows, so that others compute meanwhile.
+"""One collective along a dim of a tensor as several smaller ones, so that computation overlaps with them.
 
-    all_gather       for rows in Arriving(...):           chunk k + 1 is on its way while chunk k is worked on
-    reduce_scatter   leaving.send(rows)  ..  land()       chunk k is on its way while chunk k + 1 is made
+    all_gather       for rows in Arriving(...):           chunk k + 1 is in flight while chunk k is used
+    reduce_scatter   leaving.send(rows)  ..  land()       chunk k is in flight while chunk k + 1 is computed
     all_reduce       likewise
 
-The rows of a tensor are all of its dims but the last; chunks are cut along one of them in the piece that a rank has, so
-that chunk k of the whole is what the pieces of all ranks have in their chunks k: n rows of pieces, side by side where
-the dim that is moved is the one that is cut. Shapes: a piece (.., d, .., h), the whole (.., n d, .., h), a chunk of the
-whole (n, .., d / chunks, .., h) where something is gathered or scattered. No autograd.
+The rows of a tensor are all of its dims but the last. Chunks are cut along one of these dims in the piece of each rank.
+Chunk k of the whole consists of the chunks k of all ranks' pieces: n blocks, which lie side by side where the gathered
+dim is also the chunked one. Shapes: a piece (.., d, .., h), the whole (.., n d, .., h), and for gathers and scatters
+a chunk of the whole (n, .., d / chunks, .., h). No autograd.
 """
 
 import math
@@ -24,8 +24,8 @@ from runtime.waiting import Pending, waiting_for_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """So many (`count`) chunks along a `dim`; a whole is that of `ranks` pieces along the dim `moved`, or the piece
-    itself where that is None."""
+    """`count` chunks along a `dim`. The whole consists of the pieces of `ranks` ranks along the dim `moved`, or is the
+    piece itself where that is None."""
 
     dim: int
     count: int
@@ -43,7 +43,7 @@ class Chunks:
         return piece.narrow(self.dim, number * width, width)
 
     def whole(self, whole: torch.Tensor, number: int) -> torch.Tensor:
-        """A chunk of a whole, a view: of all pieces, which come first."""
+        """A chunk of a whole, a view: of all pieces, whose number is the first dim."""
         if self.moved is None:
             return self.piece(whole, number)
         pieces = torch.unflatten(whole, self.moved, (self.ranks, -1)).movedim(self.moved, 0)
@@ -64,7 +64,7 @@ class Chunks:
 
 
 def chunks_of(step: Step | None, dim: int, count: int, group: dist.ProcessGroup | None) -> Chunks:
-    """How a step of a redistribution is taken apart."""
+    """The chunks of a redistribution step."""
     if step is None or step.kind == "all_reduce":
         return Chunks(dim=dim, count=count)
     assert group is not None, "nothing moves along an axis of one device"
@@ -72,7 +72,7 @@ def chunks_of(step: Step | None, dim: int, count: int, group: dist.ProcessGroup 
 
 
 class Arriving:
-    """A piece that all ranks gather, chunk by chunk, into `whole`; one chunk is under way while another is used."""
+    """A chunked all-gather into `whole`; one chunk is in flight while another is used."""
 
     def __init__(self, piece: torch.Tensor, chunks: Chunks, group: dist.ProcessGroup) -> None:
         self._piece, self._chunks, self._group = piece, chunks, group
@@ -80,7 +80,7 @@ class Arriving:
         self._first: tuple[Pending, torch.Tensor, torch.Tensor] | None = None
 
     def begun(self) -> "Arriving":
-        """The same, with its first chunk on the way."""
+        """The same, with the gather of its first chunk started."""
         self._first = self._start(0)
         return self
 
@@ -91,7 +91,7 @@ class Arriving:
         return self.whole
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Each chunk of the whole, contiguous, when it has arrived; it stands in the whole, too."""
+        """Each chunk of the whole, contiguous, once it has arrived; it is also copied into the whole."""
         chunks, coming = self._chunks, self._first or self._start(0)
         for number in range(chunks.count):
             work, _, arrived = coming
@@ -109,10 +109,10 @@ class Arriving:
 
 
 class Leaving:
-    """Terms that all ranks sum up, chunk by chunk, into a `piece`: each gets its piece of the sum, or all of it where
-    nothing is moved. One chunk is under way while the next is made: what is sent before lands first. That takes no
-    longer than to send all that is made, as messages go one after the other anyway, and holds two chunks. The last two
-    are under way together while the caller does something else."""
+    """A chunked reduction of all ranks' terms into a `piece`: each rank gets its piece of the sum, or the whole sum
+    where `moved` is None. One chunk is in flight while the next is computed: `send` first waits for the chunk before.
+    That takes no longer than to start all chunks at once, because messages go one after the other anyway, and it holds
+    only two chunks. The last two chunks are in flight together while the caller does something else."""
 
     def __init__(self, chunks: Chunks, group: dist.ProcessGroup, piece: torch.Tensor) -> None:
         self._chunks, self._group, self._piece = chunks, group, piece
@@ -120,7 +120,8 @@ class Leaving:
         self._landed = 0
 
     def send(self, term: torch.Tensor) -> None:
-        """The next chunk of the whole, contiguous, sets out; its memory is no longer the caller's."""
+        """Start the reduction of the next chunk of the whole, contiguous; the caller must not use its memory any
+        more."""
         if self._chunks.moved is None:
             self._sent.append((dist.all_reduce(term, group=self._group, async_op=True), term, term))
         else:
@@ -128,11 +129,11 @@ class Leaving:
             flat = term.view(self._chunks.ranks * own.shape[0], *own.shape[1:])
             work = dist.reduce_scatter_single(own, flat, group=self._group, async_op=True)
             self._sent.append((work, flat, own))
-        if self._landed + len(self._sent) < self._chunks.count:  # another one is about to be made
+        if self._landed + len(self._sent) < self._chunks.count:  # another chunk will be computed
             self._land_all_but(1)
 
     def land(self) -> torch.Tensor:
-        """Wait for all chunks; the piece."""
+        """Wait for all chunks; returns the piece."""
         self._land_all_but(0)
         return self._piece
 
@@ -145,5 +146,5 @@ class Leaving:
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as a matrix of its rows; a copy where they do not lie one after the other."""
+    """A tensor as a matrix of its rows; a copy where the rows are not contiguous."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])

@@ -1,15 +1,15 @@
-"""Collectives along dims of tensors, for the processes of one group: of one tensor, or of several as one message.
+"""Collectives along dims of tensors, for the processes of one group: of one tensor, or of several coalesced into one.
 
-    all_reduce       [ a | b | c ]                     as they are, end to end; a reduce, too
-    reduce_scatter   [ a0 b0 c0 | a1 b1 c1 | .. ]      what goes to each process in one row
-    all_gather       [ a b c ]  ->  [ a0 b0 c0 | .. ]  rows come in, and are dealt out again
+    all_reduce       [ a | b | c ]                     tensors as they are, end to end; also for reduce
+    reduce_scatter   [ a0 b0 c0 | a1 b1 c1 | .. ]      one row per receiving process
+    all_gather       [ a b c ]  ->  [ a0 b0 c0 | .. ]  rows arrive and are copied into the tensors
     all_to_all       as reduce_scatter, and back
 
-Plain c10d calls into fresh contiguous outputs: they exist alike in gloo, nccl, hccl and the fake backend, are
-exact, and never record anything for autograd. Inputs may be strided views. Sums of several tensors are of the same
-elements as if each went by itself. The blocking forms are of one tensor, with which outputs never share memory.
-`group` has n processes. Where n does not divide a dim that is cut, zeros go behind it, to what it does divide; an
-`extent` leaves out what is behind it in a dim that is joined (-1: nothing).
+Plain c10d calls into fresh contiguous outputs: they exist in gloo, nccl, hccl and the fake backend alike, are exact,
+and never record anything for autograd. Inputs may be strided views. Coalesced sums add the same elements as separate
+collectives would. The blocking forms take one tensor, and their outputs never share memory with it. `group` has n
+processes. Where n does not divide a dim that is cut, zeros are appended up to a multiple of n. For a dim that is
+joined, `extent` drops what lies behind it (-1: drops nothing).
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ Pieces = list[torch.Tensor]
 
 
 class Collective(NamedTuple):
-    """One that is about to start: the call, which blocks unless it gets `async_op`, what it sends, and what makes the
-    new pieces when it is through. An all-gather can also fill contiguous tensors with them (`fill`)."""
+    """A collective that is about to start: the call (blocking unless called with `async_op`), its send buffer, and the
+    function that makes the new pieces after it. An all-gather can also write them into contiguous tensors (`fill`)."""
 
     call: Callable[..., Pending]
     sent: torch.Tensor
@@ -57,8 +57,8 @@ def all_reduce_max(term: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
 def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGroup, extent: int = -1) -> torch.Tensor:
     """From pieces cut along `dim` to pieces cut along `to_dim`: extents d, e become n d, e / n.
 
-    Dims lie in memory in the order in which they did: attention hands on the order of its queries, and what flattens
-    its heads afterwards is a view only where these lie beside each other.
+    The memory order of the dims stays: attention returns the memory order of its queries, and the later flattening of
+    its heads is a view only where the heads lie beside each other.
     """
     strides = piece.stride()
     order = sorted(range(piece.dim()), key=lambda axis: -strides[axis])
@@ -70,8 +70,8 @@ def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGr
 def coalesced_all_gather(
     pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup, extents: Sequence[int]
 ) -> Collective:
-    """`all_gather` of several pieces, from a copy of them. A lone one is copied only where it does not lie in memory as
-    it is sent."""
+    """`all_gather` of several pieces, from a copy of them. A single piece is copied only where it is not contiguous in
+    the order in which it is sent."""
     first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
     flat = first[0].contiguous() if len(first) == 1 else torch.cat([one.reshape(-1) for one in first])
     return _gathered(flat, [one.shape for one in first], dims, group, extents)
@@ -95,7 +95,7 @@ def coalesced_reduce_scatter(pieces: Pieces, dims: Sequence[int], group: dist.Pr
 def coalesced_all_reduce(
     pieces: Pieces, group: dist.ProcessGroup, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> Collective:
-    """`all_reduce` of several terms. A lone one is not read again, so that its own memory may take the sum."""
+    """`all_reduce` of several terms. A single term is not read again, so its own memory may take the sum."""
     lone = len(pieces) == 1
     flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
     shapes = [piece.shape for piece in pieces]
@@ -107,8 +107,8 @@ def coalesced_all_reduce(
 
 
 def coalesced_reduce(pieces: Pieces, root: int, group: dist.ProcessGroup) -> Collective:
-    """Sums of several terms for the process `root` of the group alone; the others have something of no use. A lone term
-    is not read again, so that its own memory may take the sum."""
+    """Sums of several terms for the process `root` of the group alone; the results of the others are meaningless. A
+    single term is not read again, so its own memory may take the sum."""
     lone = len(pieces) == 1
     flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
     shapes = [piece.shape for piece in pieces]
@@ -122,7 +122,7 @@ def coalesced_reduce(pieces: Pieces, root: int, group: dist.ProcessGroup) -> Col
 def coalesced_all_to_all(
     pieces: Pieces, dims: Sequence[int], to_dims: Sequence[int], group: dist.ProcessGroup, extents: Sequence[int]
 ) -> Collective:
-    """`all_to_all` of several pieces, which come to lie in memory in the order of their dims."""
+    """`all_to_all` of several pieces; the results lie in memory in the order of their dims."""
     rows = group.size()
     even = [extended(one, dim, -(-one.shape[dim] // rows) * rows) for one, dim in zip(pieces, to_dims, strict=True)]
     cut = [torch.stack(piece.chunk(rows, to_dim)) for piece, to_dim in zip(even, to_dims, strict=True)]
@@ -139,7 +139,7 @@ def coalesced_all_to_all(
 
 
 def _blocking(collective: Collective) -> torch.Tensor:
-    """The new piece of a collective of one."""
+    """The new piece of a collective of one tensor."""
     waiting_for(collective.call)
     (piece,) = collective.landed()
     return piece
@@ -156,7 +156,8 @@ def _gathered(
     group: dist.ProcessGroup,
     extents: Sequence[int],
 ) -> Collective:
-    """An all-gather of pieces end to end, or of one as it is, which have the dims that grow in front."""
+    """An all-gather of pieces end to end, or of a single one as it is; the gathered dim of each piece is the first
+    one."""
     rows, lone = group.size(), len(shapes) == 1
     whole = flat.new_empty((rows * flat.shape[0], *flat.shape[1:]))
 
@@ -179,7 +180,7 @@ def _gathered(
 
 
 def extended(piece: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
-    """A tensor with zeros at the end of a dim, so that it has this extent; itself where it has it."""
+    """A tensor with zeros appended along a dim up to this extent; the tensor itself where it already has it."""
     missing = extent - piece.shape[dim]
     if missing == 0:
         return piece
@@ -187,8 +188,8 @@ def extended(piece: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
 
 
 def _aligned(rows: torch.Tensor, whole: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of rows, (n, d, ..), and of a tensor of n d rows or fewer on the same elements: those of rows that are
-    full, and of the one that is not."""
+    """Pairs of views on the same elements, one of rows (n, d, ..) and one of a tensor of n d rows or fewer: a pair for
+    the full rows, and one for the partial row."""
     length = rows.shape[1]
     full = len(whole) // length
     border = full * length
@@ -199,7 +200,8 @@ def _aligned(rows: torch.Tensor, whole: torch.Tensor) -> list[tuple[torch.Tensor
 
 
 def _cut(whole: Pieces, rows: int, shapes: Sequence[torch.Size]) -> torch.Tensor:
-    """Tensors, each cut into rows of a shape, side by side: by one kernel where all are cut evenly, as they lie."""
+    """Tensors, each cut into rows of a shape, side by side; one kernel copies them where all are contiguous and cut
+    evenly."""
     flat = whole[0].new_empty((rows, sum(shape.numel() for shape in shapes)))
     if all(one.is_contiguous() and len(one) == rows * shape[0] for one, shape in zip(whole, shapes, strict=True)):
         torch._chunk_cat(whole, 0, rows, out=flat)
@@ -213,15 +215,15 @@ def _cut(whole: Pieces, rows: int, shapes: Sequence[torch.Size]) -> torch.Tensor
 
 
 def _whole_of(rows: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
-    """Memory for rows, (n, d, ..), one behind the other along a dim: n d or the first `extent` of these."""
+    """Memory for rows (n, d, ..) concatenated along a dim: n d, or the first `extent` of these."""
     shape = list(rows.shape[2:])
     shape.insert(dim, rows.shape[0] * rows.shape[1] if extent < 0 else extent)
     return rows.new_empty(shape)
 
 
 def _join(whole: Pieces, parts: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-    """Fill tensors of n d rows or fewer each with parts of a buffer, (n, d, ..), one behind the other: by one kernel
-    where all are full, as they lie."""
+    """Fill tensors of at most n d rows each with parts of a buffer, (n, d, ..), concatenated; one kernel copies them
+    where all are contiguous and full."""
     if all(
         one.is_contiguous() and len(one) == len(part) * part.shape[1] for one, part in zip(whole, parts, strict=True)
     ):
@@ -234,7 +236,7 @@ def _join(whole: Pieces, parts: Sequence[torch.Tensor], flat: torch.Tensor) -> N
 
 
 def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
-    """Tensors of these shapes in a buffer, or in each row of one; a lone one has it as it is."""
+    """Tensors of these shapes in a buffer, or in each row of one; a single tensor takes the buffer as it is."""
     if len(shapes) == 1:
         return (flat,)
     return [torch.unflatten(part, -1, shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
@@ -245,8 +247,8 @@ def _split(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Sequence[torch.T
 
 
 def _in_rows(cut: Pieces) -> torch.Tensor:
-    """Tensors whose first dim says to whom a part goes, side by side: one row for each process. A lone one stays as it
-    is, and is not copied where it lies in memory like that."""
+    """Tensors, whose first dim is the receiving process, side by side: one row for each process. A single tensor stays
+    as it is, and is copied only where it is not contiguous."""
     if len(cut) == 1:
         return cut[0].contiguous()
     sizes = [one[0].numel() for one in cut]

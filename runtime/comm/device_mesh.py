@@ -1,11 +1,10 @@
-"""The mesh of a plan on real processes: which device this rank has, where it stands, and with whom it talks on each
-axis.
+"""The mesh of a plan on real processes: the device of this rank, its coordinate, and its peers on each axis.
 
     plan mesh 2x4:   rank 6 = coordinate (1, 2)
     axis 0 (stride 4): talks to rank 2            axis 1 (stride 1): talks to ranks 4, 5, 7
 
-The device is the accelerator that torch finds, else the CPU; the backend (gloo, nccl, hccl, ...) is the one that
-torch has registered for that type of device. Nothing here names a vendor.
+The device is the accelerator that torch finds, else the CPU; the backend (gloo, nccl, hccl, ...) is the one that torch
+has registered for that device type. Nothing here names a vendor.
 """
 
 import os
@@ -30,8 +29,8 @@ from runtime.launchers import launched_by
 class RankMesh:
     """The mesh of one pipeline stage as one rank sees it.
 
-    `rank` counts inside the stage. `groups` has, per axis, the processes of the stage that differ from this one on that
-    axis only; None for an axis of size 1, on which nothing ever moves.
+    `rank` counts inside the stage. `groups` has, per axis, the processes of the stage that differ from this one only on
+    that axis; None for an axis of size 1, which never communicates.
     """
 
     mesh: Mesh
@@ -90,14 +89,14 @@ def start_processes(device: torch.device, timeout: Seconds | None = None, listen
 
 
 def collective_timeout(timeout: Seconds | None) -> timedelta | None:
-    """How long a collective may take in a run that is ended after `timeout` seconds without progress: a minute longer,
-    so that whoever ends it can say why. What torch takes where there is no limit."""
+    """The timeout of collectives in a run that is ended after `timeout` seconds without progress: a minute longer, so
+    that the watching process can first say why it ends the run. Torch's default where there is no limit."""
     return None if timeout is None else timedelta(seconds=timeout + 60)
 
 
 def join_processes(device: torch.device, listen: str | None = None) -> None:
-    """`start_processes`, where a launcher started this process and nobody has joined yet. Raises RequestError where
-    what the launcher says is not complete."""
+    """`start_processes`, where a launcher started this process and it has not joined yet. Raises RequestError where the
+    launcher's variables are incomplete."""
     if not dist.is_initialized() and (launched := launched_by(os.environ)) is not None:
         os.environ.update(launched.environment())
         start_processes(device, listen=listen)
@@ -110,16 +109,16 @@ def local_rank() -> int:
 
 
 class Communicators:
-    """Process groups of this process, each made once and kept: equal groups for equal purposes are one communicator.
-    Collectives may take as long as `timeout` says (`collective_timeout`)."""
+    """Process groups of this process, each made once and cached: equal ranks and purpose give the same communicator.
+    Collectives time out as `timeout` says (`collective_timeout`)."""
 
     def __init__(self, timeout: Seconds | None = None) -> None:
         self._timeout = collective_timeout(timeout)
         self._known: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = {}
 
     def of(self, parts: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:
-        """The group of that part, of several disjoint lists of ranks, which has this rank (for a rank that is in none:
-        some group that it must not use). Collective: every rank of the default group calls it, in the same order."""
+        """The group that has this rank, among several disjoint lists of ranks (a rank that is in none gets some group
+        that it must not use). Collective: every rank of the default group calls it, in the same order."""
         key = (purpose, tuple(tuple(part) for part in parts))
         if key not in self._known:
             groups: list[dist.ProcessGroup] = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
@@ -130,7 +129,7 @@ class Communicators:
 
 def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1, known: Communicators | None = None) -> RankMesh:
     """The process groups of every axis, in each of `stages` equal stages. Collective: all ranks must call it, in the
-    same order; `known` are the groups that there are already.
+    same order; `known` are the existing groups.
 
     One device needs no process group. Raises RequestError where the number of processes is not that of the plan.
     """
@@ -149,15 +148,15 @@ def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1, known: Communic
 
 
 def _lines(mesh: Mesh, axis: int, stages: int) -> list[list[int]]:
-    """All lists of ranks that differ on one axis only, in every stage."""
+    """All lists of ranks that differ only on this axis, in every stage."""
     line = mesh.axes[axis]
     starts = [rank for rank in range(mesh.size * stages) if rank // line.stride % line.size == 0]
     return [list(line.line(start)) for start in starts]
 
 
 def axis_lines(place: RankMesh, purpose: str) -> tuple[dist.ProcessGroup | None, ...]:
-    """Process groups of every axis for a purpose of their own, beside `place.groups`. Collective: every rank of every
-    stage calls it, in the same order."""
+    """Process groups of every axis for a separate purpose, beside `place.groups`. Collective: every rank of every stage
+    calls it, in the same order."""
     mesh = place.mesh
     return tuple(
         place.known.of(_lines(mesh, axis, place.stages), purpose) if size > 1 else None
@@ -167,6 +166,6 @@ def axis_lines(place: RankMesh, purpose: str) -> tuple[dist.ProcessGroup | None,
 
 def stage_line(place: RankMesh, stages: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
     """The processes at the same place inside each of these stages. Collective: every rank of every stage calls it, in
-    the same order; a rank of another stage has no use for what it gets."""
+    the same order; a rank of another stage must not use its result."""
     size = place.mesh.size
     return place.known.of([[stage * size + rank for stage in stages] for rank in range(size)], purpose)

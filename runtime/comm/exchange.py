@@ -1,11 +1,11 @@
-"""What ranks tell each other beside a step: JSON, and tensors by name.
+"""Messages between ranks outside of the training step: JSON, and tensors by name.
 
-    own ── JSON ── bytes ──┬─ lengths of all, checked before memory is taken
-                           └─ bytes of all, filled up to the longest ──▶ read as the type that the caller names
+    own ── JSON ── bytes ──┬─ lengths of all ranks, checked before memory is allocated
+                           └─ bytes of all ranks, padded to the longest ──▶ parsed as the type that the caller names
 
-The collectives of PyTorch that take objects unpickle what comes in, so that whoever can write into a connection runs
-code in every rank. Here nothing that comes in is more than numbers and text: what is not of the type, or longer than
-`MOST`, raises RunError.
+PyTorch's collectives for objects unpickle what they receive, so whoever can write into a connection can run code in
+every rank. Here a message is only numbers and text: one that is not of the type, or longer than `MOST`, raises
+RunError.
 """
 
 import functools
@@ -20,10 +20,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from planner.errors import RunError
 
 MOST = 1 << 28
-"""Bytes of JSON that a rank may tell."""
+"""Maximum bytes of JSON that a rank may send."""
 
 MOST_ELEMENTS = 1 << 40
-"""Elements of a tensor that a rank may send."""
+"""Maximum elements of a tensor that a rank may send."""
 
 _T = TypeVar("_T")
 _Header = list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of tensors
@@ -31,7 +31,7 @@ _NUMBERS = ConfigDict(ser_json_inf_nan="constants")
 
 
 def gather(own: _T, kind: Any, group: dist.ProcessGroup | None = None) -> list[_T]:
-    """What every rank of a group tells, in its order; `kind` is the type of it. Collective."""
+    """The values of all ranks of a group, in rank order; `kind` is their type. Collective."""
     written = _written(own, kind)
     device = _device(group)
     size = dist.get_world_size(group)
@@ -48,7 +48,7 @@ def gather(own: _T, kind: Any, group: dist.ProcessGroup | None = None) -> list[_
 
 
 def told_by_first(own: _T | None, kind: Any) -> _T:
-    """What rank 0 tells, on every rank; what the others have does not matter. Collective."""
+    """The value of rank 0, on every rank; the values of the others are ignored. Collective."""
     device, first = _device(None), dist.get_rank() == 0
     written = _written(own, kind) if first else b""
     length = torch.tensor([len(written)], device=device)
@@ -62,8 +62,8 @@ def told_by_first(own: _T | None, kind: Any) -> _T:
 
 
 def gather_tensors(own: Mapping[str, torch.Tensor], group: dist.ProcessGroup) -> list[dict[str, torch.Tensor]]:
-    """The tensors of every rank of a group, by name, in the memory of the host. Collective. They come one after the
-    other, so that the device has one of them at a time."""
+    """The tensors of every rank of a group, by name, in host memory. Collective. Tensors are sent one at a time, so the
+    device holds only one of them."""
     header: _Header = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in own.items()]
     device = _device(group)
     found = []
@@ -121,7 +121,7 @@ def _empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Where tensors of this group lie: the host, where it takes them."""
+    """The device on which this group's tensors must be: the host, if the group supports it."""
     types = [device.type for device in (group or dist.group.WORLD)._device_types]  # type: ignore[union-attr]
     if "cpu" in types:
         return torch.device("cpu")

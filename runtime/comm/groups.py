@@ -6,12 +6,12 @@
                 data, tensor, context, expert, replicated  differ on the axes of that role only
                 (`planner.plan.layout.roles`)
 
-A group has the ranks of one stage (but for the first two), in ascending order. The role of an axis is what most of the
-work is split by on it, so it is known once the model has been traced; a role that no axis has is a group of one.
-Experts may be cut on an axis of any role, so that `expert` may share axes with `data`.
+A group has ranks of one stage (except `world` and `pipeline`), in ascending order. The role of an axis is the role by
+which most of the work is split on it, so it is known once the model has been traced; a role without an axis is a group
+of one. Experts may be cut on an axis of any role, so `expert` may share axes with `data`.
 
-User code asks by `runtime.get_rank` and the like, which speak of the step that was made last; `TrainingStep.groups`
-speaks of a given one.
+`runtime.get_rank` and the similar functions answer for the step that was made last; `TrainingStep.groups` for a given
+step.
 """
 
 import math
@@ -48,8 +48,8 @@ class Groups:
         return (WORLD, PIPELINE, *ROLES, EXPERT, *self.place.mesh.names)
 
     def size(self, name: str) -> int:
-        """How many processes a group has. Raises RequestError for a name that there is not, and for a role before the
-        model was traced."""
+        """The number of processes of a group. Raises RequestError for an unknown name, and for a role before the model
+        was traced."""
         if name == WORLD:
             return self.place.mesh.size * self.place.stages
         if name == PIPELINE:
@@ -57,12 +57,12 @@ class Groups:
         return math.prod(self.place.mesh.sizes[axis] for axis in self._axes(name))
 
     def rank(self, name: str) -> int:
-        """Which of a group this process is, from 0. Raises RequestError as `size` does."""
+        """The number of this process in a group, from 0. Raises RequestError as `size` does."""
         return self.ranks(name).index(self._own)
 
     def ranks(self, name: str) -> tuple[int, ...]:
-        """The ranks in the whole job of the group that has this process, in ascending order. Raises RequestError as
-        `size` does."""
+        """The global ranks of the group that has this process, in ascending order. Raises RequestError as `size`
+        does."""
         if name == WORLD:
             return tuple(range(self.size(WORLD)))
         if name == PIPELINE:
@@ -70,10 +70,10 @@ class Groups:
         return self._of(self._axes(name), self._own)
 
     def group(self, name: str) -> dist.ProcessGroup | None:
-        """The process group, for collectives of one's own; None for a group of this process alone.
+        """The process group, for the caller's own collectives; None for a group of this process alone.
 
-        Collective where it is asked for for the first time: every rank asks for the same names in the same order.
-        Raises RequestError as `size` does.
+        The first call for a name is collective: every rank calls it with the same names in the same order. Raises
+        RequestError as `size` does.
         """
         if self.size(name) == 1:
             return None
@@ -90,7 +90,7 @@ class Groups:
         return self.place.stage * self.place.mesh.size + self.place.rank
 
     def _of(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-        """The ranks that differ from this one on these axes only."""
+        """The ranks that differ from this one only on these axes."""
         found = [rank]
         for axis in axes:
             found = [other for one in found for other in self.place.mesh.axes[axis].line(one)]
@@ -126,12 +126,12 @@ _LAST: WeakValueDictionary[str, HasGroups] = WeakValueDictionary()
 
 
 def set_last(step: HasGroups) -> None:
-    """From now on `get_rank` and the like speak of this step, as long as it lives."""
+    """From now on `get_rank` and the similar functions answer for this step, as long as it lives."""
     _LAST["step"] = step
 
 
 def get_rank(name: str = WORLD) -> int:
-    """Which process of a named group of the plan this is, from 0; without a name, of all processes.
+    """The number of this process in a named group of the plan, from 0; without a name, among all processes.
 
     Under a plan `name` is any of `Groups.names`: data, tensor, context, expert, pipeline, replicated, world, or a mesh
     axis. Before `runtime.parallelize` only "world" is known, from the launcher, and is 0 where there is none. Raises
@@ -146,7 +146,7 @@ def get_rank(name: str = WORLD) -> int:
 
 
 def get_group_size(name: str = WORLD) -> int:
-    """How many processes a named group of the plan has; names and errors are those of `get_rank`."""
+    """The number of processes of a named group of the plan; names and errors as in `get_rank`."""
     step = _LAST.get("step")
     if step is not None:
         return step.groups.size(name)
@@ -158,8 +158,8 @@ def get_group_size(name: str = WORLD) -> int:
 def get_group(name: str) -> dist.ProcessGroup | None:
     """The process group of a name, for torch.distributed; None for a group of this process alone.
 
-    Collective where it is asked for for the first time. Raises RequestError as `get_rank` does, and where no step was
-    made by `runtime.parallelize`.
+    The first call for a name is collective. Raises RequestError as `get_rank` does, and where no step was made by
+    `runtime.parallelize`.
     """
     step = _LAST.get("step")
     if step is None:

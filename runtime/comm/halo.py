@@ -1,12 +1,12 @@
-"""Edges of pieces, exchanged between neighbours.
+"""Halo exchange: neighbours exchange the edges of their pieces.
 
     device          0            1            2
     piece         a b c d      e f g h      i j k l
-    before, after     · e      d     i      h     ·        one element each; the first and the last one get no use of it
-                                                           and put padding there
+    before, after     · e      d     i      h     ·        one element each; the first and the last device replace what
+                                                           they get from outside by padding
 
-Every device sends to both sides, the last one to the first too: all do the same, and the links have two directions.
-Where a halo is longer than a piece, what has come is sent on, until everything is where it is read:
+Every device sends to both sides, the last one to the first too: all do the same, and links are bidirectional. Where a
+halo is longer than a piece, received elements are forwarded until they reach the device that reads them:
 
     device          0            1            2            3          two elements before pieces of one
     piece           a            b            c            d
@@ -14,7 +14,8 @@ Where a halo is longer than a piece, what has come is sent on, until everything 
     second hop      ·            ·            a            b
     before          · ·          · a          a b          b c
 
-Gradients go the same way back. Each device adds what comes to what it has for the same piece, before it sends that on.
+Gradients go the same way back. Each device adds a received gradient to its own gradient of the same piece before it
+forwards the sum.
 """
 
 from collections.abc import Sequence
@@ -27,13 +28,13 @@ from planner.sharding.halo import Halo
 from runtime.waiting import waiting_for_work
 
 Sides = tuple[torch.Tensor | None, torch.Tensor | None]
-"""What lies before a piece and what behind it; None where the halo has none."""
+"""The elements before a piece and behind it; None where the halo has none on that side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """The devices that have the pieces of one dim, in the order of their group, of which this is number `place`. What
-    is outside of the whole dim is `outside`."""
+    """The devices that have the pieces of one dim, in the order of their group; this one is number `place`. `outside`
+    is the value of elements outside of the whole dim."""
 
     dim: int
     halo: Halo
@@ -43,12 +44,12 @@ class Neighbours:
 
     @property
     def first(self) -> bool:
-        """Whether nothing comes before the piece of this device."""
+        """Whether this device has the first piece."""
         return self.place == 0
 
     @property
     def last(self) -> bool:
-        """Whether nothing comes behind the piece of this device."""
+        """Whether this device has the last piece."""
         return self.place == self.group.size() - 1
 
     def edges(self, piece: torch.Tensor) -> Sides:
@@ -65,11 +66,12 @@ class Neighbours:
         return self._side(before[::-1]), self._side(behind)
 
     def joined(self, piece: torch.Tensor, sides: Sides) -> torch.Tensor:
-        """A piece with what is around it."""
+        """A piece with the elements around it."""
         return torch.cat([part for part in (sides[0], piece, sides[1]) if part is not None], self.dim)
 
     def own(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of a piece from that of what was `joined`: edges go back to whose they are. Collective."""
+        """The gradient of a piece from the gradient of the `joined` tensor: gradients of edges go back to their owners.
+        Collective."""
         before = self.halo.before
         length = gradient.shape[self.dim] - before - self.halo.after
         mine = gradient.narrow(self.dim, before, length).clone(memory_format=torch.contiguous_format)
@@ -91,12 +93,12 @@ class Neighbours:
 
     @property
     def _follow(self) -> int:
-        """How many pieces follow that of this device."""
+        """The number of pieces behind the one of this device."""
         return self.group.size() - 1 - self.place
 
     def _hops(self, length: int) -> list[tuple[int, int]]:
-        """Of pieces of this length the elements that each hop brings from before, and from behind: a whole piece, until
-        the rest comes."""
+        """The elements that each hop brings from before and from behind, for pieces of this length: whole pieces, and
+        the rest in the last hop."""
         reach = max(self.halo.before, self.halo.after)
         return [
             (min(length, max(0, self.halo.before - done)), min(length, max(0, self.halo.after - done)))
@@ -104,7 +106,7 @@ class Neighbours:
         ]
 
     def _of_piece(self, gradient: torch.Tensor, start: int, rows: int, there: bool) -> torch.Tensor:
-        """The gradient of what was read of a piece; zero where that is outside."""
+        """The gradient of the elements that were read from a piece; zero where they are outside."""
         part = gradient.narrow(self.dim, start, rows)
         return part.clone(memory_format=torch.contiguous_format) if there else torch.zeros_like(part)
 
@@ -118,15 +120,15 @@ class Neighbours:
         return None if not parts else parts[0] if len(parts) == 1 else torch.cat(list(parts), self.dim)
 
     def _swapped(self, onward: torch.Tensor, back: torch.Tensor) -> Sides:
-        """What the device before this one sends onward and what the next one sends back, as this one sends both; None
-        of what has no elements."""
+        """What the device before this one sends onward and the next one sends back, while this one sends both; None for
+        empty tensors."""
         size = self.group.size()
         after, before = (self.place + 1) % size, (self.place - 1) % size
         ways = [(onward.contiguous(), after, before), (back.contiguous(), before, after)]
         come = [torch.empty_like(sent) if sent.numel() else None for sent, *_ in ways]
         calls = []
         for (sent, to, origin), coming in zip(ways, come, strict=True):
-            if coming is not None:  # both to the same one where there are two: in the same order on both
+            if coming is not None:  # with two devices both messages go to the same peer: in the same order on both
                 calls.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
                 calls.append(dist.P2POp(dist.irecv, coming, group=self.group, group_peer=origin))
         for work in dist.batch_isend_irecv(calls):

@@ -1,9 +1,9 @@
 """The network interfaces of this machine and their addresses, as the operating system lists them (getifaddrs).
 
-    lo    127.0.0.1, ::1           the loopback interface: what listens there is reached from this machine alone
+    lo    127.0.0.1, ::1           the loopback interface: only this machine reaches what listens there
     eth0  10.0.0.7, fe80::1
 
-A person names one by its name, by an address of it, or by its network.
+The user names an interface by its name, one of its addresses, or its network.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class Interface:
 
 
 class _IfAddrs(ctypes.Structure):
-    """`struct ifaddrs`, as far as it is read here."""
+    """The fields of `struct ifaddrs` that are read here."""
 
 
 _IfAddrs._fields_ = [
@@ -39,7 +39,7 @@ _IfAddrs._fields_ = [
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Every address of every interface, IPv4 before IPv6, but for those of one link (fe80::)."""
+    """Every address of every interface, IPv4 before IPv6, without link-local ones (fe80::)."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)):
@@ -61,7 +61,7 @@ def _listed(entry: "ctypes._Pointer[_IfAddrs]") -> Iterator[tuple[str, Address]]
 
 def _address(place: int) -> Address | None:
     """The address in a `struct sockaddr`: on Linux it begins with two bytes of family, on BSD and macOS with a length
-    and one byte of family. None for other families, and for addresses of one link."""
+    and one byte of family. None for other families and for link-local addresses."""
     head = ctypes.string_at(place, 2)
     family = head[1] if sys.platform != "linux" else int.from_bytes(head, sys.byteorder)
     if family == socket.AF_INET:
@@ -73,7 +73,7 @@ def _address(place: int) -> Address | None:
 
 
 def loopback() -> Interface:
-    """The interface that no other machine reaches. Raises RequestError where there is none that is up."""
+    """The loopback interface, which no other machine reaches. Raises RequestError where none is up."""
     found = next((one for one in interfaces() if one.address.is_loopback), None)
     if found is None:
         raise RequestError("this machine has no loopback interface, on which its processes could meet; set lo up")
@@ -81,8 +81,8 @@ def loopback() -> Interface:
 
 
 def interface_of(text: str) -> Interface:
-    """The interface that is meant by a name (`eth0`), an address of it (`10.0.0.7`), or the network in which it has one
-    (`10.0.0.0/24`), which all hosts of a job may be given alike. Raises RequestError where there is none."""
+    """The interface with this name (`eth0`), with this address (`10.0.0.7`), or with an address in this network
+    (`10.0.0.0/24`), which can be the same setting on all hosts of a job. Raises RequestError where there is none."""
     there = interfaces()
     try:
         network = ipaddress.ip_network(text, strict=False)

@@ -1,12 +1,12 @@
 """Redistribution of a local tensor, forward and (dually) backward.
 
-A value is promised by its producer in one pair of layouts and wanted by its consumer in another:
+A value's producer promises one pair of layouts, and its consumer wants another:
 
     value      producer.forward  ──steps──>  consumer.forward
     gradient   producer.gradient <──steps──  consumer.gradient
 
-Both directions are short lists of collectives and local cuts that `planner.sharding.redistribute` found; this file
-only carries them out. Tensors are the local pieces; layouts are known beforehand and never travel with them.
+Both directions are short lists of collectives and local cuts that `planner.sharding.redistribute` found; this file only
+executes them. Tensors are local pieces; their layouts are known from the plan and are never sent with them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -75,14 +75,15 @@ def _pad(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
 
 
 def _chunks(whole: torch.Tensor, step: Step, place: RankMesh) -> tuple[torch.Tensor, ...]:
-    """This rank's two chunks of a tensor that is whole on the axis of a step, views of it."""
+    """This rank's two chunks of a tensor that is whole on the axis of a step; views of it."""
     extent, size = whole.shape[step.dim], place.mesh.sizes[step.axis]
     runs = zigzag_runs(extent, size, place.coordinate[step.axis], f"dim {step.dim} of shape {tuple(whole.shape)}")
     return tuple(whole.narrow(step.dim, start, length) for start, length in runs)
 
 
 def by_device(whole: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """A tensor in natural order as the pieces of `size` devices end to end: chunks 0, 2n-1, 1, 2n-2, ..."""
+    """A tensor in natural order, reordered into the pieces of `size` devices end to end: chunks 0, 2n-1, 1, 2n-2,
+    ..."""
     runs = [run for place in range(size) for run in zigzag_runs(whole.shape[dim], size, place)]
     return torch.cat([whole.narrow(dim, start, length) for start, length in runs], dim=dim)
 
@@ -105,7 +106,7 @@ STEPS: Mapping[str, Callable[[torch.Tensor, Step, RankMesh], torch.Tensor]] = {
 
 
 def apply_steps(piece: torch.Tensor, steps: Sequence[Step], place: RankMesh) -> torch.Tensor:
-    """The local tensor after the steps. The result may be a view of `piece`; call it where autograd is off."""
+    """The local tensor after the steps. The result may be a view of `piece`; call it with autograd off."""
     for step in steps:
         if place.mesh.sizes[step.axis] > 1:
             piece = STEPS[step.kind](piece, step, place)
@@ -120,8 +121,8 @@ def convert(
     place: RankMesh,
     sequences: Collection[int] = (),
 ) -> torch.Tensor:
-    """The local piece in layout `target` of a tensor of global `shape`, from that in layout `source`; no gradient.
-    `sequences` are the dims that axes with an order of their own cut in it."""
+    """The local piece in layout `target` of a tensor of global `shape`, from its piece in layout `source`; no gradient.
+    `sequences` are the dims that axes with their own order (zigzag) cut in that order."""
     steps = (
         redistribution(shape, place.mesh, source, target, sequences)
         if sequences
@@ -135,12 +136,12 @@ def convert(
 
 @lru_cache(maxsize=2**16)
 def _known_steps(shape: tuple[int, ...], mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
-    """Steps of parameters and gradients, which go the same way in every step of training."""
+    """Steps of parameters and gradients, which are the same in every training step."""
     return redistribution(shape, mesh, source, target)
 
 
 def local_piece(whole: torch.Tensor, layout: Layout, place: RankMesh, sequences: Collection[int] = ()) -> torch.Tensor:
-    """What this rank holds of a tensor that every rank has: a view where nothing has to be zero or reordered."""
+    """This rank's piece of a tensor that every rank has: a view unless something has to be zeroed or reordered."""
     return convert(whole, whole.shape, replicated(len(layout)), layout, place, sequences)
 
 
@@ -153,9 +154,9 @@ def whole_tensor(piece: torch.Tensor, shape: Sequence[int], layout: Layout, plac
 class Transfer:
     """Steps of one operand from its producer to its consumer, and of its gradient back.
 
-    A slice of an activation is copied (`copies`): autograd may keep it, and a view would keep the whole. Slices of
-    weights stay views, because the whole weight is kept anyway. The gradient of a weight may be reduced in a dtype of
-    its own (`reduced_in`).
+    A slice of an activation is copied (`copies`): autograd may keep it, and a view would keep the whole tensor alive.
+    Slices of weights stay views, because the whole weight is kept anyway. The gradient of a weight may be reduced in a
+    separate dtype (`reduced_in`).
     """
 
     forward: tuple[Step, ...]
@@ -165,29 +166,29 @@ class Transfer:
 
     @property
     def gathers(self) -> bool:
-        """Whether the consumer gets memory that its producer does not hold already."""
+        """Whether the consumer gets memory that its producer does not already hold."""
         return any(step.kind in COLLECTIVES for step in self.forward)
 
     @property
     def departs(self) -> bool:
-        """Whether it can be under way: something is sent, forward or backward, and nothing reordered."""
+        """Whether it can run asynchronously: it sends something, forward or backward, and reorders nothing."""
         steps = (*self.forward, *self.backward)
         return any(step.kind in COLLECTIVES for step in steps) and not any(step.zigzag for step in steps)
 
     @property
     def sums(self) -> bool:
-        """Whether terms of several ranks are added up on the way."""
+        """Whether it adds up terms of several ranks."""
         return any(step.kind in ("all_reduce", "reduce_scatter") for step in self.forward)
 
     def back(self, gradient: torch.Tensor, place: RankMesh) -> torch.Tensor:
-        """The gradient as the producer wants it."""
+        """The gradient in the layout that the producer wants."""
         return apply_steps(gradient.to(self.reduced_in or gradient.dtype), self.backward, place)
 
     def __call__(
         self, piece: torch.Tensor, place: RankMesh, stub: torch.Tensor | None = None, reader: object = None
     ) -> torch.Tensor:
-        """The tensor as the consumer wants it. Where there is a `stub`, the gradient goes to it and not to `piece`.
-        `reader` is the instruction of the consumer, for whoever asks where a rank waits
+        """The tensor in the layout that the consumer wants. With a `stub`, the gradient goes to the stub and not to
+        `piece`. `reader` is the instruction of the consumer, for the diagnosis of waiting ranks
         (`runtime.processes.wait_diagnosis`)."""
         if stub is not None and stub.requires_grad:
             return _FromStub.apply(stub, piece, self, place, reader)  # type: ignore[no-any-return, no-untyped-call]
@@ -205,8 +206,8 @@ def transfer(
     weight: bool = False,
     sequences: Collection[int] = (),
 ) -> Transfer | None:
-    """What lies between a producer's promise and a consumer's wish for a tensor of global `shape`; None for nothing.
-    `sequences` are the dims that axes with an order of their own cut in it."""
+    """The steps from the producer's promised layouts to the consumer's wanted ones, for a tensor of global `shape`;
+    None if there are none. `sequences` are the dims that axes with their own order (zigzag) cut in that order."""
     forward = redistribution(shape, mesh, producer.forward, consumer.forward, sequences)
     back = (consumer.gradient, producer.gradient)
     backward = redistribution(shape, mesh, *back, sequences) if differentiable else ()
@@ -233,7 +234,8 @@ class _Redistribute(torch.autograd.Function):
 
 
 class _FromStub(torch.autograd.Function):
-    """Steps forward of a weight that is no leaf, and the steps of its gradient backward to a leaf of another shape."""
+    """Forward steps of a weight that is no autograd leaf, and backward the steps of its gradient, to a leaf of another
+    shape."""
 
     @staticmethod
     def forward(

@@ -1,16 +1,16 @@
 """Where the processes of a run find each other, and on which network interface they listen.
 
     started by plan run            a file that only its owner can read: no port
-    started by torchrun            the store of its agent, of which every attempt has its own part
+    started by torchrun            the store of its agent; every attempt uses its own part of it
     started by others              a store of rank 0, on a socket that is bound here
 
-A store keeps bytes under names: addresses of processes, barriers. Nothing of it is unpickled here, but a TCPStore
-listens on all addresses by itself, so that its socket is made here and handed to it. Collectives have sockets of their
-own: gloo, NCCL and HCCL are told the interface by variables.
+A store maps names to bytes: addresses of processes, barriers. Nothing of it is unpickled here. A TCPStore on its own
+listens on all addresses, so its socket is created here and passed to it. Collectives have separate sockets: environment
+variables tell gloo, NCCL and HCCL the interface.
 
     all processes on this host     loopback
-    on several                     `--listen`; without it what the libraries choose, and a store on the address that
-                                   MASTER_ADDR is, or on all where it is a name
+    on several hosts               `--listen`; without it the libraries choose, and the store listens on the address in
+                                   MASTER_ADDR, or on all addresses where that is a name
 """
 
 import errno
@@ -28,22 +28,22 @@ from runtime.comm.interfaces import Interface, interface_of, loopback
 from runtime.launchers import Launched
 
 _EVERYWHERE = ""  # all addresses of this machine
-_BACKLOG = 4096  # processes that come at once
+_BACKLOG = 4096  # processes that connect at once
 
 
 def interface_for(launched: Launched, listen: str | None) -> Interface | None:
-    """The interface on which a process listens: the one that is asked for, or loopback where no other host takes part.
-    None where the libraries choose. Raises RequestError where this machine has none such."""
+    """The interface on which a process listens: the requested one, or loopback where all processes are on this host.
+    None where the libraries choose. Raises RequestError where this machine has no such interface."""
     if listen is not None:
         return interface_of(listen)
     return loopback() if launched.on_one_host else None
 
 
 def variables_of(interface: Interface) -> dict[str, str]:
-    """What binds the sockets of collectives to an interface."""
+    """The environment variables that bind the sockets of collectives to an interface."""
     return {
         "GLOO_SOCKET_IFNAME": interface.name,
-        "NCCL_SOCKET_IFNAME": f"={interface.name}",  # this name, not all that begin so
+        "NCCL_SOCKET_IFNAME": f"={interface.name}",  # exactly this name, not every name with this prefix
         "HCCL_IF_IP": str(interface.address),
     }
 
@@ -64,9 +64,9 @@ def store_of(launched: Launched, interface: Interface | None) -> Store:
 
 
 def _store_of_agent(launched: Launched) -> Store:
-    """The part of the agents' store that belongs to this attempt: torchrun keeps the store in which the processes that
-    have died left their addresses. One agent counts its attempts; several count each its own, so that their processes
-    agree on one (`runtime.comm.attempt`)."""
+    """The part of the agents' store that belongs to this attempt: torchrun keeps the store, with the addresses of dead
+    processes in it. A single agent counts its attempts. Several agents count separately, so their processes agree on a
+    name (`runtime.comm.attempt`)."""
     store: Store
     store, _, _ = next(rendezvous("env://"))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -88,7 +88,7 @@ def _own_store(launched: Launched, listening: socket.socket) -> Store:
 
 
 def _listening(address: str, port: int, interface: Interface | None) -> socket.socket:
-    """The socket of rank 0: on the interface, else on `address` where that is one of this machine, else on all."""
+    """The socket of rank 0: on the interface, else on `address` if that is one of this machine, else on all."""
     if interface is not None:
         wanted = [str(interface.address)]
     else:
@@ -108,7 +108,7 @@ def _listening(address: str, port: int, interface: Interface | None) -> socket.s
 
 
 def _is_number(address: str) -> bool:
-    """Whether it is an address itself. A name may be another address for other hosts than for this one."""
+    """Whether it is a numeric address. A name may resolve to different addresses on different hosts."""
     try:
         ipaddress.ip_address(address)
     except ValueError:

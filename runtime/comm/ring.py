@@ -1,6 +1,6 @@
-"""Tensors sent round a ring: every process gives its own to the next one and gets those of the one before.
+"""Tensors sent round a ring: every process sends its own to the next process and receives those of the one before.
 
-0 -> 1 -> 2 -> 3 -> 0        started without being waited for, so that work can be done meanwhile
+0 -> 1 -> 2 -> 3 -> 0        asynchronous, so that computation overlaps with it
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from runtime.waiting import waiting_for_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Tensors on their way round. What is sent is held until it has gone."""
+    """Tensors in flight round the ring. What is sent is kept alive until it has been sent."""
 
     sent: tuple[torch.Tensor, ...]
     coming: list[torch.Tensor]
@@ -23,15 +23,15 @@ class Round:
     group: dist.ProcessGroup
 
     def wait(self) -> list[torch.Tensor]:
-        """What has come, once all of it is there and all that was sent has gone."""
+        """The received tensors, once all of them have arrived and everything was sent."""
         for work in self.works:
             waiting_for_work(work, self.group)
         return self.coming
 
 
 def around(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, place: int) -> Round:
-    """Start to send contiguous tensors to the process after number `place` of a group, and to receive tensors like
-    them from the one before. Collective."""
+    """Start to send contiguous tensors to the process after number `place` of a group, and to receive tensors of the
+    same shapes from the process before. Collective."""
     size = group.size()
     coming = [torch.empty_like(tensor) for tensor in tensors]
     calls = [dist.P2POp(dist.isend, tensor, group=group, group_peer=(place + 1) % size) for tensor in tensors]

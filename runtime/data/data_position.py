@@ -1,4 +1,4 @@
-"""Where in the data a training is, as a checkpoint keeps it: a few plain numbers."""
+"""A position in the training data, as a checkpoint stores it: a few plain numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,8 +9,8 @@ from planner.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """Behind `samples` samples of epoch `epoch`, in the order that `seed` and `shuffle` make of `count` samples; an
-    iterable dataset, which goes in its own order, has no `count`."""
+    """The position after `samples` samples of epoch `epoch`, in the order that `seed` and `shuffle` give to `count`
+    samples; an iterable dataset, which has its own order, has no `count`."""
 
     epoch: int
     samples: int
@@ -19,7 +19,7 @@ class DataPosition:
     count: int | None
 
     def check(self, here: "DataPosition") -> None:
-        """Raise RequestError where the samples that come next `here` are not those that would have come."""
+        """Raise RequestError where the next samples `here` are not those that would have come next at this position."""
         for name in ("seed", "shuffle", "count"):
             then, now = getattr(self, name), getattr(here, name)
             if then != now:
@@ -31,7 +31,7 @@ class DataPosition:
 
 
 def position_of(state: Mapping[str, Any]) -> DataPosition:
-    """A position from plain JSON. Raises RequestError for what is none."""
+    """A position from plain JSON. Raises RequestError for anything else."""
     names = [field.name for field in fields(DataPosition)]
     wrong = sorted(set(names) ^ set(state))
     for name in ("epoch", "samples", "seed", "shuffle"):

@@ -1,9 +1,9 @@
-"""The batches of a run: drawn, or read from a dataset that a factory of the user's makes.
+"""The batches of a run: synthetic, or read from a dataset that the user's factory makes.
 
-Synthetic batches are the same on every rank, for the same seed and step: they are like the example of rank 0, as a
-factory may draw another one on every rank. Integers are drawn below the bound of their input where it is known, else
-from the values of the example; floating point values are standard normal. Only shapes, types and ranges are realistic:
-a model can learn nothing from them but the bias of its output.
+Synthetic batches are the same on every rank, for the same seed and step. They are modelled on the example of rank 0,
+because a factory may draw a different example on every rank. Integers are drawn below the bound of their input where it
+is known, else from the values of the example; floating point values are standard normal. Only shapes, types and ranges
+are realistic: a model can learn nothing from them but the bias of its output.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ from runtime.run_settings import RunSettings
 from runtime.step.arguments import Arguments
 from runtime.step.training_step import TrainingStep
 
-_SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream below it
+_SEED_STRIDE = 1_000_003  # a prime: different seeds and steps below it never share a stream
 
 
 def synthetic_batches(
     built: BuiltModel, plan: Plan, device: torch.device, seed: int, first: int = 0
 ) -> Iterator[Arguments]:
-    """Global batches like the example of a model, without an end, but for the `first` ones. Collective, as ranks send
-    the example by the `device`."""
+    """Endless global batches like the example of a model; the `first` ones are skipped. Collective, because ranks send
+    the example over the `device`."""
     example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
     tensors = [tensor if tensor.is_meta else from_first(tensor, device).cpu() for tensor in example.tensors()]
     for number in count(first):
@@ -51,11 +51,11 @@ def synthetic_batches(
 
 @dataclass(kw_only=True)
 class DatasetBatches:
-    """What a rank reads of a dataset, one epoch after the other, and where in it that is. Make it with
+    """The samples that a rank reads from a dataset, epoch after epoch, and the position in it. Make it with
     `dataset_batches`.
 
-    Iterated it gives for every step what this rank reads, and the whole batch where somebody needs it. It has no end,
-    and goes back for nobody: a batch that made no step is gone.
+    Iteration gives for every step the samples that this rank reads, and the whole batch where it is needed. It has no
+    end and never goes back: a batch whose step was not made is not read again.
     """
 
     own: BatchLoader
@@ -68,15 +68,15 @@ class DatasetBatches:
         return zip(read, map(_one, self.full.endless()), strict=True)
 
     def state(self) -> dict[str, Any]:
-        """Behind the last batch that was handed out, as `BatchLoader.state`: the same on every rank."""
+        """The position after the last batch that was returned, as `BatchLoader.state`: the same on every rank."""
         return self.own.state()
 
 
 def dataset_batches(
     settings: RunSettings, step: TrainingStep, *, position: Mapping[str, Any] | None, dtype: str, whole: bool
 ) -> DatasetBatches:
-    """What this rank reads from a `position` on, as `DatasetBatches.state` gave it; without one from where the samples
-    that the step has trained on end. With `whole` the whole batches, too.
+    """The batches of this rank from a `position` on, as `DatasetBatches.state` gave it; by default from the end of the
+    samples on which the step has trained. With `whole`, also the whole batches.
 
     Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
     dataset, for a dataset that makes no batch, and for a position in other data.
@@ -98,8 +98,8 @@ def dataset_batches(
 def evaluation_batches(
     settings: RunSettings, step: TrainingStep, *, dtype: str, whole: bool
 ) -> tuple[BatchLoader, BatchLoader | None]:
-    """What this rank reads of the dataset that the model is evaluated on, in its order, once each time that it is
-    iterated; with `whole`, and where that is not the same, the whole batches, too.
+    """The batches of this rank from the evaluation dataset, in the dataset's order; each iteration reads it once. With
+    `whole`, also the whole batches, where they differ.
 
     Raises RequestError for a factory that gives no dataset, and for a dataset that makes no batch.
     """
@@ -128,12 +128,12 @@ def _opened(
 
 @dataclass(frozen=True, slots=True)
 class Converting:
-    """torch's collation, after which floating point values get a dtype. Workers are sent it."""
+    """torch's collate function, followed by a cast of floating point values. It is sent to the workers."""
 
     dtype: torch.dtype
 
     def __call__(self, samples: list[Any]) -> Any:
-        """A batch of samples. Raises RequestError for samples of which some have other tensors."""
+        """A batch of samples. Raises RequestError where some samples have other tensors."""
         names = [set(sample) for sample in samples if isinstance(sample, Mapping)]
         lacking = sorted(set.union(*names) - set.intersection(*names)) if names else []
         if lacking:
@@ -157,7 +157,7 @@ def _one(batch: Any) -> Arguments:
 
 def load_dataset(reference: str, sequence_length: int | None = None, option: str = "--dataset") -> Dataset[Any]:
     """The dataset that `package.module:factory` makes, from the import path or the current folder; or the windows of a
-    file of tokens. Raises RequestError."""
+    token file. Raises RequestError."""
     if Path(reference).suffix in SUFFIXES:
         if sequence_length is None:
             raise RequestError(f"{option} {reference}: the model of the plan has no sequences, and takes no tokens")
@@ -188,8 +188,8 @@ def synthetic_batch(
 ) -> list[torch.Tensor]:
     """Tensors like the examples, whose leading dim `batch` becomes `samples`; other leading dims stay as they are.
 
-    `bounds` has for each example the number that its integers stay below, or None. Floating point numbers are normal,
-    or between 0 and 1 where those of the example are. CPU tensors, drawn by a generator of their own.
+    `bounds` has for each example the exclusive upper bound of its integers, or None. Floating point numbers are normal,
+    or between 0 and 1 where those of the example are. CPU tensors, drawn by a separate generator.
     """
     generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + step)
     pairs = zip(examples, bounds, strict=True)
@@ -211,8 +211,8 @@ def _like(
 
 
 def _numbers_like(example: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers; between 0 and 1, as probabilities and labels of a binary cross entropy have to be, where those of
-    the example are and differ, and 0 or 1 where it has no others."""
+    """Normal numbers. Where the example's numbers are between 0 and 1 and differ (probabilities, labels of a binary
+    cross entropy), numbers between 0 and 1; where it has only 0 and 1, also only those."""
     if example.is_meta or example.numel() == 0:
         return torch.randn(shape, generator=generator)
     least, most = float(example.min()), float(example.max())

@@ -3,14 +3,14 @@
     full_batch=True     every rank reads the whole global batch; the step keeps its pieces
     full_batch=False    every rank reads only the samples of its pieces, micro-batch by micro-batch
 
-Both train alike, bit by bit: the order of an epoch depends on the seed and the number of the epoch alone, and what
-a dataset draws at random for a sample (from `random`, numpy or torch) on those and the number of the sample. So it does
-not matter which rank reads a sample, in which worker, or how often. Ranks with the same samples read the same ones.
+Both give bit-identical training. The order of an epoch depends only on the seed and the epoch number. What a dataset
+draws at random for a sample (from `random`, numpy or torch) depends only on these and the number of the sample. So it
+does not matter which rank or worker reads a sample, or how often. Ranks with the same samples read identical values.
 
-A plan takes whole global batches, so samples that are left over at the end of an epoch are left out.
+A plan takes whole global batches, so the incomplete last batch of an epoch is dropped.
 
-Where a loader stands is one small state (`BatchLoader.state`), counted in samples of the epoch. It says nothing of
-ranks, processes or batches: whoever goes on from it, under whatever plan, reads the samples that would have come next.
+The position of a loader is one small state (`BatchLoader.state`), counted in samples of the epoch. It is independent of
+ranks, processes and batches: a run that resumes from it, under any plan, reads the samples that would have come next.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from runtime.step.training_step import TrainingStep
 
 Collate = Callable[[list[Any]], Any]
 
-_SEED_STRIDE = 1_000_003  # a prime: seeds, epochs and samples do not meet in one stream below it
+_SEED_STRIDE = 1_000_003  # a prime: different seeds, epochs and samples below it never share a stream
 
 
 def loader(
@@ -46,15 +46,15 @@ def loader(
     collate: Collate | None = None,
     pin_memory: bool | None = None,
 ) -> "BatchLoader":
-    """The batches of a dataset whose items are what the model takes, one sample each.
+    """The batches of a dataset whose items are the inputs of the model, one sample each.
 
-    A map-style dataset needs `__len__`; with a step it is read for an example, where the model has not been traced yet
-    (collective then). An iterable one is read whole by every rank (`full_batch`), in its own order, and must give every
-    rank the same items of an epoch, each time it is begun; where it has `set_epoch` it is told which. Pinned memory is
-    used where there is an accelerator, unless `pin_memory` says otherwise.
+    A map-style dataset needs `__len__`; with a step, an example is read from it if the model has not been traced yet
+    (collective then). Every rank reads all of an iterable dataset (`full_batch`), in the dataset's own order, and it
+    must give every rank the same items each time an epoch begins; if it has `set_epoch`, that is called with the epoch
+    number. Pinned memory is used where there is an accelerator, unless `pin_memory` says otherwise.
 
-    Raises RequestError for a dataset that is shorter than one global batch, for samples that are left over with
-    `drop_last=False`, and for what cannot be done with an iterable dataset or without a step.
+    Raises RequestError for a dataset that is shorter than one global batch, for an incomplete last batch with
+    `drop_last=False`, and for options that are impossible with an iterable dataset or without a step.
     """
     plan = step if isinstance(step, Plan) else step.plan
     made = BatchLoader(
@@ -78,7 +78,7 @@ def loader(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """What this rank reads by itself."""
+    """The loader for the samples that this rank alone reads."""
 
     step: TrainingStep
     pieces: InputPieces
@@ -88,8 +88,8 @@ class _Own:
 class BatchLoader:
     """The global batches of one epoch after the other. Make it with `loader`.
 
-    Iterating goes through one epoch: the same one again, until `set_epoch` says which. `samples` of it have been handed
-    out. After `load_state` the next iteration begins where the state was taken.
+    One iteration is one epoch; the same epoch is repeated until `set_epoch` sets another. `samples` counts the samples
+    of the epoch that were returned. After `load_state` the next iteration begins at the saved position.
     """
 
     dataset: Dataset[Any]
@@ -113,13 +113,13 @@ class BatchLoader:
         return len(self.dataset) // self.plan.training.global_batch  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Number of the epoch that is iterated next: another order where the samples are shuffled."""
+        """Set the epoch of the next iteration; where samples are shuffled it has another order."""
         if epoch != self.epoch:
             self.epoch, self.samples, self._start = epoch, 0, 0
 
     def go_on(self, samples: int) -> None:
-        """Iterate next what follows after training on so many samples, epoch by epoch, under this plan or another: the
-        rest of their epoch. Raises RequestError where they make no whole global batches."""
+        """Continue after training on `samples` samples, epoch by epoch, under this plan or another: the next iteration
+        gives the rest of their epoch. Raises RequestError where they are not whole global batches."""
         size = self.plan.training.global_batch
         batches, over = divmod(samples, size)
         if over:
@@ -131,18 +131,19 @@ class BatchLoader:
         self.samples = self._start = left_out * size
 
     def state(self) -> dict[str, Any]:
-        """Where it stands, as plain JSON: behind the last batch that was handed out, whatever was read ahead."""
+        """The position as plain JSON: after the last batch that was returned, without prefetched ones."""
         return asdict(self._position(self.epoch, self.samples))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, under this plan or another one. The samples of an iterable dataset are read
-        again up to there. Raises RequestError for a state of another dataset, seed or order, and for none at all."""
+        """Continue at a saved position, under this plan or another one. The samples of an iterable dataset are read
+        again up to there. Raises RequestError for a state of another dataset, seed or order, and for anything that is
+        no state."""
         position = position_of(state)
         position.check(self._position(position.epoch, position.samples))
         self.epoch, self.samples, self._start = position.epoch, position.samples, position.samples
 
     def endless(self) -> Iterator[Any]:
-        """One epoch after the other, without an end. Raises RequestError for an epoch without a batch."""
+        """One epoch after the other, endlessly. Raises RequestError for an epoch without a batch."""
         while True:
             begun = self._start
             yield from self
@@ -166,7 +167,7 @@ class BatchLoader:
             yield batch
 
     def _from(self, start: int) -> Iterator[Any]:
-        """The batches of the epoch after so many samples."""
+        """The batches of the epoch after its first `start` samples."""
         if self.own is not None:
             return self._local(self.own, start)
         if self.iterable:
@@ -177,7 +178,7 @@ class BatchLoader:
         return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches(start))))
 
     def example(self) -> Any:
-        """A batch of as many samples as the model was traced with, from the front of a map-style dataset."""
+        """A batch of as many samples as the model is traced with, from the start of a map-style dataset."""
         count = self.plan.model.batch
         if count is None:
             raise RequestError(
@@ -188,7 +189,7 @@ class BatchLoader:
         return self.collate([seeded[number] for number in range(min(count, len(seeded)))])
 
     def _local(self, own: _Own, start: int) -> Iterator[LocalBatch]:
-        """This rank's pieces of every micro-batch, read by itself."""
+        """This rank's pieces of every micro-batch, read by this rank alone."""
         parts, samples = self.plan.training.micro_batches, own.pieces.own
         if not samples:
             yield from (LocalBatch(parts=({},) * (parts * self.plan.slices)) for _ in self._batches(start))
@@ -206,11 +207,11 @@ class BatchLoader:
             yield LocalBatch(parts=tuple(pieces))
 
     def _left(self, start: int) -> int:
-        """Global batches of the epoch after so many samples."""
+        """The number of global batches left in the epoch after its first `start` samples."""
         return max(len(self.dataset) - start, 0) // self.plan.training.global_batch  # type: ignore[arg-type]
 
     def _batches(self, start: int) -> Iterator[list[int]]:
-        """The samples of each global batch of the epoch after so many samples."""
+        """The samples of each global batch of the epoch after its first `start` samples."""
         size, count = self.plan.training.global_batch, self._left(start)
         order: Sequence[int] = range(len(self.dataset))  # type: ignore[arg-type]
         if self.shuffle:
@@ -272,14 +273,14 @@ def _samples_of(dataset: Dataset[Any]) -> str:
 
 @runtime_checkable
 class _Shuffled(Protocol):
-    """An iterable dataset that shuffles itself by the number of the epoch, as torch's and Hugging Face's do."""
+    """An iterable dataset that shuffles by the epoch number, as those of torch and Hugging Face do."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch is iterated next."""
+        """Set the epoch of the next iteration."""
 
 
 class _Rest(IterableDataset[Any]):
-    """An iterable dataset without its first samples, which are read all the same."""
+    """An iterable dataset without its first samples, which are read and dropped."""
 
     def __init__(self, dataset: Any, start: int) -> None:
         self._dataset, self._start = dataset, start
@@ -290,8 +291,8 @@ class _Rest(IterableDataset[Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class _Seeded(Dataset[Any]):
-    """A dataset that draws the same for a sample whoever reads it. The generators of the process are left as they
-    were."""
+    """A dataset whose random draws for a sample do not depend on the process that reads it. The process's own
+    generators are left as they were."""
 
     dataset: Dataset[Any]
     seed: int

@@ -1,10 +1,10 @@
-"""A file of tokens as a dataset: what language models are pre-trained on.
+"""A file of tokens as a dataset, for pre-training language models.
 
     file      t0 t1 t2 t3 t4 t5 t6 t7 t8 ...            all documents, one after the other
     sample 0  t0 t1 t2 t3   labels  t1 t2 t3 t4         windows of the sequence length, none of which overlap
     sample 1  t4 t5 t6 t7   labels  t5 t6 t7 t8
 
-The file is mapped into memory, so that only the pages that are read take any, and all processes of a host share them.
+The file is mapped into memory: only the pages that are read use memory, and all processes of a host share them.
 """
 
 from pathlib import Path
@@ -22,8 +22,8 @@ SUFFIXES = (".bin", ".npy")
 class TokensDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Windows of a file of tokens: sample i is `sequence_length` tokens (int64) and as labels the tokens after each.
 
-    A `.npy` file says its integer type itself; a `.bin` file is nothing but tokens of type `dtype`, as nanoGPT writes
-    it. Raises RequestError for a file that is none of these, or is shorter than one sample.
+    A `.npy` file stores its integer type; a `.bin` file has only tokens of type `dtype`, as nanoGPT writes it. Raises
+    RequestError for any other file, or one that is shorter than one sample.
     """
 
     def __init__(self, path: str | Path, sequence_length: int, *, dtype: str = "uint16") -> None:
@@ -44,7 +44,7 @@ class TokensDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return window[:-1], window[1:]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Workers are sent the path and open the file themselves."""
+        """Workers are sent only the path, and open the file themselves."""
         return {**self.__dict__, "_tokens": None}
 
     def _checked(self) -> int:
@@ -52,7 +52,7 @@ class TokensDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             tokens = self._opened()
         except OSError as error:
             raise RequestError(f"{self._path}: {error.strerror or error}") from error
-        except Exception as error:  # numpy raises what it likes of a header: ValueError, EOFError, TokenError
+        except Exception as error:  # numpy raises many types for a bad header: ValueError, EOFError, TokenError
             raise RequestError(f"{self._path}: not a token file: {error!s:.200}") from error
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise RequestError(
