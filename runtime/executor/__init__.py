@@ -1,1 +1,1 @@
-"""Programs of a stage: instructions, prefetched and coalesced gathers, lowering to straight Python."""
+"""The program of a stage: instructions, prefetched and coalesced all-gathers, lowering to straight-line Python."""

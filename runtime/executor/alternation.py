@@ -1,12 +1,13 @@
-"""Two passes of a rank that take turns: the backward pass of one micro-batch and the forward pass of another.
+"""Two passes of a rank that alternate: the backward pass of one micro-batch and the forward pass of another.
 
     backward   ── gradients depart ┐        ┌ land ── ... ── depart ┐
     forward                        └ ... ── depart ┐       ...      └ land ── ...
 
-Each goes on until it would wait for rows of experts (`runtime.ops.experts`), and lets the other one go on then, whose
-work covers what is on its way. Only one of them runs at a time, and which is decided by what they do, not by a clock:
-so all ranks start their collectives in the same order. The forward pass runs on a thread of its own, as autograd has
-the other one in a call that returns when it is through; what records it is the thread's, and its graph whole.
+Each pass runs until it would wait for an all-to-all of experts (`runtime.ops.experts`). Then the other pass runs, and
+its work overlaps with the all-to-all. Only one of them runs at a time, and the switch points depend on the operators,
+not on a clock, so all ranks start their collectives in the same order. The forward pass runs on a separate thread,
+because the backward pass runs inside a call of autograd that returns only at its end. Autograd's recording state
+belongs to the thread, and the recorded graph is complete.
 
 DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1 (DualPipe).
 """
@@ -23,16 +24,16 @@ _Other = TypeVar("_Other")
 
 
 class Alternation:
-    """The passes of a rank that take turns at the moment, if any do."""
+    """The passes of a rank that currently alternate, if any."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._running: int | None = None  # number of the pass that runs; None where nothing takes turns
+        self._running: int | None = None  # number of the running pass; None where no passes alternate
         self._done = [True, True]
         self._go = (threading.Semaphore(0), threading.Semaphore(0))
 
     def switch(self) -> None:
-        """The other pass goes on, until it would wait, or is through. Nothing happens where there is none."""
+        """Let the other pass run until it would wait or ends. Does nothing where there is no other pass."""
         own = self._running
         if own is None or self._done[1 - own]:
             return
@@ -40,8 +41,8 @@ class Alternation:
         self._go[own].acquire()
 
     def run(self, one: Callable[[], _One], other: Callable[[], _Other]) -> tuple[_One, _Other]:
-        """What both make. `one` runs in this thread and begins. Raises what one of them raises, when both are
-        through."""
+        """The results of both passes. `one` runs in this thread and starts first. If a pass raises, the error is raised
+        here after both have ended."""
         assert self._running is None, "two passes take turns, not three"
         self._done, self._running = [False, False], 0
         made: list[_Other] = []
@@ -52,10 +53,10 @@ class Alternation:
         def beside() -> None:
             self._go[1].acquire()
             try:
-                if stream is not None:  # the device is the thread's own, too, and follows from the stream
+                if stream is not None:  # the current device is per thread too, and follows from the stream
                     torch.accelerator.set_stream(stream)
                 made.append(context.run(other))
-            except BaseException as error:  # handed on to the thread that waits for it
+            except BaseException as error:  # passed to the thread that waits for it
                 raised.append(error)
             finally:
                 self._end(1)
@@ -77,7 +78,7 @@ class Alternation:
         self._go[number].release()
 
     def _end(self, number: int) -> None:
-        """A pass is through; the other one goes on alone."""
+        """A pass has ended; the other one continues alone."""
         self._done[number] = True
         if not self._done[1 - number]:
             self._resume(1 - number)

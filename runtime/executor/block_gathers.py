@@ -1,25 +1,25 @@
-"""Weights of a block that are gathered together before it runs, and whose gradients are reduced together.
+"""Weights of a block that one all-gather brings before the block runs, and whose gradients are reduced together.
 
-    "block"    forward    [gather 0] block 0 | [gather 1] block 1 | ...    one message for all weights that go together;
-                                                                           their memory goes when the block is done
-               backward   [gather 1] block 1 [reduce 1] | [gather 0] ...   one more, into the same tensors, and one for
+    "block"    forward    [gather 0] block 0 | [gather 1] block 1 | ...    one collective for all weights of a block;
+                                                                           their memory is freed after the block
+               backward   [gather 1] block 1 [reduce 1] | [gather 0] ...   one more into the same tensors, and one for
                                                                            all gradients
-    "ahead"    forward    [gather 0] block 0 | block 1 | block 2           the next block's come while a block computes,
-                             [gather 1] [gather 2] [gather 2 again]        and its gradients leave while the one before
-               backward   block 2 | block 1 | block 0                      it does; so from pass to pass
+    "ahead"    forward    [gather 0] block 0 | block 1 | block 2           prefetch: the next block's weights come
+                             [gather 1] [gather 2] [gather 2 again]        under a block, and its gradients are reduced
+               backward   block 2 | block 1 | block 0                      under the next block; also from pass to pass
                              [gather 1] [reduce 2, gather 0] [reduce 1] [reduce 0]   (`runtime.executor.relay`)
 
-What autograd keeps of a gathered weight, a view or itself, stays where it is: only the memory behind it is given back
-and filled again (`UntypedStorage.resize_`), as FSDP does it (Zhao et al. 2023, "PyTorch FSDP"). The first gradient that
-reaches what a block has made says that its backward pass begins. A block that is recomputed gathers once more when it
-is computed again, and keeps nothing in between.
+Autograd may keep a gathered weight or a view of it. That tensor stays; only the memory behind it is freed and filled
+again (`UntypedStorage.resize_`), as FSDP does it (Zhao et al. 2023, "PyTorch FSDP"). The backward pass of a block
+begins when the first gradient reaches its results. A recomputed block gathers again when it is recomputed, and keeps
+nothing in between.
 
-What travels while a block computes does so on process groups of its own, in one order on every rank. A gradient that is
-late does not come through autograd: it is added to its parameter when it lands, the last of them under the next pass,
-or when the last one is over. Weights of one block and the message with those of another are there at the same time,
-never more.
+Collectives that overlap with a block use separate process groups, in one order on every rank. An overlapped gradient
+does not go through autograd: it is added to its parameter when it arrives. The last gradients of a pass arrive under
+the next pass, or at the end of the last pass. At any time there are at most the weights of one block, and the
+collective with those of one other block.
 
-A gathered weight is a value of its block like any other: operators find it where they want it.
+A gathered weight is a value of its block like any other: operators find it in the layout that they want.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +39,10 @@ from runtime.ops.narrow_weights import Casts, Narrow, belongs, cast, received
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """Weights that are gathered together: their `names`, the steps of each `there`, those of its gradient `back`, in
-    the dtype in which gradients are `reduced_in`. `sent` says whether weights are, `returns` whether their gradients
-    are, or are made here, `again` whether the backward pass needs them, and `refills` whether they land then in the
-    memory that they had. With `scales`, those of each, they are cast to 8 bits before they set out
+    """Weights that are gathered together: their `names`, the steps of each weight (`there`) and of its gradient
+    (`back`), and the dtype of the gradient reduction (`reduced_in`). `sent`: the weights need communication. `returns`:
+    their gradients need it, or are made here. `again`: the backward pass needs the weights. `refills`: they are then
+    received directly into their old memory. With `scales`, one per weight, they are cast to 8 bits before the gather
     (`runtime.ops.narrow_weights`)."""
 
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Bundle:
 
 
 def bundle_of(one: BlockGather, scales: Fp8Scales | None = None) -> Bundle:
-    """What a segment gathers together, in the terms of the executor; weights in fp8 are cast by `scales`."""
+    """The executor's form of a segment's gather; fp8 weights are cast by `scales`."""
     assert scales is not None or not one.narrow
     return Bundle(
         names=one.names,
@@ -73,7 +73,7 @@ def bundle_of(one: BlockGather, scales: Fp8Scales | None = None) -> Bundle:
 
 
 class Gathered:
-    """The weights of a bundle for one pass through their block, the `section` of that number."""
+    """The weights of a bundle for one pass through the block with number `section`."""
 
     def __init__(
         self,
@@ -86,17 +86,17 @@ class Gathered:
     ) -> None:
         self.bundle, self.section, self.observer, self._tensors = bundle, section, observer, tensors
         self._place, self._groups = place, groups
-        self.gradients = tuple(Narrow() for _ in bundle.scales)  # of weights in 8 bits, which autograd would cast
+        self.gradients = tuple(Narrow() for _ in bundle.scales)  # gradients of 8-bit weights, which autograd would cast
         self._memory: list[torch.Tensor] = []
         self._coming: Flight | None = None
 
     @property
     def kept(self) -> bool:
-        """Whether their memory is to be given back, and filled again."""
+        """Whether their memory is to be freed, and filled again."""
         return bool(self._memory)
 
     def start(self) -> None:
-        """Let them set out, where they have not."""
+        """Start the gather, unless it has been started."""
         if self._coming is None:
             pieces = [self._tensors[name] for name in self.bundle.names]
             if self.bundle.scales:
@@ -104,49 +104,49 @@ class Gathered:
             self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
     def landed(self, room: Callable[[], Pieces] | None = None) -> Pieces:
-        """What was sent, when it is there: where there is `room`, if that is given (`Flight.land`)."""
+        """The received tensors, once they have arrived; in the memory that `room` gives, if given (`Flight.land`)."""
         self.start()
         assert self._coming is not None
         found, self._coming = self._coming.land(room), None
         return found
 
     def bring(self) -> list[torch.Tensor]:
-        """The weights as the block wants them. What is sent comes in memory of its own: a cut at the end of a way makes
-        a view, and collectives may deal out views of their message."""
+        """The weights as the block wants them. Gathered weights get their own memory: a cut as the last step makes a
+        view, and collectives may return views of their buffer."""
         landed = self.landed()
         if self.bundle.scales:
             landed = [received(weight) for weight in landed]
         if not self.bundle.sent:
             return landed
         landed.reverse()
-        return [_own(landed.pop()) for _ in self.bundle.names]  # one after the other is let go
+        return [_own(landed.pop()) for _ in self.bundle.names]  # frees the received tensors one by one
 
     def with_gradients(self, weights: Sequence[torch.Tensor]) -> None:
-        """Let the readers of weights in 8 bits know where their gradients are brought."""
+        """Tell the operators that read 8-bit weights where to put the gradients."""
         for weight, own in zip(weights, self.gradients, strict=bool(self.gradients)):
             belongs(weight, own)
 
     def wide(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The gradients of the weights, where autograd has brought them or stand-ins of those in 8 bits."""
+        """The gradients of the weights; autograd has only stand-ins for the gradients of 8-bit weights."""
         return [own.take() for own in self.gradients] if self.gradients else gradients
 
     def send_back(self, gradients: Sequence[torch.Tensor]) -> Flight:
-        """Gradients on their way to where they are stored."""
+        """Start to send gradients to where they are stored."""
         given = [gradient.to(self.bundle.reduced_in) for gradient in gradients]
         return Flight(self.bundle.back, given, self._place, self._groups, holds=True)
 
     def keep(self, weights: Sequence[torch.Tensor]) -> None:
-        """The memory of these weights is to be given back, and filled again for their backward pass."""
-        self._memory = [weight.data for weight in weights]  # autograd must not see that they change
+        """Mark the memory of these weights as to be freed, and filled again for their backward pass."""
+        self._memory = [weight.data for weight in weights]  # autograd must not see the change
 
     def leave(self) -> None:
-        """The block is done: give the memory back."""
+        """The block is done: free the memory."""
         for weight in self._memory:
             weight.untyped_storage().resize_(0)
             teller(self.observer)(weight.untyped_storage())
 
     def come_again(self) -> None:
-        """Fill the memory once more. It goes when autograd lets go of it."""
+        """Gather again into the memory. It is freed when autograd releases it."""
         memory, self._memory = self._memory, []
         if self.bundle.refills:
             self.landed(lambda: [self._filled_again(weight) for weight in memory])
@@ -157,7 +157,7 @@ class Gathered:
             self._filled_again(weight).copy_(new)
 
     def _filled_again(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight with memory once more."""
+        """A weight whose memory is allocated again."""
         weight.untyped_storage().resize_(weight.nbytes)
         teller(self.observer)(weight.untyped_storage())
         return weight

@@ -1,12 +1,12 @@
-"""Products whose weight gradients are deferred: the backward pass of a linear layer in two turns.
+"""Deferred weight gradients: the backward pass of a linear layer in two parts.
 
     forward           x, W ─> y = x W^T + b
     input gradient    dy, W ─> dx               keeps x and dy
-    weight gradient   dy, x ─> dW, db ─> back to the layout of the gradient, reduced where it is cut, added up
+    weight gradient   dy, x ─> dW, db ─> back to the layout of the gradient, reduced where it is sharded, accumulated
 
-In the graph of autograd the product reads its weights detached, so that the pass which makes dx never comes to them.
-The second turn starts at a node of its own, which hands dW on to where the weight came from: through the redistribution
-of the weight and to its leaf, as any gradient of it. A recomputed block makes x once, for both.
+In the autograd graph the product reads detached weights, so the pass that computes dx never reaches them. The second
+part starts at a separate node, which passes dW on to where the weight came from: through the redistribution of the
+weight to its leaf, like any gradient of it. A recomputed block computes x once, for both parts.
 
 Source: Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.
 """
@@ -29,8 +29,8 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
 
 @dataclass(slots=True)
 class _Product:
-    """One product of one micro-batch: what its weight gradients are made of, from its input gradient on, and where they
-    go."""
+    """One product of one micro-batch: after its input gradient it holds the inputs of its weight gradients, and their
+    target."""
 
     start: GradientEdge | None = None
     given: torch.Tensor | None = None
@@ -38,7 +38,7 @@ class _Product:
 
 
 class DeferredGradients:
-    """The weight gradients of one micro-batch through a chunk that wait for their turn."""
+    """The deferred weight gradients of one micro-batch through a chunk."""
 
     def __init__(self) -> None:
         self._products: dict[int, _Product] = {}
@@ -51,7 +51,7 @@ class DeferredGradients:
         product = self._products.get(instruction.index)
         if product is not None and not instruction.repeated:
             call = functools.partial(_not_again, instruction)
-        if product is None:  # and not the recomputation of one
+        if product is None:  # and not its recomputation
             product = self._products[instruction.index] = _Product()
             start = _WeightGradients.apply(product, *weights)  # type: ignore[no-untyped-call]
             product.start = get_gradient_edge(start)
@@ -61,18 +61,18 @@ class DeferredGradients:
         return (_Apart.apply(product, call, given, *detached),)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
-        """The weight gradients, one product after the other, from the last to the first."""
+        """Compute the weight gradients, from the last product to the first."""
         while self._products:
             _, product = self._products.popitem()
             if product.gradient is not None:
                 assert product.start is not None, "set when the product was made"
                 torch.autograd.backward([product.start], [product.gradient.new_zeros(())])
-            product.start = None  # which knows the product
+            product.start = None  # it refers back to the product
 
 
 def _not_again(instruction: "Instruction", operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """In the place of a product with which a recomputation ends: it needs the operands alone, and stops when they are
-    saved. Autograd's own products save before they compute, a function of ours after."""
+    """Replaces a product with which a recomputation ends: only its operands are needed, and the recomputation stops
+    once they are saved. Autograd's own products save before they compute; our function would save afterwards."""
     promise = instruction.results[0]
     assert promise is not None, "a product makes a tensor"
     return (operands[0].new_empty(()).expand(promise[1]),)
@@ -93,12 +93,13 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         given, weight = ctx.saved_tensors
-        ctx.product.given, ctx.product.gradient = given.detach(), gradients[0]  # and nothing of how it was made
+        ctx.product.given, ctx.product.gradient = given.detach(), gradients[0]  # detached from how it was made
         return None, None, gradients[0].matmul(weight), *(None for _ in ctx.needs_input_grad[3:])
 
 
 class _WeightGradients(torch.autograd.Function):
-    """Nothing forward; backward the gradients of the weights of a linear layer from what its product has kept."""
+    """Does nothing forward; backward it gives the weight gradients of a linear layer, from what its product has
+    kept."""
 
     @staticmethod
     def forward(ctx: Any, product: _Product, *weights: torch.Tensor) -> torch.Tensor:

@@ -2,24 +2,24 @@
 
     producer ──(promised layouts)──> transfer ──(wanted layouts)──> operator on local tensors ──> checked shape ──> ...
 
-Tensors are plain local tensors; their layouts are known beforehand from the plan. Before an operator its operands
-are brought from the layouts that their producers promised to those that its strategy wants, and autograd brings the
-gradients back the dual way. After it the shapes of the results are compared with what its rule promises: there is
-no other place where data could move, so nothing is ever redistributed unplanned. Data, tensor, sequence, vocabulary
-and optimizer parallelism are all just layouts here.
+Tensors are plain local tensors; their layouts are known from the plan. Before an operator, each operand is brought from
+the layout that its producer promised to the layout that the operator's strategy wants; autograd brings the gradients
+back the dual way. After the operator, the shapes of the results are compared with the promise of its rule. Data moves
+nowhere else, so nothing is ever redistributed unplanned. Data, tensor, sequence, vocabulary and optimizer parallelism
+are all just layouts here.
 
-A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
-after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
-results of some of its operators are kept instead (see `runtime.ops.kept_results`). What flows into it may be offloaded
-outside of the device (see `runtime.offload.activations`), and so may what any other block saves (see
+A value is dropped after its last use. A recomputed block runs under a checkpoint: its values are dropped after the
+forward pass and computed again, communication included, when its gradient is needed. Under "selective" the results of
+some of its operators are kept instead (see `runtime.ops.kept_results`). The inputs of a block may be offloaded from the
+device (see `runtime.offload.activations`), and so may the tensors that any other block saves (see
 `runtime.offload.saved_tensors`), and the weights of any block (see `runtime.offload.weights`). Weights that a plan
 gathers block by block are values of their block (see `runtime.executor.block_gathers`, `runtime.executor.prefetch`).
 
-A stage may take several micro-batches at a time. They go through the same program operator by operator in
-turn, so that one computes while what another has sent is on its way (see `runtime.executor.interleaving`).
+A stage may process several interleaved micro-batches. They go through the same program and alternate operator by
+operator, so that one computes while a transfer of another is in flight (see `runtime.executor.interleaving`).
 
-Buffers that the model changes get their new contents after the micro-batch. Their old tensors are left as they are:
-what is recomputed later reads what was there before.
+Buffers that the model changes get their new contents after the micro-batch. Their old tensors stay unchanged, so a
+later recomputation reads the old contents.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -91,10 +91,10 @@ class Executor:
         draw: Draw = FIRST,
         observer: Observer | None = None,
     ) -> dict[str, torch.Tensor]:
-        """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
-        next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
-        `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on. `buffers` gets the new
-        contents of those that the model changes.
+        """Run the stage on one micro-batch, from local pieces in the layouts of the plan. Returns the values that the
+        next stage reads, in their producers' layouts, or the loss, which is the same on every rank of the last stage.
+        `draw` gives the step and micro-batch for random numbers; `observer` observes. `buffers` receives the new
+        contents of the buffers that the model changes.
         """
         return self.together(parameters, buffers, [inputs], [draw], [observer])[0]
 
@@ -107,8 +107,8 @@ class Executor:
         observers: Sequence[Observer | None],
         deferred: Sequence[DeferredGradients | None] = (),
     ) -> list[dict[str, torch.Tensor]]:
-        """What the stage makes of several micro-batches that take turns, one after the other in each operator. Weight
-        gradients that the plan defers gather in `deferred`; without it they come with the others."""
+        """Run the stage on several interleaved micro-batches, which alternate in each operator. Weight gradients that
+        the plan defers are collected in `deferred`; without it they are computed in the normal backward pass."""
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
         tensors = {**pieces, **buffers}
@@ -148,12 +148,12 @@ class Executor:
         return [self._made(batch.values) for batch in batches]
 
     def _visits(self, told: Told) -> Visits | None:
-        """The comings of offloaded weights in a pass; None where none are offloaded."""
+        """The loads of offloaded weights in a pass; None where none are offloaded."""
         runs = [section.segment.weights for section in self.sections]
         return Visits(self.weights, runs, told) if self.weights is not None and any(runs) else None
 
     def _gathers(self, batch: MicroBatch, parameters: Mapping[str, LocalParameter | Version]) -> Prefetch | None:
-        """The gathers of a pass; None where no weights go together."""
+        """The gathers of a pass; None where no weights are gathered together."""
         if not any(self.bundles):
             return None
         trip = Prefetch(
@@ -170,7 +170,7 @@ class Executor:
 
     @property
     def bundles(self) -> Sequence[Sequence[Bundle]]:
-        """What each section gathers together."""
+        """The bundles that each section gathers."""
         return [section.bundles for section in self.sections]
 
     def _made(self, values: Values) -> dict[str, torch.Tensor]:
@@ -182,7 +182,7 @@ class Executor:
         return made
 
     def _saving(self, number: int, batches: Sequence[MicroBatch], trail: Trail) -> None:
-        """A section that offloads what it saves, which comes back with the first gradient of what it has made."""
+        """A section that offloads its saved tensors; they are loaded back at the first gradient of its results."""
         section, saved = self.sections[number], SavedMemory()
         staying = [batch.piece(name) for batch in batches for name in (*section.segment.reads, *section.segment.held)]
         with saved.watching():
@@ -200,8 +200,8 @@ class Executor:
         kept = [KeptResults() for _ in batches]
         count = len(section.segment.reads)
         program = section
-        watched = self._watches(section, departs=len(batches) > 1)  # else more is saved once than the other time
-        # what is kept to compute it again holds no other value
+        watched = self._watches(section, departs=len(batches) > 1)  # decided once: both runs of the block save the same
+        # the recomputation keeps no other value alive
         bare = [replace(batch, values={}, watched=watched) for batch in batches]
         back: Callable[[], None] = _nothing
         phase: Phase = "forward"
@@ -221,7 +221,7 @@ class Executor:
                 gathers.enter(number, inside[0], phase)
             phase = "recomputation"
             self._run(program, inside)
-            if len(bare) > 1:  # else a batch that is done goes on until all are, and sends what nobody reads
+            if len(bare) > 1:  # else a finished batch would wait for all others, and send what no operator reads
                 program = replace(section, instructions=section.instructions[: section.again])
             return tuple(batch.values[name] for batch in inside for name in section.segment.writes)
 
@@ -257,12 +257,12 @@ class Executor:
         return self.programs.bodies(inside, recomputed=recomputed, departs=departs, again=section.again)
 
     def _watches(self, section: Section, *, departs: bool) -> bool:
-        """Whether the programs of a section look at what they make, the next time."""
+        """Whether the programs of a section check their results in the next run."""
         return not all(body.seen for body in self._bodies(section, departs=departs))
 
     def _general(self, section: Section, batch: MicroBatch, *, departs: bool) -> Iterator[Then]:
-        """The instructions on one batch. One that `departs` lets others go on whenever it has sent something, and in
-        its pauses."""
+        """The instructions on one batch. With `departs`, it yields to other micro-batches after each send and at its
+        pauses."""
         for instruction in section.instructions:
             if departs and instruction.then == "pause":
                 yield "pause"
@@ -281,7 +281,7 @@ class Executor:
     def _departed(
         self, operand: Operand, batch: MicroBatch, instruction: Instruction, *, departs: bool
     ) -> torch.Tensor | Departed:
-        """An operand where the operator wants it, or under way to there."""
+        """An operand in the layout that the operator wants, or in flight to it."""
         piece, steps = batch.piece(operand.name), operand.transfer
         stub = batch.stubs.get(operand.name) if operand.weight else None
         assert steps is not None or stub is None, operand.name  # no gradient is lost
@@ -293,7 +293,7 @@ class Executor:
 
 
 def _nothing() -> None:
-    """What a block that offloads nothing waits for, and what happens where no other pass takes turns."""
+    """What a block that offloads nothing waits for, and the switch where no passes alternate."""
 
 
 def build_executor(
@@ -310,12 +310,11 @@ def build_executor(
     scales: Fp8Scales | None = None,
     relay: Relay | None = None,
 ) -> Executor:
-    """The program of this rank for its stage of a plan, with room for what it offloads, the `tables` that are not on
-    the devices, the offloaded `weights` of the rank, the process groups on which weights come ahead, where they do, and
-    the `alternation` of passes that take turns, the `scales` of layers in fp8 that are known before they run, and the
-    `relay` in which passes let weights come for each other.
-    It also returns those of the values `outputs` that the stage makes, whole on every rank of it. Raises ModelError for
-    an operator that cannot run yet."""
+    """The program of this rank for its stage of a plan. It gets the storage of what it offloads; the `tables` off the
+    devices; the offloaded `weights` of the rank; the process groups for prefetched weights, if any; the `alternation`
+    of passes; the `scales` of fp8 layers that are known before they run; and the `relay` through which passes prefetch
+    weights for each other. Also returns those of the values `outputs` that the stage makes, whole on every rank of it.
+    Raises ModelError for an operator that is not supported yet."""
     graph, mesh = bound.graph, place.mesh
     promised = bound.promised
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
@@ -384,10 +383,10 @@ def build_executor(
 
 
 def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, position: int) -> Operand:
-    """The operand of operator `index` at this position among its operands, which comes as it is `promised`."""
+    """The operand of operator `index` at this position among its operands; its producer has `promised` its layouts."""
     graph, mesh, wanted = bound.graph, bound.plan.mesh, bound.operators[index].layouts.operands[position]
     weight, update = name in graph.parameter_names, bound.plan.training.update
-    if weight and update.is_local(name):  # the gradient stays as each rank has it
+    if weight and update.is_local(name):  # the gradient stays a local one on each rank
         own = tuple(PARTIAL if placement.is_shard else placement for placement in wanted.gradient)
         promised = replace(promised, gradient=own)
     shape, sequences = graph.types[name].shape, bound.sequences.get(name, ())

@@ -1,11 +1,11 @@
-"""Experts in three parts, between which others of their block run: instructions that stand apart.
+"""Experts in three parts, so that other operators of their block run in between: each part is an instruction.
 
     router   depart   shared gate, up, silu   compute   shared down   arrive   sum
-                └─ rows on their way ─────────┘  └─ results ──────────┘
+                └─ dispatch in flight ────────┘  └─ combine ──────────┘
 
-Which operators run between them is told by `planner.plan.layout.expert_overlap`, what the parts do by
-`runtime.ops.experts`. Each has the operands of its own, in the layouts of the operator; only the last makes a result.
-What goes from one to the next is with the micro-batch.
+`planner.plan.layout.expert_overlap` chooses the operators that run in between; `runtime.ops.experts` has the parts.
+Each part has its own operands, in the layouts of the operator; only the last one makes a result. The state between the
+parts is kept with the micro-batch.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
     from runtime.executor.instruction import Instruction
 
 TENSORS = 6
-"""Tokens, weights and numbers of their experts; gate, which may be none, up and down. Behind them stand settings, and
-biases by name."""
+"""Tokens, weights and their expert numbers; gate (may be none), up and down. Settings and biases follow by name."""
 
 GATE = 3
-"""Where the gate stands among them."""
+"""The position of the gate among them."""
 
 ROUTED = 3
-"""Those of them that depart."""
+"""The operands that the part `depart` takes."""
 
 Part: TypeAlias = Literal["depart", "compute", "arrive"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsPart:
-    """One part of an operator with experts, number `at` of the graph; `switch` lets another pass go on."""
+    """One part of an operator with experts, number `at` of the graph; `switch` lets the other pass run."""
 
     part: Part
     at: int
@@ -48,7 +47,7 @@ class ExpertsPart:
     def run(
         self, under_way: MutableMapping[int, ExpertsCall], operands: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """Run it for the micro-batch whose calls are `under_way`; its results, if it makes any."""
+        """Run it for the micro-batch whose calls are `under_way`; returns its results, if any."""
         if self.part == "depart":
             call = under_way[self.at] = ExpertsCall(self.split, beside=True, switch=self.switch)
             call.depart(*operands)
@@ -62,8 +61,8 @@ class ExpertsPart:
 def in_parts(
     instructions: dict[int, "Instruction"], overlaps: Sequence[ExpertOverlap], switch: Callable[[], None]
 ) -> Mapping[int, tuple["Instruction", ...]]:
-    """Take the experts among the instructions apart: the first part takes the place of the whole; returned are the
-    others, behind the operator that runs before them. Whatever waits for rows calls `switch` first."""
+    """Split the experts among the instructions: the first part replaces the whole. Returns the other parts, each with
+    the operator behind which it runs. Every wait for an all-to-all calls `switch` first."""
     behind: dict[int, tuple[Instruction, ...]] = {}
     for one in overlaps:
         whole = instructions[one.at]

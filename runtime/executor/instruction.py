@@ -1,7 +1,8 @@
-"""One operator as a rank runs it, and the micro-batch that it runs on.
+"""One operator as a rank runs it, and the micro-batch on which it runs.
 
-An instruction has all that the plan decides about an operator: how each operand comes from where it is promised to
-where it is wanted, the call on local tensors, the shapes that the results must have, and who is not needed afterwards.
+An instruction has all that the plan decides about an operator: the redistribution of each operand from its promised to
+its wanted layout, the call on local tensors, the required shapes of the results, and the values that are dropped
+afterwards.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -34,7 +35,7 @@ Values = MutableMapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """Where an operand comes from, what lies in between, and whether it is a weight."""
+    """The name of an operand, its redistribution, and whether it is a weight."""
 
     name: str
     transfer: Transfer | None
@@ -42,18 +43,18 @@ class Operand:
 
     @property
     def yields(self) -> bool:
-        """Whether micro-batches that take turns let others go on before it is there: where it is sent, and at a weight
-        whose gradient alone is, which nobody waits for."""
+        """Whether interleaved micro-batches switch while it is in flight: where it is sent, and for a weight also where
+        only its gradient is sent, because nothing waits for that."""
         return self.transfer is not None and self.transfer.departs and (self.weight or self.transfer.gathers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
-    is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
-    block, `repeated` whether a recomputed block computes them again, `deferred` whether the gradients of its weights
-    wait for a turn of their own, `then` how micro-batches that take turns go on with it. It may be a `part` of its
-    operator, whose operands and results are those of the operator from the `first` on."""
+    """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for a
+    result that is not a tensor. `last`: values that nothing after it reads. `kept`: its results are kept for the
+    recomputation of its block. `repeated`: the recomputation of its block runs it again. `deferred`: the gradients of
+    its weights are deferred. `then`: how interleaved micro-batches continue after it. It may be a `part` of its
+    operator; then its operands and results are those of the operator from the `first` on."""
 
     index: int
     bound: BoundOperator
@@ -70,11 +71,11 @@ class Instruction:
 
     @property
     def sends(self) -> bool:
-        """Whether it leaves something on its way, which another part of its operator waits for."""
+        """Whether it leaves a transfer in flight, for which another part of its operator waits."""
         return self.part is not None and self.part.part != "arrive"
 
     def broken_promise(self, slot: int, result: torch.Tensor) -> StrategyError:
-        """What to raise where the result number `slot` has another shape than its rule promises."""
+        """The error to raise where result number `slot` has another shape than its rule promises."""
         bound, promise = self.bound, self.results[slot]
         assert promise is not None, "it is a tensor"
         name, shape = promise
@@ -88,12 +89,12 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
-    leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
-    has what a recomputed block keeps, None where nothing is recomputed, `deferred` weight gradients that wait, if any
-    do, `saved` the memory of what a block saves that offloads it, `watched` whether results are compared with what
-    their rules promise, None where that is the program's choice, `under_way` experts that run in parts, by operator.
-    Beside others it takes its `turn`."""
+    """One micro-batch on its way through the program. It has the tensors before the first operator (weights and
+    buffers, and the autograd leaves of weights that are no leaves), the key of random numbers, the observer, and the
+    live values. `kept`: results that a recomputed block keeps, None where nothing is recomputed. `deferred`: deferred
+    weight gradients, if any. `saved`: the memory of the tensors that an offloading block saves. `watched`: whether
+    results are compared with the promises of their rules, None to let the program decide. `under_way`: experts that run
+    in parts, by operator. `turn` is its turn among interleaved micro-batches."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
@@ -108,19 +109,19 @@ class MicroBatch:
     under_way: dict[int, ExpertsCall] = field(default_factory=dict)
 
     def piece(self, name: str) -> torch.Tensor:
-        """A value, weight or buffer as this rank has it."""
+        """This rank's piece of a value, weight or buffer."""
         return self.values[name] if name in self.values else self.tensors[name]
 
     def looking(self, instruction: Instruction) -> AbstractContextManager[None]:
-        """What happens meanwhile is the operator's."""
+        """What happens inside of this context belongs to the operator."""
         return nullcontext() if self.observer is None else self.observer.operator(instruction)
 
 
 def called(
     instruction: Instruction, batch: MicroBatch, operands: Sequence[torch.Tensor], place: RankMesh
 ) -> Sequence[Any]:
-    """What an operator makes of operands that are where it wants them, with all that goes on around it: weights that
-    were gathered are let go, results that outlive a recomputed block are kept, gradients of weights deferred."""
+    """The results of an operator on operands in the wanted layouts, with everything around the call: gathered weights
+    are freed, results are kept for the recomputation of their block, weight gradients are deferred."""
     gathered = {
         memory_of(moved): Gathered(piece=batch.piece(operand.name), steps=operand.transfer, place=place)
         for operand, moved in zip(instruction.operands, operands, strict=True)
@@ -141,8 +142,8 @@ def called(
 
 
 def compute(instruction: Instruction, batch: MicroBatch, operands: Sequence[torch.Tensor], place: RankMesh) -> None:
-    """Run an operator, look at what it makes, and keep it as values. Raises StrategyError for a result that is not what
-    its rule promises."""
+    """Run an operator, check its results, and keep them as values. Raises StrategyError for a result whose shape
+    differs from the promise of its rule."""
     if batch.observer is not None:
         batch.observer.operands(instruction, operands)
     results = called(instruction, batch, operands, place)

@@ -1,29 +1,29 @@
-"""Copies of a stage that take turns, operator by operator: while what one of them sends is on its way, others compute.
+"""Interleaved micro-batches of a stage, which alternate operator by operator: one computes while another communicates.
 
     batch 0  compute ─depart─┐                 ┌─arrive─ compute ─depart─┐
     batch 1                  compute ─depart─┐ :                         ┌─arrive─ compute
 
-A transfer is taken apart into a departure, which starts its first collective, and an arrival, which waits for it;
-others go on in between. Autograd goes back through what it has recorded in the opposite order, the newest operator that
-has its gradient first: the gradient's collective starts behind the arrival and is waited for before the departure, with
-the same work of the other micro-batches between the two.
+A transfer is split into a departure, which starts its first collective, and an arrival, which waits for it; the other
+micro-batches run in between. Autograd goes through the recorded nodes in reverse order: of the nodes that have their
+gradients, the newest runs first. So the collective of the gradient starts after the arrival's node and is waited for
+before the departure's node, with the same work of the other micro-batches in between.
 
-Where a gradient alone is sent, as that of the input of a column-parallel product, nobody goes on forward, as nothing is
-waited for. Its departure is recorded as if it were older than all that the others have done in their turns since
-(`Turn.before`), so that autograd goes on with them first:
+Where only a gradient is sent, such as the gradient of the input of a column-parallel product, no switch happens in the
+forward pass, because nothing is waited for. Its departure is recorded with an older sequence number than everything
+that the other micro-batches have recorded in their turns since (`Turn.before`), so that autograd runs theirs first:
 
     forward    0: add, norm | product .. ─depart─   1: add, norm | product .. ─depart─   0: ─arrive─ add ..
     backward   1: .. product ─depart─   0: .. product ─depart─   1: ─arrive─ norm, add, .. product ─depart─   0: ..
 
 This holds for the micro-batches of one call of `torch.autograd.backward`.
 
-Where one sends twice without a product in between, as under sequence parallelism, it does that in the middle of what
-another one computes (`planner.plan.layout.micro_batch_turns`); autograd does the same, from the last to the first:
+Where a micro-batch sends twice without a product in between, as under sequence parallelism, it does so in the middle of
+the computation of another one (`planner.plan.layout.micro_batch_turns`); autograd does the same in reverse order:
 
     forward    1: .. product   0: ─arrive─ add, norm ─depart─   1: product .. ─depart─   0: ─arrive─ product ..
 
-The idea is that of interleaved halves of a batch in MindSpore's fine-grained multi-copy parallelism and in Domino
-(Wang et al. 2024, arXiv 2409.15241).
+The idea is that of interleaved halves of a batch in MindSpore's fine-grained multi-copy parallelism and in Domino (Wang
+et al. 2024, arXiv 2409.15241).
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,9 +41,9 @@ from runtime.comm.redistribute import Transfer
 
 @dataclass(slots=True)
 class Turn:
-    """The turn of a micro-batch, the `number` of those that take turns. `began` has for each of them the first node
-    that autograd recorded in its last turn; before the first ones those are older than any. The oldest node of the
-    turns that the others had since the last one of this is `before`."""
+    """The turn of interleaved micro-batch number `number`. `began` has for each micro-batch the sequence number of the
+    first autograd node of its last turn; initial values are older than any node. `before` is the oldest node of the
+    other micro-batches' turns since the last turn of this one."""
 
     number: int
     began: list[int]
@@ -52,18 +52,18 @@ class Turn:
 
     @classmethod
     def of_each(cls, count: int) -> list["Turn"]:
-        """Those of so many micro-batches."""
+        """One for each of `count` micro-batches."""
         began = [*range(count)]
         return [cls(number, began) for number in range(count)]
 
     def begin(self) -> None:
-        """It begins."""
+        """Begin a turn."""
         self.runs, self.before = True, self.began[(self.number + 1) % len(self.began)]
         self.began[self.number] = torch._C._autograd._get_sequence_nr()
 
 
 class _Way:
-    """A transfer under way, forward and later back."""
+    """A transfer in flight, forward and later backward."""
 
     def __init__(self, steps: Transfer, place: RankMesh, piece: torch.Tensor, reader: object) -> None:
         self._steps, self._place = steps, place
@@ -71,31 +71,32 @@ class _Way:
         self._flight: Flight | None = self._start(steps.forward, piece)
 
     def _start(self, steps: Sequence[Step], piece: torch.Tensor) -> Flight:
-        """A flight takes its sums in the memory that it is given, and others may read the piece."""
+        """A flight reduces in place, and others may read the piece, so a piece that is all-reduced is copied."""
         sums = any(step.kind == "all_reduce" for step in steps)
         given = piece.clone() if sums else piece
         return Flight([steps], [given], self._place, self._place.groups, holds=True)
 
     def land(self) -> torch.Tensor:
-        """What the consumer gets, or what the producer gets back."""
+        """The received tensor: for the consumer, or on the way back for the producer."""
         assert self._flight is not None, "it has departed"
         (landed,), self._flight = self._flight.land(), None
         return landed
 
     def turn_back(self, gradient: torch.Tensor) -> None:
-        """Start the way of the gradient."""
+        """Start the transfer of the gradient."""
         self._flight = self._start(self._steps.backward, gradient.to(self._steps.reduced_in or gradient.dtype))
 
     def arrived(self) -> torch.Tensor:
-        """What the consumer gets. The last cut is copied where autograd must not keep the whole (see `Transfer`)."""
+        """The tensor for the consumer. The last cut is copied where autograd must not keep the whole (see
+        `Transfer`)."""
         landed = self.land()
         return landed.clone(memory_format=torch.contiguous_format) if self._steps.copies else landed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departed:
-    """An operand that has departed. `token` has no elements, it ties the arrival to the departure in the graph of
-    autograd; None where no gradient comes back."""
+    """An operand that has departed. `token` has no elements; it connects the arrival to the departure in the autograd
+    graph. None where no gradient comes back."""
 
     way: _Way
     token: torch.Tensor | None
@@ -115,9 +116,9 @@ def depart(
     reader: object,
     turn: Turn | None,
 ) -> Departed:
-    """Start to move an operand of the instruction `reader`. As `Transfer.__call__`: where there is a `stub`, the
-    gradient goes to it. On the way back others go on until they have been through all that they did since the `turn`
-    before, where one is given; else until what they did since the departure."""
+    """Start to move an operand of the instruction `reader`. As in `Transfer.__call__`, the gradient goes to the `stub`
+    if there is one. In the backward pass the other micro-batches first run back through all nodes since the `turn`
+    before, if it is given; else only through those since this departure."""
     source = stub if stub is not None and stub.requires_grad else piece
     way = _Way(steps, place, piece, reader)
     returns = source.requires_grad and torch.is_grad_enabled()
@@ -128,7 +129,7 @@ def depart(
 
 
 def in_turns(programs: Sequence[Iterator[Then]], turns: Sequence[Turn]) -> None:
-    """Run all of them to their ends (`costmodels.take_turns`). A turn goes on from one call to the next."""
+    """Run all programs to their ends (`costmodels.take_turns`). A turn continues from one call to the next."""
     gone_on: set[int] = set()
 
     def begin(number: int) -> None:

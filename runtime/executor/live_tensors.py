@@ -1,4 +1,4 @@
-"""Which tensors are alive, by the memory behind them, and what lived when most did."""
+"""Which tensors are alive, by their storages, and which were at peak memory."""
 
 import weakref
 from collections import Counter
@@ -20,7 +20,7 @@ class _Held:
 
 
 class LiveTensors:
-    """Memory of tensors that are alive, each counted once however many views it has, in classes."""
+    """The memory of live tensors, in classes; a storage counts once, however many views it has."""
 
     def __init__(self) -> None:
         self.now: Counter[str] = Counter()
@@ -29,10 +29,10 @@ class LiveTensors:
         self._held: dict[int, _Held] = {}
         self._left_out: dict[int, torch.UntypedStorage] = {}
         self._total = 0
-        self._instead: int | None = None  # of what the newest tensor may have the memory
+        self._instead: int | None = None  # the storage whose memory the newest tensor may have taken over
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Memory that is not counted. It is held from now on, so that nothing else comes to lie where it was."""
+        """Do not count this memory. It is kept alive from now on, so that no other tensor gets its address."""
         storages = [tensor.untyped_storage() for tensor in tensors]
         self._left_out.update((storage._cdata, storage) for storage in storages)
 
@@ -47,15 +47,14 @@ class LiveTensors:
         self._look()
 
     def add_instead(self, tensor: torch.Tensor, old: torch.Tensor, of: str = OTHER) -> None:
-        """Count the memory of a new tensor as that of an old one, if the old one is let go before anything else is
-        made."""
+        """Count a new tensor in the place of an old one, if the old one is freed before anything else is created."""
         self._settle()
         storage = tensor.untyped_storage()
         self._hold(storage._cdata, storage, of)
         self._instead = old.untyped_storage()._cdata
 
     def _settle(self) -> None:
-        """By now it is known whether the newest tensor has the memory of an old one."""
+        """Decide whether the newest tensor has taken over the memory of an old one; by now it is known."""
         instead, self._instead = self._instead, None
         if instead in self._held or instead in self._left_out:
             self._look()
@@ -71,7 +70,7 @@ class LiveTensors:
             self.peak, self.at_peak = self._total, {name: self.now[name] for name in CLASSES}
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage as large as it is by now."""
+        """Update the size of a storage that was resized."""
         held = self._held.get(storage._cdata)
         if held is None:
             return
@@ -81,7 +80,7 @@ class LiveTensors:
         self._look()
 
     def claim(self, tensor: torch.Tensor, of: str) -> None:
-        """Count the memory of a tensor in this class, whichever it was in."""
+        """Move the memory of a tensor into this class."""
         held = self._held.get(tensor.untyped_storage()._cdata)
         if held is None:
             self.add(tensor, of)
@@ -91,7 +90,7 @@ class LiveTensors:
             held.of = of
 
     def forget_peak(self) -> None:
-        """Begin to look for the peak from what is alive now."""
+        """Restart the search for the peak from the memory that is alive now."""
         self.peak, self.at_peak = self._total, {name: self.now[name] for name in CLASSES}
 
     def _drop(self, key: int) -> None:

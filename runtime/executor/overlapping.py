@@ -1,11 +1,10 @@
-"""Instructions whose collectives run under their products: several become one.
+"""Instructions whose collectives overlap with their products: several instructions become one.
 
     x ─gather─> identity    q = x Wq    k = x Wk      becomes     (x, q, k) = one call of (piece of x, Wq, Wk)
-    y = z W ─scatter─> add                            becomes     y = one call of (z, W), which comes as `add` wants
+    y = z W ─scatter─> add                            becomes     y = one call of (z, W), in the layout that `add` wants
 
-Which these are is told by `planner.plan.layout.overlapped_products`, what a call does by
-`runtime.ops.overlapped_products`. An instruction that does more than its operator promises the layouts of all that it
-is given and makes, so that whoever looks on finds what it expects.
+`planner.plan.layout.overlapped_products` chooses them; `runtime.ops.overlapped_products` has the calls. A merged
+instruction promises the layouts of all operands and results of the call, so observers find what they expect.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from runtime.ops.overlapped_products import overlapped_call
 def overlap(
     instructions: Mapping[int, Instruction], overlaps: tuple[Overlap, ...], bound: BoundPlan, place: RankMesh
 ) -> dict[int, Instruction]:
-    """The instructions of a stage with its overlaps; products that others run are left out."""
+    """The instructions of a stage with its overlaps; products that run inside of another instruction are left out."""
     found, promised = dict(instructions), bound.promised if overlaps else {}
     for one in overlaps:
         (_result if one.kind == "result" else _operand)(found, one, bound, place, promised)
@@ -33,7 +32,7 @@ def overlap(
 def _result(
     found: dict[int, Instruction], one: Overlap, bound: BoundPlan, place: RankMesh, promised: Mapping[str, Duplex]
 ) -> None:
-    """The product makes what its reader wants."""
+    """Make the product return its result in the layout that its reader wants."""
     product, reader = found[one.at], found[one.reader]
     wanted = bound.operators[one.reader].layouts.operands[one.place]
     shape = local_shape(bound.graph.types[one.value].shape, wanted.forward, place.mesh.sizes)
@@ -50,7 +49,7 @@ def _result(
 def _operand(
     found: dict[int, Instruction], one: Overlap, bound: BoundPlan, place: RankMesh, promised: Mapping[str, Duplex]
 ) -> None:
-    """The reader, or the identity in its place, takes the operand as it is made."""
+    """Make the reader, or the identity in its place, take the operand in its producer's layout."""
     reader = _without_way(found[one.reader], one.place)
     products = [found.pop(at) if at != one.at else reader for at in one.products]
     through = one.at not in one.products
@@ -86,7 +85,7 @@ def _operand(
 
 
 def _without_way(instruction: Instruction, place: int) -> Instruction:
-    """Its operand comes as it wants it."""
+    """The instruction without the redistribution of this operand."""
     operands = list(instruction.operands)
     operands[place] = replace(operands[place], transfer=None)
     return replace(instruction, operands=tuple(operands))

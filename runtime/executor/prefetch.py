@@ -1,12 +1,12 @@
-"""One micro-batch on its way through a stage and back: which weights are gathered when (see
+"""One micro-batch on its way through a stage and back: when weights are gathered (see
 `runtime.executor.block_gathers`).
 
-    enter 0:  0 lands, 1 sets out      enter 1:  1 lands, 2 sets out      ...      enter n:  n lands, the next pass's 0
-    leave 0:  memory of 0 goes         first gradient of what 1 has made:  1 lands again, 0 sets out
+    enter 0:  0 arrives, start 1       enter 1:  1 arrives, start 2   ...   enter n:  n arrives, start the next pass's 0
+    leave 0:  free the memory of 0     first gradient of a result of 1:  1 arrives again, start 0
 
-Sections that gather nothing are passed over: what sets out is for the next that does. Behind the last of a pass it is
-for the next pass of the rank (see `runtime.executor.relay`); where none says which that is, the first of each pass is
-waited for.
+Sections that gather nothing are skipped: a prefetch is for the next section that gathers. After the last section of a
+pass, it is for the next pass of the rank (see `runtime.executor.relay`). Without a relay the first gather of each pass
+is exposed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 class Collects(Protocol):
-    """A parameter, or a version of one, that adds up its gradients."""
+    """A parameter, or a version of one, that accumulates its gradients."""
 
     def collect(self, gradient: torch.Tensor) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)
 class Prefetch:
-    """The `bundles` of each section of a stage for one pass forward and, where it trains, one back; `recomputed` says
-    of each whether it is computed again. `batch` has what is there before the first operator, and no values: these hold
-    their nodes of autograd, which hold the trip. `parameters` take the gradients that are late. With `lanes`, process
-    groups of their own, weights set out ahead and gradients land behind; without, each is waited for. `relay` knows the
-    passes before and behind."""
+    """The `bundles` of each section of a stage, for one forward pass and, in training, one backward pass; `recomputed`
+    says which sections are recomputed. `batch` has the tensors from before the first operator but no values: values
+    hold their autograd nodes, which hold this object. `parameters` receive overlapped gradients. With `lanes` (separate
+    process groups), gathers are prefetched and gradient reductions overlap with later sections; without, each is waited
+    for. `relay` knows the passes before and after."""
 
     bundles: Sequence[Sequence[Bundle]]
     recomputed: Sequence[bool]
@@ -49,13 +49,13 @@ class Prefetch:
     place: RankMesh
     lanes: Groups | None = None
     relay: "Relay | None" = None
-    coming: dict[int, list[Gathered]] = field(default_factory=dict)  # have set out for their first use, or to be used
-    returning: "list[Returning]" = field(default_factory=list)  # gradients of one section
-    _left: dict[int, list[Gathered]] = field(default_factory=dict)  # wait for their backward pass
-    _announced: bool = False  # whether somebody will say that the backward pass is over
+    coming: dict[int, list[Gathered]] = field(default_factory=dict)  # gathers started early, or about to be used
+    returning: "list[Returning]" = field(default_factory=list)  # gradients of one section in flight
+    _left: dict[int, list[Gathered]] = field(default_factory=dict)  # sections whose backward pass is still to come
+    _announced: bool = False  # whether the end of the backward pass will be reported
 
     def enter(self, number: int, batch: MicroBatch, phase: Phase) -> None:
-        """Gather what a section begins with, as values of a batch; it runs "forward" or in "recomputation"."""
+        """Gather the weights of a section, as values of a batch; it runs "forward" or in "recomputation"."""
         if self.relay is not None and phase == "forward":
             self.relay.entered()
         ways = self.coming.pop(number) if number in self.coming else self._ways(number)
@@ -73,8 +73,8 @@ class Prefetch:
             self._set_out(number, phase)
 
     def leave(self, number: int, made: Iterable[torch.Tensor]) -> None:
-        """A section is done, and has `made` what others read: its backward pass begins with the first of their
-        gradients."""
+        """A section is done and has `made` the values that others read. Its backward pass begins with the first
+        gradient of one of them."""
         for way in self._left.get(number, ()):
             way.leave()
         if number in self._left:
@@ -83,7 +83,7 @@ class Prefetch:
                     tensor.register_hook(partial(self._back, number))  # type: ignore[no-untyped-call]
 
     def _back(self, number: int, gradient: torch.Tensor) -> None:
-        """A gradient has come to what a section has made."""
+        """A gradient of a section's result has arrived."""
         if number not in self._left:  # it is not the first
             return
         with self._meanwhile("backward"), torch.no_grad():
@@ -93,8 +93,8 @@ class Prefetch:
             self._set_out(number, "backward")
 
     def returned(self, way: Gathered, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        """All gradients of a bundle are there. What autograd gets of them: where they are stored, or None where they
-        are on their way."""
+        """All gradients of a bundle have been computed. Returns the gradients for autograd, in the stored layout, or
+        Nones where they are in flight."""
         with self._meanwhile("backward"):
             if self.lanes is None or not way.bundle.returns:
                 return way.send_back(gradients).land()
@@ -107,12 +107,12 @@ class Prefetch:
         return [None for _ in gradients]
 
     def _passed(self) -> None:
-        """The backward pass is over, and nobody knows of a next one under which its last gradients could land."""
+        """The backward pass is over, and no next pass is known that could overlap with its last gradients."""
         self._announced = False
         land(self.returning)
 
     def take(self, way: Gathered, flight: Flight) -> None:
-        """Add gradients to their parameters when they have landed."""
+        """Add gradients to their parameters once they have arrived."""
         observer = self.batch.observer
         with self._meanwhile("backward"), torch.no_grad():
             landed = flight.land()
@@ -131,12 +131,12 @@ class Prefetch:
         return any(self._again(at) for at in range(len(self.bundles)))
 
     def set_out_back(self) -> None:
-        """Let the weights come with which the backward pass begins."""
+        """Start the gathers with which the backward pass begins."""
         self._set_out(len(self.bundles), "backward")
 
     def _set_out(self, number: int, phase: Phase) -> None:
-        """While a section runs, let the weights of the next that gathers any come; in a backward pass that is one
-        before it."""
+        """While a section runs, prefetch the weights of the next section that gathers any; in a backward pass that is
+        an earlier section."""
         if phase == "forward":
             following = (at for at in range(number + 1, len(self.bundles)) if self._sends(at))
         else:
@@ -162,13 +162,13 @@ class Prefetch:
         return number in self._left or (self.recomputed[number] and self._sends(number))
 
     def _meanwhile(self, phase: Phase) -> AbstractContextManager[None]:
-        """What happens here is no operator's."""
+        """What happens inside of this context belongs to no operator."""
         return gathering(self.batch.observer, phase)
 
 
 @dataclass(frozen=True, slots=True)
 class Returning:
-    """Gradients of a section on their way to where they are stored."""
+    """Gradients of a section in flight to where they are stored."""
 
     trip: Prefetch
     way: Gathered
@@ -176,7 +176,7 @@ class Returning:
 
 
 def land(returning: list[Returning]) -> None:
-    """Wait for gradients that are on their way, all of them."""
+    """Wait for all gradients in flight."""
     flights = returning[:]
     returning.clear()
     for one in flights:
@@ -184,7 +184,7 @@ def land(returning: list[Returning]) -> None:
 
 
 class _Gather(torch.autograd.Function):
-    """A bundle is gathered forward, and its gradients, when the last of them is there, are reduced backward."""
+    """Gathers a bundle forward; backward it reduces the bundle's gradients, once the last of them is computed."""
 
     @staticmethod
     def forward(ctx: Any, trip: Prefetch, way: Gathered, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,5 +1,5 @@
-"""The segments of a stage (`planner.plan.layout.segments`) as programs: each with its instructions, and the weights
-that it gathers together."""
+"""The segments of a stage (`planner.plan.layout.segments`) as programs: instructions, and the weights that they
+gather."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from runtime.ops.fp8_scales import Fp8Scales
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """Consecutive instructions. Recomputed ones run under a checkpoint, from the values that the segment reads to those
-    that it writes; the first `again` of them are all that its backward pass needs anything of. Its offloaded weights
-    are on the device while it runs, `bundles` are gathered when it begins."""
+    that it writes; its backward pass needs only the first `again` of them. Its offloaded weights are on the device
+    while it runs; `bundles` are gathered when it begins."""
 
     segment: Segment
     instructions: tuple[Instruction, ...]
@@ -28,8 +28,8 @@ def section_of(
     behind: Mapping[int, Sequence[Instruction]],
     scales: Fp8Scales | None = None,
 ) -> Section:
-    """A segment with the instructions of its operators, and those that follow `behind` an operator; those without one
-    are run by another. Layers in fp8 may have `scales` that are known before."""
+    """A segment with the instructions of its operators, and those that follow `behind` an operator; operators without
+    an instruction run inside of another one. Layers in fp8 may have `scales` that are known in advance."""
 
     def of(operators: Sequence[int]) -> tuple[Instruction, ...]:
         return tuple(one for at in operators if at in instructions for one in (instructions[at], *behind.get(at, ())))

@@ -1,11 +1,11 @@
-"""The slices of the sequence that one rank computes at a time: what is theirs of constants, and what their loss counts.
+"""The sequence slices that one rank computes one at a time: their parts of constants, and their share of the loss.
 
-    whole sequence    tokens, positions, tables   0 1 2 3 | 4 5 6 7           cut here, before they are dealt to ranks
+    whole sequence    tokens, positions, tables   0 1 2 3 | 4 5 6 7           cut here, before sharding over ranks
     slice 1           the program of one slice,           4 5 6 7             with the constants of these positions
                       made for slice 0
 
-The graph of a slice (`planner.plan.binding.slices`) has the constants of the first slice in it. What depends on the
-position is computed once from the graph of the whole, and each slice is given its part.
+The graph of a slice (`planner.plan.binding.slices`) contains the constants of the first slice. Constants that depend on
+the position are computed once from the graph of the whole, and each slice is given its part.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ Given = Mapping[str, torch.Tensor]
 
 
 class Slices:
-    """What the executors of one rank are given beside inputs, slice by slice. Collective where targets are gathered."""
+    """The additional inputs of the executors of one rank, slice by slice. Collective where targets are gathered."""
 
     def __init__(self, bound: BoundPlan, place: RankMesh, cuts: Sequence[StageCut], buffers: Given) -> None:
         self.count = bound.plan.slices
@@ -63,17 +63,17 @@ class Slices:
         self._at_once = bound.plan.training.interleave * bound.plan.virtual_stages
 
     def constants(self, number: int) -> Given:
-        """Values that depend on the position, in the layouts of the plan."""
+        """Constants that depend on the position, in the layouts of the plan."""
         return self._constants[number]
 
     def tables(self, number: int) -> Given:
-        """Buffers that do."""
+        """Buffers that depend on the position."""
         return self._tables[number]
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """What slices share lives on meanwhile, also where autograd records nothing that holds it: until the slices of
-        later micro-batches come."""
+        """Inside of this context the state that slices share stays alive, also where no autograd graph holds it: until
+        the slices of later micro-batches come."""
         self._kept = deque(maxlen=self._at_once)
         try:
             yield
@@ -81,9 +81,9 @@ class Slices:
             self._kept = None
 
     def part(self, micro_batch: int, number: int, inputs: Callable[[int], Given], chunk: int = 0) -> SlicePass:
-        """What slice `number` of a micro-batch may know of the others in the same chunk of the rank; `inputs` gives
-        this rank's pieces by the slice. Whoever holds it, or what autograd has recorded under it, keeps what they
-        share."""
+        """What slice `number` of a micro-batch may know of the other slices in the same chunk of the rank; `inputs`
+        gives this rank's pieces by the slice. The shared state lives as long as a returned `SlicePass`, or an autograd
+        graph that was recorded under it."""
         together = None if number == 0 else self._together.get((chunk, micro_batch))
         if together is None:
             own = (target for at, target in self._targets if at == chunk)
@@ -95,7 +95,7 @@ class Slices:
 
 
 class _Targets:
-    """How many targets the loss of a micro-batch is a mean over, of those that this rank has."""
+    """The number of targets in the mean of a micro-batch's loss, among those of this rank."""
 
     def __init__(self, bound: BoundPlan, place: RankMesh, cut: StageCut, at: int) -> None:
         op = bound.graph.operators[at]
@@ -121,7 +121,7 @@ class _Targets:
 
 
 def _way_to(graph: OperatorGraph, cut: StageCut, op: Operator, target: str) -> tuple[int, ...]:
-    """The operators that make the targets of the loss from inputs."""
+    """The operators that compute the targets of the loss from inputs."""
     found: set[int] = set()
     wanted = [target]
     while wanted:
@@ -141,7 +141,7 @@ def _way_to(graph: OperatorGraph, cut: StageCut, op: Operator, target: str) -> t
 
 
 def _part(whole: torch.Tensor, bound: BoundPlan, name: str, number: int) -> torch.Tensor:
-    """The positions of a slice, of a tensor that has all of them."""
+    """The positions of a slice, from a tensor with all positions."""
     for dim, extent in enumerate(bound.graph.types[name].shape):
         if whole.shape[dim] != extent:
             whole = whole.narrow(dim, number * extent, extent)
@@ -151,7 +151,7 @@ def _part(whole: torch.Tensor, bound: BoundPlan, name: str, number: int) -> torc
 def _evaluated(
     graph: OperatorGraph, names: frozenset[str], buffers: Given, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Constants of a graph, whole."""
+    """The values of a graph's constants, whole."""
     values: dict[str, Any] = {**buffers}
     needed: set[int] = set()
     wanted = list(names)

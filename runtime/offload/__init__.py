@@ -1,1 +1,1 @@
-"""Activations, saved tensors, weights and optimizer states in the memory of the host or on a disk."""
+"""Activations, saved tensors, weights and optimizer states in host memory or on a disk."""

@@ -1,13 +1,13 @@
-"""What flows into recomputed blocks, and what others save, offloaded between their two passes.
+"""Offloads the inputs of recomputed blocks, and the saved tensors of other blocks, between their two passes.
 
-    forward     block 0 ─┐ block 1 ─┐ block 2       what a block offloads is copied out while the next one computes,
-                  copied out   copied out           and its memory is given back when that one is done
-    backward    block 2 <─ block 1 <─ block 0       memory is taken again, and filled, while the block behind computes
+    forward     block 0 ─┐ block 1 ─┐ block 2       a block's tensors are copied out while the next block computes, and
+                  copied out   copied out           their memory is freed when that one is done
+    backward    block 2 <─ block 1 <─ block 0       memory is allocated and filled while the block behind computes
 
-Nothing is replaced: tensors stay where autograd, the pipeline and the checkpoint have them, and only the memory behind
-them is given back and taken again (`UntypedStorage.resize_`). So it does not matter who else holds one, as long as
-nobody reads it meanwhile; that nobody does is known from the plan (`planner.plan.layout.activation_offload`,
-`offloaded_saved`). Memory that a tensor shares with others, or with what the block hands on, stays.
+No tensor is replaced: autograd, the pipeline and the checkpoint keep theirs, and only the memory behind them is freed
+and allocated again (`UntypedStorage.resize_`). So other code may hold such a tensor as long as it does not read it
+meanwhile; the plan guarantees that (`planner.plan.layout.activation_offload`, `offloaded_saved`). Memory that a tensor
+shares with others, or with a result of the block, stays.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,7 @@ from runtime.offload.storage import Outside
 
 @dataclass(eq=False, kw_only=True)
 class _Offloaded:
-    """One tensor's memory, `nbytes` of it, and the row outside of the device that has its content."""
+    """One tensor's memory, `nbytes` long, and the row off the device with its content."""
 
     storage: torch.UntypedStorage
     nbytes: int
@@ -37,7 +37,7 @@ class _Offloaded:
 
 @dataclass(kw_only=True)
 class OffloadedActivations:
-    """The lanes and rows of one rank; `nbytes` are those of all rows, as many as were ever used at a time."""
+    """The copy streams and rows of one rank; `nbytes` is the size of all rows, as many as were ever used at a time."""
 
     device: torch.device
     outside: Outside
@@ -50,14 +50,14 @@ class OffloadedActivations:
         self._inward, self._outward = lanes
 
     def send(self, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> list[_Offloaded]:
-        """Begin to copy these out; the memory of what is leaving already is given back."""
+        """Start to copy these out; first wait for the copies already in flight and free their memory."""
         self.let_go()
         sent = [self._send(storage, home, told) for storage in storages]
         self._leaving = sent
         return list(sent)
 
     def let_go(self) -> None:
-        """Give back the memory of what is leaving."""
+        """Wait for the copies in flight, and free the memory that they have copied."""
         for one in self._leaving:
             one.left.wait()
             one.storage.resize_(0)
@@ -65,8 +65,8 @@ class OffloadedActivations:
         self._leaving = []
 
     def fetch(self, offloaded: Sequence[_Offloaded]) -> None:
-        """Begin to bring these back, unless they are on their way."""
-        self._leaving = [one for one in self._leaving if one not in offloaded]  # what has not left need not come
+        """Start to copy these back, unless that has been started."""
+        self._leaving = [one for one in self._leaving if one not in offloaded]  # not freed yet: no copy back
         for one in offloaded:
             if one.back is None:
                 if one.storage.nbytes() == 0:
@@ -100,7 +100,7 @@ class OffloadedActivations:
         return self.outside.room(home, 0 if self.outside.pretended else nbytes, self.device)
 
     def _memory(self, one: _Offloaded) -> torch.Tensor:
-        """All of a storage, as bytes."""
+        """A whole storage, as bytes."""
         whole = torch.empty(0, dtype=torch.uint8, device=self.device)
         return whole if self.outside.pretended else whole.set_(one.storage, 0, (one.nbytes,))  # type: ignore[call-overload]
 
@@ -115,8 +115,8 @@ class Trail:
     def offload(
         self, number: int, storages: Sequence[torch.UntypedStorage], home: Home, told: Told
     ) -> Callable[[], None]:
-        """Offload this memory of section `number`, and return what brings it back, and with it begins to bring back
-        what the section before it has offloaded."""
+        """Offload this memory of section `number`. Returns the function that brings it back, and that also starts to
+        fetch what the previous section has offloaded."""
         self._stops[number] = self._reads.send(storages, home, told)
 
         def back() -> None:
@@ -128,12 +128,12 @@ class Trail:
         return back
 
     def let_go(self) -> None:
-        """See that all has left: nothing of the next section will."""
+        """Wait until everything has been copied out: no later section will do so."""
         self._reads.let_go()
 
 
 def alone(tensors: Sequence[torch.Tensor], made: Collection[torch.Tensor]) -> list[torch.UntypedStorage]:
-    """Memory of tensors that is all theirs, and of nothing that was made of them."""
+    """The memory that only these tensors use, and nothing that was made from them."""
     shared = {tensor.untyped_storage()._cdata for tensor in made}
     found = (tensor.untyped_storage() for tensor in tensors if tensor.untyped_storage().nbytes() == tensor.nbytes)
     return list({storage._cdata: storage for storage in found if storage._cdata not in shared}.values())

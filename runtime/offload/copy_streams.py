@@ -1,12 +1,13 @@
-"""Copies between the device and what is outside of it, beside the work: one lane for each direction.
+"""Copies between the device and its offload storage, overlapped with computation: one copy stream per direction.
 
     main       ... update 0 ........ update 1 ........ update 2 ...
     inward     [fetch 0][fetch 1]        [fetch 2]                     a thread, and a stream of the device
     outward                      [store 0]        [store 1]            another one
 
-A lane does one thing after the other. Each leaves a mark, for which the main thread, or the other lane, waits: first
-until the thread has issued it, then, where the device has streams, in the stream that goes on. A CPU has none, and the
-thread itself copies. Where nothing is real (tensors without data have nothing to copy) a lane does nothing.
+A copy stream (`Lane`) does one thing after the other. Each leaves a mark, for which the main thread or the other stream
+waits: first until the thread has issued the copy, then, where the device has streams, inside of the waiting stream. A
+CPU has no streams, and the thread itself copies. Tensors without data have nothing to copy, so nothing is done for
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +19,19 @@ import torch
 
 
 class Mark:
-    """A point in what a lane, or the main thread, does."""
+    """A point in the work of a copy stream, or of the main thread."""
 
     def __init__(self, issued: "Future[Any] | None", event: Any = None) -> None:
         self._issued, self._event = issued, event
 
     def wait(self) -> None:
-        """What the calling thread does from here on comes behind this point. Raises what the lane met."""
+        """Order the calling thread's further work after this point. Raises the error of the copy stream, if any."""
         event = self._issued.result() if self._issued is not None else self._event
         if event is not None:
             event.wait()
 
     def finish(self) -> None:
-        """What the host does from here on comes behind this point."""
+        """Block the host until this point is reached."""
         event = self._issued.result() if self._issued is not None else self._event
         if event is not None:
             event.synchronize()
@@ -44,7 +45,7 @@ class Lane:
         self._stream = None if device.type == "cpu" else torch.Stream(device)
 
     def run(self, work: Callable[[], None], after: Sequence[Mark] = ()) -> Mark:
-        """Do something once these points are reached."""
+        """Do some work once these points are reached."""
         if self._pool is None:
             return Mark(None)
         return Mark(self._pool.submit(self._go, work, tuple(after)))
@@ -61,7 +62,7 @@ class Lane:
 
 
 def here(device: torch.device) -> Mark:
-    """What the calling thread has issued so far."""
+    """A mark after everything that the calling thread has issued so far."""
     if device.type == "cpu":
         return Mark(None)
     return Mark(None, torch.accelerator.current_stream().record_event())

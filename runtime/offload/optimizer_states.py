@@ -1,13 +1,13 @@
-"""The update of parameters whose states are offloaded, one after the other.
+"""The update of parameters with offloaded optimizer states, one parameter after the other.
 
-    room outside   [ master | moments ] of every parameter: one row of bytes each, on the host or a disk
-    places         two rows on the device, as long as the longest: one is updated, the other arrives or leaves
+    offload storage   [ master | moments ] of every parameter: one row of bytes each, on the host or a disk
+    places            two buffers on the device, as long as the longest row: one is updated, the other copied in or out
 
     fetch 0, fetch 1;  for each i:  wait for i ─ update ─ publish the weight ─ store i ─ fetch i + 2 into its place
 
-which is the row of visits that `costmodels.offload` prices. Between steps the tensors of an offloaded state have no
-memory on the device. The update itself is that of `runtime.optimizers.optimizers`, a parameter at a time, so that
-nothing but the place of the state is different.
+`costmodels.offload` prices this sequence. Between steps the tensors of an offloaded state have no memory on the device.
+The update itself is that of `runtime.optimizers.optimizers`, one parameter at a time; only the location of the state
+differs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,8 @@ MASTER = "master"
 class OffloadedState:
     """The state of one parameter.
 
-    `weight` is what the optimizer updates; where it is the state's `own`, not a view of the kept weight, it is
-    offloaded, too. `row` has the bytes outside of the device, what is widest first, so that each kind begins where its
-    dtype may.
+    `weight` is the tensor that the optimizer updates. If it is the state's `own`, not a view of the kept weight, it is
+    offloaded too. `row` has the offloaded bytes, the widest dtype first, so that each kind is aligned for its dtype.
     """
 
     name: str
@@ -45,7 +44,7 @@ class OffloadedState:
 
     @property
     def kinds(self) -> dict[str, torch.dtype]:
-        """What is offloaded, in its order, with the dtype of each."""
+        """The offloaded kinds, in order, with the dtype of each."""
         return _kinds(self.weight, self.moments, self.moment_dtype, own=self.own)
 
     def part(self, row: torch.Tensor, kind: str) -> torch.Tensor:
@@ -57,19 +56,19 @@ class OffloadedState:
         return row[start : start + count * dtype.itemsize].view(dtype).view(self.shape)
 
     def arrive(self, place: torch.Tensor) -> None:
-        """Let the tensors of the state lie in a place that the row has been fetched to."""
+        """Point the tensors of the state into a buffer into which the row has been fetched."""
         for kind, tensor in self._tensors().items():
             tensor.data = self.part(place, kind)
 
     def leave(self, place: torch.Tensor) -> None:
-        """See that all of the state is in its place, and let go of it."""
+        """Make sure that the whole state is in its buffer, and release it."""
         for kind, tensor in self._tensors().items():
             if not _inside(tensor, place):  # moments that the first update has made
                 self.part(place, kind).copy_(tensor)
         self.release()
 
     def release(self) -> None:
-        """Have no memory on the device."""
+        """Drop the memory on the device."""
         for tensor in self._tensors().values():
             tensor.data = tensor.new_empty(0)
 
@@ -80,7 +79,7 @@ class OffloadedState:
 
 
 def _kinds(weight: torch.Tensor, moments: Sequence[str], moment_dtype: str, *, own: bool) -> dict[str, torch.dtype]:
-    """What is offloaded of a state, the widest first, with its dtypes."""
+    """The offloaded kinds of a state with their dtypes, the widest first."""
     found = {MASTER: weight.dtype} if own else {}
     found.update(dict.fromkeys(moments, kept_dtype(moment_dtype, weight.dtype)))
     return dict(sorted(found.items(), key=lambda one: -one[1].itemsize))
@@ -99,7 +98,7 @@ class OffloadedStates:
     ) -> None:
         self._moments, self._device, self._outside, self._moment_dtype = moments, device, outside, moment_dtype
         self._members: dict[str, OffloadedState] = {}
-        self._left: list[Mark] = []  # what the last step has written back
+        self._left: list[Mark] = []  # marks of the last step's copies
         lanes = [Lane(device, pretended=outside.pretended) for _ in range(2)]
         self._inward, self._outward = lanes
 
@@ -111,7 +110,7 @@ class OffloadedStates:
 
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
-        """The bytes outside of the device."""
+        """The offloaded bytes."""
         return tuple(member.row for member in self._members.values())
 
     @property
@@ -119,7 +118,7 @@ class OffloadedStates:
         return tuple(member.optimizer for member in self._members.values())
 
     def offload(self, name: str, weight: torch.Tensor, optimizer: Optimizer, home: str, *, own: bool) -> None:
-        """Take over a state that no update has been made with; its `weight` is offloaded at once."""
+        """Take over a state before its first update; its `weight` is offloaded at once."""
         each = sum(one.itemsize for one in _kinds(weight, self._moments, self._moment_dtype, own=own).values())
         member = OffloadedState(
             name=name,
@@ -137,15 +136,15 @@ class OffloadedStates:
         self._members[name] = member
 
     def parts(self, name: str) -> dict[str, torch.Tensor]:
-        """What is offloaded of one parameter, by kind: its own memory outside of the device, for the host to read and
-        write."""
+        """The offloaded tensors of one parameter, by kind: their own memory in the offload storage, for the host to
+        read and write."""
         while self._left:
             self._left.pop().finish()
         member = self._members[name]
         return {kind: member.part(member.row, kind) for kind in member.kinds}
 
     def start(self, updates: int) -> None:
-        """Let the states be those after so many updates, which are written to their rows."""
+        """Prepare for states after `updates` updates, which are written to their rows."""
         for member in self._members.values():
             start_moments(member.optimizer, [member.weight], [self._moments], updates, self._moment_dtype)
             member.release()
@@ -158,8 +157,8 @@ class OffloadedStates:
         updated: Callable[[str], None],
         meanwhile: Callable[[], None],
     ) -> None:
-        """Update the parameters in this order. `updated` is told of each while its weight is on the device;
-        `meanwhile` is done while the first states arrive."""
+        """Update the parameters in this order. `updated` is called for each while its weight is on the device;
+        `meanwhile` runs while the first states are fetched."""
         members = [self._members[name] for name in names]
         longest = max((member.row.numel() for member in members), default=0)
         places = [torch.empty(longest, dtype=torch.uint8, device=self._device) for _ in members[:PLACES]]

@@ -1,12 +1,12 @@
-"""Weights that are gathered for a use are let go after it, and gathered again where the backward pass needs them.
+"""Regathers weights: a gathered weight is freed after its use, and gathered again where the backward pass needs it.
 
     forward   piece ──all_gather──> weight ──> operator        autograd would keep the whole weight until backward
-    backward  piece ──all_gather──> weight ──> gradient        instead it keeps the piece that is there anyway
+    backward  piece ──all_gather──> weight ──> gradient        instead it keeps the piece, which is stored anyway
 
-Autograd may save the weight itself or a view of it (a linear layer saves the transpose). A saved tensor that shares
-its memory with a gathered weight is kept as its geometry; unpacked, the same steps give the same memory again.
-Where an operator saves a weight several times, as a recurrent layer does in each of its steps, it is
-gathered once for all of them. Saved once and used twice it is gathered twice.
+Autograd may save the weight itself or a view of it (a linear layer saves the transpose). For a saved tensor that shares
+its memory with a gathered weight, only its geometry is kept; unpacking runs the same steps, which give the same memory
+again. Where an operator saves a weight several times, as a recurrent layer does in each of its steps, the weight is
+gathered once for all of them. A weight that is saved once and used twice is gathered twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from runtime.comm.redistribute import Transfer, apply_steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """How a gathered weight came about: from this rank's piece by these steps."""
+    """The origin of a gathered weight: this rank's piece, and the steps."""
 
     piece: torch.Tensor
     steps: Transfer
@@ -29,7 +29,7 @@ class Gathered:
 
 @dataclass(slots=True, kw_only=True)
 class _Again:
-    """A weight that an operator saved so many times: gathered where the first of them is wanted, let go with the
+    """A weight that an operator saved several times: gathered when the first of them is needed, freed after the
     last."""
 
     source: Gathered
@@ -60,8 +60,8 @@ class _View:
 def gather_again(
     gathered: Mapping[int, Gathered], saved: Callable[[torch.Tensor], None] = lambda tensor: None
 ) -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which autograd saves no view of a gathered weight. Weights are named by their storage
-    (`memory_of`) and must stay alive while the context is entered. `saved` is told of what is saved otherwise."""
+    """A context in which autograd saves no view of a gathered weight. Weights are identified by their storage
+    (`memory_of`) and must stay alive while the context is entered. `saved` is called with all other saved tensors."""
     again = {name: _Again(source=source) for name, source in gathered.items()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | _View:

@@ -1,10 +1,10 @@
-"""Room outside of the device: page-locked memory of the host, or a file on one of its disks.
+"""Offload storage: page-locked host memory, or a file on one of the host's disks.
 
-    host    a tensor in page-locked memory, which the device copies from and to by itself
-    disk    a tensor that is a part of a file: reading it reads the file, and what is written there goes to the file
+    host    a tensor in page-locked memory, which the device reads and writes directly
+    disk    a tensor that maps a part of a file: reading it reads the file, and writes go to the file
 
-Files have no name from the moment that they are there, so that nothing is left behind however a process ends. They are
-as large as they will get from the start: a full disk is met before training, not in the midst of it.
+Files are unlinked as soon as they are created, so nothing is left behind however a process ends. They have their full
+size from the start, so a full disk is found before training.
 """
 
 import mmap
@@ -20,19 +20,19 @@ from planner.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Where a rank offloads what is not needed at the moment.
+    """The offload storage of a rank.
 
     Attributes:
-        folder: where files are made; that of temporary files where not given.
-        pretended: nothing is real, so that there are no files either.
+        folder: where files are made; the folder of temporary files by default.
+        pretended: tensors have no data, so there are no files either.
     """
 
     folder: Path | None = None
     pretended: bool = False
 
     def room(self, home: str, nbytes: int, device: torch.device) -> torch.Tensor:
-        """So many bytes on the "host" or the "disk", zeros, uint8 (nbytes,). Raises RequestError where a file of that
-        size cannot be made."""
+        """`nbytes` of zeros on the "host" or the "disk", uint8 (nbytes,). Raises RequestError where a file of that size
+        cannot be made."""
         if home == "disk" and not self.pretended:
             return self._in_a_file(nbytes)
         return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device.type != "cpu" and not self.pretended)
@@ -52,7 +52,7 @@ class Outside:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in memory of the host, page-locked where it comes from a device; itself where it is there."""
+    """A tensor in host memory, page-locked where it comes from a device; itself where it is there already."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)

@@ -1,17 +1,17 @@
 """Weights of blocks that are offloaded while their block does not run.
 
-    forward   [fetch 0] block 0 | block 1 | block 2     the weights of a block come while the one before it computes,
-                        [fetch 1] [fetch 2]             and their memory is given back when it is done
-    backward  [fetch 2] block 2 | block 1 | block 0     the same from the other end, where the first gradient comes
-                        [fetch 1] [fetch 0]             into a block from behind
+    forward   [fetch 0] block 0 | block 1 | block 2     a block's weights are fetched while the previous block computes,
+                        [fetch 1] [fetch 2]             and their memory is freed when the block is done
+    backward  [fetch 2] block 2 | block 1 | block 0     the same in reverse order, started by the first gradient of a
+                        [fetch 1] [fetch 0]             result of the block
 
-A weight stays where autograd has it, a leaf with its views, and only the memory behind it is given back and taken again
-(`UntypedStorage.resize_`), as FSDP does it (Zhao et al. 2023, "PyTorch FSDP"). Its content is in a row outside, which
-changes once a step, so that nothing has to leave after a pass. A new weight is written to its row while the next one is
-updated; what is read after it waits for that.
+The weight tensor stays with autograd, a leaf with its views; only the memory behind it is freed and allocated again
+(`UntypedStorage.resize_`), as FSDP does it (Zhao et al. 2023, "PyTorch FSDP"). Its content is in a row of the offload
+storage. That changes once per step, so nothing is copied out after a pass. A new weight is written to its row while the
+next one is updated; a later fetch waits for the write.
 
-Autograd runs the nodes of a pass from the last that was made to the first: the first gradient that reaches what a block
-has made says that all blocks behind it are through.
+Autograd runs the nodes of a pass in reverse order of their creation. So when the first gradient reaches a result of a
+block, the backward passes of all later blocks are done.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from runtime.offload.storage import Outside
 
 @dataclass(eq=False, kw_only=True)
 class OffloadedWeight:
-    """One weight: the piece whose memory comes and goes, and the bytes outside of the device."""
+    """One weight: the piece whose memory is freed and allocated again, and its bytes in the offload storage."""
 
     piece: torch.Tensor
     nbytes: int
@@ -38,8 +38,7 @@ class OffloadedWeight:
 
     @property
     def content(self) -> torch.Tensor:
-        """The weight in memory of its own outside of the device, of the shape of the piece, for the host to read and
-        write."""
+        """The weight in the offload storage, with the shape of the piece, for the host to read and write."""
         self.written.finish()
         return self.row.view(self.piece.dtype).view(self.piece.shape)
 
@@ -60,16 +59,16 @@ class OffloadedWeights:
 
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
-        """The bytes outside of the device."""
+        """The offloaded bytes."""
         return tuple(weight.row for weight in self._weights.values())
 
     @property
     def there(self) -> tuple[str, ...]:
-        """Names of those that are on the device, or under way to it."""
+        """Names of the weights that are on the device, or being fetched."""
         return tuple(self._there)
 
     def offload(self, name: str, piece: torch.Tensor, home: Home) -> OffloadedWeight:
-        """Take over a weight, whose memory on the device is given back at once."""
+        """Take over a weight; its memory on the device is freed at once."""
         row = self._outside.room(home, piece.nbytes, self._device)
         weight = self._weights[name] = OffloadedWeight(piece=piece, nbytes=piece.nbytes, row=row)
         weight.content.copy_(piece.detach())
@@ -77,7 +76,7 @@ class OffloadedWeights:
         return weight
 
     def hold(self, now: Iterable[str], ahead: Iterable[str], told: Told) -> None:
-        """Have these on the device, `now` before anything that is issued next, those `ahead` some time later, and no
+        """Keep exactly these weights on the device: `now` before any further work, `ahead` as a prefetch; free all
         others."""
         now, ahead = tuple(now), tuple(ahead)
         for name in [name for name in self._there if name not in (*now, *ahead)]:
@@ -89,14 +88,14 @@ class OffloadedWeights:
             self._there[name].arrived.wait()
 
     def write(self, weight: OffloadedWeight, new: torch.Tensor) -> None:
-        """Bring a new weight, which nobody else writes to, out to its row. The one before has left by then."""
+        """Start to copy a new weight, which nothing else writes to, to its row; first wait for the previous copy."""
         self.let_go()
         into = weight.row.view(new.dtype).view(new.shape)
         weight.written = self._outward.run(partial(_copy, into, new), after=(here(self._device),))
         self._leaving = (new, weight.written)
 
     def let_go(self) -> None:
-        """Wait for what is on its way out, and let go of it."""
+        """Wait for the copy in flight, and release its source."""
         if self._leaving is not None:
             self._leaving[1].wait()
             self._leaving = None
@@ -110,30 +109,31 @@ class OffloadedWeights:
         return weight
 
     def _release(self, weight: OffloadedWeight, told: Told) -> None:
-        weight.arrived.wait()  # perhaps it came for nothing
+        weight.arrived.wait()  # it may have been fetched without being used
         storage = weight.piece.untyped_storage()
         storage.resize_(0)
         told(storage)
 
     def _memory(self, storage: torch.UntypedStorage, nbytes: int) -> torch.Tensor:
-        """All of a storage, as bytes."""
+        """A whole storage, as bytes."""
         whole = torch.empty(0, dtype=torch.uint8, device=self._device)
         return whole if self._outside.pretended else whole.set_(storage, 0, (nbytes,))  # type: ignore[call-overload]
 
 
 class Visits:
-    """One pass of a turn through a stage: for each of its runs of operators the weights that come for it."""
+    """One pass through a stage: for each of its runs of operators, the weights to fetch."""
 
     def __init__(self, weights: OffloadedWeights, runs: Sequence[Sequence[str]], told: Told) -> None:
         self._weights, self._runs, self._told = weights, runs, told
         self._differentiating: int | None = None
 
     def enter(self, number: int) -> None:
-        """A run of operators begins forward."""
+        """A run of operators begins its forward pass."""
         self._weights.hold(self._runs[number], self._ahead(number, number + 1), self._told)
 
     def leave(self, number: int, made: Iterable[torch.Tensor]) -> None:
-        """It has made these, which others read: their gradients come before its backward pass."""
+        """The run has made these results, which others read: its backward pass begins with the first of their
+        gradients."""
         self._weights.hold((), self._ahead(number, number + 1), self._told)
         for tensor in made:
             if tensor.requires_grad:
@@ -145,7 +145,7 @@ class Visits:
             self._weights.hold(self._runs[number], self._ahead(number, number - 1), self._told)
 
     def _ahead(self, number: int, neighbour: int) -> Sequence[str]:
-        """What a run fetches for the next: nothing where it has no offloaded weights itself
+        """The weights that a run prefetches for its neighbour: none where it has no offloaded weights itself
         (`planner.plan.layout.weight_offload`)."""
         return self._runs[neighbour] if self._runs[number] and 0 <= neighbour < len(self._runs) else ()
 

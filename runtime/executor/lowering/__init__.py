@@ -1,1 +1,1 @@
-"""The fast path: the plan's operators as straight Python, one program for each distinct block (see `programs`)."""
+"""The fast path: the plan's operators as straight-line Python, one program per distinct block (see `programs`)."""

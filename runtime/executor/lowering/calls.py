@@ -1,4 +1,4 @@
-"""The call of an operator as the text of an expression, and the constants that it names."""
+"""The call of an operator as the text of an expression, and the constants that the text names."""
 
 import functools
 import math
@@ -18,8 +18,8 @@ from runtime.ops.shard import Shard
 
 @dataclass(kw_only=True)
 class Text:
-    """The text of a function; `constants` that it names, with what makes two of them the same; `names` of the values,
-    weights and buffers that it is about."""
+    """The text of a function. `constants` are those it names, with keys by which equal ones are recognized; `names` are
+    the values, weights and buffers that it uses."""
 
     lines: list[str] = field(default_factory=list)
     constants: list[tuple[Hashable, Any]] = field(default_factory=list)
@@ -32,12 +32,12 @@ class Text:
 
     @property
     def source(self) -> str:
-        """The text as Python reads it."""
+        """The text as Python source."""
         return "\n".join(self.lines) + "\n"
 
     @property
     def known(self) -> dict[str, Any]:
-        """What the text names: constants, and `sequence`."""
+        """The namespace of the text: its constants, and `sequence`."""
         return {"sequence": _sequence} | {f"k{number}": value for number, (_, value) in enumerate(self.constants)}
 
     def constant(self, key: Hashable, value: Any) -> str:
@@ -49,14 +49,14 @@ class Text:
         return f"k{len(self.constants) - 1}"
 
     def name(self, name: str) -> str:
-        """Where the text finds the name of a value."""
+        """The expression with which the text looks up the name of a value."""
         if name not in self.names:
             self.names.append(name)
         return f"names[{self.names.index(name)}]"
 
 
 def special(bound: BoundPlan, instruction: Instruction, *, recomputed: bool) -> bool:
-    """Whether something goes on around an operator beside its call, or its call is none of a form."""
+    """Whether an operator needs more than its call (as the general executor runs it), or its call has no local form."""
     call = instruction.call
     if not isinstance(call, FormCall) or instruction.part is not None:
         return True
@@ -70,15 +70,16 @@ def special(bound: BoundPlan, instruction: Instruction, *, recomputed: bool) -> 
 
 
 def traced_form(instruction: Instruction) -> Any:
-    """What `torch.compile` can look into in the place of the local form of an operator; None where there is nothing of
-    that kind, or where what there is spells out the shape of its result (`call_of`)."""
+    """A function that `torch.compile` can trace, in the place of an operator's local form; None where there is none, or
+    where the form spells out the shape of its result (`call_of`)."""
     call, op = instruction.call, instruction.bound.operator.op
     assert isinstance(call, FormCall), op
     return TRACED.get(op) if isinstance(call.form, functools.partial) else call.form
 
 
 def shaped(instruction: Instruction) -> str | None:
-    """The method of its operand that an operator is on shards, of the shape of its result; None for all others."""
+    """The tensor method ("expand" or "reshape") that an operator calls with the local shape of its result; None for all
+    other operators."""
     form = instruction.call.form if isinstance(instruction.call, FormCall) else None
     if not isinstance(form, functools.partial):
         return None
@@ -88,8 +89,8 @@ def shaped(instruction: Instruction) -> str | None:
 def call_of(
     text: Text, bound: BoundPlan, instruction: Instruction, given: Sequence[str], *, traced: bool = False
 ) -> tuple[str, bool]:
-    """What makes the results of an operator from the expressions `given` for its operands, and whether it is the one
-    tensor itself, and no sequence. In a text that is `traced` it is made of what `torch.compile` can look into."""
+    """The expression for the results of an operator, from the expressions `given` for its operands; and whether it is a
+    single tensor rather than a sequence. In a text that is `traced` it has only what `torch.compile` can trace."""
     call, op = instruction.call, instruction.bound.operator.op
     assert isinstance(call, FormCall), op
     single = len(instruction.results) == 1 and _makes_one(instruction, call, traced)
@@ -140,7 +141,8 @@ def _argument(text: Text, value: Any, operands: Iterator[str]) -> str:
 
 
 def _makes_one(instruction: Instruction, call: FormCall, traced: bool) -> bool:
-    """Whether the call makes a tensor, by its own word; who does not say is looked at when it has run."""
+    """Whether the call returns a single tensor, as it declares; if it does not say, its result is checked at run
+    time."""
     op = instruction.bound.operator.op
     if op in (IDENTITY, STARTING) or shaped(instruction) is not None:
         return True

@@ -1,21 +1,21 @@
 """Which operators of a block become one function that `torch.compile` fuses: chains of elementwise operators.
 
-    q  ─ view ─ mul ─ add ─┐                q, k, v are products, and no part of a chain. What lies between them and
-    k  ─ view ─ mul ─ add ─┼─▶ attention    attention is put aside until that reads it. Then both `mul` and both `add`
-    v  ─ view ─────────────┘                are one chain; the view of v is no work, and stays outside.
+    q  ─ view ─ mul ─ add ─┐                q, k, v are products and not part of a chain. The operators between them and
+    k  ─ view ─ mul ─ add ─┼─▶ attention    attention are set aside until attention reads them. Then both `mul` and both
+    v  ─ view ─────────────┘                `add` are one chain; the view of v does no work, and stays outside.
 
-One pass over the instructions. Those that can be fused are put aside; one that cannot be, and reads anything that was
-put aside, ends it, and so does an operand that is moved between two of them, as a collective lies there. What was put
-aside is taken apart into what hangs together; a part in which fewer than two operators work on elements saves no trip
-through memory and stays where it was, operator by operator. The others are one call, in the place of their first
-reader. Nothing that runs earlier reads of it, so that the order is right.
+One pass over the instructions. Operators that can be fused are set aside. The chain ends at an operator that cannot be
+fused and reads a value that was set aside; it also ends where an operand is redistributed between two of them, because
+a collective runs there. The operators set aside are divided into connected parts. A part with fewer than two
+elementwise operators saves no memory traffic, and its operators run separately at their old places. Every other part
+becomes one call, at the place of its first reader. Nothing that runs earlier reads its results, so the order is valid.
 
-Whether an operator can be fused is said by its rule: the class of its cost, and whether it sends anything inside.
-Left out are those around which more goes on than their call (`special`): results that are kept, weights that are
-gathered, deferred gradients, numbers that are drawn; and what `torch.compile` cannot look into.
+The rule of an operator says whether it can be fused: by the class of its cost, and whether it sends anything itself.
+Operators that need more than their call (`special`) are left out: kept results, gathered weights, deferred gradients,
+random numbers; and so are operators that `torch.compile` cannot trace.
 
-Not good for: what crosses the end of a block, as programs are shared by equal blocks; and operators with a Python
-function of ours in their place, but for those in `TRACED`.
+Not good for: chains across the end of a block, because equal blocks share programs; and operators that run as a Python
+function of ours, except those in `TRACED`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,16 +32,16 @@ from runtime.executor.instruction import Instruction
 from runtime.executor.lowering.calls import shaped, special, traced_form
 
 WORKING = frozenset(("elementwise", "normalisation", "copy"))
-"""Classes of operators that read and write elements, and can be fused."""
+"""Classes of elementwise operators, which can be fused."""
 FUSED = WORKING | {"view"}
 FEWEST = 2
-"""Operators that work on elements, of which a chain has so many at least."""
+"""The minimum number of elementwise operators in a chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Instructions that run together, by their places among those of the program, in order: one, or a chain. `last`
-    are the values that nothing after it reads."""
+    """Instructions that run together, by their positions in the program, in order: a single one, or a chain. `last` are
+    the values that nothing after it reads."""
 
     places: tuple[int, ...]
     last: tuple[str, ...]
@@ -53,16 +53,16 @@ class Unit:
 
 
 def one_by_one(instructions: Sequence[Instruction]) -> tuple[Unit, ...]:
-    """Every instruction by itself."""
+    """Every instruction as its own unit."""
     return tuple(Unit(places=(place,), last=instruction.last) for place, instruction in enumerate(instructions))
 
 
 def in_chains(
     bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, border: int | None
 ) -> tuple[Unit, ...]:
-    """Instructions with their chains. None goes across the operator `border` of the graph: a recomputation that ends
-    there computes what the whole would."""
-    chains: list[tuple[int, tuple[int, ...]]] = []  # the place before which each runs, and its instructions
+    """Instructions with their chains. No chain goes across the operator `border` of the graph, so that a recomputation
+    that ends there computes the same as the whole program."""
+    chains: list[tuple[int, tuple[int, ...]]] = []  # the position before which each runs, and its instructions
     aside: dict[int, Instruction] = {}
     made: set[str] = set()
 
@@ -99,7 +99,7 @@ def _can_be_fused(bound: BoundPlan, instruction: Instruction, *, recomputed: boo
 
 
 def _kept(aside: dict[int, Instruction]) -> Iterable[tuple[int, ...]]:
-    """One chain of all that hangs together and has enough work in it, or none."""
+    """A chain for each connected part with enough work in it."""
     parts: list[tuple[set[str], list[int]]] = []  # results, and instructions
     for place, instruction in aside.items():
         read = {operand.name for operand in instruction.operands}
@@ -112,7 +112,7 @@ def _kept(aside: dict[int, Instruction]) -> Iterable[tuple[int, ...]]:
 
 
 def _works(rule: Rule) -> int:
-    """How many operators of PyTorch that work on elements one is run as."""
+    """As how many elementwise operators of PyTorch an operator runs."""
     if rule.composed:
         return sum(one.operators[0] for one in rule.composed)
     return int(rule.op_class in WORKING)
@@ -132,7 +132,8 @@ def _ordered(count: int, chains: Sequence[tuple[int, tuple[int, ...]]]) -> list[
 
 
 def _with_ends(instructions: Sequence[Instruction], units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:
-    """Each value ends with the last unit that reads or makes it, as units are not in the order of the graph."""
+    """The units with their `last` values: each value ends with the last unit that reads or makes it, because units are
+    not in the order of the graph."""
     ending = {name for instruction in instructions for name in instruction.last}
     used: dict[str, int] = {}
     for number, places in enumerate(units):

@@ -1,14 +1,13 @@
-"""Chains as functions that `torch.compile` has made kernels of.
+"""Chains as functions that `torch.compile` has compiled to kernels.
 
-    def chain(a0, a1, a2):          a0, ..: what operators before it have made, weights, buffers
+    def chain(a0, a1, a2):          a0, ..: results of operators before it, weights, buffers
         t0 = k0(a0, [512], a1)
         t1 = k1(t0, a2)
-        return (t1, )               what is read behind it; all else is in no memory
+        return (t1, )               only values that are read after it; the others are never in memory
 
-Equal chains on pieces of equal shapes are one function, compiled when it first runs; what was compiled before on this
-machine lies in the cache of `torch.compile`. Autograd sees one node; the partition of AOTAutograd decides what that
-saves, and what the backward pass computes again. Nothing here falls back to single operators: what cannot be compiled
-is an error.
+Equal chains on pieces of equal shapes are one function, compiled when it first runs; `torch.compile` caches it for
+later runs on this machine. Autograd sees one node; the partitioner of AOTAutograd decides what the node saves, and what
+the backward pass recomputes. Nothing here falls back to single operators: what cannot be compiled is an error.
 """
 
 import linecache
@@ -28,9 +27,9 @@ Fused = Callable[..., tuple[torch.Tensor, ...]]
 
 @dataclass(kw_only=True)
 class Chain:
-    """A chain as it is written: its `text`; its `operands`, each as the place of an instruction and that among its
-    operands; and where values that are read behind it are, by name: among what the function returns (`results`) or,
-    of a value that is an operand itself, among those (`passed`)."""
+    """A chain as a function: its `text`; its `operands`, each as the position of an instruction and the position among
+    that instruction's operands; and, by name, where values that are read after it are found: among the results of the
+    function (`results`), or among its operands where the value is an operand itself (`passed`)."""
 
     text: Text
     operands: tuple[tuple[int, int], ...]
@@ -40,7 +39,7 @@ class Chain:
 
 @dataclass(kw_only=True)
 class Compiled:
-    """The compiled chains of one rank. `texts` has the text of each, `operators` how many operators it is made of."""
+    """The compiled chains of one rank. `texts` has the text of each, `operators` the number of operators in each."""
 
     bound: BoundPlan
     texts: dict[str, Text] = field(default_factory=dict)
@@ -48,7 +47,7 @@ class Compiled:
     _functions: dict[Hashable, Fused] = field(default_factory=dict)
 
     def function(self, chain: Chain, instructions: Sequence[Instruction]) -> tuple[Hashable, Fused]:
-        """What runs a chain of these instructions, and what makes two of them the same."""
+        """The function that runs a chain of these instructions, and a key by which equal chains are recognized."""
         pieces = tuple(_piece(self.bound, instructions[place], position) for place, position in chain.operands)
         key = (chain.text.key, pieces)
         if key not in self._functions:
@@ -63,7 +62,7 @@ class Compiled:
 
 
 def _named(function: Fused, operators: str) -> Fused:
-    """The function, that says of which operators it is where it cannot be compiled."""
+    """The function; it names its operators in the error if it cannot be compiled."""
 
     def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         from torch._dynamo.exc import TorchDynamoException
@@ -79,13 +78,13 @@ def _named(function: Fused, operators: str) -> Fused:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile a function of two operators and run it on the device. Raises RequestError where that does not work, with
-    what is missing. What was compiled once is there the second time."""
+    """Compile a function of two operators and run it on the device. Raises RequestError where that fails, and says what
+    is missing. The second time the compiled function is cached."""
     compiled = torch.compile(_tiny, fullgraph=True, dynamic=False)
     given = torch.ones(8, device=device, requires_grad=True)
     try:
         torch.autograd.backward(compiled(given).sum())
-    except (RuntimeError, OSError) as error:  # what torch raises has no other base in common
+    except (RuntimeError, OSError) as error:  # torch's errors here have no other common base
         compiler = "a C++ compiler, such as g++ (CXX names another one), and the headers of Python"
         needs = compiler if device.type == "cpu" else "triton"
         raise RequestError(
@@ -99,7 +98,7 @@ def _tiny(x: torch.Tensor) -> torch.Tensor:
 
 
 def _first_line(error: BaseException) -> str:
-    """What the innermost error says first; of what a compiler says, its first error."""
+    """The first line of the innermost error; of a compiler's output, its first error."""
     while error.__cause__ is not None:
         error = error.__cause__
     inner = getattr(error, "inner_exception", error)
@@ -115,9 +114,9 @@ def _piece(bound: BoundPlan, instruction: Instruction, position: int) -> tuple[t
 
 
 def written(bound: BoundPlan, instructions: Sequence[Instruction], over: Sequence[str]) -> Chain:
-    """The function of a chain, where the values in `over` are read by nobody behind it."""
+    """The function of a chain; the values in `over` are not read after it."""
     text, operands = Text(), list[tuple[int, int]]()
-    known: dict[str, str] = {}  # variables of values
+    known: dict[str, str] = {}  # variable names of values
     lines: list[str] = []
     made: list[str] = []
     for number, instruction in enumerate(instructions):

@@ -1,17 +1,17 @@
-"""Instructions as the text of a Python function: what the general executor decides while it runs, decided beforehand.
+"""Instructions as the text of a Python function: the general executor's run-time decisions, made beforehand.
 
     def program(batch, body):
         values, tensors, stubs, names, ops = ...
-        t0 = values.pop(names[0])                                   # nobody reads it after this program
-        t2 = k0(t0, tensors[names[1]])  # ops[0]                    # an operator on operands that lie as it wants them
-        t3 = k1(k2(t2, place, None, ops[1]))  # ops[1]              # one that is moved first, for that operator
+        t0 = values.pop(names[0])                                   # not read after this program
+        t2 = k0(t0, tensors[names[1]])  # ops[0]                    # operands that are already in the wanted layout
+        t3 = k1(k2(t2, place, None, ops[1]))  # ops[1]              # an operand that is redistributed first
         del t2                                                      # after its last use
         values[names[3]] = t3                                       # read after this program
 
-Names of values and weights are the caller's (`names`), so that equal blocks have equal texts; `k` are constants: the
-operators of torch, local forms with all that they know of this rank, transfers. What goes on around an operator beside
-its call (results that are kept, deferred gradients, weights that are gathered, numbers that are drawn) is not
-spelled out: such an operator runs as the general executor runs it, `called(ops[7], ...)`.
+The caller passes the names of values and weights (`names`), so equal blocks have equal texts. `k` are constants: the
+operators of torch, local forms with this rank's settings, redistributions. An operator that needs more than its call
+(kept results, deferred gradients, gathered weights, random numbers) is not spelled out: it runs as in the general
+executor, `called(ops[7], ...)`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,10 +37,10 @@ def emit(
     compiled: Compiled | None = None,
     names: Sequence[str] = (),
 ) -> Text:
-    """The text of consecutive instructions, which are `recomputed` or not. One that `departs` is a generator and lets
-    others go on whenever it has sent something; one that is `watched` compares the shapes of results with what their
-    rules promise, and lets the batch's observer look on. They run in the order of `units`, one by one where none are
-    given; `compiled` has the functions of chains. The text speaks of `names` in their order, before all others."""
+    """The text of consecutive instructions, which are `recomputed` or not. With `departs` it is a generator and yields
+    to other micro-batches after each send. With `watched` it compares the shapes of results with the promises of their
+    rules, and calls the batch's observer. Instructions run in the order of `units`, by default one by one; `compiled`
+    has the functions of chains. The text uses `names` in their order, before all other names."""
     emitter = _Emitter(bound, instructions, recomputed=recomputed, departs=departs, watched=watched)
     emitter.text.names += names
     for unit in units or one_by_one(instructions):
@@ -64,7 +64,7 @@ class _Emitter:
         self._ended = {name for instruction in instructions for name in instruction.last}
         self._local: dict[str, str] = {}  # values that have a variable
         self._depth = 0
-        self._moves: list[str] = []  # variables of one unit
+        self._moves: list[str] = []  # variables of one unit that hold moved operands
         self.text = Text()
         self._line("def program(batch, body):")
         self._depth = 1
@@ -82,7 +82,7 @@ class _Emitter:
 
     @contextmanager
     def _looking(self, number: int) -> Iterator[None]:
-        """What is written here is the operator's to whoever looks on."""
+        """Code written inside of this context belongs to the operator, for observers."""
         if not self._watched:
             yield
             return
@@ -95,7 +95,7 @@ class _Emitter:
             self.text.lines += inside
 
     def instruction(self, unit: Unit) -> None:
-        """An operator by itself."""
+        """A single operator."""
         (number,) = unit.places
         instruction = self._instructions[number]
         if self._departs and instruction.then == "pause":
@@ -140,7 +140,7 @@ class _Emitter:
         self._over(unit)
 
     def _yields(self, operands: Sequence[Operand]) -> bool:
-        """Whether others go on before these operands are there."""
+        """Whether other micro-batches run before these operands have arrived."""
         return self._departs and any(one.yields for one in operands)
 
     def _over(self, unit: Unit) -> None:
@@ -150,7 +150,7 @@ class _Emitter:
         self._moves = []
 
     def _looked_at(self, number: int, given: Sequence[str]) -> list[str]:
-        """The operands in variables, to be looked at."""
+        """The operands in variables, for the observer."""
         variables = [self._fresh() for _ in given]
         for variable, operand in zip(variables, given, strict=True):
             self._line(f"{variable} = {operand}")
@@ -165,7 +165,7 @@ class _Emitter:
             if promise is not None:
                 tensors.append(self._variable(promise[0]))
             targets.append("_" if promise is None else tensors[-1])
-        mark = f"  # ops[{number}]"  # for whoever asks where a rank waits (`runtime.processes.wait_diagnosis`)
+        mark = f"  # ops[{number}]"  # for the diagnosis of waiting ranks (`runtime.processes.wait_diagnosis`)
         self._line((f"{', '.join(targets)}{'' if single else ','} = {made}" if targets else made) + mark)
         for slot, promise in enumerate(instruction.results):
             if promise is not None and self._watched:
@@ -179,7 +179,7 @@ class _Emitter:
             self._line(f"{_INDENT}batch.observer.results(ops[{number}], [{', '.join(tensors)}])")
 
     def _moved(self, number: int, operand: Operand) -> tuple[str, bool]:
-        """An operand where the operator wants it, or under way to there."""
+        """An operand in the layout that the operator wants, or in flight to it."""
         found, steps = self._found(operand.name), operand.transfer
         if steps is None:
             return found, False
@@ -193,12 +193,12 @@ class _Emitter:
         moved = f"{way}({found}, place, {stub}, ops[{number}])"
         if not (self._departs or self._watched):
             return moved, False
-        variable = self._fresh()  # before anybody else goes on, or looks
+        variable = self._fresh()  # evaluated before other batches or observers run
         self._line(f"{variable} = {moved}")
         return variable, False
 
     def _kept(self, name: str) -> None:
-        """A value that was made is with the batch's, if it is read after this program."""
+        """Store a new value in the batch's values, if it is read after this program."""
         if name not in self._ended:
             self._line(f"values[{self.text.name(name)}] = {self._local[name]}")
 
@@ -220,7 +220,7 @@ class _Emitter:
         return self._local[name]
 
     def _call(self, number: int, instruction: Instruction, given: Sequence[str]) -> tuple[str, bool]:
-        """What makes the results, and whether it is the one tensor itself, and no sequence."""
+        """The expression for the results, and whether it is a single tensor rather than a sequence."""
         if special(self._bound, instruction, recomputed=self._recomputed):
             return f"called(ops[{number}], batch, [{', '.join(given)}], place)", False
         return call_of(self.text, self._bound, instruction, given)

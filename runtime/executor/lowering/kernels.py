@@ -1,8 +1,8 @@
-"""Operators by a shorter way: functions of torch that are the same operator, without the lookup by schema.
+"""Shortcuts for operators: functions of torch that run the same operator without the lookup by schema.
 
 A call of `torch.ops.aten.add.Tensor` costs about a microsecond more on the host than `torch.add` with the same
-arguments, which ends in the same kernel (2.13; measured by `tests/benchmarks/bench_lowering.py`). Only operators stand
-here whose function takes the arguments of the schema in their order, and cannot mistake one overload for another.
+arguments, which ends in the same kernel (2.13; measured by `tests/benchmarks/bench_lowering.py`). The table has only
+operators whose function takes the schema's arguments in order, and cannot mistake one overload for another.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,5 +41,5 @@ SHORT: Mapping[str, Callable[..., Any]] = {
 }
 
 TRACED: Mapping[str, Callable[..., Any]] = {"aten.rms_norm.default": F.rms_norm}
-"""What `torch.compile` makes a kernel of, for operators whose local form it cannot look into: those of one kernel that
-we have written ourselves, because PyTorch composes them of several."""
+"""Replacements that `torch.compile` can compile, for operators whose local form it cannot trace: kernels that we have
+written ourselves, because PyTorch composes these operators of several kernels."""

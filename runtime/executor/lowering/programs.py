@@ -2,19 +2,19 @@
 
     plan ──bind──> instructions ──emit──> text ──compile──> program ──bodies──> block 0, block 1, ...
 
-The general executor asks of every operator, every time, what its operands need, who looks on, and what is over. All
-of that is known from the plan; a program has only the answers in it (see `runtime.executor.lowering.emit`). Blocks that
-do the same share one program and differ in the names of their weights and values; the first and the last block of a
-stage are often programs of their own, as what they read comes from elsewhere. Autograd records what a program does as
-it would record a model, so the backward pass, recomputation, accumulation and schedules are those of the general
-executor.
+The general executor decides for every operator, in every run, which redistributions its operands need, whether an
+observer is present, and which values are dropped. All of that is known from the plan, so a program contains only the
+decisions (see `runtime.executor.lowering.emit`). Blocks that do the same share one program and differ in the names of
+their weights and values; the first and the last block of a stage often have separate programs, because they read other
+values. Autograd records a program as it would record a model, so the backward pass, recomputation, accumulation and
+schedules are the same as in the general executor.
 
-Every program is written twice. One is bare, the other watches: it compares all results with what their rules promise
-and lets observers look on. A body watches when it first runs, and whenever somebody looks on; nothing is checked after
-that. What is computed again runs as it ran first.
+Every program is written twice. The bare one only computes. The watched one compares all results with the promises of
+their rules and calls observers. A body runs the watched program the first time, and whenever there is an observer;
+nothing is checked after that. A recomputation runs the same program as the first run.
 
-Where the programs are `compiled`, chains of elementwise operators are one call in the bare ones, of what
-`torch.compile` has made of them (see `runtime.executor.lowering.chains`).
+Where the programs are `compiled`, the bare ones have one call for each chain of elementwise operators, of a function
+compiled by `torch.compile` (see `runtime.executor.lowering.chains`).
 """
 
 import linecache
@@ -39,8 +39,8 @@ Program = Callable[[MicroBatch, "Body"], Iterator[Then] | None]
 
 @dataclass(kw_only=True)
 class Body:
-    """A program on the values and weights of one block: the `bare` one, and the one that is `watched`. `seen` says
-    whether the latter has run."""
+    """A program on the values and weights of one block: `bare` and `watched`. `seen` says whether the latter has
+    run."""
 
     instructions: tuple[Instruction, ...]
     names: tuple[str, ...]
@@ -49,18 +49,18 @@ class Body:
     seen: bool = False
 
     def __call__(self, batch: MicroBatch) -> None:
-        """Run it; the values that others read are with the batch's after it."""
+        """Run it; the values that others read are then in the batch's values."""
         self.chosen(batch)(batch, self)
         self.seen = True
 
     def chosen(self, batch: MicroBatch) -> Program:
-        """The program for a batch."""
+        """The program to run for a batch."""
         watches = batch.watched if batch.watched is not None else not self.seen
         return self.watched if watches or batch.observer is not None else self.bare
 
 
 def one_after_the_other(bodies: Sequence[Body], batch: MicroBatch) -> Iterator[Then]:
-    """Bodies whose programs let others go on whenever they have sent something, and in their pauses."""
+    """Run bodies one after the other; their programs yield to other micro-batches after each send, and at pauses."""
     for body in bodies:
         turns = body.chosen(batch)(batch, body)
         assert turns is not None, "written as a generator"
@@ -70,8 +70,8 @@ def one_after_the_other(bodies: Sequence[Body], batch: MicroBatch) -> Iterator[T
 
 @dataclass(kw_only=True)
 class Programs:
-    """The programs of the stages of one rank, each written when it is first needed; with chains that are `compiled`,
-    or without."""
+    """The programs of the stages of one rank, each written when it is first needed; `compiled`: with compiled
+    chains."""
 
     bound: BoundPlan
     place: RankMesh
@@ -83,8 +83,8 @@ class Programs:
     def bodies(
         self, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, again: int = 0
     ) -> tuple[Body, ...]:
-        """The programs of consecutive instructions, block by block. The first `again` of them may be computed again
-        without the others, if any are."""
+        """The programs of consecutive instructions, block by block. The first `again` of them may be recomputed without
+        the others, if any are recomputed."""
         if not instructions:
             return ()
         key = (instructions[0].index, instructions[-1].index, recomputed, departs)
@@ -112,7 +112,7 @@ class Programs:
             name = f"<program {len(self._programs)}>"
             source = text.source
             known: dict[str, Any] = {"called": called, "depart": depart, "place": self.place}
-            known["lines"] = text.lines  # for whoever asks where a rank waits
+            known["lines"] = text.lines  # for the diagnosis of waiting ranks
             known |= text.known
             exec(compile(source, name, "exec"), known)
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
