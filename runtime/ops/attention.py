@@ -1,10 +1,9 @@
-"""Attention that drops probabilities: run with its scores in memory, because the mask belongs to their places.
+"""Attention with dropout of probabilities: its scores are in memory, because the mask depends on their positions.
 
     q k^T ──scale, mask──> scores ──softmax──> probabilities ──drop──> dropped ──v──> result
 
-Kept for the backward pass are the probabilities, the dropped ones, and the mask of what is kept: 2 w + 1 bytes for each
-score of w bytes (Korthikanti et al. 2022, section 4.1, count the same 5 bytes in 16 bits). Scaling and masking keep
-nothing.
+The backward pass keeps the probabilities, the dropped ones, and the keep mask: 2 w + 1 bytes for each score of w bytes
+(Korthikanti et al. 2022, section 4.1, count the same 5 bytes in 16 bits). Scaling and masking keep nothing.
 
     B batch, H heads, G heads of keys (R = H / G queries share one), Q queries, K keys, D and E head dims
 """
@@ -28,10 +27,10 @@ def attention_with_dropout(
     scale: float | None = None,
     first_query: int = 0,
 ) -> torch.Tensor:
-    """What `scaled_dot_product_attention` computes where `keep_BHQK` says which probabilities are kept, (B, H, Q, E).
+    """`scaled_dot_product_attention` with dropout, where `keep_BHQK` says which probabilities are kept, (B, H, Q, E).
 
-    `attn_mask` broadcasts to the scores: bool (True takes part) or added to them. Query number i of these is number
-    `first_query` + i of all, which is what a causal mask counts.
+    `attn_mask` broadcasts to the scores: bool (True: attend) or added to them. Query i here is query `first_query` + i
+    of the sequence, which a causal mask counts.
     """
     batch, heads, queries, width = query_BHQD.shape
     groups, keys = key_BGKD.shape[1], key_BGKD.shape[2]

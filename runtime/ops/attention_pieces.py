@@ -1,14 +1,13 @@
-"""Attention to a piece of the keys, as one kernel that says how much of the softmax the piece makes up.
+"""Attention to a piece of the keys, as one kernel that also returns the log-sum-exp of the piece's scores.
 
     y_i = softmax(scale q k_i^T) v_i      l_i = log sum exp(scale q k_i^T)         of piece i, forward
     l = log sum_i exp(l_i)                y = sum_i exp(l_i - l) y_i               of all pieces together
     gradients from q, k_i, v_i, y, l and the gradient of y alone                   of piece i, backward
 
 (Dao et al. 2022, arXiv 2205.14135, section 3.1 and algorithm 4.) A sink of each head is one more piece, of one key
-without a value (`planner.models.composed_attention`). PyTorch's fused kernels return l and take it back.
-Those of CPUs want values as wide as keys; those of accelerators 16 bits and a head dim that is a multiple of 8, too;
-none caps scores.
-For everything else the scores are made, in float32 at least.
+without a value (`planner.models.composed_attention`). PyTorch's fused kernels return l and take it in the backward
+pass. CPU kernels need values as wide as keys; accelerator kernels also need 16 bits and a head dim that is a multiple
+of 8. No kernel supports a score cap. In all other cases the scores are computed in memory, in float32 at least.
 
     B batch, H heads, G heads of keys (H / G queries share one), Q queries, K keys, D and E head dims
 """
@@ -28,14 +27,14 @@ from runtime.ops.kept_results import whole_call
 
 _ATEN = torch.ops.aten
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
-_FLASH_DIMS = 8  # a head dim is a multiple of it
+_FLASH_DIMS = 8  # head dims are a multiple of it
 _WIDEST = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """Rows of the queries that meet rows of the keys: all of them, or those not after their own (`causal`), or what is
-    not `hidden`."""
+    """Rows of the queries that attend to rows of the keys: to all of them, to those up to their own position
+    (`causal`), or to those that are not `hidden`."""
 
     queries: slice
     keys: slice
@@ -43,26 +42,26 @@ class Hop:
     hidden: Hidden | None = None
 
     def bias(self, query_BHQD: torch.Tensor) -> torch.Tensor | None:
-        """What is added to the scores of these queries."""
+        """The bias that is added to the scores of these queries."""
         return None if self.hidden is None else self.hidden.bias(query_BHQD)
 
 
 def hops_of(mask: Mask, queries: Sequence[Run], keys: Sequence[Run], width: int) -> tuple[Hop, ...]:
-    """What a mask shows of keys to queries that have these positions; `width` is samples x heads."""
+    """The hops of a mask for queries and keys at these positions; `width` is samples x heads."""
     blocks = mask.blocks(queries, keys, width)
     return tuple(Hop(queries=rows, keys=met, hidden=hidden) for rows, met, hidden in blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the scores are multiplied with, and between which number and its opposite they are kept then."""
+    """The factor of the scores, and the cap that then limits their magnitude."""
 
     factor: float
     cap: float | None = None
 
 
 def scale_of(query_BHQD: torch.Tensor, factor: float | None, cap: float | None = None) -> Scale:
-    """The factor is 1 / sqrt(D) where nothing else is asked for."""
+    """The factor is 1 / sqrt(D) by default."""
     return Scale(1.0 / math.sqrt(query_BHQD.shape[-1]) if factor is None else factor, cap)
 
 
@@ -74,14 +73,14 @@ def attend(
     scale: Scale,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, (B, H, Q, E), and the logarithm of the sum of the exponentials of the scores, (B, H, Q). A causal
-    piece has as many queries as keys, the same ones. A `bias` of 0 and minus infinity, (B or 1, 1, Q, K), hides keys; a
-    query that sees none has the result 0 and the logarithm minus infinity."""
+    """The result, (B, H, Q, E), and the log-sum-exp of the scores, (B, H, Q). A causal piece has the same positions for
+    queries and keys. A `bias` of 0 and minus infinity, (B or 1, 1, Q, K), hides keys; a query that sees none has the
+    result 0 and the log-sum-exp minus infinity."""
     if scale.cap is None and _for_cpu(query_BHQD, value_BGKE):
         result, logarithm = _ATEN._scaled_dot_product_flash_attention_for_cpu(
             query_BHQD, key_BGKD, value_BGKE, 0.0, causal, attn_mask=bias, scale=scale.factor
         )
-        if bias is not None:  # there the logarithm of a query that sees nothing is 0
+        if bias is not None:  # there the log-sum-exp of a query that sees nothing is 0
             blind = torch.isneginf(bias).all(dim=-1)
             logarithm = logarithm.masked_fill(blind, -math.inf)
     elif scale.cap is None and bias is None and _flashes(query_BHQD, value_BGKE):
@@ -104,8 +103,8 @@ def attend_backward(
     scale: Scale,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a piece adds to the gradients of queries, keys and values. `result` and `logarithm` are those of all pieces
-    together."""
+    """The terms of a piece in the gradients of queries, keys and values. `result` and `logarithm` are those of all
+    pieces together."""
     given = (gradient_BHQE, query_BHQD, key_BGKD, value_BGKE, result_BHQE, logarithm_BHQ)
     if scale.cap is None and _for_cpu(query_BHQD, value_BGKE):
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -132,7 +131,7 @@ def attend_backward(
 
 
 def join(total: torch.Tensor, logarithm: torch.Tensor, made: torch.Tensor, of_hop: torch.Tensor) -> None:
-    """Add what a hop made to the result so far and to its log-sum-exp, both in place."""
+    """Merge the result of a hop into the result and log-sum-exp so far, both in place."""
     joined = torch.logaddexp(logarithm, of_hop)
     shift = _finite(joined)
     total.mul_((logarithm - shift).exp_().unsqueeze(-1))
@@ -141,12 +140,12 @@ def join(total: torch.Tensor, logarithm: torch.Tensor, made: torch.Tensor, of_ho
 
 
 def _finite(logarithm: torch.Tensor) -> torch.Tensor:
-    """Of a query that has seen nothing 0, with which every exponential is 0."""
+    """The log-sum-exp, with 0 for queries that have seen nothing, so that all their exponentials are 0."""
     return logarithm.masked_fill(torch.isneginf(logarithm), 0.0)
 
 
 class Attended:
-    """What queries have seen so far, hop by hop."""
+    """Accumulates the attention of queries, hop by hop."""
 
     def __init__(self, query_BHQD: torch.Tensor, scale: Scale) -> None:
         self._query, self._scale = query_BHQD, scale
@@ -154,7 +153,7 @@ class Attended:
         self._logarithm = query_BHQD.new_empty(0)
 
     def see(self, hops: Sequence[Hop], key_BGKD: torch.Tensor, value_BGKE: torch.Tensor) -> None:
-        """What some hops show of these keys and values."""
+        """Attend to these keys and values in some hops."""
         for hop in hops:
             query, key, value = self._query[:, :, hop.queries], key_BGKD[:, :, hop.keys], value_BGKE[:, :, hop.keys]
             made = attend(query, key, value, hop.causal, self._scale, hop.bias(query))
@@ -169,7 +168,7 @@ class Attended:
             join(self._total[:, :, hop.queries], self._logarithm[:, :, hop.queries], *made)
 
     def result(self, sinks_H: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result and its log-sum-exp, from which gradients are made."""
+        """The result and its log-sum-exp, which the backward pass needs."""
         assert self._total is not None, "every query sees some of the first keys"
         if sinks_H is not None:
             joined = torch.logaddexp(self._logarithm, sinks_H.to(self._logarithm.dtype).view(1, -1, 1))
@@ -179,8 +178,8 @@ class Attended:
 
 
 class Gradients:
-    """Gradients of queries from the gradient of what they have seen, hop by hop; those of keys and values as they come.
-    Given are the gradient, the queries, the result and its log-sum-exp."""
+    """Accumulates the gradients of queries hop by hop, and gives those of keys and values. Inputs: the gradient of the
+    result, the queries, the result and its log-sum-exp."""
 
     def __init__(self, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], scale: Scale) -> None:
         self._given, self._scale = given, scale
@@ -189,7 +188,8 @@ class Gradients:
     def of(
         self, hops: Sequence[Hop], key_BGKD: torch.Tensor, value_BGKE: torch.Tensor
     ) -> tuple[slice, tuple[torch.Tensor, torch.Tensor]] | None:
-        """Rows of these keys and values, and what some hops add to their gradients; None where they add nothing."""
+        """The rows of these keys and values with gradient terms from some hops, and these terms; None where there are
+        none."""
         sums: tuple[torch.Tensor, torch.Tensor] | None = None
         for hop in hops:
             gradient, query, result, logarithm = (tensor[:, :, hop.queries] for tensor in self._given)
@@ -239,8 +239,8 @@ def attend_to_all(
     sinks_H: torch.Tensor | None = None,
     cap: float | None = None,
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention` in these hops, (B, H, Q, E): without scores that outlive them, also where PyTorch
-    has no such kernel."""
+    """`scaled_dot_product_attention` in these hops, (B, H, Q, E): scores are never kept, also where PyTorch has no such
+    kernel."""
     scaled = scale_of(query_BHQD, scale, cap)
     return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, hops, scaled)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -332,8 +332,8 @@ def _attend_types(
 
 
 def _token_by_token(result_BHQE: torch.Tensor) -> torch.Tensor:
-    """With the heads of a token side by side in memory, as fused kernels have it: what puts them together copies
-    nothing."""
+    """The result with the heads of a token contiguous in memory, as in fused kernels, so that joining them is no
+    copy."""
     return result_BHQE.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -387,7 +387,7 @@ def _scores(
     bias: torch.Tensor | None,
     cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """And the slope of the cap at each."""
+    """The scores, and the slope of the cap at each."""
     scores, slope = capped(wide(query) @ _shared(wide(key), query).transpose(-2, -1) * scale, cap)
     if bias is not None:
         scores = scores + bias
@@ -398,12 +398,12 @@ def _scores(
 
 
 def _shared(tensor_BGKD: torch.Tensor, query_BHQD: torch.Tensor) -> torch.Tensor:
-    """Keys or values once for each head of queries that shares them."""
+    """Keys or values, repeated for each query head that shares them."""
     return tensor_BGKD.repeat_interleave(query_BHQD.shape[1] // tensor_BGKD.shape[1], dim=1)
 
 
 def _summed(gradient_BHKD: torch.Tensor, tensor_BGKD: torch.Tensor) -> torch.Tensor:
-    """The gradient of keys or values from that of each head of queries."""
+    """The gradient of keys or values, summed over the query heads that share them."""
     batch, heads, *rest = gradient_BHKD.shape
     groups = tensor_BGKD.shape[1]
     return gradient_BHKD.reshape(batch, groups, heads // groups, *rest).sum(dim=2).to(tensor_BGKD.dtype)

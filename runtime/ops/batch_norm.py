@@ -1,4 +1,4 @@
-"""Batch norm whose samples are split: statistics over all of them, forward and backward (synchronised batch norm).
+"""Batch norm with sharded samples: statistics over all samples, forward and backward (synchronised batch norm).
 
 With the elements x of one channel, N of them in all pieces together:
 
@@ -9,7 +9,7 @@ With the elements x of one channel, N of them in all pieces together:
     gradient of x = weight / sqrt(variance + epsilon) * (g - sum g / N - z sum g z / N)       all-reduce of both sums
 
 (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1 and its backward pass.) The squares are summed after the mean is
-known, which costs a second message and loses no digits. Running statistics take the unbiased variance.
+known, which costs a second collective and loses no digits. Running statistics take the unbiased variance.
 
 Dims are N C ..., the channels second.
 """
@@ -32,8 +32,9 @@ def batch_norm(
     epsilon: float,
     groups: Groups,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """The local piece of the result, mean and (biased) variance of every channel over all pieces, and the elements per
-    channel. `groups` are the processes on the axes that split samples or spatial dims, in pieces of one size."""
+    """The local piece of the result, mean and (biased) variance of every channel over all pieces, and the number of
+    elements per channel. `groups` are the processes on the axes that split samples or spatial dims into pieces of one
+    size."""
     given = weight if weight is not None else x.new_ones(x.shape[1])
     added = bias if bias is not None else x.new_zeros(x.shape[1])
     normal, mean, variance = _BatchNorm.apply(x, given, added, epsilon, groups)  # type: ignore[no-untyped-call]
@@ -41,8 +42,8 @@ def batch_norm(
 
 
 class _BatchNorm(torch.autograd.Function):
-    """Keeps input, weight and both statistics. Half precision is summed in float32, as PyTorch's own kernel does; while
-    it runs there is one wide copy of the input forward and two backward, of which one becomes the result."""
+    """Keeps input, weight and both statistics. Half precision is summed in float32, as in PyTorch's own kernel. Forward
+    makes one float32 copy of the input, backward two, one of which becomes the result."""
 
     @staticmethod
     def forward(
@@ -80,7 +81,7 @@ def _over(term: torch.Tensor, groups: Groups) -> torch.Tensor:
 
 
 def _others(x: torch.Tensor) -> list[int]:
-    """All dims but that of the channels."""
+    """All dims but the channels."""
     return [dim for dim in range(x.dim()) if dim != 1]
 
 

@@ -1,13 +1,13 @@
-"""Attention with a bias that is trained, as one operator on devices for which PyTorch composes it of several.
+"""Attention with a trained bias, as one operator on devices where PyTorch composes it of several.
 
     s = scale q k^T + bias,  p = softmax(s),  y = p v           over the keys, in float32 (float64 for float64)
 
-    gradient of v = p^T g        of s = p (g v^T - sum(g y))     of q, k = scale times that with k, q; of the bias the
-                                                                 sum over what it is broadcast over
+    gradient of v = p^T g        of s = p (g v^T - sum(g y))     of q, k = scale times the latter with k, q; of the bias
+                                                                 the sum over the dims in which it is broadcast
 
-Composed, autograd keeps the scores; fused it keeps q, k, v, the bias, the result and a number for each query, and
-computes the scores again (Dao et al. 2022, arXiv 2205.14135, algorithm 4), as the kernels of accelerators do. Memory is
-then what a plan predicts everywhere.
+Composed, autograd keeps the scores. Fused, it keeps q, k, v, the bias, the result and one number for each query, and
+recomputes the scores (Dao et al. 2022, arXiv 2205.14135, algorithm 4), as accelerator kernels do. So memory is the same
+as the plan's prediction on all devices.
 
     B batch, H heads, Q queries, K keys, D and E head dims
 """
@@ -50,8 +50,8 @@ class _BiasedAttention(torch.autograd.Function):
 def _forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, (B, H, Q, E), with the heads of a query side by side in memory as fused kernels write them, and the
-    logarithm of the sum of the exponentials of the scores, (B, H, Q)."""
+    """The result, (B, H, Q, E), with the heads of a query contiguous in memory as fused kernels write them, and the
+    log-sum-exp of the scores, (B, H, Q)."""
     scores = _scores(query, key, bias, scale)
     logarithm = torch.logsumexp(scores, dim=-1)
     result = ((scores - logarithm.unsqueeze(-1)).exp() @ wide(value)).to(query.dtype)

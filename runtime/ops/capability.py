@@ -1,19 +1,19 @@
-"""What products in fp8 a device has."""
+"""Which fp8 products a device has."""
 
 import torch
 
 NOTHING = (0, 0)
 
 IN_FP8 = (8, 9)
-"""The least capability of CUDA devices that round to 8 bits and multiply what they have rounded."""
+"""The lowest capability of CUDA devices with fp8 casts and products."""
 
 WORDS = 16
-"""What extents of CUDA's products in fp8 are multiples of, and where their scales begin, in bytes."""
+"""The multiple of CUDA's fp8 extents, and the alignment of their scales in bytes."""
 
 
 def cuda_capability(device: torch.device) -> tuple[int, int]:
-    """That of a CUDA device, by which its kernels are known; none of others, and of AMD's, whose formats of 8 bits are
-    other ones before gfx950."""
+    """The capability of a CUDA device, which says which kernels it has; none for other devices, and for AMD's, which
+    have other 8-bit formats before gfx950."""
     if device.type != "cuda" or torch.version.hip is not None:
         return NOTHING
     return torch.cuda.get_device_capability(device)

@@ -1,7 +1,7 @@
-"""`einsum` of two tensors, kept for the backward pass as they came.
+"""`einsum` of two tensors that keeps the original tensors for the backward pass.
 
-PyTorch permutes the tensors of a product and keeps what it has permuted: a copy, where dims that go together do not lie
-together. A weight that is gathered anew for the backward pass would live on in it. The gradients are einsums, too:
+PyTorch permutes the operands of a product and keeps the permuted ones: copies, where dims that are merged do not lie
+together. Such a copy of a gathered weight would stay alive until the backward pass. The gradients are einsums too:
 
     c                  einsum("bsh,ehf->bsef", a, b)
     gradient of a      einsum("bsef,ehf->bsh", g, b)
@@ -22,7 +22,7 @@ def product(text: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     equation = read_equation(text, [tensor.dim() for tensor in tensors])
     takes_diagonal = any(len(set(letters)) < len(letters) for letters in equation.operands)
     shared = set.intersection(*map(set, equation.operands))
-    if len(tensors) != 2 or takes_diagonal or shared <= set(equation.result):  # nothing is summed over both
+    if len(tensors) != 2 or takes_diagonal or shared <= set(equation.result):  # no dim of both is summed over
         return torch.einsum(text, *tensors)
     return _Product.apply(equation, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -47,8 +47,8 @@ class _Product(torch.autograd.Function):
 def _gradient(
     gradient: torch.Tensor, result: str, other: torch.Tensor, letters: str, wanted: str, shape: Sequence[int]
 ) -> torch.Tensor:
-    """The gradient of a tensor with the letters `wanted`, by that of the result and the other tensor. A letter that
-    neither has was summed, and one that has extent 1 here was broadcast."""
+    """The gradient of a tensor with the letters `wanted`, from the gradient of the result and the other tensor. A
+    letter that neither has was summed over; one that has extent 1 here was broadcast."""
     known = "".join(letter for letter in wanted if letter in result or letter in letters)
     if {*result, *letters} <= set(known):
         found = _outer(gradient, result, other, letters, known)
@@ -62,7 +62,7 @@ def _gradient(
 
 
 def _outer(a: torch.Tensor, of_a: str, b: torch.Tensor, of_b: str, result: str) -> torch.Tensor:
-    """A product with one term to each sum, in the kernel of a product, as PyTorch does it and plans price it."""
+    """A product with one term in each sum, by a matrix-product kernel, as in PyTorch and in the plan's price."""
     both = [letter for letter in of_a if letter in of_b]
     rows = [letter for letter in of_a if letter not in of_b]
     columns = [letter for letter in of_b if letter not in of_a]

@@ -1,4 +1,4 @@
-"""Cross entropy of logits that are split over the vocabulary, over the samples, or over both.
+"""Cross entropy of logits that are sharded over the vocabulary, over the samples, or over both.
 
 With the logits x of one sample, split over processes into pieces, and its target t:
 
@@ -12,8 +12,8 @@ all-reduced over the axes that split the samples; what a process returns is its 
 Label smoothing e adds the mean of -log p over the vocabulary of size V with weight e, which takes one more
 all-reduce: (1 - e) [j = t] + e / V instead of [j = t].
 
-Where every process has the whole vocabulary, m and z are not asked for: PyTorch's kernels make log (exp(x_j - m) / z)
-and the loss of it, and say how many targets count.
+Where every process has the whole vocabulary, m and z need no communication: PyTorch's kernels compute log (exp(x_j - m)
+/ z) and the loss, and return the number of targets that count.
 
 Shape legend: N local samples, V local vocabulary.
 """
@@ -36,9 +36,9 @@ _SUM = 2  # torch's number for the sum of the losses
 class SplitLoss:
     """How the logits are split, and the settings of `torch.nn.functional.cross_entropy`.
 
-    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary, without
-    columns that it was padded with, which are left out. `counted` is how
-    many of this process's targets a mean is over, where it is not those of the call that are not ignored.
+    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary without padding
+    columns, which are left out. `counted` is the number of this process's targets in the mean, where it differs from
+    the targets of the call that are not ignored.
     """
 
     vocabulary_groups: Sequence[dist.ProcessGroup]
@@ -51,19 +51,19 @@ class SplitLoss:
     counted: torch.Tensor | None = None
 
     def kept(self, logits_NV: torch.Tensor) -> int:
-        """How many columns of this process's piece are classes."""
+        """The number of columns of this process's piece that are classes."""
         return min(max(self.classes - self.offset, 0), logits_NV.shape[1])
 
     def weight(self, count: torch.Tensor) -> torch.Tensor:
-        """What the sum of the losses is multiplied with for their mean, where `count` of the call are not ignored."""
+        """The factor from the sum of losses to their mean, where `count` targets of the call are not ignored."""
         count = count if self.counted is None else self.counted.to(count.dtype)
         return _over(count, self.sample_groups, collectives.all_reduce).reciprocal()
 
 
 def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
-    """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the
-    vocabulary axes. Raises RuntimeError, or where the vocabulary is whole IndexError, for a target that is no class and
-    is not ignored."""
+    """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the vocabulary
+    axes. For a target that is neither a class nor ignored it raises RuntimeError, or IndexError where the vocabulary is
+    whole."""
     if logits_NV.shape[1] == split.classes and not split.label_smoothing:
         return _WholeCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
     expect_within(targets_N, split.classes, "targets of the cross entropy", split.ignore_index)
@@ -71,8 +71,8 @@ def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split:
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
-    """Keeps the probabilities, and makes the gradient where they stand: two tensors of the size of the logits at most,
-    where PyTorch's own has three while the gradient is taken."""
+    """Keeps the probabilities, and computes the gradient in their memory: at most two tensors of the size of the
+    logits, where PyTorch's own has three in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
@@ -114,12 +114,12 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
 
 class _WholeCrossEntropy(torch.autograd.Function):
-    """Keeps the logarithms of the probabilities, and makes the gradient in their place."""
+    """Keeps the log probabilities, and computes the gradient in their memory."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
         wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        logarithms_NV = torch.log_softmax(logits_NV, 1, dtype=wide)  # fp16 is converted on the way on CUDA
+        logarithms_NV = torch.log_softmax(logits_NV, 1, dtype=wide)  # on CUDA the fp16 cast is fused
         loss, count = torch.ops.aten.nll_loss_forward(logarithms_NV, targets_N, None, _SUM, split.ignore_index)
         weight = split.weight(count) if split.mean else torch.ones_like(loss)
         ctx.ignore_index, ctx.dtype = split.ignore_index, logits_NV.dtype
@@ -138,14 +138,14 @@ class _WholeCrossEntropy(torch.autograd.Function):
 
 
 def _scaled(gradient_NV: torch.Tensor, scale_N: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows times their scales, in the place of the rows where they have that dtype; rounded on the way where not."""
+    """Rows times their scales, in place where the rows have that dtype; else cast in the same pass."""
     if gradient_NV.dtype == dtype:
         return gradient_NV.mul_(scale_N[:, None])
     return torch.mul(gradient_NV, scale_N[:, None], out=torch.empty_like(gradient_NV, dtype=dtype))
 
 
 def _wide(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Half precision is summed in float32, as PyTorch's own kernel does."""
+    """Half precision is summed in float32, as in PyTorch's own kernel."""
     return logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
 
 
@@ -156,7 +156,8 @@ def _over(term: torch.Tensor, groups: Sequence[dist.ProcessGroup], reduce: Any) 
 
 
 def _columns(targets_N: torch.Tensor, offset: int, extent: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Column of each target in this process's piece (0 where it lies in another's), and whether it lies here."""
+    """The column of each target in this process's piece (0 if it is in another piece), and whether it is in this
+    one."""
     column_N = targets_N - offset
     here_N = (column_N >= 0) & (column_N < extent)
     return column_N.masked_fill(~here_N, 0), here_N

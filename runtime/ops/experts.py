@@ -1,14 +1,14 @@
-"""Experts on one device of many: the rows of its tokens go to the devices of their experts, and come back as results.
+"""Experts on one of many devices: token rows are dispatched to the devices of their experts, and results are combined.
 
-    forward    tokens ─> rows ─(there)─> experts ─(back)─> tokens                      rows, and the weights of rows
-    backward   gradients of tokens ─> rows ─(there)─> experts backward ─(back)─> gradients of tokens and of weights
+    forward    tokens ─> rows ─(dispatch)─> experts ─(combine)─> tokens                rows, and the weights of rows
+    backward   gradients of tokens ─> rows ─(dispatch)─> experts backward ─(combine)─> gradients of tokens, weights
 
-On an axis that splits experts and tokens at once (`e@b`, `e@s`) rows are exchanged; on one that splits experts alone
-every device has all tokens and computes the rows of its own experts, which makes its result a term of a sum, as on one
-that splits the width of experts. All may stand side by side.
+An axis that splits both experts and tokens (`e@b`, `e@s`) exchanges rows by all-to-all. On an axis that splits only
+experts, every device has all tokens and computes the rows of its own experts; its result is then a term of a sum, as on
+an axis that splits the width of experts. Axes of all kinds can be combined.
 
-What autograd keeps is what `planner.models.expert_rows` keeps, of the rows of this device's experts, and the indices of
-rows. Weights of experts are kept as they were given, so that those that were gathered can be gathered again.
+Autograd keeps the same as `planner.models.expert_rows`, for the rows of this device's experts, and the indices of rows.
+Expert weights are kept in the form in which they were given, so that gathered ones can be gathered again.
 
 Shape legend: B batch, S sequence, H hidden, K choices, E experts, F width, R rows; all of this device.
 """
@@ -43,8 +43,8 @@ from runtime.ops.row_exchange import Going, Journey, Unpacking, kept_rows, once,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """One axis that cuts experts: into how many parts, which of them this device has, and with whom it exchanges rows,
-    None where it does not."""
+    """One axis that shards experts: the number of shards, this device's shard, and the group with which it exchanges
+    rows, None where it does not."""
 
     size: int
     own: int
@@ -53,10 +53,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitExperts:
-    """How the experts of an operator are cut, the outermost cut first, and its settings (see
-    `planner.models.experts.experts`). `once`: the groups of its router and how many of them it chooses, where a token
-    is sent once over the first cut. `products` are those of its experts, and with `dispatch` tokens, and gradients of
-    what becomes of them, go to experts in 8 bits."""
+    """The cuts of an operator's experts, the outermost first, and its settings (see `planner.models.experts.experts`).
+    `once`: the router's groups and how many of them it chooses, where a token is sent once over the first cut.
+    `products` are the experts' products; with `dispatch`, tokens and the gradients of their results are sent to experts
+    in 8 bits."""
 
     experts: int
     cuts: Sequence[Cut]
@@ -82,16 +82,16 @@ class SplitExperts:
 
     @property
     def within_reach(self) -> int:
-        """Experts that rows of this device can go to."""
+        """The number of experts to which rows of this device can go."""
         return self.experts // math.prod(cut.size for cut in self.cuts if cut.group is None)
 
     @property
     def fullest(self) -> float:
-        """Rows of the device with the most of them over the average."""
+        """Maximum expert load: rows of the fullest device over the average."""
         return min(self.imbalance, math.prod(cut.size for cut in self.cuts))
 
     def numbered(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Experts within reach numbered from 0 on, in their order; all others are `within_reach`."""
+        """Numbers of experts within reach, from 0 in their order; all others get the number `within_reach`."""
         number, rest, block = torch.zeros_like(chosen), chosen, self.experts
         elsewhere = None
         for cut in self.cuts:
@@ -113,8 +113,8 @@ def split_experts(
     matrices: Sequence[torch.Tensor],
     split: SplitExperts,
 ) -> torch.Tensor:
-    """This device's term of what the experts make of its tokens, B S H. `matrices` are its pieces of those of experts,
-    and of their biases (`planner.models.expert_rows.Matrices`). Collective over the groups of the cuts."""
+    """This device's term of the experts' results for its tokens, B S H. `matrices` are its pieces of the experts'
+    matrices and biases (`planner.models.expert_rows.Matrices`). Collective over the groups of the cuts."""
     call = ExpertsCall(split)
     call.depart(x_BSH, weights_BSK, chosen_BSK)
     call.compute(matrices)
@@ -122,15 +122,15 @@ def split_experts(
 
 
 class ExpertsCall:
-    """One call in three parts, each a node of autograd; whatever runs between two of them, forward or backward, runs
-    while rows are on their way. With more than one cut that is so of the first, whose network is the slowest.
+    """One call in three parts, each an autograd node. Whatever runs between two parts, forward or backward, overlaps
+    with the all-to-all. With several cuts this holds for the first one, whose network is the slowest.
 
         forward    depart ──rows──> compute ──results──> arrive
         backward   depart <──of rows── compute <──of results── arrive
 
-    `beside`: whether the gradients of the matrices are computed while those of rows are on their way. Then what these
-    are made of is there for longer: the gradients of the results, and of what the first two products make. `switch` is
-    called before anything is waited for.
+    `beside`: whether the gradients of the matrices are computed while the gradients of rows are in flight. Their inputs
+    then stay alive for longer: the gradients of the results, and those of the first two products' results. `switch` is
+    called before every wait.
     """
 
     def __init__(self, split: SplitExperts, *, beside: bool = False, switch: Callable[[], None] = lambda: None) -> None:
@@ -138,16 +138,16 @@ class ExpertsCall:
         self.wanted = (False, False)  # gradients of tokens, and of weights
         self.trains = False  # whether a backward pass follows
         self.chosen, self.shape = 0, torch.Size()
-        self._token: torch.Tensor | None = None  # without elements: ties a node to the one before
+        self._token: torch.Tensor | None = None  # without elements: connects a node to the one before
         self._route: tuple[Rows, Journey] | None = None
         self._going: list[Going] = []
 
     def depart(self, x_BSH: torch.Tensor, weights_BSK: torch.Tensor, chosen_BSK: torch.Tensor) -> None:
-        """Rows set out to their experts."""
+        """Start to dispatch rows to their experts."""
         self._token = _Depart.apply(self, x_BSH, weights_BSK, chosen_BSK)  # type: ignore[no-untyped-call]
 
     def compute(self, matrices: Sequence[torch.Tensor]) -> None:
-        """They have come; what the experts make of them sets out."""
+        """Wait for the rows, compute the experts, and start to send the results back."""
         self.trains = torch.is_grad_enabled()
         self._token = _Compute.apply(self, self._token, *matrices)  # type: ignore[no-untyped-call]
 
@@ -160,24 +160,24 @@ class ExpertsCall:
 
     @property
     def route(self) -> tuple[Rows, Journey]:
-        """The rows of the call, and their way, from its first part to its last."""
+        """The rows of the call and their journey, from its first part to its last."""
         assert self._route is not None, "rows have departed"
         return self._route
 
     def begin(self, rows: Rows, journey: Journey, x: torch.Size, chosen: int) -> None:
-        """What all parts of the forward pass need."""
+        """Store what all parts of the forward pass need."""
         self._route, self.shape, self.chosen = (rows, journey), x, chosen
 
     def end(self) -> None:
-        """Nobody needs it any more."""
+        """Release it."""
         self._route = None
 
     def send(self, *going: Going | None) -> None:
-        """These are on their way to the next part, or, backward, to the one before."""
+        """Hand transfers in flight to the next part, or in the backward pass to the previous one."""
         self._going = [one for one in going if one is not None]
 
     def landed(self) -> list[torch.Tensor]:
-        """What was sent last, when it is there."""
+        """The tensors that were sent last, once they have arrived."""
         if self._going:
             self._switch()
         going, self._going = self._going, []
@@ -239,7 +239,7 @@ class _Compute(torch.autograd.Function):
             going = None if rows[0] is None else _back(rows, journey, ctx.tokens)
             call.send(going, None if weights is None else journey.back([weights]))
 
-        # What is as large as all rows is handed on in lists: nobody here holds it once it is used.
+        # Tensors of the size of all rows are passed in lists, so that nothing here holds them after their use.
         come, products = call.landed(), call.split.products
         if call.beside and any(needed[:2]):
             (*rows, of_weights, _), further = differentiate_rows(
@@ -274,20 +274,20 @@ class _Arrive(torch.autograd.Function):
 
 
 def _there(x_NH: torch.Tensor, rows: Rows, journey: Journey, call: ExpertsCall) -> Going:
-    """Tokens that set out to be rows of this device's experts."""
+    """Start to send tokens as rows of this device's experts."""
     sent = packed_tokens(x_NH) if call.split.dispatch else x_NH
     going = journey.there(rows.of_tokens(sent, call.chosen)) if journey.once is None else journey.tokens_there(sent)
     return Unpacking(going, x_NH.shape[1], x_NH.new_empty(0)) if call.split.dispatch else going
 
 
 def _back(given: list[torch.Tensor], journey: Journey, tokens: int) -> Going:
-    """Rows of this device's experts, taken out of a list, that set out to where they came from; where so many tokens go
-    once they come as sums of tokens."""
+    """Start to send rows of this device's experts, taken out of a list, back to where they came from. Where tokens are
+    sent once, `tokens` is their number and the sums of the rows of each are sent back."""
     return journey.back(given) if journey.once is None else journey.tokens_back(given, tokens)
 
 
 def _route(chosen_BSK: torch.Tensor, split: SplitExperts) -> tuple[Rows, Journey]:
-    """Rows of this device's choices, and their way to the experts."""
+    """The rows of this device's choices, and their journey to the experts."""
     numbers_BSK, count = split.numbered(chosen_BSK), split.within_reach
     if split.capacity:
         samples = chosen_BSK.shape[0]

@@ -1,15 +1,16 @@
-"""Products of experts in fp8 by the kernels of a CUDA device, one expert after the other.
+"""FP8 products of experts by the kernels of a CUDA device, one expert after the other.
 
-    product    rows R I  x  matrix I O    one scale for either          torch's scaled product
-                                          one for each row and column   the same
-                                          128 of I, 128 x 128           the kernel of Hopper
-                                          32 of I, on both sides        the kernel of Blackwell
-    outer      rows R I, rows R O         of columns, or one for all    torch's scaled product, over R
+    product    rows R I  x  matrix I O    one scale per operand         torch's scaled product
+                                          one per row and column        the same
+                                          128 of I, 128 x 128           the Hopper kernel
+                                          32 of I, on both sides        the Blackwell kernel
+    outer      rows R I, rows R O         per column, or one for all    torch's scaled product, over R
 
-These are the kernels of linear layers in fp8, and round as they do. What a device has no kernel for it multiplies in
-fp32, as `planner.models.fp8_experts` does everywhere else; here the operators of that module get what CUDA runs.
+These are the kernels of linear layers in fp8, and they round the same way. Products without a kernel on the device are
+computed in fp32, as `planner.models.fp8_experts` does on all other devices; this file registers the CUDA
+implementations of that module's operators.
 
-Shape legend: R rows, E experts, I what is summed over, O what is left; J and P blocks of 128 of I and of O.
+Shape legend: R rows, E experts, I inputs (summed over), O outputs; J and P blocks of 128 of I and of O.
 """
 
 import torch
@@ -55,8 +56,8 @@ def grouped_product(
 def _own_scales(
     of_rows: torch.Tensor, of_matrix: torch.Tensor, matrix_IO: torch.Tensor, *, alone: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales of an expert as a scaled product takes them, where its matrix has one for each column, or one `alone`:
-    that of a block, or, of more than that, beside one of all its rows."""
+    """Scales of one expert in the form of a scaled product: where its matrix has one per column, or a single one
+    (`alone`): that of a block, or, if there are more, combined with one for all its rows."""
     if alone and max(matrix_IO.shape) > BLOCK:
         return of_rows[0, 0], of_matrix[0, 0]
     return of_rows, of_matrix.expand(matrix_IO.shape[1], 1)
@@ -71,7 +72,7 @@ def _product(
     outside: torch.Tensor | None,
     low: str,
 ) -> torch.Tensor:
-    """Rows times the matrix of their expert, R O, by blocks or by lines."""
+    """Rows times the matrix of their expert, R O, with scales by blocks or by lines."""
     dtype, matrix_OI = getattr(torch, low), matrix_IO.t()
     if _is_whole(matrix_OI.shape[1], of_rows.shape[1], LINE) and outside is None:
         if has_lines_product(rows_RI, matrix_OI):
@@ -84,7 +85,7 @@ def _product(
 
 
 def _is_whole(extent: int, cells: int, block: int) -> bool:
-    """Whether cells are the blocks of what is here, and not of more of which it is a part."""
+    """Whether the cells are blocks of exactly this extent, not of a larger one of which it is a part."""
     return cells == -(-extent // block)
 
 
@@ -100,7 +101,7 @@ def grouped_outer(
     """`planner.models.fp8_experts.fp8_grouped_outer`."""
     dtype = getattr(torch, low)
     made_EIO = rows_RI.new_empty((counts_E.shape[0], rows_RI.shape[1], others_RO.shape[1]))
-    both = scale_of(of_rows_EI, dtype), scale_of(of_others_EO, _LOW)  # of all experts
+    both = scale_of(of_rows_EI, dtype), scale_of(of_others_EO, _LOW)  # of all experts at once
     for group, part in rows_by_group(counts_E):
         scales = [
             scale.reshape(()) if scale.numel() == 1 else scale.view(-1, 1) for scale in (one[group] for one in both)

@@ -1,15 +1,15 @@
-"""Linear layers whose products are computed in fp8, on pieces of their operands.
+"""Linear layers with products in fp8, on pieces of their operands.
 
     forward     y  = q(x) q(w)'      q(t) = round(t / s) in 8 bits, times s
     backward    dx = q(g) q(w)       s = largest element of what the scale is for / largest number of the dtype
                 dw = q(g)' q(x)
 
-What a scale is for is a tensor, or a row of a product's left operand and a column of its right one, or 128 elements of
-such a row and 128 x 128 of the weight, or 32 elements of a row of either operand, with a power of two; where axes cut
-it, their devices agree on the largest element (see `planner.sharding.rules.fp8`). Products are torch's scaled ones
-where the device has them, accumulated in fp32; elsewhere the same operands are multiplied in fp32 (those of a model in
-float64 in that), which differs by the order of sums alone. Blocks of 128 are multiplied by the kernel of Hopper, lines
-of 32 by that of Blackwell, where a device has whole ones.
+A scale is for a tensor; or for a row of a product's left operand and a column of its right one; or for 128 elements of
+such a row and 128 x 128 of the weight; or for 32 elements of a row of either operand, and then a power of two. Where
+axes cut the elements of a scale, their devices agree on the largest element (see `planner.sharding.rules.fp8`).
+Products are torch's scaled ones where the device has them, accumulated in fp32. Elsewhere the same operands are
+multiplied in fp32 (in float64 for a model in float64), which differs only in the order of sums. Blocks of 128 are
+multiplied by the Hopper kernel, lines of 32 by the Blackwell kernel, where a device has whole ones.
 
 Source: Micikevicius et al. 2022, arXiv 2209.05433; recipes of torchao (`planner.graph.fp8`).
 
@@ -43,8 +43,8 @@ _WEIGHTS = torch.float8_e4m3fn
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """The groups of devices that hold pieces of the tokens, of the inputs and of the outputs of a layer; of inputs and
-    outputs the first that this device has, and how many there are in all (0: it has all). Of the last dim of the
-    tokens, which `along` cut, the `runs` (start, length) that it has of `length` (0: it has all)."""
+    outputs the first one on this device, and the total number (0: it has all). The groups `along` cut the last dim of
+    the tokens; `runs` are this device's (start, length) of its `length` (0: it has all)."""
 
     tokens: Groups = ()
     inputs: Groups = ()
@@ -67,8 +67,8 @@ def local_fp8_linear(
     *,
     weight_in_fp8: bool = False,
 ) -> torch.Tensor:
-    """The local form of a linear layer in fp8; where an axis cuts the inputs, a term of a sum. The weight may come
-    `weight_in_fp8` (`runtime.ops.narrow_weights`)."""
+    """The local form of a linear layer in fp8; where an axis cuts the inputs, the result is a term of a sum. The weight
+    may arrive `weight_in_fp8` (`runtime.ops.narrow_weights`)."""
     assert weight_in_fp8 == (weight_OI.dtype == _WEIGHTS), weight_OI.dtype
     recipe = recipe_of(shard.bound.operator)
     assert recipe is not None, shard.bound.operator.op
@@ -95,9 +95,9 @@ def local_fp8_linear(
 
 
 class _How(NamedTuple):
-    """How a layer is computed: `along` are the tokens that follow each other in a sample, on this device; by `delayed`
-    scales, or by those of a `weight` that comes in 8 bits; whether a backward pass follows (`trains`), so that delayed
-    scales take notice."""
+    """How a layer is computed: `along` is the number of consecutive tokens of a sample on this device; the scales are
+    `delayed` ones, or those of a `weight` that arrives in 8 bits; `trains`: a backward pass follows, so delayed scales
+    record the amax."""
 
     recipe: Recipe
     cut: Cut
@@ -108,7 +108,7 @@ class _How(NamedTuple):
 
 
 def _along(shard: Shard, given: Dims) -> dict[str, Any]:
-    """What a cut says of the last dim of the tokens, which lines of weight gradients are along."""
+    """The cut of the last token dim, along which the lines of weight gradients run."""
     names = [shard.bound.rule.factors[factor].name for dim in given[-2:-1] for factor in dim]
     axes = [axis for name in names for axis in shard.axes(name)]
     if not axes:
@@ -127,8 +127,8 @@ def fp8_linear(
     cut: Cut = WHOLE,
     known: Known | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.linear` with products in fp8, by scales that are `known`: all of the layer where the recipe
-    has those of steps before, or those of a weight that comes in 8 bits."""
+    """`torch.nn.functional.linear` with products in fp8. `known` scales: all of the layer's under delayed scaling, or
+    those of a weight that arrives in 8 bits."""
     delayed, weight = (known, None) if isinstance(known, LayerScales) else (None, known)
     assert (delayed is not None) == recipe.delayed, recipe
     assert recipe.delayed or (weight is not None) == (weight_OI.dtype == _WEIGHTS), recipe
@@ -148,7 +148,7 @@ def fp8_linear(
 def _made(
     how: _How, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """The product, and the scales of its operands where each has one."""
+    """The product, and the scales of its operands where each has a single one."""
     recipe, cut, _, delayed, weight, trains = how
 
     def compute() -> tuple[torch.Tensor, ...]:
@@ -172,22 +172,22 @@ def _made(
 
     if delayed is not None and trains:
         delayed.see(INPUT, x_TI)
-        if weight_OI.dtype != _WEIGHTS:  # else who cast it has
+        if weight_OI.dtype != _WEIGHTS:  # else the code that cast it has recorded it
             delayed.see(WEIGHT, weight_OI)
     return whole_call(compute)
 
 
 class _Run:
-    """A layer between its two nodes of autograd: the scales of its operands, and the gradient of its result."""
+    """A layer between its two autograd nodes: the scales of its operands, and the gradient of its result."""
 
     def __init__(self, how: _How) -> None:
         self.how = how
-        self.narrow: Narrow | None = None  # where the gradient of a weight in 8 bits goes
+        self.narrow: Narrow | None = None  # receives the gradient of an 8-bit weight
         self.scales: Sequence[torch.Tensor] = ()
         self.gradient: torch.Tensor | None = None
 
     def handed(self, gradient_OI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-        """What autograd gets as the gradient of the weight."""
+        """The gradient of the weight for autograd."""
         if self.narrow is None:
             return gradient_OI.to(weight_OI.dtype)
         self.narrow.gradient = gradient_OI
@@ -195,9 +195,9 @@ class _Run:
 
 
 class _Begin(torch.autograd.Function):
-    """Keeps the operands as they were given, as gradients need them along their other dim, and makes the gradients. It
-    comes before the product: where a block is computed again only until all is there that its backward pass needs, it
-    ends before that (see `runtime.ops.overlapped_products`)."""
+    """Keeps the original operands, because gradients need them along their other dim, and computes the gradients. It
+    comes before the product: a recomputation that stops once everything for the backward pass has been saved stops
+    before the product (see `runtime.ops.overlapped_products`)."""
 
     @staticmethod
     def forward(
@@ -244,7 +244,7 @@ class _Begin(torch.autograd.Function):
 
 
 class _End(torch.autograd.Function):
-    """Computes, and brings the gradient of the result to the node before."""
+    """Computes the product; backward it passes the gradient of the result to the node before."""
 
     @staticmethod
     def forward(
@@ -268,8 +268,8 @@ class _End(torch.autograd.Function):
 def _blocks_product(
     rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype, cut: Cut, known: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The product of rows with a weight, turned: a scale for 128 elements of a row, and for 128 x 128 of the weight,
-    whose largest elements are `known` where it comes in 8 bits, those of all of it."""
+    """The product of rows with a transposed weight: a scale per 128 elements of a row, and per 128 x 128 of the weight.
+    For a weight that arrives in 8 bits, the largest elements of all its blocks are `known`."""
     spread = known is not None
     spread |= any(whole and extent % BLOCK for extent, (_, whole) in _cuts(rows_TI, weight_OI, cut))
     inside = blocks_of(rows_TI.shape[1], *cut.input_from, rows_TI.device, spread=spread)
@@ -294,7 +294,7 @@ def _blocks_product(
 
 
 def _own(most: torch.Tensor, dim: int, cells: Cells) -> torch.Tensor:
-    """Of the largest elements of all blocks of a dim those of the whole blocks that are here."""
+    """The largest elements of the whole blocks on this device, from those of all blocks of a dim."""
     assert cells.at is not None, "blocks have more than one element"
     return most if cells.block else most.index_select(dim, cells.at[::BLOCK])
 
@@ -302,7 +302,7 @@ def _own(most: torch.Tensor, dim: int, cells: Cells) -> torch.Tensor:
 def _gradients_in_lines(
     x_TI: torch.Tensor, weight_OI: torch.Tensor, gradient_TO: torch.Tensor, low: torch.dtype, cut: Cut, along: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of the inputs and of the weight, of lines of 32 outputs and of 32 tokens that follow each other."""
+    """The gradients of the inputs and of the weight, with lines of 32 outputs and of 32 consecutive tokens."""
     of_inputs = _lines_product(gradient_TO, weight_OI.t(), low, cut.output_from, cut.outputs)
     lines = _lines_of_tokens(along, cut, x_TI.device)
     (of_gradient, inside), (of_x, _) = (_of_tokens(one, along, lines, cut.along) for one in (gradient_TO, x_TI))
@@ -314,8 +314,8 @@ def _gradients_in_lines(
 def _lines_product(
     rows_RK: torch.Tensor, others_CK: torch.Tensor, low: torch.dtype, begins: tuple[int, int], groups: Groups
 ) -> torch.Tensor:
-    """The product of rows with others, turned: scales that are powers of two for 32 elements of either, of which
-    `begins` says what is here."""
+    """The product of rows with transposed others; scales are powers of two for 32 elements of either operand. `begins`
+    says which part is on this device."""
     lines = blocks_of(rows_RK.shape[1], *begins, rows_RK.device, LINE)
     assert lines.at is not None, "lines have more than one element"
     maxima = []
@@ -337,8 +337,8 @@ def _by_lines(
     *,
     whole: bool,
 ) -> torch.Tensor:
-    """The product of rows with others, turned, by the largest elements of the lines that K is `inside` of, `whole` ones
-    one after the other or parts; by the kernel of the device where it has one for that."""
+    """The product of rows with transposed others, by the largest elements of lines; K is `inside` of lines, either
+    `whole` consecutive ones or parts. Uses the device's kernel where it has one."""
     if whole and has_lines_product(rows_RK, others_CK):
         return lines_product(rows_RK, of_rows_RL, others_CK, of_others_CL, low)
     name = str(low).removeprefix("torch.")
@@ -347,7 +347,7 @@ def _by_lines(
 
 
 def _lines_of_tokens(held: int, cut: Cut, device: torch.device) -> Cells:
-    """The lines of 32 that tokens are in which follow each other, of each sample; `shared` where devices have parts."""
+    """The lines of 32 consecutive tokens of each sample; `shared` where devices have parts of them."""
     if all(start % LINE == 0 and length % LINE == 0 for start, length in cut.runs):
         return blocks_of(held, 0, 0, device, LINE)
     places = [torch.arange(start, start + length, device=device) for start, length in cut.runs]

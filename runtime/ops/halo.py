@@ -1,10 +1,9 @@
-"""Convolutions and pooling of pieces: what their stencils read of the neighbours comes first.
+"""Convolutions and pooling of sharded images: first the neighbours send the elements that the stencil reads.
 
-    forward    edges come ─> joined to the piece ─> the kernel, without padding on that dim ─> this device's results
-    backward   joined again ─> gradient of what was joined ─> edges go back to whose they are, and are added there
+    forward    receive edges ─> join them to the piece ─> kernel without padding on that dim ─> this device's results
+    backward   join again ─> gradient of the joined tensor ─> edges are sent back to their owners, and added there
 
-Autograd keeps the piece as it is, which others may keep too, and the edges that came; not the copy that both were
-joined to.
+Autograd keeps the original piece, which others may keep too, and the received edges; not the joined copy.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +21,9 @@ Gradients = Sequence[torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sliding:
-    """An operator that slides a stencil: `compute` makes the result of the joined tensor and weights, and what its
-    backward pass needs beside them; `differentiate` makes gradients of the joined tensor and of the weights, as far as
-    they are asked for, from the gradient of the result, these, and what was kept."""
+    """An operator that slides a stencil. `compute` returns the result for the joined tensor and the weights, and what
+    its backward pass needs beside them. `differentiate` returns the requested gradients of the joined tensor and the
+    weights, from the gradient of the result, these tensors, and what was kept."""
 
     compute: Callable[[torch.Tensor, Sequence[torch.Tensor | None]], Tensors]
     differentiate: Callable[
@@ -35,8 +34,8 @@ class Sliding:
 def over_pieces(
     piece: torch.Tensor, weights: Sequence[torch.Tensor | None], sliding: Sliding, neighbours: Neighbours
 ) -> torch.Tensor:
-    """The results of this device of an operator whose first operand is cut, `piece` being its part. Collective, forward
-    and backward."""
+    """This device's results of an operator whose first operand is sharded; `piece` is this device's part. Collective,
+    forward and backward."""
     return _OverPieces.apply(piece, sliding, neighbours, *weights)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -1,9 +1,7 @@
-"""What a mask hides of a block of scores, made for that block alone.
+"""The keys that a mask hides in a block of scores, computed for that block alone.
 
-Blocks are those of `planner.sharding.window`: nothing is computed of keys that no query of a block sees, and a mask of
-queries x keys is never made.
-
-    B batch, Q queries, K keys, S positions
+Blocks are those of `planner.sharding.window`: keys that no query of a block sees are not computed, and a mask of
+queries x keys is never built.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +14,8 @@ from planner.sharding.window import Block, Run, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """What positions show (`window`), and numbers of all tokens of the samples here, (B, S): two of one document have
-    the same one, and a token whose number in `seen` is 0 is padding, as a key."""
+    """Which positions see each other (`window`), and document numbers of all tokens of the samples here, (B, S): tokens
+    see only tokens of the same document. A token whose number in `seen` is 0 is padding, hidden as a key."""
 
     window: Window
     documents: torch.Tensor | None = None
@@ -26,25 +24,25 @@ class Mask:
     def blocks(
         self, queries: Sequence[Run], keys: Sequence[Run], width: int
     ) -> Iterator[tuple[slice, slice, "Hidden"]]:
-        """Rows of the queries and of the keys that meet, and what is hidden of each block."""
+        """The rows of queries and keys of each block, and what is hidden in it."""
         for block in self.window.blocks(queries, keys, width):
             rows = slice(block.row, block.row + block.queries)
             yield rows, slice(block.column, block.column + block.keys), Hidden(mask=self, block=block)
 
     def whole(self, length: int) -> "Hidden":
-        """What is hidden of all queries and keys of a sequence."""
+        """What is hidden for all queries and keys of a sequence."""
         return Hidden(mask=self, block=Block(row=0, queries=length, column=0, keys=length, query=0, key=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """What a mask hides of a block."""
+    """The hidden keys of a block."""
 
     mask: Mask
     block: Block
 
     def bias(self, query_BHQD: torch.Tensor) -> torch.Tensor | None:
-        """0 where a key is seen, minus infinity elsewhere, (B or 1, 1, Q, K); None where all are."""
+        """0 where a key is seen, minus infinity elsewhere, (B or 1, 1, Q, K); None where all are seen."""
         window, block, device = self.mask.window, self.block, query_BHQD.device
         documents, seen = self.mask.documents, self.mask.seen
         if documents is None and seen is None and window.shows_all(block):

@@ -1,15 +1,15 @@
-"""Results that are kept although their block is recomputed: the kernel runs once, its operands are made again.
+"""Results that are kept although their block is recomputed: the kernel runs once, only its operands are recomputed.
 
     forward    operands ──> kernel ──> results        autograd keeps nothing (a checkpoint), the results are kept here
     recompute  operands ──> [kept] ──> results        autograd saves operands and results as if the kernel had run
 
-A call is watched below autograd, where it is one kernel or a few. Kept is what the kernel returns that made the
-results, all of it (attention returns its log-sum-exp too); views of operands and what is only made on the way are made
-again. A call of many kernels that says so (`whole_call`) is kept and left out as a whole, with what it sends. Of one
-that is `composed` no backward pass reads what is made on the way: memory of that shape stands for it the second time,
-whatever is in it. That is less than torch's selective checkpointing would keep, which decides before a kernel has run
-and so would keep the views as well, and with them the operands. Where a kernel writes into the results of another,
-nothing is kept and all is done again: slower, never wrong.
+A call is observed below autograd, where it is one kernel or a few. All results of the kernel that made the call's
+results are kept (for attention the log-sum-exp too); views of operands and intermediate tensors are recomputed. A call
+of many kernels that declares it (`whole_call`) is kept and skipped as a whole, including its communication. If the call
+is `composed`, no backward pass reads its intermediate tensors: the second time uninitialized memory of the same shape
+stands for them. This keeps less than torch's selective checkpointing, which decides before a kernel runs, and so would
+also keep the views, and with them the operands. Where a kernel writes into the results of another, nothing is kept and
+everything is recomputed: slower, never wrong.
 """
 
 from collections import Counter
@@ -27,18 +27,18 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def whole_call(compute: Callable[[], Tensors]) -> Tensors:
-    """What `compute` makes; where the call is watched it is kept as a whole, and `compute` is not run the second
-    time."""
+    """The results of `compute`. Where the call is observed they are kept as a whole, and `compute` is not run the
+    second time."""
     mode = next((m for m in _get_current_dispatch_mode_stack() if isinstance(m, _Watch | _Again)), None)
     return compute() if mode is None else mode.whole(compute)
 
 
-_Kernel = tuple[Any, int]  # an operator and which call of it within the watched one, 0 first
+_Kernel = tuple[Any, int]  # an operator and the index of its call within the observed one, from 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Blank:
-    """A tensor of which nothing but its form is known."""
+    """A tensor of which only shape, strides and dtype are known."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -54,7 +54,7 @@ class _Blank:
 
 
 class KeptResults:
-    """What the kept operators of one block computed in its forward pass, until its backward pass has taken it."""
+    """The results of the kept operators of one block, from its forward pass until its backward pass has used them."""
 
     def __init__(self) -> None:
         self._made: dict[str, dict[_Kernel, Any]] = {}
@@ -67,7 +67,7 @@ class KeptResults:
         *,
         composed: bool = False,
     ) -> Sequence[Any]:
-        """The results of an operator: computed the first time, the same once more the second time."""
+        """The results of an operator: computed the first time, the kept ones the second time."""
         made = self._made.pop(name, None)
         if made is not None:
             with _Again(made):
@@ -79,14 +79,14 @@ class KeptResults:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Holds what every kernel of a call returns, until it is known which of them made the results."""
+    """Holds the results of every kernel of a call, until it is known which of them made the call's results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counts: Counter[Any] = Counter()
         self._kernels: dict[_Kernel, Any] = {}
         self._written: set[int] = set()  # memory that a kernel wrote into
-        self._inside = False  # of what is kept as a whole
+        self._inside = False  # of a call that is kept as a whole
 
     def whole(self, compute: Callable[[], Tensors]) -> Tensors:
         self._inside = True
@@ -111,8 +111,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def made(self, results: Any, *, composed: bool) -> dict[_Kernel, Any]:
-        """What the kernels returned whose memory the results of the call are; of what is `composed`, the form of what
-        the others returned."""
+        """The kernel results that share memory with the call's results; for a `composed` call also the form of all
+        others."""
         memory = {memory_of(tensor) for tensor in _tensors(results)} - self._written
         kept = {
             kernel: returned
@@ -128,7 +128,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives what was kept instead of running the kernel."""
+    """Returns kept results instead of running the kernel."""
 
     def __init__(self, made: dict[_Kernel, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

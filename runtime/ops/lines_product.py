@@ -1,17 +1,17 @@
-"""Products of operands in 8 bits with a power of two for each 32 elements of a row, by the kernel of the device.
+"""FP8 products by the device's kernel, with a power-of-two scale for each 32 elements of a row.
 
     rows R K ──> 8 bits, and a scale in e8m0 for each 32 of K ─┐
                                                              ├─> `torch._scaled_mm` ─> R C, accumulated in fp32
     others C K ──> the same ─────────────────────────────────┘
 
-The kernel wants scales in tiles, of 128 rows and 4 lines each, padded with zeros: the scale of row r and line l of a
-tile stands at (r mod 32) 16 + (r div 32) 4 + l. It is on CUDA devices of capability 10 or more (Blackwell); all others
-multiply the same rounded operands in fp32 (`planner.models.fp8_experts`). Extents are padded with zeros to what the
-kernel wants.
+The kernel wants scales in tiles of 128 rows and 4 lines, padded with zeros: the scale of row r and line l of a tile is
+at (r mod 32) 16 + (r div 32) 4 + l. CUDA devices of capability 10 or more (Blackwell) have it; all others multiply the
+same rounded operands in fp32 (`planner.models.fp8_experts`). Extents are padded with zeros to the multiples that the
+kernel needs.
 
 Source: NVIDIA, cuBLAS, "1D Block Scaling Factors Layout"; OCP Microscaling Formats 1.0.
 
-Shape legend: R and C rows of the operands, K what is summed over, L lines of it, N elements of a line.
+Shape legend: R and C rows of the operands, K inner dim (summed over), L lines of it, N elements of a line.
 """
 
 import torch
@@ -25,9 +25,9 @@ from runtime.ops.scaled_products import in_words
 
 _CAPABILITY = (10, 0)
 _RESULT = torch.bfloat16
-"""The dtype of results that the tests of PyTorch 2.13 ask of its kernel."""
+"""The result dtype for which PyTorch 2.13 tests its kernel."""
 _ROWS, _LINES, _ROUND = 128, 4, 32
-"""Of a tile of scales: its rows and lines, and the rows that stand side by side."""
+"""The rows and lines of a tile of scales, and the rows that are interleaved."""
 
 
 def has_lines_product(rows_RK: torch.Tensor, others_CK: torch.Tensor) -> bool:
@@ -43,8 +43,8 @@ def lines_product(
     of_others_CL: torch.Tensor,
     low: torch.dtype,
 ) -> torch.Tensor:
-    """The product of rows, in `low`, with others in e4m3, turned, R C, by the largest elements of their lines, of which
-    scales are powers of two (`planner.models.fp8_experts.in_powers`)."""
+    """The product of rows (cast to `low`) with transposed others in e4m3, R C; the scales are powers of two, from the
+    largest elements of their lines (`planner.models.fp8_experts.in_powers`)."""
     rows, of_rows = _cast(rows_RK, of_rows_RL, low)
     others, of_others = _cast(others_CK, of_others_CL, torch.float8_e4m3fn)
     made: torch.Tensor = torch._scaled_mm(rows, others.t(), of_rows, of_others, out_dtype=rows_RK.dtype)
@@ -52,7 +52,7 @@ def lines_product(
 
 
 def _cast(values_RK: torch.Tensor, most_RL: torch.Tensor, low: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """In 8 bits, row after row in memory, whole lines and words, and the scales in tiles."""
+    """The values in 8 bits, contiguous, padded to whole lines and words, and the scales in tiles."""
     scale_RL = most_RL.float() / torch.finfo(low).max
     if has_narrow_cast(values_RK):
         bits_RK = narrow_cast(values_RK, scale_RL, low, (1, LINE))
@@ -65,7 +65,7 @@ def _cast(values_RK: torch.Tensor, most_RL: torch.Tensor, low: torch.dtype) -> t
 
 
 def _in_tiles(scale_RL: torch.Tensor) -> torch.Tensor:
-    """Scales as the kernel reads them, one after the other."""
+    """Scales in the kernel's order, contiguous."""
     rows, lines = scale_RL.shape
     padded = F.pad(scale_RL.view(torch.uint8), (0, -lines % _LINES, 0, -rows % _ROWS))
     tiles = padded.view(padded.shape[0] // _ROWS, _ROWS // _ROUND, _ROUND, padded.shape[1] // _LINES, _LINES)

@@ -28,8 +28,8 @@ def fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
-    they would be of a bias that is trained, and where values are not as wide as keys, on CPUs (2.13)."""
+    """Fused kernels need each head's vectors to be contiguous; for other strides PyTorch would store the scores. On
+    CPUs it would also do so for a trained bias, and where values are not as wide as keys (2.13)."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
     if shard.ring is not None:
         return ring_attention(query, key, value, _ring(shard, shard.ring, is_causal), scale)
@@ -72,9 +72,9 @@ def windowed_attention(
     enable_gqa: bool = False,
     cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention under a mask that is known by its kind: in blocks, of what some query of each sees. Where PyTorch has
-    no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings and with sinks or a cap, of
-    which that kernel knows nothing."""
+    """Attention under a mask of a known kind: computed in blocks, from the keys that some query of each block sees.
+    Where PyTorch has no fused kernel for blocks, as on GPUs, a mask tensor is built for the kernel that it has, except
+    in rings and with sinks or a cap, which that kernel does not support."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
     mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix, chunk=chunk), documents=documents_BS, seen=seen_BS)
     if shard.ring is not None:
@@ -108,7 +108,7 @@ def composed(
 def under_whole_mask(
     query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor, mask: Mask, scale: float | None
 ) -> torch.Tensor:
-    """PyTorch's own kernel, told what is hidden of all pairs."""
+    """PyTorch's own kernel, with a mask over all pairs."""
     hidden, grouped = mask.whole(query_BHQD.shape[2]).bias(query_BHQD), query_BHQD.shape[1] != key_BGKD.shape[1]
     return F.scaled_dot_product_attention(
         query_BHQD, key_BGKD, value_BGKE, attn_mask=hidden, scale=scale, enable_gqa=grouped
@@ -168,7 +168,7 @@ def dropping_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Keys are whole on every rank, so the piece of the scores is that of the result, with all keys for its last
+    """Keys are whole on every rank, so the piece of the scores is the piece of the result with all keys in its last
     dim."""
     key_BGKD, value_BGKE = shard.shared(key_BGKD), shard.shared(value_BGKE)
     start, shape = shard.region.start, shard.region.shape

@@ -1,4 +1,4 @@
-"""Local forms of operators on channels: those that spell out a number of groups, and batch norm.
+"""Local forms of operators on channels: those with a number of groups in their arguments, and batch norm.
 
 Each is called with a `Shard` and with the operator's own arguments, tensors being local (see `runtime.ops.local_ops`).
 """
@@ -24,7 +24,7 @@ def group_norm(
     epsilon: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> torch.Tensor:
-    """A group norm of as many groups as this rank has."""
+    """A group norm with this rank's number of groups."""
     return torch.nn.functional.group_norm(tensor, groups // _pieces(shard, "g"), weight, bias, epsilon)
 
 
@@ -40,7 +40,7 @@ def functional_batch_norm(
     epsilon: float,
 ) -> tuple[torch.Tensor, ...]:
     """Result, mean and reciprocal deviation of the batch, and the new running mean and variance, float32 at least, as
-    graphs have them. Where nothing is trained these are all the running ones, as they are."""
+    in graphs. In evaluation all of these are the running ones, unchanged."""
     if not training:
         result = torch.batch_norm(x, weight, bias, running_mean, running_variance, False, momentum, epsilon, False)
         return (
@@ -64,7 +64,7 @@ def functional_batch_norm(
 
 
 def _wide(statistic: torch.Tensor) -> torch.Tensor:
-    """What the operator says that it returns on devices without data, where kernels return what they were given."""
+    """The dtype that the operator declares for tensors without data; kernels return the dtype of their input."""
     return statistic.to(torch.promote_types(statistic.dtype, torch.float32))
 
 
@@ -97,7 +97,7 @@ def plain_batch_norm(
     epsilon: float,
     cudnn_enabled: bool,
 ) -> torch.Tensor:
-    """The result alone: of the batch where nothing is kept of it, or of running statistics that stay as they are."""
+    """The result alone: by the batch's statistics where none are kept, or by running statistics that stay unchanged."""
     assert running_mean is None or not training, "tracing has made an update of it"
     if training and (groups := _groups(shard)):
         return batch_norm(x, weight, bias, epsilon, groups)[0]
@@ -105,7 +105,7 @@ def plain_batch_norm(
 
 
 def _groups(shard: "Shard") -> list[torch.distributed.ProcessGroup]:
-    """The processes that have parts of what the statistics are over."""
+    """The processes that have parts of the elements of the statistics."""
     axes = sorted(axis for factor in ("n", "d", "h", "w") for axis in shard.axes(factor))
     return [shard.place.group(axis) for axis in axes]
 

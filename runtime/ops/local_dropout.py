@@ -1,4 +1,4 @@
-"""Operators that drop elements, by counters: the mask of a piece is that of the whole."""
+"""Operators that drop elements, by counters: the mask of a piece is the same part of the whole mask."""
 
 import torch
 
@@ -22,7 +22,7 @@ def feature_dropout(shard: Shard, key: int, tensor: torch.Tensor, p: float, trai
 
 
 def features_of(region: Region) -> Region:
-    """The samples and channels of a region, all else being one element: what feature dropout drops as a whole."""
+    """The samples and channels of a region, with extent 1 in all other dims: feature dropout drops each as a whole."""
     ones = len(region.shape) - 2
     runs = tuple((dim, found) for dim, found in region.runs if dim < 2)
     return Region(start=(*region.start[:2], *(0,) * ones), shape=(*region.shape[:2], *(1,) * ones), runs=runs)

@@ -1,7 +1,7 @@
 """Local forms of convolutions and pooling.
 
 Each is called with a `Shard` and with the operator's own arguments, tensors being local (see `runtime.ops.local_ops`).
-Where an axis cuts pixels, and a stencil reads those of neighbours, they come first (`runtime.ops.halo`).
+Where an axis cuts pixels and a stencil reads those of neighbours, they are received first (`runtime.ops.halo`).
 """
 
 import math
@@ -23,14 +23,14 @@ _aten = torch.ops.aten
 
 _SLIDES = (("stride", 1), ("padding", 0), ("dilation", 1))
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-"""Arguments of a convolution, and of these those that say how its stencil slides, with what they are by themselves."""
+"""Arguments of a convolution; and, of these, those that say how its stencil slides, with their defaults."""
 
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 """Arguments of a transposed convolution."""
 
 
 def convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tensor:
-    """A convolution with as many groups as this rank has."""
+    """A convolution with this rank's number of groups."""
     given = dict(zip(_CONVOLUTION, arguments, strict=False)) | keywords
     groups = given.pop("groups", 1) // math.prod(shard.place.mesh.sizes[axis] for axis in shard.axes("g"))
     x, weight, bias = given["input"], given["weight"], given.get("bias")
@@ -64,7 +64,7 @@ def convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tenso
 
 
 def transposed_convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tensor:
-    """A transposed convolution with as many groups as this rank has."""
+    """A transposed convolution with this rank's number of groups."""
     given = dict(zip(_TRANSPOSED, arguments, strict=False)) | keywords
     groups = given.pop("groups", 1) // math.prod(shard.place.mesh.sizes[axis] for axis in shard.axes("g"))
     made: torch.Tensor = resolve(shard.bound.operator.op)(**given, groups=groups)
@@ -80,7 +80,7 @@ def max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> torch.Tensor:
-    """The largest of what each stencil reads; autograd keeps where it was."""
+    """The maximum over each stencil; autograd keeps its position."""
     over = stencils(_both(kernel_size), stride, padding, dilation)
     found = neighbours(shard, over, x, -math.inf)
     if found is None:
@@ -111,7 +111,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> torch.Tensor:
-    """The mean of what each stencil reads."""
+    """The mean over each stencil."""
     over = stencils(_both(kernel_size), stride, padding)
     found = neighbours(shard, over, x, 0.0)
     if found is None:
@@ -134,7 +134,7 @@ def avg_pool2d(
 
 
 def neighbours(shard: "Shard", over: Sequence[Stencil], x: torch.Tensor, outside: float) -> Neighbours | None:
-    """With whom edges of a dim are exchanged; None where no stencil reads those of a neighbour."""
+    """The neighbours with which edges of a dim are exchanged; None where no stencil reads a neighbour's elements."""
     names = SPATIAL[len(SPATIAL) - len(over) :]
     for at, (name, stencil) in enumerate(zip(names, over, strict=True)):
         axes = shard.axes(halo_factor(name))
@@ -149,7 +149,7 @@ def neighbours(shard: "Shard", over: Sequence[Stencil], x: torch.Tensor, outside
 
 
 def _pads(over: Sequence[Stencil], found: Neighbours, dims: int) -> list[int]:
-    """Padding of each dim; none of that to which edges are joined."""
+    """Padding of each dim; none for the dim to which edges are joined."""
     own = found.dim - dims + len(over)
     return [0 if at == own else one.padding or 0 for at, one in enumerate(over)]
 

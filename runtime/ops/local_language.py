@@ -1,4 +1,4 @@
-"""Local forms of what language models are made of beside products and attention."""
+"""Local forms of the operators of language models, except products and attention."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> torch.Tensor:
-    """Rows that this rank has, zeros for the others: a term of a sum over the axes that split the vocabulary."""
+    """The rows that this rank has, zeros for the others: a term of a sum over the axes that split the vocabulary."""
     rows = weight_VH.shape[0]
     if scale_grad_by_freq:
         raise ModelError(
@@ -44,7 +44,7 @@ def embedding(
     if not shard.axes("v"):
         try:
             return F.embedding(indices, weight_VH, padding_idx if padding_idx >= 0 else None)
-        except IndexError:  # which says neither where nor of how many
+        except IndexError:  # its message has neither the index nor the number of rows
             expect_within(indices, rows, f"indices of {shard.bound.operator.name}")
             raise
     expect_within(indices, shard.extent("v"), f"indices of {shard.bound.operator.name}")
@@ -57,7 +57,7 @@ def embedding(
 
 
 def contraction(shard: Shard, equation: str, tensors: Sequence[torch.Tensor], path: Any = None) -> torch.Tensor:
-    """Letters stand for what is here of their dims; one or two tensors have no path but one."""
+    """Letters stand for the local extents of their dims; one or two tensors have only one contraction path."""
     return product(equation, tensors)
 
 
@@ -68,7 +68,7 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     epsilon: float | None = None,
 ) -> torch.Tensor:
-    """PyTorch has no kernel of it for CPUs, nor for weights of another dtype than x (2.13)."""
+    """PyTorch has no such kernel for CPUs, nor for weights of another dtype than x (2.13)."""
     if x.device.type != "cpu" and (weight is None or weight.dtype == x.dtype):
         return F.rms_norm(x, list(normalized_shape), weight, epsilon)
     return fused_rms_norm(x, normalized_shape, weight, epsilon)
@@ -110,7 +110,7 @@ def splitting_experts(
     gated: bool,
     **biases: object,
 ) -> SplitExperts:
-    """How the experts of an operator are cut, and its settings, which stand behind its tensors, `biases` among them;
+    """The sharding of an operator's experts, and its settings, which follow its tensors, with `biases` among them;
     `gated` says whether it has a gate."""
     cuts = [
         Cut(
@@ -136,7 +136,7 @@ def splitting_experts(
 
 
 def _agreement(shard: Shard) -> Agreement:
-    """With whom a rank shares the rows of its experts, and parts of them."""
+    """The groups with which a rank shares the rows of its experts, and parts of them."""
 
     def among(axes: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
         groups = [shard.place.group(axis) for axis in axes]

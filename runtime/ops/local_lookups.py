@@ -1,4 +1,4 @@
-"""Local forms of operators that look up rows of which this rank has some: bags of rows, and the loss of a class.
+"""Local forms of operators that look up rows in a sharded table: embedding bags, and the loss of a class.
 
 Each is called with a `Shard` and with the operator's own arguments, tensors being local (see `runtime.ops.local_ops`).
 """
@@ -16,8 +16,8 @@ from runtime.ops.index_check import expect_within
 if TYPE_CHECKING:
     from runtime.ops.shard import Shard
 
-_SUM, _AVERAGE = 0, 1  # torch's numbers for what becomes of the rows of a bag
-_MEAN = 1  # and for the mean of a loss
+_SUM, _AVERAGE = 0, 1  # torch's numbers for the modes of a bag
+_MEAN = 1  # torch's number for the mean of a loss
 
 
 def embedding_bag(
@@ -32,7 +32,7 @@ def embedding_bag(
     per_sample_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sums or averages of the rows that this rank has: terms of a sum over the axes that split the table. Indices are B
-    K, or all bags one after the other, K."""
+    K, or all bags end to end, K."""
     padding = None if padding_idx is None or padding_idx < 0 else padding_idx
     if not shard.axes("v"):
         return F.embedding_bag(
@@ -59,7 +59,7 @@ def embedding_bag(
 def _rows_of(
     indices: torch.Tensor, offsets_B: torch.Tensor | None, include_last_offset: bool
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """How to add up, bag by bag, what there is for every index."""
+    """Sum values, one for every index, into bags."""
     if offsets_B is None:
         return lambda each_BKH: each_BKH.sum(dim=1)
     starts_B = offsets_B[:-1] if include_last_offset else offsets_B
@@ -77,7 +77,7 @@ def nll_loss(
     ignore_index: int = -100,
 ) -> torch.Tensor:
     """The loss of the targets whose class this rank has: a term of a sum. A mean is over all targets that are not
-    ignored, wherever they are."""
+    ignored, on any rank."""
     classes, samples = shard.axes("v"), shard.axes("n")
     if not classes and not samples:
         return _whole_nll_loss(shard, chances_NV, targets_N, weight, reduction, ignore_index)

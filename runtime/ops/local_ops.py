@@ -1,8 +1,8 @@
 """How one device computes its part of an operator: the call on local tensors.
 
-Most operators are themselves on shards: the operator that was traced, with local tensors for its tensor arguments.
-The exceptions follow from the rule (`local_form`, `mean_over`) or stand in `LOCAL_OPS`, by name: operators whose
-pieces need to know where they lie, or that spell out an extent.
+Most operators run unchanged on shards: the traced operator, with local tensors as its tensor arguments. The exceptions
+follow from the rule (`local_form`, `mean_over`) or are in `LOCAL_OPS`, by name: operators whose pieces depend on their
+position, or that have an extent as an argument.
 """
 
 import functools
@@ -47,8 +47,8 @@ from runtime.tables.placed import PlacedTables
 
 
 class LocalCall(Protocol):
-    """From the local operands, in the order of `Operator.operands`, to the local results, in the order of
-    `Operator.results`. `draw` says which random numbers an operator that drops elements takes."""
+    """Takes the local operands, in the order of `Operator.operands`, and returns the local results, in the order of
+    `Operator.results`. `draw` determines the random numbers of an operator that drops elements."""
 
     def __call__(self, operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]: ...
 
@@ -56,8 +56,8 @@ class LocalCall(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormCall:
     """A form with the operator's own arguments, in which references stand for tensors. The results are multiplied by
-    `scale`; `code` is that of an operator that drops elements, `sliced` the form in a slice of the sequence, where that
-    is another."""
+    `scale`; `code` is the operator's random-number code, if it drops elements; `sliced` is the form for a slice of the
+    sequence, where that differs."""
 
     form: Callable[..., Any]
     code: int | None
@@ -82,9 +82,9 @@ def local_call(
     tables: PlacedTables | None = None,
     scales: Fp8Scales | None = None,
 ) -> LocalCall:
-    """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it,
-    `tables` those that are not on the devices, `scales` those of layers in fp8 that are known before. Raises
-    ModelError for what cannot be executed yet."""
+    """The call of one operator on this rank. `sequences` are the dims that axes with their own order (zigzag) cut in
+    that order, `tables` the tables off the devices, `scales` the fp8 scales that are known before layers run. Raises
+    ModelError for an operator that cannot be executed yet."""
     op = bound.operator
     if bound.rule.outside is not None:
         assert tables is not None, op.name
@@ -111,7 +111,7 @@ def local_call(
 
 
 def _looked_up(graph: OperatorGraph, bound: BoundOperator, place: RankMesh, tables: PlacedTables) -> LocalCall:
-    """The call of an operator that gets rows of a table which is not on the devices."""
+    """The call of an operator that looks up rows of a table off the devices."""
     dtype: torch.dtype = getattr(torch, next(graph.types[name].dtype for name in bound.operator.results if name))
 
     def call(operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
@@ -124,7 +124,7 @@ def _form(shard: Shard) -> Form:
     op = shard.bound.operator.op
     if shard.bound.rule.local_form is not None:
         return functools.partial(SHAPED[shard.bound.rule.local_form], shard)
-    if shard.bound.operator.rule is not None:  # found by trying the operator itself on pieces
+    if shard.bound.operator.rule is not None:  # a rule that was found by running the operator itself on pieces
         return resolve(op)
     if op in LOCAL_OPS:
         return functools.partial(LOCAL_OPS[op], shard)
@@ -132,7 +132,7 @@ def _form(shard: Shard) -> Form:
 
 
 def _per_replica(shard: Shard, *arguments: Any, **keywords: Any) -> tuple[torch.Tensor, ...]:
-    """An operator that every replica computes by itself."""
+    """An operator that every data-parallel replica computes on its own samples."""
     return per_replica(_form(shard.one), shard, *arguments, **keywords)
 
 
@@ -144,7 +144,7 @@ SHAPED: Mapping[str, Form] = {
     "reshape": local_shapes.reshape,
     "tiled": local_shapes.tiled,
 }
-"""Local forms of operators that spell out the shape of their result, by `Rule.local_form`."""
+"""Local forms of operators that have the shape of their result as an argument, by `Rule.local_form`."""
 
 
 LOCAL_OPS: Mapping[str, Form] = {
@@ -189,7 +189,7 @@ SLICED: Mapping[str, Form] = {
     "aten.scaled_dot_product_attention.default": local_attention.attention_of_slice,
     MASKED_ATTENTION: local_attention.windowed_attention_of_slice,
 }
-"""Local forms of operators that, in a slice of the sequence, know of the other slices (see
+"""Local forms of operators that depend on the other slices of the sequence, for slices (see
 `planner.plan.binding.slices`)."""
 
 
@@ -199,11 +199,11 @@ DROPPING: Mapping[str, Form] = {
     "aten.native_dropout.default": local_dropout.native_dropout,
     "aten.scaled_dot_product_attention.default": local_attention.dropping_attention,
 }
-"""Local forms of operators that drop elements, by name, where their probability is not 0."""
+"""Local forms of operators with dropout, by name, where its probability is not 0."""
 
 
 def template(argument: Argument, device: torch.device) -> Any:
-    """An argument of an operator with torch's objects for their names; values stay references."""
+    """An argument of an operator with torch's objects in the place of their names; values stay references."""
     if isinstance(argument, TorchConstant):
         return device if argument.kind == "device" else getattr(torch, argument.name)
     if isinstance(argument, tuple):
@@ -212,7 +212,7 @@ def template(argument: Argument, device: torch.device) -> Any:
 
 
 def filled(argument: Any, operands: Any) -> Any:
-    """The argument, from `template`, with tensors for its references, taken from the iterator `operands` in order."""
+    """The argument, from `template`, with its references replaced by tensors from the iterator `operands`, in order."""
     if isinstance(argument, ValueRef):
         return next(operands)
     if isinstance(argument, list):

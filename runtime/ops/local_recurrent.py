@@ -1,8 +1,8 @@
 """Recurrent layers on a piece of the batch.
 
-On CPUs they are PyTorch's own steps, and not oneDNN's kernel, which keeps twice as much of every step and says of its
-workspace nothing that could be predicted. The libraries of devices compute the gradients of inputs and first states
-whether anybody asks for them or not; so do the steps here, so that one rule says what is computed everywhere.
+On CPUs they use PyTorch's own steps, not oneDNN's kernel, which keeps twice as much for every step in a workspace whose
+size cannot be predicted. Device libraries compute the gradients of inputs and initial states even if they are not
+requested; the steps here do so too, so that one rule describes the work everywhere.
 """
 
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ def recurrent(shard: "Shard", source: torch.Tensor, states: Any, weights: list[t
         source = _asked(source, trained)
         given = isinstance(states, list)
         states = [_asked(state, trained) for state in states] if given else _asked(states, trained)
-    if source.dtype != torch.float32:  # oneDNN's kernel of layers is for this alone; its products of others are quick
+    if source.dtype != torch.float32:  # oneDNN's layer kernel is float32 only; its products of other dtypes are fast
         return layer(source, states, weights, *rest)
     with _without_onednn():
         return layer(source, states, weights, *rest)
 
 
 def _asked(tensor: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
-    """The tensor, whose gradient is computed: where nobody asks for it, it is dropped."""
+    """The tensor, with its gradient computed in any case: where it is not requested, it is dropped."""
     if tensor.requires_grad:
         return tensor
     asked: torch.Tensor = _Asked.apply(tensor, trained)  # type: ignore[no-untyped-call]

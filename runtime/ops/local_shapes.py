@@ -1,4 +1,4 @@
-"""Local forms of operators that spell out an extent, or whose pieces need to know where they lie."""
+"""Local forms of operators that have an extent as an argument, or whose pieces depend on their position."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def gradient_start(shard: Shard, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def update(shard: Shard, contents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What buffers hold next; nothing is recorded for autograd."""
+    """The next contents of buffers; nothing is recorded for autograd."""
     return [content.detach() for content in contents]
 
 
@@ -32,25 +32,25 @@ def expand(shard: Shard, tensor: torch.Tensor, *spelled: Any, **keywords: Any) -
 
 
 def counted(shard: Shard, *arguments: Any, **keywords: Any) -> Any:
-    """arange: it spells out how many, and every rank counts all."""
+    """arange: its extent is an argument, and every rank computes all of it."""
     return resolve(shard.bound.operator.op)(*arguments, **keywords)
 
 
 def filled_piece(shard: Shard, *arguments: Any, **keywords: Any) -> Any:
-    """zeros, full, new_ones and the like, in the local shape: the first list is the shape."""
+    """zeros, full, new_ones and so on, in the local shape: the first list argument is the shape."""
     spelled = next(at for at, argument in enumerate(arguments) if isinstance(argument, list))
     own = (*arguments[:spelled], list(shard.shapes[0]), *arguments[spelled + 1 :])
     return resolve(shard.bound.operator.op)(*own, **keywords)
 
 
 def tiled(shard: Shard, tensor: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
-    """As many copies as fill the local shape."""
+    """Repeated so often that it fills the local shape."""
     extents = [1] * (len(times) - tensor.dim()) + list(tensor.shape)
     return tensor.repeat([whole // extent for whole, extent in zip(shard.shapes[0], extents, strict=True)])
 
 
 def copied(shard: Shard, tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What is written over a tensor: torch has no derivative of the operator itself."""
+    """The source of the copy: torch has no derivative of the operator itself."""
     return source.to(tensor.dtype).expand(tensor.shape)
 
 

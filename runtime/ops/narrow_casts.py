@@ -1,11 +1,10 @@
-"""Values over their scales, rounded to 8 bits by one kernel where the device compiles Triton.
+"""Scales values and rounds them to 8 bits in one kernel, where the device compiles Triton.
 
-    values R K ── / scale ── clamp ── round ──> 8 bits, row after row in memory
+    values R K ── / scale ── clamp ── round ──> 8 bits, contiguous rows
 
-PyTorch's own operators take four kernels for that, which move 27 bytes for each value of 16 bits in place of 3: on an
-H200 they take longer than the products in fp8 save. The scales are one, (); one for each row, (R, 1); or one for each
-block of so many rows and columns. Division and rounding are those of IEEE 754, as PyTorch's are, so that both give the
-same bits.
+PyTorch's own operators take four kernels, which move 27 bytes for each 16-bit value instead of 3: on an H200 they take
+longer than fp8 products save. There is one scale, (); or one per row, (R, 1); or one per block of rows and columns.
+Division and rounding are those of IEEE 754, as in PyTorch, so both give the same bits.
 """
 
 import functools
@@ -16,11 +15,11 @@ import torch
 from runtime.ops.capability import IN_FP8, cuda_capability
 
 _ROWS, _COLUMNS = 32, 128
-"""Of a tile, of which a program rounds one."""
+"""Elements of a tile; each program rounds one tile."""
 
 
 def has_narrow_cast(values: torch.Tensor) -> bool:
-    """Whether the device rounds these values (R, K) by one kernel."""
+    """Whether the device rounds these values (R, K) in one kernel."""
     if values.device.type != "cuda" or values.ndim != 2 or values.dtype == torch.float64:
         return False
     return cuda_capability(values.device) >= IN_FP8 and _triton_is_there()
@@ -29,9 +28,9 @@ def has_narrow_cast(values: torch.Tensor) -> bool:
 def narrow_cast(
     values_RK: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, block: tuple[int, int] = (1, 1)
 ) -> torch.Tensor:
-    """Values over their scale, rounded to a dtype of 8 bits, (R, K), row after row in memory; those beyond its range
-    are its largest. `scale` in fp32 is (), (R, 1), or one for each `block` of so many rows and columns, whatever its
-    strides. For values of which `has_narrow_cast` is true."""
+    """Values divided by their scale, rounded to an 8-bit dtype, (R, K), contiguous; values beyond its range saturate.
+    `scale` in fp32 is (), (R, 1), or one per `block` of rows and columns, with any strides. Only for values for which
+    `has_narrow_cast` is true."""
     from runtime.ops import triton_kernels
 
     made = torch.empty(values_RK.shape, dtype=dtype, device=values_RK.device)

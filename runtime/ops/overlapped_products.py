@@ -1,19 +1,19 @@
-"""Linear layers and the collective of their operand, or of their result, as one call that does both at once.
+"""Linear layers that overlap with the collective of their operand, or of their result, in one call.
 
-    operand     forward     gather chunk k + 1 | rows of chunk k with every weight; where a block that is computed again
-                            has kept all results, nothing
-                backward    what was not gathered is | gradients of the rows of chunk k + 1 | chunk k is summed over
-                            ranks; the products of weight gradients run while the last chunks are on their way
-    result      forward     rows of chunk k + 1 by the weight | chunk k is summed over ranks
-                backward    gather chunk k + 1 of the gradient | its rows of chunk k with the weight; then the products
-                            of weight gradients
+    operand     forward     gather chunk k + 1 | rows of chunk k times every weight; nothing where the recomputation of
+                            a block has all results kept
+                backward    gather what was not gathered | gradients of the rows of chunk k + 1 | reduce chunk k over
+                            ranks; the weight gradients overlap with the last chunks
+    result      forward     rows of chunk k + 1 times the weight | reduce chunk k over ranks
+                backward    gather chunk k + 1 of the gradient | its rows of chunk k times the weight; then the weight
+                            gradients
 
-What is sent and what is waited for is told in `runtime.comm.chunked_collectives`, which collectives these are in
-`planner.plan.layout.overlapped_products`. Weight gradients are one product over all rows, as without chunks: numbers
-are those of products of fewer rows, and nothing else is rounded otherwise.
+`runtime.comm.chunked_collectives` has the chunked collectives, `planner.plan.layout.overlapped_products` chooses them.
+Weight gradients are one product over all rows, as without chunks. The other results are those of products with fewer
+rows; nothing else is rounded differently.
 
-Of a result autograd keeps what the product reads in a node that comes before the one that computes (`_Begin`, `_End`):
-where a block is computed again only until all is there that its backward pass needs, it ends before the product.
+For a result, autograd keeps the inputs of the product in a node before the node that computes it (`_Begin`, `_End`): a
+recomputation that stops once everything for the backward pass has been saved stops before the product.
 """
 
 from collections.abc import Sequence
@@ -33,29 +33,30 @@ from runtime.ops.kept_results import whole_call
 from runtime.ops.randomness import FIRST, Draw
 
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
-"""Of each product the weight (o, i) and the bias (o), if it has one."""
+"""For each product the weight (o, i) and the bias (o), if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One way of a value: its chunks, what they are sent by, and with whom; no group where nothing is sent."""
+    """One redistribution in chunks: its chunks, its step, and the group; no group where nothing is sent."""
 
     chunks: Chunks
     group: dist.ProcessGroup | None
 
     @classmethod
     def of(cls, step: Step | None, dim: int, chunks: int, place: RankMesh) -> "Way":
-        """The way of a step, in so many chunks along a dim."""
+        """The redistribution of a step, in `chunks` chunks along a dim."""
         group = None if step is None else place.groups[step.axis]
         return cls(chunks=chunks_of(step, dim, chunks, group), group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandCall:
-    """Products of one operand, which comes and whose gradient goes. Operands: the piece, then the weight and, where it
-    is `biased`, the bias of each product. Results: the operand, where others read it too (`shared`), and those of the
-    products. `kept` says of which products a recomputed block keeps the results: computed again are the others. Of
-    those that are computed so many, the `first`, run while the operand arrives, or all where that is 0."""
+    """Products of one operand, overlapped with the gather of the operand and the reduction of its gradient. Operands:
+    the piece, then the weight of each product and, where it is `biased`, its bias. Results: the operand, where others
+    read it too (`shared`), and those of the products. `kept` says which products' results a recomputed block keeps; it
+    recomputes the others. Of the computed products, the `first` ones run while the operand arrives, or all where that
+    is 0."""
 
     forward: Way
     backward: Way
@@ -72,18 +73,19 @@ class OperandCall:
 
     @property
     def gathers_later(self) -> bool:
-        """Whether the backward pass gathers the operand for itself: a recomputed block has no other use for it."""
+        """Whether the backward pass gathers the operand itself: the recomputed block has no other use for it."""
         return self.forward.group is not None and bool(self.kept) and all(self.kept) and not self.shared
 
     def weights(self, tensors: Sequence[torch.Tensor]) -> Weights:
-        """The weights and biases among the operands behind the first."""
+        """The weights and biases among the operands after the first."""
         rest = iter(tensors)
         return [(next(rest), next(rest) if biased else None) for biased in self.biased]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultCall:
-    """A product whose result goes, and whose gradient comes. Operands: rows, weight, perhaps a bias."""
+    """A product overlapped with the reduction of its result, and backward with the gather of the result's gradient.
+    Operands: rows, weight, optional bias."""
 
     forward: Way
     backward: Way
@@ -101,7 +103,7 @@ class ResultCall:
 def overlapped_call(
     overlap: Overlap, place: RankMesh, biased: Sequence[bool], *, kept: Sequence[bool] = (), shared: bool
 ) -> Any:
-    """The call of an overlap on this rank, of products with a bias or without, whose results are kept or not."""
+    """The call of an overlap on this rank, for products with or without a bias, whose results are kept or not."""
     ways = zip(overlap.steps, overlap.dims, overlap.chunks, strict=True)
     forward, backward = (Way.of(step, dim, chunks, place) for step, dim, chunks in ways)
     if overlap.kind == "result":
@@ -119,7 +121,7 @@ class _Operand(torch.autograd.Function):
         ctx.call = call
         weights = call.weights(tensors)
         whole, made = _made(call, piece, weights)
-        # the same where a block is computed again and all is there already
+        # no difference where a recomputation already has everything
         ctx.save_for_backward(piece if call.gathers_later else whole, *(weight for weight, _ in weights))
         if not call.shared:
             return tuple(made)
@@ -154,8 +156,8 @@ class _Operand(torch.autograd.Function):
 
 
 def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The operand and what the products make of it, some of which may be there already. Where all of it is, the operand
-    is None: it comes in the backward pass."""
+    """The operand and the results of its products, some of which may be kept. Where all are kept the operand is None:
+    the backward pass gathers it."""
     found: dict[int, torch.Tensor] = {}
     whole: list[torch.Tensor] = []
 
@@ -181,7 +183,7 @@ def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[tor
 
 
 def _gathered(way: Way, piece: torch.Tensor, weights: Weights, first: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The operand, and what each product makes of it: the `first` of them while it arrives."""
+    """The operand, and the results of its products, the `first` of which are computed while it arrives."""
     assert way.group is not None
     chunks = way.chunks if weights else way.chunks.together
     first = first if chunks.count > 1 else 0
@@ -202,7 +204,8 @@ def _sent_back(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     direct: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, Leaving | None]:
-    """The gradient of the operand, chunk by chunk on its way: where it will be, and what is to land there."""
+    """Compute the gradient of the operand and start its reduction, chunk by chunk; returns its final memory, and the
+    reduction in flight."""
     if not pairs and direct is None:
         return None, None
     chunks = way.chunks
@@ -231,7 +234,7 @@ def _weight_gradient(gradient: torch.Tensor, rows: torch.Tensor) -> torch.Tensor
 
 
 def _result(call: ResultCall, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """A product on its way while it is made."""
+    """A product whose result is reduced while it is computed."""
     way, chunks = call.forward, call.forward.chunks
     if way.group is None:
         return F.linear(rows, weight, bias)
@@ -243,7 +246,7 @@ def _result(call: ResultCall, rows: torch.Tensor, weight: torch.Tensor, bias: to
 
 
 class _Run:
-    """A product between its two nodes of autograd: the gradient of its result, on its way back."""
+    """A product between its two autograd nodes: the gradient of its result, while it is gathered."""
 
     def __init__(self, call: ResultCall) -> None:
         self.call = call
@@ -251,7 +254,7 @@ class _Run:
 
 
 class _Begin(torch.autograd.Function):
-    """Keeps what the backward pass needs, and does all of it."""
+    """Keeps what the backward pass needs, and does all of its work."""
 
     @staticmethod
     def forward(ctx: Any, run: _Run, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -288,7 +291,7 @@ class _Begin(torch.autograd.Function):
 
 
 class _End(torch.autograd.Function):
-    """Computes, and brings the gradient of the result to the node before."""
+    """Computes the product; backward it passes the gradient of the result to the node before."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""An operator that every data-parallel replica computes by itself: the local form of one replica, for each replica that
-this rank has.
+"""An operator that every data-parallel replica computes on its own samples: the local form of one replica runs once for
+each replica of this rank.
 
-    ranks 4, replicas 4     one replica here: the form is called on local tensors, and nothing is copied
-    ranks 2, replicas 4     two replicas here: called twice on halves of the samples, results joined in their order
+    ranks 4, replicas 4     one replica per rank: the form is called on local tensors, and nothing is copied
+    ranks 2, replicas 4     two replicas per rank: called twice on halves of the samples, results joined in order
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def per_replica(form: Form, shard: Shard, *arguments: Any, **keywords: Any) -> t
 
 
 def _part(argument: Any, places: Iterator[int | None], number: int, here: int) -> Any:
-    """What a replica has of an argument; tensors take their places in turn."""
+    """A replica's part of an argument; tensors take the next entry of `places`."""
     if isinstance(argument, list | tuple):
         return [_part(item, places, number, here) for item in argument]
     if not isinstance(argument, torch.Tensor):

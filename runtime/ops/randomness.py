@@ -1,19 +1,19 @@
 """Random numbers that do not depend on the plan: which elements a dropout drops.
 
 Whether an element is dropped is a function of counters alone (Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3"): no generator has a state, so neither the order of calls nor the number of processes matters, a shard draws
-the slice of what the whole tensor would draw, and a block that is recomputed draws the same again.
+1, 2, 3"). Generators have no state, so neither the order of calls nor the number of processes matters; a shard draws
+its slice of the whole tensor's numbers, and a recomputed block draws the same numbers again.
 
     seed, step, micro-batch, operator ──64 bits──> key
-    key, index of dim 0, 1, ...       ──64 bits──> state of a row       as many as there are rows
+    key, index of dim 0, 1, ...       ──64 bits──> state of a row       one per row
     state of a row, index in the row  ──32 bits──> number of an element in place, a few rows at a time
 
 Each arrow folds one index into a state by adding a multiple of it and mixing; states are nested, so (1, 2) and (2, 1)
-have nothing in common. The 64-bit mixing is the finaliser of SplitMix64 (Steele, Lea, Flood 2014; constants: variant 13
-of Stafford 2011). The 32-bit one is `lowbias32` of Wellons 2018 (github.com/skeeto/hash-prospector, public domain) with
-the upper half of the row's state added between its two multiplications, so that rows which agree in the lower half
-differ all the same, and without its last shift, which mixes lower bits that a comparison with a threshold hardly looks
-at. Good enough to drop elements by; not for cryptography.
+are unrelated. The 64-bit mixing is the finaliser of SplitMix64 (Steele, Lea, Flood 2014; constants: variant 13 of
+Stafford 2011). The 32-bit mixing is `lowbias32` of Wellons 2018 (github.com/skeeto/hash-prospector, public domain),
+with two changes: the upper half of the row's state is added between its two multiplications, so that rows which agree
+in the lower half still differ; and its last shift is left out, because it mixes only lower bits, which hardly affect a
+comparison with a threshold. Good enough for dropout; not for cryptography.
 """
 
 import hashlib
@@ -37,15 +37,15 @@ _LOW_STRIDE = 0x9E3779B9  # the upper half of the increment, odd
 _LOWBIAS = (16, 0x7FEB352D, 15, 0x846CA68B)  # shift, multiplier, twice
 _ALL = (1 << 64) - 1
 
-_COLUMNS = 1 << 24  # elements of a row that are told apart by 32 bits; the number of this piece goes into the state
+_COLUMNS = 1 << 24  # elements of a row that 32 bits distinguish; the number of this piece goes into the state
 _AT_ONCE = {"cpu": 1 << 18}  # by type of device, elements whose numbers are in memory at the same time, 8 bytes each:
-_OTHERS_AT_ONCE = 1 << 22  # as many as stay in a cache, and as few launches as that allows
+_OTHERS_AT_ONCE = 1 << 22  # few enough for the cache, and as few launches as that allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What all random numbers of one micro-batch have in common. Steps and micro-batches count from 0. `slice` is the
-    part of its sequence that is computed, where it is not all."""
+    """The common part of all random numbers of one micro-batch. Steps and micro-batches count from 0. `slice` is the
+    part of its sequence that is computed, if not all of it."""
 
     seed: int = 0
     step: int = 0
@@ -53,7 +53,7 @@ class Draw:
     slice: SlicePass | None = None
 
     def key(self, operator: int) -> int:
-        """The key, of 64 bits, of an operator with this code."""
+        """The 64-bit key of an operator with this code."""
         key = 0
         for number in (self.seed, self.step, self.micro_batch, operator):
             key = _mixed(key + _STRIDE * (number + 1) & _ALL)
@@ -64,13 +64,13 @@ FIRST = Draw()
 
 
 Run = tuple[int, int]
-"""Index of the first element, and how many there are."""
+"""Index of the first element, and the number of elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """The piece of a tensor that a rank holds: per dim the global index of its first element, and its extent. `runs`
-    has, for dims of which it holds several runs, the (start, length) of each in its order; `start` is that of the
+    """The piece of a tensor that a rank holds: for each dim the global index of its first element, and its extent. For
+    dims with several runs of elements, `runs` has the (start, length) of each in order; `start` is that of the
     first."""
 
     start: tuple[int, ...]
@@ -78,7 +78,7 @@ class Region:
     runs: tuple[tuple[int, tuple[Run, ...]], ...] = ()
 
     def parts(self) -> tuple[int, tuple["Region", ...]]:
-        """A dim of several runs, and the regions that make up this one along it."""
+        """A dim with several runs, and the regions that make up this one along it."""
         (dim, runs), *rest = self.runs
         return dim, tuple(
             replace(self, start=_with(self.start, dim, start), shape=_with(self.shape, dim, length), runs=tuple(rest))
@@ -91,8 +91,8 @@ def _with(extents: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
 
 
 def region_of(shape: tuple[int, ...], layout: Layout, place: RankMesh, sequences: Collection[int] = ()) -> Region:
-    """What a rank holds of a tensor of global `shape`; where the layout is partial, a term of all of it. `sequences`
-    are the dims that axes with an order of their own cut in it."""
+    """This rank's region of a tensor of global `shape`; where the layout is partial, all of it. `sequences` are the
+    dims that axes with their own order (zigzag) cut in that order."""
     held: list[tuple[Run, ...]] = [((0, extent),) for extent in shape]
     for axis, (placement, size) in enumerate(zip(layout, place.mesh.sizes, strict=True)):
         if placement.is_shard:
@@ -112,7 +112,7 @@ def region_of(shape: tuple[int, ...], layout: Layout, place: RankMesh, sequences
 
 
 def _cut(runs: Sequence[Run], start: int, length: int) -> list[Run]:
-    """The runs that `length` elements from `start` on of some runs, taken end to end, are."""
+    """The runs of `length` elements from `start` on, in a concatenation of runs."""
     found = []
     for first, count in runs:
         low, high = max(start, 0), min(start + length, count)
@@ -128,23 +128,23 @@ def whole_region(shape: tuple[int, ...]) -> Region:
 
 
 def operator_code(name: str) -> int:
-    """A number of 64 bits for the name of an operator: plans may number operators as they like."""
+    """A 64-bit number for the name of an operator, because plans may number operators differently."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 def drop_probability(op: Operator) -> float:
-    """Probability with which an operator drops elements; 0 for one that does not, or is switched off."""
+    """The dropout probability of an operator; 0 for one that drops nothing, or is switched off."""
     chance = CHANCES.get(op.op)
     return 0.0 if chance is None else chance.of(op.arguments, dict(op.keywords))
 
 
 def dropping(graph: OperatorGraph) -> tuple[Operator, ...]:
-    """The operators that drop elements, in the order in which they are called."""
+    """The operators that drop elements, in call order."""
     return tuple(op for op in graph.operators if drop_probability(op) > 0)
 
 
 def keep_mask(key: int, region: Region, probability: float, device: torch.device) -> torch.Tensor:
-    """Which elements of the region are kept: True with 1 - probability, of the shape of the region, bool."""
+    """The kept elements of a region, bool, of its shape: True with probability 1 - `probability`."""
     if region.runs:
         dim, parts = region.parts()
         return torch.cat([keep_mask(key, part, probability, device) for part in parts], dim=dim)
@@ -170,20 +170,20 @@ def keep_mask(key: int, region: Region, probability: float, device: torch.device
 
 
 def drop(tensor: torch.Tensor, keep: torch.Tensor, probability: float) -> torch.Tensor:
-    """The kept elements divided by 1 - probability, zero elsewhere; `keep` broadcasts. Autograd saves `keep` alone, one
+    """The kept elements divided by 1 - probability, zero elsewhere; `keep` broadcasts. Autograd saves only `keep`, one
     byte per element."""
     dropped: torch.Tensor = _Drop.apply(tensor, keep, 0.0 if probability >= 1.0 else 1.0 / (1.0 - probability))  # type: ignore[no-untyped-call]
     return dropped
 
 
 class _Drop(torch.autograd.Function):
-    """Multiplication with a mask that is saved as it is; PyTorch's own for CPUs saves it in the dtype of the tensor."""
+    """Multiplication with a mask that is saved as bool; PyTorch's own CPU kernel saves it in the tensor's dtype."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, keep: torch.Tensor, scale: float) -> torch.Tensor:
         ctx.save_for_backward(keep)
         ctx.scale = scale
-        return tensor * keep * scale  # a fresh result: what is kept of a recomputed block is never written into
+        return tensor * keep * scale  # a new tensor: kept results of a recomputed block must not be overwritten
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -243,5 +243,5 @@ def _shifted_xor(numbers: torch.Tensor, shift: int, scratch: torch.Tensor) -> No
 
 
 def _signed(number: int, bits: int) -> int:
-    """The number of so many bits as torch's signed integers hold it."""
+    """The number as a signed integer of `bits` bits, as torch stores it."""
     return number - (1 << bits) if number >> bits - 1 else number

@@ -1,20 +1,20 @@
-"""Ring attention: queries stay where they are, keys and values come round (Liu et al. 2023, arXiv 2310.01889).
+"""Ring attention: queries stay on their device, keys and values go round the ring (Liu et al. 2023, arXiv 2310.01889).
 
-    hop          0        1        2        3            device 1 of 4; a hop's transfer runs while the piece that is
-    keys of      1   ->   0   ->   3   ->   2            there is computed with
+    hop          0        1        2        3            device 1 of 4; a hop's transfer overlaps with the attention to
+    keys of      1   ->   0   ->   3   ->   2            the current piece
     result       y_1 ──+── y_0 ──+── y_3 ──+── y_2       joined by their log-sum-exps (`runtime.ops.attention_pieces`)
 
-Backward the keys and values come round once more, and what a device adds to their gradients travels on behind them, in
-float32 at least, until it is home again. Saved are queries, keys, values, the result and its log-sum-exp; the scores
-of a hop are computed again, nothing else is.
+In the backward pass keys and values go round once more, followed by their gradients, to which each device adds its
+terms in float32 at least, until they are back on their own device. Saved tensors are queries, keys, values, the result
+and its log-sum-exp; only the scores of a hop are recomputed.
 
-Which queries meet which keys of a causal ring is decided by where the pieces lie:
+Which queries attend to which keys in a causal ring depends on the positions of the pieces:
 
     contiguous   own: causal   earlier: all                             later: none
     zigzag       own: causal   earlier: all queries, 1st chunk of keys  later: 2nd chunk of queries, all keys
 
-so that in zigzag order (`planner.sharding.zigzag`) every hop of every device is the same work, and in contiguous order
-the last device does about twice the work of the mean.
+So in zigzag order (`planner.sharding.zigzag`) every hop of every device is the same work; in contiguous order the last
+device does about twice the mean work.
 
     B batch, H heads, G heads of keys (H / G queries share one), Q queries, K keys, D and E head dims
 """
@@ -37,8 +37,8 @@ from runtime.ops.kept_results import whole_call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The devices of a ring, in the order of their group, and how the sequence lies on them. Of the heads of keys that
-    come round the queries of this device share `heads`. A `mask` says by positions what is seen, and not `causal`."""
+    """The devices of a ring, in the order of their group, and the positions of the sequence on them. The queries of
+    this device share the key heads `heads`. With a `mask`, it decides by position what is seen, instead of `causal`."""
 
     group: dist.ProcessGroup
     place: int
@@ -48,13 +48,13 @@ class Ring:
     mask: Mask | None = None
 
     def hops(self, queries: int, keys: int, width: int = 1) -> tuple[tuple[Hop, ...], ...]:
-        """For every transfer what is computed, of so many queries and keys on a device; nothing where nothing is.
-        `width` is samples x heads."""
+        """The hops to compute for every transfer, with `queries` and `keys` positions per device; empty where nothing
+        is computed. `width` is samples x heads."""
         size = self.group.size()
         return tuple(self._hops((self.place - hop) % size, queries, keys, width) for hop in range(size))
 
     def _hops(self, owner: int, queries: int, keys: int, width: int) -> tuple[Hop, ...]:
-        """With the keys of the device number `owner`."""
+        """The hops with the keys of device number `owner`."""
         if self.mask is not None:
             return hops_of(self.mask, self.runs(queries, self.place), self.runs(keys, owner), width)
         everything = Hop(queries=slice(0, queries), keys=slice(0, keys), causal=self.causal and owner == self.place)
@@ -67,7 +67,7 @@ class Ring:
         return (Hop(queries=slice(queries // 2, queries), keys=slice(0, keys)),)
 
     def runs(self, length: int, owner: int) -> tuple[Run, ...]:
-        """Positions that a device has, of pieces of this length."""
+        """The positions of a device, for pieces of this length."""
         size = self.group.size()
         return pieces_of_ring(length * size, size, owner, self.zigzag)
 
@@ -81,8 +81,8 @@ def ring_attention(
     sinks_H: torch.Tensor | None = None,
     cap: float | None = None,
 ) -> torch.Tensor:
-    """What `scaled_dot_product_attention` computes for the queries of this device with the keys of all, (B, H, Q, E).
-    Collective along the ring, forward and backward."""
+    """`scaled_dot_product_attention` of this device's queries to the keys of all devices, (B, H, Q, E). Collective
+    along the ring, forward and backward."""
     scaled = scale_of(query_BHQD, scale, cap)
     return _RingAttention.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, ring, scaled)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -118,8 +118,8 @@ def _forward(
     ring: Ring,
     scale: Scale,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and its log-sum-exp, from the pieces of all turns. The first turn is that of the own keys, which every
-    query meets some of."""
+    """The result and its log-sum-exp over all hops. The first hop uses the device's own keys, some of which every query
+    sees."""
     pieces = [key.contiguous(), value.contiguous()]
     turns = ring.hops(query.shape[2], key.shape[2], query.shape[0] * query.shape[1])
     seen = Attended(query, scale)
@@ -134,7 +134,7 @@ def _forward(
 def _backward(
     gradient: torch.Tensor, saved: tuple[Any, ...], ring: Ring, scale: Scale
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of the queries, keys, values and sinks of this device. Saved are these, the result and its
+    """Gradients of this device's queries, keys, values and sinks. Saved are these tensors, the result and its
     log-sum-exp."""
     query, key, value, sinks, result, logarithm = saved
     pieces = [key.contiguous(), value.contiguous()]
@@ -158,8 +158,8 @@ def _sent_on(
     ring: Ring,
     pieces: Sequence[torch.Tensor],
 ) -> Round:
-    """The gradients of the keys and values that are here, with what this device adds to them, on their way behind
-    them. Those of the own ones start here."""
+    """Add this device's terms to the gradients of the keys and values that are here, and send them on behind these. At
+    the first hop the gradients start here."""
     rows, terms = made if made is not None else (slice(0, 0), ())  # a hop may compute nothing
     if travelling is None and all(one.shape == piece.shape for one, piece in zip(terms, pieces, strict=True)):
         sums = [gradient.to(wide_dtype(gradient)).contiguous() for gradient in terms]

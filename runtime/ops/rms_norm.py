@@ -1,14 +1,15 @@
-"""The RMS norm as one operator on devices for which PyTorch composes it of several.
+"""The RMS norm as one operator on devices where PyTorch composes it of several.
 
     y = x r w,  r = 1 / sqrt(mean(x^2) + epsilon)        over the last dims D of x, in float32 (float64 for float64)
 
     gradient of x = r (g w - x r mean(g w x r))         gradient of w = sum of g x r over the other dims
 
-Composed, autograd keeps the normalised input beside the input; fused, it keeps the input, the weight and r, as the
-kernels of accelerators do (Zhang and Sennrich 2019, arXiv 1910.07467). Memory is then what a plan predicts everywhere.
+Composed, autograd keeps the normalised input beside the input. Fused, it keeps the input, the weight and r, as
+accelerator kernels do (Zhang and Sennrich 2019, arXiv 1910.07467). So memory is the same as the plan's prediction on
+all devices.
 
-Who watches kernels (`TorchDispatchMode`) sees one. Where nobody does, the way through the dispatcher, which takes
-longer than the work on a small tensor, is left out.
+A `TorchDispatchMode` sees one kernel. Without such a mode the dispatcher is skipped, because it takes longer than the
+work on a small tensor.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ import torch
 def fused_rms_norm(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, epsilon: float | None = None
 ) -> torch.Tensor:
-    """`torch.nn.functional.rms_norm` over the last dims, of the given shape; a wider weight is not rounded. Where no
-    `epsilon` is given it is that of the dtype in which it is computed, as in PyTorch."""
+    """`torch.nn.functional.rms_norm` over the last dims, of the given shape; a wider weight is not rounded. The default
+    `epsilon` is that of the dtype of the computation, as in PyTorch."""
     return _RMSNorm.apply(x, weight, len(shape), epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -1,19 +1,19 @@
-"""Rows on their way to the devices of their experts, and back.
+"""Sends token rows to the devices of their experts (dispatch), and back (combine).
 
     rows sorted by expert ──all-to-all──> pieces of n devices, each sorted ──sort──> rows sorted by expert
-                        counts of the experts go ahead, as nobody knows how many rows will come
+                        the experts' row counts are sent first, because receivers do not know them
 
-Over several axes one after the other: after each the experts that are left are those of this device's coordinate, so
-that rows which are sorted by expert are sorted by the next coordinate, too. Back the same ways in the opposite order.
-Rows of experts that have a capacity are as many on every device, and no counts are sent.
+Several axes are crossed one after the other. After each, the remaining experts are those of this device's coordinate,
+so rows that are sorted by expert are also sorted by the next coordinate. The way back is the same in reverse order.
+Experts with a capacity have equally many rows on every device, and no counts are sent.
 
-A token may be sent `Once` to each process of the outermost group, with the places of its rows among what is sent:
+A token may be sent `Once` to each process of the outermost group, with the positions of its rows:
 
     tokens ──index──> one row for each process that has any of its experts ──all-to-all──> ──index──> rows ──sort──> ...
     tokens <──sum─── one row from each of these <──all-to-all── sums of the rows of each token <──── rows <──sort── ...
 
-Where tensors are fake nobody knows counts: then every device gets the same number of rows, times the imbalance, as the
-prediction has it (see `runtime.auditing.imitation`).
+With fake tensors counts are unknown: then every device gets the same number of rows, times the imbalance, as in the
+prediction (see `runtime.auditing.imitation`).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from runtime.waiting import Pending, waiting_for, waiting_for_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One all-to-all: rows that go to and come from each process of the group."""
+    """One all-to-all: the numbers of rows to and from each process of the group."""
 
     group: dist.ProcessGroup
     sent: list[int]
@@ -38,13 +38,13 @@ class Way:
 
 
 class _Leg:
-    """One all-to-all under way. What is sent is held until it has arrived."""
+    """One all-to-all in flight. The send buffer is kept alive until arrival."""
 
     def __init__(self, work: Pending, group: dist.ProcessGroup, sent: torch.Tensor, incoming: torch.Tensor) -> None:
         self._work, self._group, self._sent, self._incoming = work, group, sent, incoming
 
     def land(self) -> torch.Tensor:
-        """What has come."""
+        """The received rows."""
         waiting_for_work(self._work, self._group)
         incoming = self._incoming
         del self._sent, self._incoming
@@ -52,20 +52,20 @@ class _Leg:
 
 
 class UnderWay:
-    """Rows on a way that takes one all-to-all last, or first, which has begun: `land` waits for it and takes them the
-    `rest` of their way."""
+    """Rows in flight: one all-to-all of their journey has started. `land` waits for it and does the `rest` of the
+    journey."""
 
     def __init__(self, leg: _Leg, rest: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
         self._leg, self._rest = leg, rest
 
     def land(self) -> torch.Tensor:
-        """The rows at the end of their way."""
+        """The rows at the end of their journey."""
         come = self._leg.land()
         return come if self._rest is None else self._rest(come)
 
 
 class Stayed:
-    """Rows that have no way to go."""
+    """Rows that need no all-to-all."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self._rows = rows
@@ -76,13 +76,13 @@ class Stayed:
 
 
 class Unpacking:
-    """Tokens on their way in 8 bits, with so many elements in the dtype of `like`."""
+    """Tokens in flight in 8 bits, with `like`'s dtype and this number of elements after unpacking."""
 
     def __init__(self, going: UnderWay | Stayed, hidden: int, like: torch.Tensor) -> None:
         self._going, self._hidden, self._like = going, hidden, like
 
     def land(self) -> torch.Tensor:
-        """The rows as they are multiplied."""
+        """The rows in the form in which they are multiplied."""
         rows: torch.Tensor = unpacked_tokens(self._going.land(), self._hidden, self._like)
         return rows
 
@@ -92,10 +92,10 @@ Going: TypeAlias = UnderWay | Stayed | Unpacking
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journey:
-    """All ways of the rows of one call; none where rows stay. Its `tensors` are for autograd to keep: how many rows
-    each expert of this device has, and for each way the order that sorts by expert what comes, and its inverse. Where
-    tokens go `once` over the first way there are two more: the token of each row that is sent so, and which of those
-    that come each row is a copy of, in the order of the experts."""
+    """All all-to-alls of the rows of one call; none where rows stay. Its `tensors` are kept by autograd: the row counts
+    of this device's experts, and for each all-to-all the order that sorts received rows by expert, and its inverse.
+    Where tokens are sent `once` over the first all-to-all there are two more: the token of each row that is sent, and
+    for each row, in the order of the experts, the received row that it copies."""
 
     ways: tuple[Way, ...]
     tensors: Sequence[torch.Tensor]
@@ -106,8 +106,8 @@ class Journey:
         return self.tensors[0]
 
     def there(self, rows: torch.Tensor) -> UnderWay | Stayed:
-        """Rows of this device's tokens, sorted by expert, set out to be rows of this device's experts, sorted by
-        expert. The first way is under way; others follow when that has landed."""
+        """Start to send rows of this device's tokens, sorted by expert; they become rows of this device's experts,
+        sorted by expert. The first all-to-all is started; others follow when it has arrived."""
         if not self.ways:
             return Stayed(rows)
         way, order = self.ways[0], self.tensors[1]
@@ -118,13 +118,13 @@ class Journey:
         return UnderWay(_started(rows, way.received, way.sent, way.group), rest)
 
     def all_there(self, rows: torch.Tensor) -> torch.Tensor:
-        """The same, waited for."""
+        """The same, waiting for all of it."""
         return self.there(rows).land()
 
     def back(self, given: list[torch.Tensor]) -> Going:
-        """The other way: the last of all that is under way is the first way of `there`. The rows are taken out of the
-        list they are given in, so that in a caller that has no other name for them they go as soon as they are copied
-        in the order in which they travel."""
+        """Start the way back; the last all-to-all in flight is the first one of `there`. The rows are taken out of the
+        list in which they are given, so that if the caller has no other reference, they are freed as soon as they are
+        copied into sending order."""
         if not self.ways:
             return Stayed(given.pop())
         way, places = self.ways[0], self.tensors[2]
@@ -132,7 +132,8 @@ class Journey:
         return UnderWay(_started(rows, way.sent, way.received, way.group))
 
     def tokens_there(self, x_NH: torch.Tensor) -> UnderWay | Stayed:
-        """Tokens of this device, which go once to each process of the first way, to rows of this device's experts."""
+        """Start to send this device's tokens, once to each process of the first all-to-all; they become rows of its
+        experts."""
         once = self.once
         assert once is not None, "rows go by themselves"
         tokens, copied = self.tensors[-2:]
@@ -143,8 +144,8 @@ class Journey:
         return UnderWay(_started(x_NH.index_select(0, tokens), once.received, once.sent, once.group), rest)
 
     def tokens_back(self, given: list[torch.Tensor], count: int) -> Going:
-        """The sums of the rows of each of `count` tokens, first where the rows are, `count` H. Rows are given as to
-        `back`."""
+        """Start to send back the sums of the rows of each of `count` tokens, summed first where the rows are, `count`
+        H. Rows are given as to `back`."""
         once = self.once
         assert once is not None, "rows come back by themselves"
         tokens, copied = self.tensors[-2:]
@@ -153,13 +154,13 @@ class Journey:
         return UnderWay(started, lambda come: _summed(come, tokens, count))
 
     def _later(self) -> "Journey":
-        """All ways but the first."""
+        """All all-to-alls but the first."""
         further = self.tensors[3:] if self.once is None else self.tensors[3:-2]
         return Journey(ways=self.ways[1:], tensors=(self.tensors[0], *further))
 
 
 def _summed(rows: torch.Tensor, to: torch.Tensor, count: int) -> torch.Tensor:
-    """Rows added up where they go `to`, of `count` places; narrow ones in float32, as combining kernels do."""
+    """Rows summed into the `count` places that `to` gives; narrow dtypes in float32, as combine kernels do."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     sums = rows.new_zeros((count, *rows.shape[1:]), dtype=wide).index_add_(0, to, rows.to(wide))
     return sums.to(rows.dtype)
@@ -174,9 +175,9 @@ def plan_journey(
     capped: bool,
     imbalance: float,
 ) -> Journey:
-    """How so many rows travel, of which each expert has `counts_E`. The `experts` of the model, or those of them that
-    are within reach, are cut over the groups, the first of them outermost; if they are `capped` each has as many rows
-    of every device. Collective over every group."""
+    """The journey of rows of which each expert has `counts_E`. The model's `experts`, or those within reach, are
+    sharded over the groups, the first group outermost; if they are `capped`, each has the same number of rows from
+    every device. Collective over every group."""
     ways, tensors = [], []
     for number, group in enumerate(groups):
         size = group.size()
@@ -196,8 +197,9 @@ def plan_journey(
 
 
 def once(journey: Journey, tokens_R: torch.Tensor, tokens: int, share: float) -> Journey:
-    """The same journey of rows, of which row r is of token `tokens_R[r]` of so many, with tokens that go once to each
-    process of the first way. `share` of the rows are sent then where nobody knows. Collective over the first group."""
+    """The same journey, with tokens that are sent once to each process of the first all-to-all; row r is of token
+    `tokens_R[r]` of `tokens`. Where counts are unknown, `share` of the rows are sent. Collective over the first
+    group."""
     way, order = journey.ways[0], journey.tensors[1]
     size, device = way.group.size(), tokens_R.device
     to_R = torch.repeat_interleave(
@@ -224,7 +226,7 @@ def once(journey: Journey, tokens_R: torch.Tensor, tokens: int, share: float) ->
 
 
 def _distinct(come_R: torch.Tensor, received: Sequence[int], share: float) -> list[int]:
-    """How many different rows come from each process: its places are numbered without gaps."""
+    """The number of distinct rows from each process: its positions are numbered without gaps."""
     if isinstance(come_R, FakeTensor):
         count, size = round(len(come_R) * share), len(received)
         return [count // size + (at < count % size) for at in range(size)]
@@ -235,13 +237,13 @@ def _distinct(come_R: torch.Tensor, received: Sequence[int], share: float) -> li
 
 
 def kept_rows(counts: torch.Tensor, expected: float) -> int:
-    """How many rows these counts sum up to; `expected` where nobody knows."""
+    """The sum of these counts; `expected` where it is unknown."""
     return round(expected) if isinstance(counts, FakeTensor) else int(counts.sum())
 
 
 def _counts(sent_nE: torch.Tensor, experts: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """How many rows of each expert come from each process. What is sent has room for all experts, whichever are left:
-    its size is known without the ways before."""
+    """The number of rows of each expert from each process. The message has space for all experts, whichever remain, so
+    its size is known without the previous all-to-alls."""
     size, left = sent_nE.shape
     outgoing = sent_nE.new_zeros((size, experts // size))
     outgoing[:, :left] = sent_nE
@@ -251,7 +253,7 @@ def _counts(sent_nE: torch.Tensor, experts: int, group: dist.ProcessGroup) -> to
 
 
 def _splits(counts_nE: torch.Tensor, total: int) -> list[int]:
-    """Rows of each process; `total` divided evenly where nobody knows."""
+    """The number of rows of each process; `total` divided evenly where it is unknown."""
     size = counts_nE.shape[0]
     if isinstance(counts_nE, FakeTensor):
         return [total // size + (at < total % size) for at in range(size)]

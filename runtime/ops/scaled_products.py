@@ -1,14 +1,14 @@
-"""Products of two operands in 8 bits, each with one scale or with one for each row, by torch's scaled products.
+"""FP8 products by torch's scaled product, with one scale per operand or one per row.
 
     rows R K ──── / scale, round ──> 8 bits ─┐
                                            ├─> `torch._scaled_mm` ─> R C, accumulated in fp32
     others C K ── / scale, round ──> 8 bits ─┘
 
-CPUs have such products, and CUDA devices of capability 8.9 or more. CUDA's want extents that are multiples of 16:
-operands are padded with zeros to these, which changes no sum, and the result is cut again. Where there is no such
-product the same rounded operands are multiplied in fp32, those of a model in float64 in that.
+CPUs and CUDA devices of capability 8.9 or more have such products. CUDA's need extents that are multiples of 16:
+operands are zero-padded, which changes no sum, and the result is cut. Where there is no such product, the same rounded
+operands are multiplied in fp32 (in float64 for a model in float64).
 
-Shape legend: R and C rows of the operands, K what is summed over.
+Shape legend: R and C rows of the operands, K inner dim (summed over).
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ Groups = Sequence[dist.ProcessGroup]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One operand of a product, (R, K), which is summed over K, and the dtype that it is cast to."""
+    """One operand of a product, (R, K), summed over K, and its 8-bit dtype."""
 
     rows: torch.Tensor
     dtype: torch.dtype
 
     def scale(self, groups: Groups) -> torch.Tensor:
-        """One scale for all, ()."""
+        """One scale for the whole operand, ()."""
         return self._scale(largest_of(self.rows), groups)
 
     def scales(self, groups: Groups) -> torch.Tensor:
@@ -48,7 +48,7 @@ class Operand:
         return scale_of(largest, self.dtype)
 
     def cast(self, scale: torch.Tensor) -> torch.Tensor:
-        """In 8 bits, (R, K), row after row in memory; as it is where it came so."""
+        """The operand in 8 bits, (R, K), contiguous; unchanged where it is in 8 bits already."""
         if self.rows.dtype == self.dtype:
             return self.rows.contiguous()
         return in_8_bits(self.rows, scale, self.dtype).contiguous()
@@ -57,7 +57,7 @@ class Operand:
 def scaled_product(
     left: Operand, right: Operand, scales: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The product of the left operand with the right one, turned, in `dtype`, (R, C)."""
+    """The product of the left operand with the transposed right one, in `dtype`, (R, C)."""
     one_RK, other_CK = left.cast(scales[0]), right.cast(scales[1])
     if not has_scaled_product(one_RK, dtype, by_row=scales[0].ndim > 0):
         wide = scales[0].dtype
@@ -72,7 +72,7 @@ def scaled_product(
 
 
 def in_words(bits_RK: torch.Tensor, rows: int = WORDS, columns: int = WORDS) -> torch.Tensor:
-    """An operand of CUDA's products, padded with zeros to extents that are multiples of those."""
+    """An operand of CUDA's products, zero-padded to multiples of `rows` and `columns`."""
     lacks = [-extent % word for extent, word in zip(bits_RK.shape, (rows, columns), strict=True)]
     if not any(lacks):
         return bits_RK
@@ -81,8 +81,8 @@ def in_words(bits_RK: torch.Tensor, rows: int = WORDS, columns: int = WORDS) -> 
 
 
 def _as_read(scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """Scales as CUDA's products read them, one for every row of a padded operand: a part of a larger tensor may begin
-    where they cannot."""
+    """Scales in the form that CUDA's products read, one for every row of a padded operand; a view into a larger tensor
+    may be misaligned, so it is copied."""
     if scale.ndim and len(scale) < rows:
         return F.pad(scale, (0, 0, 0, rows - len(scale)), value=1.0)
     scale = scale.contiguous()
@@ -90,8 +90,8 @@ def _as_read(scale: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def has_scaled_product(operand: torch.Tensor, dtype: torch.dtype, *, by_row: bool) -> bool:
-    """Whether the device has a product of such operands with results of such a dtype; CUDA's with a scale for every
-    row have results in bf16 alone (PyTorch 2.13)."""
+    """Whether the device has a product of such operands with results of this dtype; CUDA's with a scale per row have
+    results in bf16 only (PyTorch 2.13)."""
     if not operand.numel():
         return False
     if operand.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""What the local form of an operator is told of the piece that it computes."""
+"""What the local form of an operator knows about its piece."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and
-    which piece of the first result that is; `scales` are those of a layer in fp8 that are known before it runs. What
-    attention asks for every time is found once."""
+    """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and the
+    region of the first result; `scales` are fp8 scales that are known before the layer runs. What attention needs in
+    every call is cached."""
 
     bound: BoundOperator
     place: RankMesh
@@ -38,7 +38,7 @@ class Shard:
         return tuple(a for a, choice in enumerate(self.bound.strategy) if choice == index and sizes[a] > 1)
 
     def cutting(self, factor: str) -> tuple[int, ...]:
-        """Axes of size 2 or more on which a factor is in pieces, alone or in an exchange, outer cut first."""
+        """Axes of size 2 or more that cut a factor, alone or in an exchange, outer cut first."""
         if factor not in self.bound.rule.index:
             return ()
         rule, sizes = self.bound.rule, self.place.mesh.sizes
@@ -46,19 +46,19 @@ class Shard:
         return tuple(a for a, choice in enumerate(self.bound.strategy) if choice in cut and sizes[a] > 1)
 
     def exchanges(self, axis: int) -> bool:
-        """Whether rows are exchanged on an axis."""
+        """Whether rows are exchanged (all-to-all) on an axis."""
         choice = self.bound.strategy[axis]
         return choice is not None and self.bound.rule.factors[choice].kind is FactorKind.EXCHANGE
 
     @cached_property
     def ring(self) -> int | None:
-        """The axis of size 2 or more along which operands come round; None where none do."""
+        """The ring axis, of size 2 or more; None where there is none."""
         return ring_axis(self.bound.rule, self.bound.strategy, self.place.mesh.sizes)
 
     @cached_property
     def heads(self) -> slice:
-        """Of the local heads of keys those that the local heads of queries share: all, but where an axis splits heads
-        of queries alone."""
+        """The local key heads that the local query heads share: all of them, unless an axis splits only the heads of
+        queries."""
         if not self.axes("r") or FEW not in self.bound.rule.index:
             return _ALL
         group = self.extent("r") // self.extent(FEW)
@@ -66,12 +66,12 @@ class Shard:
         return slice(first, first + 1)
 
     def shared(self, key_BGKD: torch.Tensor) -> torch.Tensor:
-        """Keys, or values, of the heads that the local heads of queries share."""
+        """Keys, or values, of the heads that the local query heads share."""
         return key_BGKD if self.heads == _ALL else key_BGKD[:, self.heads]
 
     @cached_property
     def replicas(self) -> int:
-        """How many replicas this rank has, of an operator that every one computes by itself."""
+        """The number of replicas on this rank, for a per-replica operator."""
         replica, count = self.bound.rule.replica, replicas_in(self.bound.operator.keywords).count
         for choice, size in zip(self.bound.strategy, self.place.mesh.sizes, strict=True):
             count //= size if choice == replica else 1
@@ -79,7 +79,7 @@ class Shard:
 
     @cached_property
     def one(self) -> "Shard":
-        """The piece that one of these replicas computes."""
+        """The piece of one of these replicas."""
         rule, results = self.bound.rule, replicas_in(self.bound.operator.keywords).results
         assert rule.one is not None, "an operator of every replica"
         strategy = tuple(None if choice == rule.replica else choice for choice in self.bound.strategy)
@@ -90,7 +90,7 @@ class Shard:
         return replace(self, bound=bound, shapes=tuple(shapes))
 
     def _first(self, factor: str) -> int:
-        """First index of a factor that this rank has, by whatever splits it."""
+        """First index of a factor on this rank, over all axes that split it."""
         rule, start, extent = self.bound.rule, 0, self.extent(factor)
         for axis, choice in enumerate(self.bound.strategy):
             if choice is not None and rule.index[factor] in rule.splits[choice]:
@@ -103,7 +103,7 @@ class Shard:
         return self.bound.rule.factors[self.bound.rule.index[factor]].extent
 
     def offset(self, factor: str) -> int:
-        """First index of a factor that this rank has."""
+        """First index of a factor on this rank."""
         axes = self.axes(factor)
         if not axes:
             return 0
@@ -115,5 +115,5 @@ class Shard:
 
 
 Form = Callable[..., Any]
-"""A local form: called with a `Shard` and with the operator's own arguments; one that drops elements with the 64-bit
-key of its random numbers between the two."""
+"""A local form: called with a `Shard` and the operator's own arguments; with dropout, the 64-bit key of its random
+numbers comes between the two."""

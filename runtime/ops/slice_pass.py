@@ -1,4 +1,4 @@
-"""What the operators of one slice of the sequence may know of the other slices of their micro-batch."""
+"""What the operators of one sequence slice may know of the other slices of their micro-batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,8 @@ from runtime.ops.hidden import Mask
 
 
 class Past:
-    """Keys and values of one operator for the slices of one micro-batch so far, and later their gradients. Their memory
-    is that of the whole sequence from the first slice on."""
+    """Keys and values of one operator for the slices of one micro-batch so far, and later their gradients. Memory for
+    the whole sequence is allocated at the first slice."""
 
     def __init__(self, slices: int) -> None:
         self._slices = slices
@@ -20,14 +20,14 @@ class Past:
         self._numbers: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
     def keep(self, number: int, key_BGQD: torch.Tensor, value_BGQE: torch.Tensor) -> None:
-        """Write down what slice `number` has, 0 first."""
+        """Store the keys and values of slice `number`, from 0."""
         if self._kept is None:
             self._kept = self._empty(key_BGQD), self._empty(value_BGQE)
         for whole, piece in zip(self._kept, (key_BGQD, value_BGQE), strict=True):
             self._of(whole, number).copy_(piece)
 
     def mask_until(self, number: int, mask: Mask) -> Mask:
-        """The mask of slice `number`, 0 first, with the numbers of the tokens of all slices until it."""
+        """The mask of slice `number`, from 0, with the token numbers of all slices up to it."""
         self._numbers[number] = (mask.documents, mask.seen)
         parts = zip(*(self._numbers[at] for at in range(number + 1)), strict=True)
         documents, seen = (
@@ -41,7 +41,7 @@ class Past:
         return self._of(self._kept[0], number), self._of(self._kept[1], number)
 
     def before(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of all slices before it."""
+        """Keys and values of all slices before it."""
         assert self._kept is not None, "the first slice came first"
         key, value = self._kept
         length = key.shape[2] // self._slices * number
@@ -57,7 +57,7 @@ class Past:
             whole[:, :, rows] += term
 
     def gradient(self, number: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What later slices have left for slice `number`; None where there is none."""
+        """The gradient that later slices have added for slice `number`; None where there is none."""
         if self._gradients is None:
             return None
         return self._of(self._gradients[0], number), self._of(self._gradients[1], number)
@@ -73,9 +73,9 @@ class Past:
 
 @dataclass(kw_only=True)
 class Together:
-    """What the `count` slices of a micro-batch share. `counted` has, by operator, how many of this rank's targets of
-    all slices its loss is a mean over, divided by `count`: so the loss of the micro-batch is the mean of those of its
-    slices. It lives as long as one of the slices waits for its backward pass."""
+    """The shared state of the `count` slices of a micro-batch. `counted` has, by operator, the number of targets of all
+    slices in the loss's mean on this rank, divided by `count`, so that the micro-batch's loss is the mean of its
+    slices' losses. It lives as long as one of the slices waits for its backward pass."""
 
     count: int
     counted: Mapping[str, torch.Tensor]
@@ -90,7 +90,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicePass:
-    """Slice `number`, 0 first, of a micro-batch."""
+    """Slice `number`, from 0, of a micro-batch."""
 
     number: int
     together: Together

@@ -1,10 +1,10 @@
-"""Causal attention of one slice of the sequence, to itself and to the slices before it.
+"""Causal attention of one sequence slice, to itself and to the slices before it.
 
-    forward     slice 0, 1, 2, ..     keys and values are written down; a slice reads those that are there
-    backward    slice .., 2, 1, 0     a slice adds to the gradients of those before it, and takes what later ones left
+    forward     slice 0, 1, 2, ..     keys and values are stored; a slice reads all stored ones
+    backward    slice .., 2, 1, 0     a slice adds to the gradients of earlier slices, and takes what later ones added
 
-The slices of one micro-batch come in this order on every stage (`costmodels.orders`, slices; Li et al. 2021, TeraPipe).
-A block that is recomputed writes the same keys once more where they are already.
+The slices of one micro-batch run in this order on every stage (`costmodels.orders`, slices; Li et al. 2021, TeraPipe).
+A recomputed block stores the same keys again in the same place.
 
 Shape legend: as in `runtime.ops.attention_pieces`; S the whole sequence, Q a slice of it.
 """
@@ -30,7 +30,7 @@ def sliced_attention(
     sinks_H: torch.Tensor | None = None,
     cap: float | None = None,
 ) -> torch.Tensor:
-    """The result B H Q E of an operator for one slice of the sequence. The numbers of `mask` are those of the slice."""
+    """The result B H Q E of an operator for one sequence slice. The token numbers of `mask` are those of the slice."""
     if mask is not None:
         mask = part.together.past_of(operator).mask_until(part.number, mask)
     scaled = scale_of(query_BHQD, scale, cap)
@@ -38,7 +38,7 @@ def sliced_attention(
 
 
 class _SlicedAttention(torch.autograd.Function):
-    """Keeps the query and the result; keys and values are written down anyway."""
+    """Keeps the query and the result; keys and values are stored anyway."""
 
     @staticmethod
     def forward(
@@ -63,7 +63,7 @@ class _SlicedAttention(torch.autograd.Function):
             return seen.result(sinks)
 
         result, logarithm = whole_call(compute)
-        ctx.part, ctx.past, ctx.scale = part, past, scale  # what slices share lives on with any of them
+        ctx.part, ctx.past, ctx.scale = part, past, scale  # the slices' shared state lives as long as any of them
         ctx.hops = own, before
         ctx.save_for_backward(query, sinks, result, logarithm)
         return result
@@ -86,7 +86,7 @@ class _SlicedAttention(torch.autograd.Function):
 
 
 def _hops(query: torch.Tensor, number: int, mask: Mask | None) -> tuple[tuple[Hop, ...], tuple[Hop, ...]]:
-    """What a slice sees of its own keys, and of those of the slices before it."""
+    """The hops of a slice over its own keys, and over those of the slices before it."""
     length = query.shape[2]
     if mask is not None:
         run, width = (number * length, length), query.shape[0] * query.shape[1]

@@ -1,4 +1,4 @@
-"""Kernels in Triton, which comes with PyTorch for accelerators: to be imported only where it is there."""
+"""Triton kernels. PyTorch for accelerators includes Triton; import this file only where Triton is available."""
 
 import importlib
 from typing import Any

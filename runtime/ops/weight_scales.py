@@ -1,15 +1,15 @@
-"""Scales of weights that travel in 8 bits, under recipes whose scales are those of the tensors as they are now.
+"""Scales of weights that are gathered in 8 bits, under recipes that scale by the current tensors.
 
-    begin of a step    largest of each weight = max over this device's piece        one for a tensor, or one for each
-                                                                                    128 x 128 of the whole weight
-                       the same over the devices that have other pieces             one message for all weights, on
+    begin of a step    largest of each weight = max over this device's piece        one per tensor, or one per 128 x 128
+                                                                                    block of the whole weight
+                       maximum over the devices that have other pieces              one collective for all weights, on
                                                                                     each axis that cuts any
     each gather        piece ──> q(piece) by these scales ──> [gather] ──> product
 
-A weight is the same throughout a step. So its largest elements are agreed on once, before any of it sets out, and its
-layer says nothing of them any more. torchao does so for a scale of a tensor, behind the optimizer
-(`precompute_float8_dynamic_scale_for_fsdp`). Blocks need not be whole on a device: each finds the maxima of its parts,
-and gets those of all blocks, four bytes for 16,384 elements.
+A weight does not change within a step. So devices agree on its largest elements once, before any gather, and its layer
+sends nothing for them any more. torchao does this for per-tensor scales, after the optimizer step
+(`precompute_float8_dynamic_scale_for_fsdp`). A block may be split over devices: each finds the maxima of its parts, and
+gets those of all blocks, four bytes per 16,384 elements.
 """
 
 import math
@@ -31,8 +31,9 @@ from runtime.ops.randomness import region_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightScales:
-    """Those of one weight: its largest elements, () or (blocks of outputs, blocks of inputs) of all of it, the scales
-    by which its elements are divided, of the same shape, and where in it the piece begins that this device stores."""
+    """The scales of one weight: the largest elements of the whole weight, () or (blocks of outputs, blocks of inputs);
+    the divisors of its elements, of the same shape; and the start, in the weight, of the piece that this device
+    stores."""
 
     name: str
     largest: torch.Tensor
@@ -40,7 +41,7 @@ class WeightScales:
     start: tuple[int, ...]
 
     def see(self, piece: torch.Tensor) -> None:
-        """Take the largest elements of the stored piece for those of all."""
+        """Set the largest elements to those of the stored piece."""
         if not self.largest.ndim:
             self.largest.copy_(largest_of(piece))
             return
@@ -51,13 +52,13 @@ class WeightScales:
         self.largest.copy_(largest(piece.detach(), rows, cells[0], columns, cells[1]))
 
     def in_8_bits(self, piece: torch.Tensor) -> torch.Tensor:
-        """The stored piece as it travels."""
+        """The stored piece in 8 bits, as it is gathered."""
         made: torch.Tensor = piece_in_8_bits(piece, self.scales, list(self.start))
         return made
 
 
 class CurrentScales:
-    """Those of the weights of a rank that are gathered in 8 bits, by their names; none under delayed scales."""
+    """The scales of a rank's weights that are gathered in 8 bits, by name; empty under delayed scaling."""
 
     def __init__(self, bound: BoundPlan, cuts: Sequence[StageCut], place: RankMesh) -> None:
         types = bound.graph.types
@@ -75,16 +76,16 @@ class CurrentScales:
             first += math.prod(shape)
 
     def of(self, name: str) -> WeightScales | None:
-        """Those of a weight; None where it is not gathered in 8 bits."""
+        """The scales of a weight; None where it is not gathered in 8 bits."""
         return self._own.get(name)
 
     def kept(self) -> list[torch.Tensor]:
-        """What is there of the weights between steps."""
+        """The tensors that are kept between steps."""
         return [self._largest, self._scales]
 
     @torch.no_grad()
     def agree(self, pieces: Mapping[str, torch.Tensor]) -> None:
-        """Find the scales of the weights as they are now. Collective."""
+        """Compute the scales of the current weights. Collective."""
         if not self._own:
             return
         for name, own in self._own.items():
