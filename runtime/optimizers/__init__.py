@@ -1,1 +1,1 @@
-"""The mathematics of updates: optimizers and their hyperparameters."""
+"""Optimizers and their hyperparameters."""

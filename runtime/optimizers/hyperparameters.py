@@ -1,4 +1,4 @@
-"""The hyperparameters of a step while it trains."""
+"""Hyperparameters that may change during training."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from planner.errors import RequestError
 from runtime.optimizers.optimizers import OptimizerSettings
 
 Schedule = Callable[[int], float]
-"""The learning rate of a step, from the number of steps that were made before it."""
+"""The learning rate of a step, as a function of the number of steps before it."""
 
 
 class RunningOptimizer:
@@ -22,7 +22,7 @@ class RunningOptimizer:
         self.learning_rate: float | Schedule = settings.learning_rate
 
     def rate(self, number: int) -> float:
-        """The learning rate of the step after `number` steps. Raises RequestError where it is none."""
+        """The learning rate of the step after `number` steps. Raises RequestError where it is not a valid number."""
         rate = self.learning_rate(number) if callable(self.learning_rate) else self.learning_rate
         if not (math.isfinite(rate) and rate >= 0):
             raise RequestError(f"the learning rate of step {number + 1} is {rate}; it must be a number of 0 or more")

@@ -1,13 +1,12 @@
-"""LAMB: steps of Adam, each as long as the weight that it changes (You et al. 2020, arXiv 1904.00962, algorithm 2).
+"""LAMB: Adam steps, each scaled to the norm of the weight (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
     m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g g           of each element
-    r = m' / (sqrt(v') + eps)      m', v' freed of their start at zero
+    r = m' / (sqrt(v') + eps)      m', v' corrected for their start at zero
     x = x - rate |x| / |r + decay x|  (r + decay x)                  |.| of the whole weight; where either is 0 the
                                                                      quotient is 1
-The scaling function of the paper is the identity. Where a weight lies in pieces, its sums of squares are added up by
-`total`, for all weights at once. The direction takes the place of the gradient, so that no memory is needed for it.
-A weight of 16 bits may have a gradient in float32 (`Tensor.grad_dtype`); arithmetic is float32 then, and moments are
-rounded where they are kept narrower.
+The scaling function of the paper is the identity. For a sharded weight, `total` adds up the sums of squares of its
+pieces, for all weights at once. The direction overwrites the gradient, so it needs no memory. A 16-bit weight may have
+a float32 gradient (`Tensor.grad_dtype`); arithmetic is then float32, and moments are rounded where they are narrower.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +17,11 @@ import torch
 from runtime.optimizers.narrow import kept_dtype, widened
 
 Total = Callable[[torch.Tensor], torch.Tensor]
-"""From sums of squares of the pieces, one row for each weight and two columns, to those of the whole weights."""
+"""From the sums of squares of the pieces (one row per weight, two columns) to those of the whole weights."""
 
 
 class Lamb(torch.optim.Optimizer):
-    """The optimizer of the same name over these weights."""
+    """LAMB over these weights."""
 
     def __init__(
         self,
@@ -54,7 +53,8 @@ class Lamb(torch.optim.Optimizer):
             weight.copy_(updated)
 
     def _direct(self, weight: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Leave the direction r + decay x in the gradient; the sums of squares of weight and direction, (2,)."""
+        """Write the direction r + decay x into the gradient; returns the sums of squares of weight and direction,
+        (2,)."""
         gradient, state = weight.grad, self.state[weight]
         assert gradient is not None
         if not state:

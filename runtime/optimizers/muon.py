@@ -1,16 +1,15 @@
-"""Muon: momentum whose update of a matrix is made orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+"""Muon: momentum with orthogonalized matrix updates (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
     m <- b m + (1 - b) g           u = (1 - b) g + b m             Nesterov's momentum
     o = NewtonSchulz(u)            its singular values drawn to 1, in `costmodels.NEWTON_SCHULZ_STEPS` steps
     x <- x - rate decay x - rate 0.2 sqrt(max(rows, columns)) o    lengths as of AdamW, whose rate and decay it shares
                                                                    (Liu et al. 2025, arXiv 2502.16982, section 2.2)
 
-The iteration needs whole matrices. Where weights lie in pieces on N devices, as many of one shape go together, and each
-device has one of them whole meanwhile (`planner.pricing.matrix_update`). It runs in bfloat16 for weights that are
-computed with in that, in float32 for others. A weight of several matrices has them in its last two dims. The update
-takes the place of the gradient. A weight of 16 bits may have a gradient in float32 (`Tensor.grad_dtype`); arithmetic is
-float32 then, and momentum is rounded where it is kept narrower. With `adjust_lr_fn="match_rms_adamw"`
-`torch.optim.Muon`, which computes in bfloat16, is the same for float32 masters.
+The iteration needs whole matrices. For weights sharded over N devices, N weights of one shape are updated together, and
+each device gathers one of them (`planner.pricing.matrix_update`). It runs in bfloat16 for weights that are used in
+bfloat16, in float32 for others. A weight with several matrices has them in its last two dims. The update overwrites the
+gradient. A 16-bit weight may have a float32 gradient (`Tensor.grad_dtype`); arithmetic is then float32, and momentum is
+rounded where it is narrower. With `adjust_lr_fn="match_rms_adamw"`
 """
 
 import math
@@ -26,14 +25,14 @@ from runtime.optimizers.narrow import kept_dtype, widened
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST = 1e-7
 _LENGTH = 0.2
-"""Root mean square of an update of AdamW, about (Liu et al. 2025, section 2.2)."""
+"""The approximate root mean square of an AdamW update (Liu et al. 2025, section 2.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
-    """Weights that are updated together, by their `places` among all; `shapes` are those of their matrices in the
-    model. The iteration runs in `dtype`. Where they lie in pieces on `size` devices, `gather` makes one whole update,
-    (1, ...), of a stack of so many pieces, (size, ...), and `cut` the pieces again; both are collective."""
+    """Weights that are updated together, by their `places` among all weights; `shapes` are those of their matrices in
+    the model. The iteration runs in `dtype`. For weights sharded over `size` devices, `gather` turns a stack of pieces,
+    (size, ...), into one whole update, (1, ...), and `cut` does the inverse; both are collective."""
 
     places: tuple[int, ...]
     shapes: tuple[tuple[int, int], ...]
@@ -44,24 +43,23 @@ class Together:
 
     @property
     def scales(self) -> list[float]:
-        """By how much orthogonal updates are longer than the rate."""
+        """The factors between orthogonal updates and the learning rate."""
         return [_LENGTH * math.sqrt(max(shape)) for shape in self.shapes]
 
 
 def whole(place: int, weight: torch.Tensor) -> Together:
-    """A weight that is here as a whole, by itself."""
+    """A weight that is whole on this device, as a group of its own."""
     rows, columns = weight.shape[-2:]
     return Together(places=(place,), shapes=((rows, columns),), dtype=iterated_dtype(weight.dtype))
 
 
 def iterated_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the iteration for a weight that is computed with in this one."""
+    """The dtype of the iteration, for a weight that is used in this dtype."""
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.promote_types(dtype, torch.float32)
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimizer of the same name over these weights, of which each is in one of the `groups` of those that are
-    updated together."""
+    """Muon over these weights, each of which is in one of the `groups` that are updated together."""
 
     def __init__(
         self,
@@ -97,7 +95,8 @@ class Muon(torch.optim.Optimizer):
                 weight.copy_(wide)
 
     def _momentum(self, weight: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """The update of a weight before it is made orthogonal, in the place of its gradient; zeros without one."""
+        """Write a weight's update, before orthogonalization, over its gradient; returns it. Zeros without a
+        gradient."""
         gradient, state = weight.grad, self.state[weight]
         if gradient is None:
             return torch.zeros_like(weight, dtype=wide_of(weight))
@@ -115,7 +114,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _stacked(together: Together, updates: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Updates one after the other, and zeros in spare places."""
+    """Updates one after the other, and zeros in unused places."""
     stack = updates[0].new_zeros((together.size, *updates[0].shape), dtype=together.dtype)
     for place, update in zip(stack, updates, strict=False):
         place.copy_(update)
@@ -128,12 +127,12 @@ def wide_of(weight: torch.Tensor) -> torch.dtype:
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Matrices (..., rows, columns) with singular values of about 1, between 0.7 and 1.2; in their own memory, whose
-    content is lost, or in other."""
+    """Matrices (..., rows, columns) with singular values of about 1, between 0.7 and 1.2. The memory of `matrices` may
+    be overwritten."""
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    del matrices  # nobody holds it behind the first step
+    del matrices  # frees the input after the first step
     x = x.div_(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_(min=_LEAST))
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT

@@ -2,11 +2,11 @@
 
     for each chunk of elements:    widen ─> torch's update in float32 ─> round to the nearest
 
-Weights, gradients and moments of any dtype are taken; what is float32 already is updated where it is. A chunk has at
-most `UPDATE_CHUNK` elements, of many small weights or of a part of a large one, so that float32 copies take little
-memory whatever the model, and one kernel of an accelerator updates many weights. The update reads moments as they were
-kept and what it makes of them before that is rounded, as one kernel does that has them in registers (FusedAdam of
-Transformer Engine with exp_avg_dtype, bfloat16 parameters under torch's fused AdamW).
+Takes weights, gradients and moments of any dtype; float32 ones are updated in place. A chunk has at most `UPDATE_CHUNK`
+elements, of many small weights or of a part of a large one, so that float32 copies take little memory for any model,
+and one kernel of an accelerator updates many weights. The update reads the stored moments, and uses its new moments
+before they are rounded, like a kernel that holds them in registers (FusedAdam of Transformer Engine with exp_avg_dtype,
+bfloat16 parameters under torch's fused AdamW).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,23 +23,23 @@ Tensors: TypeAlias = Sequence[torch.Tensor]
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Float32, or float64 for that."""
+    """Float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def kept_dtype(word: str, weight: torch.dtype) -> torch.dtype:
-    """The dtype in which moments of a weight are kept, by the word of a plan (`Update.moment_dtype`)."""
+    """The dtype of a weight's moments, by the word in a plan (`Update.moment_dtype`)."""
     return torch.bfloat16 if word == "bf16" else wide_dtype(weight)
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in the dtype of an update: itself, or a copy."""
+    """A tensor in the dtype of the update: itself, or a copy."""
     return tensor.to(wide_dtype(tensor.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """Equal parts of a weight, of its gradient and of its moments, and the number of updates before, where it is
+    """Equal parts of a weight, of its gradient and of its moments, and the number of earlier updates, where it is
     counted."""
 
     weight: torch.Tensor
@@ -51,11 +51,11 @@ class _Piece:
 Update: TypeAlias = Callable[
     [Mapping[str, Any], list[torch.Tensor], list[torch.Tensor], Sequence[list[torch.Tensor]], Any], None
 ]
-"""Of a group's settings, weights, gradients, moments of each kind, and numbers of updates; in place."""
+"""The update, in place; from a group's settings, weights, gradients, moments of each kind, and update counts."""
 
 
 class _Narrow(torch.optim.Optimizer):
-    """Put before the class of an optimizer: its moments are kept as the word `moments` says."""
+    """A mixin, placed before the class of an optimizer: its moments are kept in the dtype that `moments` names."""
 
     def __init__(self, weights: Any, *, moments: str, **settings: Any) -> None:
         super().__init__(weights, **settings)
@@ -112,7 +112,7 @@ def _begin(
 
 
 def _pieces(weight: torch.Tensor, moments: Tensors, step: torch.Tensor | None) -> Iterator[_Piece]:
-    """Parts of at most `UPDATE_CHUNK` elements where all lie one element after the other, else of whole rows."""
+    """Parts of at most `UPDATE_CHUNK` elements where all tensors are contiguous, else parts of whole rows."""
     assert weight.grad is not None
     parts = [weight.detach(), weight.grad, *moments]
     if all(part.is_contiguous() for part in parts):

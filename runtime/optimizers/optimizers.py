@@ -1,8 +1,7 @@
-"""The optimizers by name: torch's, LAMB, and Muon with AdamW for what is no matrix of a hidden layer.
+"""The optimizers by name: torch's, LAMB, and Muon with AdamW for parameters that are not hidden-layer matrices.
 
-All of them compute updates in float32. A weight of 16 bits without a float32 master (see `runtime.update.optimizer`),
-and moments that a plan keeps in bfloat16, are widened when their turn comes, updated and rounded back
-(`runtime.optimizers.narrow`).
+All of them compute updates in float32. A 16-bit weight without a float32 master (see `runtime.update.optimizer`), and
+moments that a plan keeps in bfloat16, are widened for the update and rounded back (`runtime.optimizers.narrow`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -22,10 +21,10 @@ from runtime.optimizers.narrow import NarrowAdamW, NarrowSGD, kept_dtype, wide_d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD, `muon_momentum` that of
-    Muon, which has rate and decay in common with the AdamW beside it. `undecayed` are the names of parameters
-    that weight decay leaves out, as the module has them. `fused` says whether one kernel updates all weights;
-    None, where they are on an accelerator that has it."""
+    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is SGD's, `muon_momentum` is Muon's;
+    Muon shares rate and decay with the AdamW beside it. `undecayed` are parameters without weight decay, by their names
+    in the module. `fused`: whether one kernel updates all weights; None: only on an accelerator that has such a
+    kernel."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -37,8 +36,8 @@ class OptimizerSettings:
     fused: bool | None = None
 
     def of_parameters(self, names: Iterable[Sequence[str]]) -> "OptimizerSettings":
-        """The same settings with what is `undecayed` by the first of the names that each parameter has. Raises
-        RequestError for a name that none of them has."""
+        """The same settings, with `undecayed` translated to the first of each parameter's names. Raises RequestError
+        for a name that no parameter has."""
         first = {name: own[0] for own in names for name in own}
         for name in sorted(self.undecayed):
             if name not in first:
@@ -47,11 +46,11 @@ class OptimizerSettings:
 
 
 class Optimizer(Protocol):
-    """What updates weights from their gradients."""
+    """Updates weights from their gradients."""
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """What is kept for each weight."""
+        """The state of each weight."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -62,7 +61,7 @@ class Optimizer(Protocol):
 
 
 def kept_of(optimizer: Optimizer) -> list[MutableMapping[str, Any]]:
-    """What an optimizer keeps for each of its weights, in their order, in place."""
+    """The states of an optimizer's weights, in their order, in place."""
     return [one.state[weight] for one, _, weight in _slots(optimizer)]
 
 
@@ -73,8 +72,8 @@ def start_moments(
     updates: int,
     moment_dtype: str = "fp32",
 ) -> None:
-    """Have memory of every kind that each of these weights has, which are all that the optimizer has, after so many
-    updates, to be written next; none after none."""
+    """Allocate the moments of all of the optimizer's weights as after `updates` updates, to be written next; none after
+    0 updates."""
     for (one, group, key), weight, own in zip(_slots(optimizer), weights, moments, strict=True):
         known = one.state.pop(key, {})
         if updates:
@@ -84,14 +83,14 @@ def start_moments(
                     kept[kind] = torch.empty_like(weight, dtype=kept_dtype(moment_dtype, weight.dtype))
             if isinstance(one, Lamb):
                 kept["step"] = updates
-            elif isinstance(one, torch.optim.AdamW):  # one kernel of a device reads it there, as torch has it
+            elif isinstance(one, torch.optim.AdamW):  # a fused kernel reads the step count on the device, as in torch
                 device = weight.device if group["fused"] else None
                 kept["step"] = torch.tensor(float(updates), dtype=torch.float32, device=device)
             one.state[key] = kept
 
 
 def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, Mapping[str, Any], torch.Tensor]]:
-    """The optimizer that updates each weight, the group that it is in, and the key that it has for it."""
+    """For each weight: the optimizer that updates it, its group, and its key."""
     if isinstance(optimizer, _SideBySide):
         found = [slot for part in optimizer.parts for slot in _slots(part)]
         return [found[place] for place in optimizer.places]
@@ -99,13 +98,13 @@ def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, Mapping[st
 
 
 Groups = Sequence[dict[str, Any]]
-"""Weights with their weight decay, and whether one kernel updates them, as optimizers of torch take them."""
+"""Weights with their weight decay, and whether one kernel updates them, in the form of torch's optimizers."""
 
 
 def _groups(
     optimizer: str, weights: Sequence[torch.Tensor], names: Sequence[str], settings: OptimizerSettings
 ) -> Groups:
-    """Neighbours that are updated alike together, so that weights keep their order."""
+    """Group adjacent weights with equal settings, so that weights keep their order."""
     alike = [
         (0.0 if name in settings.undecayed else settings.weight_decay, _fused(optimizer, weight, settings))
         for weight, name in zip(weights, names, strict=True)
@@ -131,7 +130,7 @@ def _sgd(weights: Groups, settings: OptimizerSettings, total: Total, moments: st
 
 
 def _is_narrow(weights: Groups, moments: str) -> bool:
-    """Whether weights, or what is kept of them, are not of the dtype in which they are updated."""
+    """Whether weights or their moments have another dtype than the update."""
     return any(
         not weight.dtype == wide_dtype(weight.dtype) == kept_dtype(moments, weight.dtype)
         for group in weights
@@ -140,26 +139,26 @@ def _is_narrow(weights: Groups, moments: str) -> bool:
 
 
 FUSED = ("adamw", "sgd")
-"""What one kernel of an accelerator updates."""
+"""The optimizers with a fused accelerator kernel."""
 
 
 def _fused(name: str, weight: torch.Tensor, settings: OptimizerSettings) -> bool | None:
-    """Whether one kernel updates a weight together with others; None where torch chooses. It wants weights, gradients
-    and moments with equal strides, so a part of each row of a kept weight is updated without it."""
+    """Whether a fused kernel updates a weight together with others; None: torch chooses. The kernel needs equal strides
+    of weights, gradients and moments, so a weight that is a column slice of a kept one is updated without it."""
     return updates_at_once(name, weight.device.type, settings) and weight.is_contiguous()
 
 
 def updates_at_once(name: str, device_type: str, settings: OptimizerSettings) -> bool | None:
-    """Whether one kernel updates all weights on such a device that lie one element after the other; None where torch
-    chooses. On an accelerator it chooses a chain of kernels, which takes 2.7 times as long on an H200 (10.3 and 3.8 ms
-    for 470 million parameters)."""
+    """Whether one kernel updates all contiguous weights on such a device; None: torch chooses. On an accelerator torch
+    chooses a chain of kernels, which takes 2.7 times as long on an H200 (10.3 and 3.8 ms for 470 million
+    parameters)."""
     if name not in FUSED:
         return None
     return (has_one_kernel(name, device_type) or None) if settings.fused is None else settings.fused
 
 
 def has_one_kernel(name: str, device_type: str) -> bool:
-    """Whether devices of a kind are accelerators with a kernel that makes all updates of the optimizer of that name."""
+    """Whether devices of this type are accelerators with one kernel for all updates of this optimizer."""
     if name not in FUSED or device_type in ("cpu", "meta"):
         return False
     key = torch._C._dispatch_key_for_device(device_type)
@@ -191,17 +190,17 @@ MOMENTS: Mapping[str, tuple[str, ...]] = {
     "muon": ("momentum_buffer",),
     "sgd": ("momentum_buffer",),
 }
-"""What each keeps for every element of a weight, by the names that torch has for it."""
+"""The states per element of a weight, for each optimizer, by torch's names."""
 
 
 def every_moment(name: str, settings: OptimizerSettings | None = None) -> tuple[str, ...]:
-    """What a plan with this optimizer keeps of any weight: Muon leaves those that are no matrices to AdamW."""
+    """The states that a plan with this optimizer keeps of any weight; with Muon, other parameters have AdamW's."""
     beside = MOMENTS[ADAMW] if name == MUON else ()
     return (*(MOMENTS[name] if settings is None else moments_of(name, settings)), *beside)
 
 
 def moments_of(name: str, settings: OptimizerSettings) -> tuple[str, ...]:
-    """What the optimizer of that name keeps for every element of a weight, once it has made an update."""
+    """The states per element that the optimizer of this name keeps after its first update."""
     return () if name == "sgd" and not settings.momentum else MOMENTS[name]
 
 
@@ -214,11 +213,11 @@ def make_optimizer(
     together: Sequence[Together] = (),
     moment_dtype: str = "fp32",
 ) -> Optimizer:
-    """The optimizer of that name over these tensors, which are the parameters of these names; `total` adds up
-    sums of squares of pieces (see `runtime.optimizers.lamb`). Muon updates those that are in a group of those that go
-    `together`. Moments are kept as `moment_dtype` says.
+    """The optimizer of this name over these tensors, the parameters of these names; `total` adds up sums of squares of
+    pieces (see `runtime.optimizers.lamb`). Muon updates the weights that are in a group of `together`. Moments are kept
+    in the dtype that `moment_dtype` names.
 
-    Raises RequestError for a name that is no optimizer.
+    Raises RequestError for an unknown name.
     """
     if name not in (*OPTIMIZERS, MUON):
         raise RequestError(unknown_name("optimizer", name, (*OPTIMIZERS, MUON)))
@@ -252,7 +251,8 @@ def _with_muon(
 
 
 class _SideBySide:
-    """Optimizers of some weights each, of which those of all `parts`, one after the other, are at these `places`."""
+    """Several optimizers, each over some of the weights; the weights of all `parts`, concatenated, are at these
+    `places`."""
 
     def __init__(self, parts: Sequence[Optimizer], places: Sequence[int]) -> None:
         self.parts, self.places = parts, places

@@ -1,11 +1,11 @@
-"""Buffers that change once a training step, and not in its forward passes: the biases of routers, for one.
+"""Buffers that change once per training step, outside of its forward passes: for example the biases of routers.
 
-A module says so by a method, which knows nothing of devices or of plans:
+A module declares them by a method, which knows nothing of devices or plans:
 
     def after_step(self, buffers: Mapping[str, Tensor]) -> Mapping[str, Tensor]
 
-From the contents of the module's own buffers it makes those that they have after the optimizer's step. What the forward
-passes count for it is in buffers that they change, whole and the same on every rank, so each rank computes it alone.
+It takes the module's own buffers and returns their contents after the optimizer's step. The statistics that the forward
+passes collect for it are in buffers that they change, whole and equal on every rank, so each rank computes it alone.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -32,7 +32,7 @@ class StepEnd:
     buffers: tuple[str, ...]
 
     def apply(self, buffers: MutableMapping[str, torch.Tensor]) -> None:
-        """Change `buffers`, which have the names that they have in the model."""
+        """Change `buffers`, which has the model's names."""
         own = {name: buffers[self.full(name)] for name in self.buffers}
         with torch.no_grad():
             for name, content in self.module.after_step(own).items():

@@ -1,9 +1,10 @@
-"""The values that ranks start from: each its own, which must be equal, or those of rank 0.
+"""Initial values of the ranks: each rank's own, which must be equal, or those of rank 0.
 
-Every rank builds the module, so equal seeds make equal values. Where they are not, training would go on with a model
-that nobody has: a sum over the bits of every weight and buffer, compared over all ranks, tells. With `Update.broadcast`
-rank 0 sends its values instead, whole and one after the other, so that a rank needs memory for one of them; other
-ranks' may be on the meta device then. Parameters that a plan leaves to each device are neither compared nor sent.
+Every rank builds the module, so equal seeds give equal values. If they differed, training would continue with an
+inconsistent model, so a sum over the bits of every weight and buffer is compared over all ranks. With
+`Update.broadcast` rank 0 sends its values instead, whole and one after the other, so a rank needs memory for only one
+of them; the other ranks may then have the meta device. Parameters that a plan leaves to each device are neither
+compared nor sent.
 """
 
 import torch
@@ -23,13 +24,13 @@ def from_first(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     own = torch.empty(value.shape, dtype=value.dtype, device=device) if value.is_meta else value.detach().to(device)
     if world() > 1:
         own = own.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(own.view(-1).view(torch.uint8), 0)  # gloo knows no int16
+        dist.broadcast(own.view(-1).view(torch.uint8), 0)  # gloo has no int16
     return own
 
 
 def check_values(module: nn.Module, bound: BoundPlan, device: torch.device) -> None:
-    """Raise ModelError, on every rank, where ranks hold different values that are not going to be sent; and where
-    rank 0 has none to send. Collective."""
+    """Raise ModelError, on every rank, where ranks hold different values that will not be broadcast, or where rank 0
+    has no values to broadcast. Collective."""
     update = bound.plan.training.update
     if world() == 1:
         return
@@ -38,7 +39,7 @@ def check_values(module: nn.Module, bound: BoundPlan, device: torch.device) -> N
         return
     values = {name: value for name, value in _values(module, bound).items() if not update.is_local(name)}
     sums = torch.tensor([_bit_sum(value) for value in values.values()], dtype=torch.int64, device=device)
-    most = torch.stack([sums, ~sums])  # the least of a sum is the largest of its complement
+    most = torch.stack([sums, ~sums])  # the minimum of a sum is the maximum of its complement
     dist.all_reduce(most, dist.ReduceOp.MAX)
     different = [name for name, same in zip(values, (most[0] == ~most[1]).tolist(), strict=True) if not same]
     if different:
@@ -72,7 +73,7 @@ def _values(module: nn.Module, bound: BoundPlan) -> dict[str, torch.Tensor]:
 
 
 def _bit_sum(value: torch.Tensor) -> int:
-    """The sum of the elements, taken as integers."""
+    """The sum of the elements' bits, taken as integers."""
     if value.is_meta:
         return 0
     flat = value.detach().contiguous().reshape(-1)

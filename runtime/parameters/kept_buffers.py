@@ -1,8 +1,8 @@
-"""The buffers of a model that are part of its state: what a module saves, and whatever changes in training.
+"""The buffers in a model's state: persistent ones, and all that change in training.
 
-A buffer that forward passes change, or that changes after a step (`runtime.parameters.after_step`), is right on the
-pipeline ranks whose stages change it; all others are the same everywhere. What the module declares persistent is kept
-although no operator reads it, so that a plain module finds all that it asks for.
+A buffer that forward passes change, or that changes after a step (`runtime.parameters.after_step`), is valid only on
+the pipeline ranks whose stages change it; all others are equal everywhere. Persistent buffers are kept even if no
+operator reads them, so that a plain module finds all of its state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,20 +19,20 @@ from runtime.parameters.initial_values import from_first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBuffers:
-    """`homes` has the pipeline ranks on which each buffer is right, in sorted order of names; `unread` the contents of
-    those that no operator reads; `tied` the other names of shared parameters, with the one that the plan has."""
+    """`homes` has the pipeline ranks on which each buffer is valid, in sorted order of names; `unread` the contents of
+    buffers that no operator reads; `tied` the other names of shared parameters, each with its name in the plan."""
 
     homes: Mapping[str, tuple[int, ...]]
     unread: Mapping[str, torch.Tensor]
     tied: Mapping[str, str]
 
     def content(self, name: str, buffers: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What is in one, of those that a step reads (`buffers`) or of the others."""
+        """The content of a buffer, one that a step reads (from `buffers`) or another one."""
         return buffers[name] if name in buffers else self.unread[name]
 
 
 def kept_buffers(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut], device: torch.device) -> KeptBuffers:
-    """Those of a module under a plan. Collective where the plan broadcasts values."""
+    """The kept buffers of a module under a plan. Collective where the plan broadcasts values."""
     graph, homes = bound.graph, buffer_homes(module, bound, cuts)
     held = dict(module.named_buffers(remove_duplicate=False))
     unread = {name: held[name].detach() for name in homes if name not in graph.buffers}
@@ -46,7 +46,7 @@ def kept_buffers(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut], 
 
 
 def buffer_homes(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut]) -> dict[str, tuple[int, ...]]:
-    """The pipeline ranks on which each buffer is right that is kept, in sorted order of names."""
+    """The pipeline ranks on which each kept buffer is valid, in sorted order of names."""
     homes: dict[str, tuple[int, ...]] = {name: tuple(range(bound.plan.pipeline)) for name in _persistent(module)}
     changed = dict(bound.graph.updates)
     for buffer, content in changed.items():
@@ -61,7 +61,7 @@ def buffer_homes(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut]) 
 
 
 def _persistent(module: nn.Module) -> list[str]:
-    """Buffers that a state dict has."""
+    """Buffers in the module's state dict."""
     return [
         f"{path}.{name}" if path else name
         for path, each in module.named_modules()

@@ -1,5 +1,5 @@
-"""What of a rank's shard of a weight is in the model, and what are zeros that were added to the weight
-(`planner.sharding.padding`) or to its shards (`planner.sharding.layout.PaddedShape`).
+"""Which part of a rank's shard is in the model, and which part is zero padding of the weight
+(`planner.sharding.padding`) or of its shards (`planner.sharding.layout.PaddedShape`).
 
 model 5 rows, padded to 8, cut in 4      0 1 | 2 3 | 4 . | . .
 """
@@ -13,7 +13,7 @@ from runtime.comm.device_mesh import RankMesh
 
 
 def padded(weight: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A weight with zeros behind its own elements, of this shape; itself where it has the shape."""
+    """A weight zero-padded to this shape; itself where it already has the shape."""
     if tuple(weight.shape) == tuple(shape):
         return weight
     larger = weight.new_zeros(tuple(shape))
@@ -24,14 +24,15 @@ def padded(weight: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def in_model(
     shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
 ) -> torch.Tensor:
-    """The part of a shard that the model has, a view: of a tensor of this `shape`, which has the shape `own` there."""
+    """The part of a shard that is in the model, a view; for a tensor of this `shape`, which has the shape `own` in the
+    model."""
     for dim, kept in _kept(shard, shape, own, layout, place):
         shard = shard.narrow(dim, 0, kept)
     return shard
 
 
 def clear(shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh) -> None:
-    """Set the other part to zero."""
+    """Set the padding of a shard to zero."""
     for dim, kept in _kept(shard, shape, own, layout, place):
         shard.narrow(dim, kept, shard.shape[dim] - kept).zero_()
 
@@ -39,7 +40,7 @@ def clear(shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout:
 def _kept(
     shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
 ) -> Iterator[tuple[int, int]]:
-    """Padded dims, and how many elements of the shard are in the model."""
+    """Padded dims, and how many elements of the shard in each are in the model."""
     sizes = place.mesh.sizes
     if tuple(shape) == tuple(own) == whole_shape(shape, layout, sizes):
         return

@@ -1,18 +1,17 @@
-"""The parameters and buffers of a model as one rank keeps them.
+"""The parameters and buffers of a model, as one rank keeps them.
 
-A parameter is a leaf tensor: this rank's piece of the weight, in the stored layout of the plan. Every use transfers
-it to the layout that the operator wants, and brings the gradient of that use back to the stored gradient layout;
-autograd adds up the uses, and `accumulate` the micro-batches, in the dtype that the plan says (`Update.summed_in`). A
-gradient that is partial on an axis is a sum over this rank's samples only, until it is reduced once a step.
+A parameter is a leaf tensor: this rank's piece of the weight, in the plan's stored layout. Every use redistributes it
+to the layout that the operator wants, and the gradient of that use back to the stored gradient layout. Autograd adds up
+the uses, and `accumulate` adds up the micro-batches, in the plan's dtype (`Update.summed_in`). A gradient that is
+partial on an axis is a sum over this rank's samples only, until it is reduced once per step.
 
-Autograd wants a gradient of the shape of its leaf. Where the gradient is cut finer than the weight (ZeRO-2) the leaf is
-a stub, which has the shape of the cut gradient and no memory, and the weight stands beside it:
+Autograd requires a gradient of the shape of its leaf. Where the gradient is cut finer than the weight (ZeRO-2) the leaf
+is a stub, which has the shape of the cut gradient and no memory, and the weight is a separate tensor:
 
-    stub (a piece) ─┐                                      forward: the weight, the stub is not looked at
+    stub (a piece) ─┐                                      forward: uses the weight, not the stub
     weight (whole) ─┴─> transfer ─> operator               backward: the gradient, reduced and cut, goes to the stub
 
-A weight that the plan offloads has memory on the device while its block runs, and no longer
-(`runtime.offload.weights`).
+A weight that the plan offloads has device memory only while its block runs (`runtime.offload.weights`).
 """
 
 import weakref
@@ -39,8 +38,8 @@ from runtime.parameters.padding import in_model, padded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A weight as it was between two updates: this rank's piece, the leaf that autograd leaves its gradient with, and
-    who adds gradients up (`LocalParameter.collect`)."""
+    """A weight between two updates: this rank's piece, the leaf that gets autograd's gradient, and the function that
+    accumulates gradients (`LocalParameter.collect`)."""
 
     piece: torch.Tensor
     leaf: torch.Tensor
@@ -54,14 +53,13 @@ class Version:
 
 @dataclass(kw_only=True)
 class LocalParameter:
-    """A parameter on one rank: its piece of the weight, and of the gradient of this step so far.
+    """A parameter on one rank: its piece of the weight, and of this step's gradient so far.
 
-    `leaf` is what autograd leaves the gradient with: the piece itself, or a stub where the gradient is cut finer.
-    `shape` is that of the whole parameter, `own_shape` that in the model, where it is padded. `gradient` has the dtype
-    `sums` and is None before the first; `arrival` is told of every micro-batch that was added. `local` parameters are
-    each rank's own.
-    `twins` are the processes of other pipeline stages that hold the same piece of a parameter which their stages share.
-    `offloaded` is where the weight is while its block does not run, where the plan has it outside of the device.
+    `leaf` is the tensor that gets autograd's gradient: the piece itself, or a stub where the gradient is cut finer.
+    `shape` is that of the whole parameter, `own_shape` that in the model, if it is padded. `gradient` has the dtype
+    `sums` and is None before the first; `arrival` is called after every micro-batch that was added. `local` parameters
+    are each rank's own. `twins` are the processes of other pipeline stages that hold the same piece of a shared
+    parameter. `offloaded` is the weight's offload storage, if the plan offloads it.
     """
 
     name: str
@@ -82,23 +80,23 @@ class LocalParameter:
 
     @property
     def content(self) -> torch.Tensor:
-        """The piece for the host to read and write: where the weight is offloaded, memory outside of the device."""
+        """The piece for the host to read and write; for an offloaded weight, its offload storage."""
         return self.piece.detach() if self.offloaded is None else self.offloaded.content
 
     @property
     def present(self) -> torch.Tensor:
-        """The piece on the device, to be read: of an offloaded weight a copy."""
+        """The piece on the device, for reading; a copy for an offloaded weight."""
         return (
             self.piece.detach() if self.offloaded is None else self.offloaded.content.to(self.piece.device, copy=True)
         )
 
     def in_model(self, piece: torch.Tensor, layout: Layout, place: RankMesh) -> torch.Tensor:
-        """What the model has of a piece in some layout, a view."""
+        """The part of a piece in some layout that is in the model, a view."""
         return in_model(piece, self.shape, self.own_shape, layout, place)
 
     @property
     def padded(self) -> bool:
-        """Whether the whole parameter has more than the model."""
+        """Whether the whole parameter is padded."""
         return tuple(self.shape) != self.own_shape
 
     @property
@@ -112,12 +110,12 @@ class LocalParameter:
 
     @property
     def version(self) -> Version:
-        """The weight as it is now; another object after `renew`."""
+        """The current weight; another object after `renew`."""
         return Version(piece=self.piece, leaf=self.leaf, collect=self.collect)
 
     def renew(self) -> None:
-        """Have memory of its own for the next weight, which is written next. What has been computed with the weight so
-        far keeps it: autograd, and blocks that will be computed again."""
+        """Allocate new memory for the next weight, which is written next. Earlier computations keep the old memory:
+        autograd, and blocks that will be recomputed."""
         before = self.leaf
         alone = self.stub is None
         self.piece = torch.empty_like(self.piece, requires_grad=False)
@@ -127,8 +125,8 @@ class LocalParameter:
         self.listen()
 
     def listen(self) -> None:
-        """Have autograd call `accumulate`. Autograd's hooks are out of sight of Python's garbage collector: one that
-        knew this parameter would keep it, and its leaf, for good."""
+        """Make autograd call `accumulate`. Python's garbage collector does not see autograd's hooks: one that referred
+        to this parameter would keep it, and its leaf, alive forever."""
         known = weakref.ref(self)
 
         def arrived(leaf: torch.Tensor) -> None:
@@ -138,21 +136,21 @@ class LocalParameter:
         self.leaf.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
     def accumulate(self, leaf: torch.Tensor) -> None:
-        """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
-        if leaf.grad is not None:  # else it comes later (`runtime.executor.prefetch`)
+        """Move the gradient from `leaf.grad` into `gradient`. Autograd calls it."""
+        if leaf.grad is not None:  # else it arrives later (`runtime.executor.prefetch`)
             self.collect(_taken(leaf))
 
     def collect(self, gradient: torch.Tensor) -> None:
-        """Add the gradient of a use of the weight, where it is stored, to `gradient`."""
+        """Add the gradient of a use of the weight, in the stored layout, to `gradient`."""
         if gradient.dtype is not self.sums and (self.gradient is None or not self._widens(gradient)):
             gradient = gradient.to(self.sums)
         if self.gradient is None:
             self.gradient = (
                 gradient if gradient.untyped_storage().nbytes() == gradient.nbytes else gradient.clone()
-            )  # own memory: it is added to
+            )  # own memory: later gradients are added to it
         else:
-            self.gradient += gradient  # a narrow one is widened on the way
-        del gradient  # a bucket that starts now lets its members go
+            self.gradient += gradient  # a narrow gradient is widened in the sum
+        del gradient  # a bucket that starts now frees its members
         if self.arrival is not None:
             self.arrival(self.name)
 
@@ -162,8 +160,8 @@ class LocalParameter:
         return found[tuple(map(slice, self.own_shape))] if self.padded else found
 
     def whole_gradient(self, place: RankMesh) -> torch.Tensor:
-        """The full gradient, summed; zeros where nothing has been accumulated. Collective; this rank's own of a local
-        parameter."""
+        """The full gradient, summed; zeros where nothing has been accumulated. Collective; for a local parameter, this
+        rank's own."""
         if self.local:
             return self.local_gradient()
         whole = whole_tensor(self.local_gradient(), self.shape, self.stored.gradient, place)
@@ -184,8 +182,8 @@ def local_parameters(
     held: frozenset[str],
     weight_offload: OffloadedWeights | None = None,
 ) -> dict[str, LocalParameter]:
-    """This rank's pieces of the real weights of `module` that its stage holds, copied to its device, or to where they
-    are offloaded; those of rank 0 where the plan broadcasts them. Raises ModelError for weights on meta."""
+    """This rank's pieces of the real weights of `module` in its stage, copied to its device or to their offload
+    storage; the weights of rank 0 where the plan broadcasts them. Raises ModelError for weights on the meta device."""
     weights, update = dict(module.named_parameters(remove_duplicate=False)), bound.plan.training.update
     found = {}
     for parameter in bound.graph.parameters:
@@ -204,7 +202,7 @@ def local_parameters(
         whole = padded(weight.detach(), shape)
         piece = convert(whole, shape, replicated(len(stored.weight)), stored.weight, place)
         piece = piece.to(place.device, copy=True).contiguous()
-        leaf = _leaf(piece, shape, stored, place) if parameter.trainable else piece  # no gradient is cut
+        leaf = _leaf(piece, shape, stored, place) if parameter.trainable else piece  # else no gradient to cut
         leaf.requires_grad_(parameter.trainable)
         dtype = str(weight.dtype).removeprefix("torch.")
         kept = LocalParameter(
@@ -228,14 +226,14 @@ def local_parameters(
 
 
 def _taken(leaf: torch.Tensor) -> torch.Tensor:
-    """What autograd has left in `leaf.grad`, which is gone there: nobody else holds it on."""
+    """Take the gradient out of `leaf.grad`, so that no other reference to it is left."""
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None, "autograd has just left it"
     return gradient
 
 
 def _leaf(piece: torch.Tensor, shape: tuple[int, ...], stored: StoredParameter, place: RankMesh) -> torch.Tensor:
-    """The piece, or a tensor of one element that is spread over the shape of a gradient which is cut finer."""
+    """The piece, or a stub: one element expanded to the shape of a gradient that is cut finer."""
     wanted = local_shape(shape, stored.gradient, place.mesh.sizes)
     return piece if wanted == tuple(piece.shape) else piece.new_zeros(()).expand(wanted)
 
@@ -248,8 +246,8 @@ def unused_parameters(bound: BoundPlan) -> frozenset[str]:
 def whole_buffers(
     module: nn.Module, graph: OperatorGraph, device: torch.device, broadcast: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device; those of rank 0
-    where they are broadcast."""
+    """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device; rank 0's where they
+    are broadcast."""
     if broadcast:
         return {name: from_first(held_tensor(module, name, graph.constants), device) for name in graph.buffers}
     found = {}

@@ -1,1 +1,1 @@
-"""What becomes of gradients: reduction, norms and the sharded optimizer."""
+"""The treatment of gradients: reduction, norms and the sharded optimizer."""

@@ -1,9 +1,9 @@
-"""Norms of what lies in pieces: that of all gradients, to which they are clipped, and those of whole weights.
+"""Norms of sharded tensors: the global gradient norm, for clipping, and norms of whole weights.
 
-Every element counts once. On an axis that does not cut the state of a parameter its devices hold copies, and the first
-of them counts; of stages that share a parameter the first counts. A parameter that each device has for itself counts on
-each. Of a gradient that was pushed to a parameter server the server has the only one. Sums of squares are float32, or
-float64 where gradients of the model are.
+Every element counts once. On an axis that does not cut the state of a parameter, devices hold replicas, and only the
+first counts; of stages that share a parameter only the first counts. A parameter that each device has for itself counts
+on each. A gradient that was pushed to a parameter server exists only there. Sums of squares are float32, or float64
+where gradients of the model are.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from runtime.comm.device_mesh import RankMesh, stage_line
 from runtime.optimizers.lamb import Total
 from runtime.parameters.shards import LocalParameter
 
-_EPSILON = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
+_EPSILON = 1e-6  # added to the norm, as in torch.nn.utils.clip_grad_norm_
 
 
 def global_norm(
@@ -27,9 +27,8 @@ def global_norm(
     servers: Mapping[str, Owner],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The norm over all parameters of all ranks, of their gradients in the layouts of the state; those of which
-    `servers` are owners are on the host of this one alone. Squares are summed in a `dtype` that all ranks agree on.
-    Collective."""
+    """The norm of the gradients of all parameters over all ranks, in the layouts of the state; gradients owned by
+    `servers` are only on this rank's host. Squares are summed in a `dtype` on which all ranks agree. Collective."""
     counted = [
         gradient
         for name, gradient in gradients.items()
@@ -54,8 +53,8 @@ def norm_dtype(graph: OperatorGraph) -> torch.dtype:
 
 
 def _counts(parameter: LocalParameter, place: RankMesh, alone: Collection[int]) -> bool:
-    """Whether this rank is the one of those with equal pieces that counts; it has the only one on axes where it is
-    `alone`."""
+    """Whether this rank is the one that counts, among ranks with equal pieces; on axes where it is `alone` it has the
+    only piece."""
     if parameter.local:
         return True
     if parameter.twins is not None and parameter.twins.rank() > 0:
@@ -65,14 +64,14 @@ def _counts(parameter: LocalParameter, place: RankMesh, alone: Collection[int]) 
 
 
 def clip(gradients: Mapping[str, torch.Tensor], norm: torch.Tensor, most: float) -> None:
-    """Shorten the gradients in place, as torch.nn.utils.clip_grad_norm_ does."""
+    """Scale the gradients down in place, as torch.nn.utils.clip_grad_norm_ does."""
     share = (most / (norm + _EPSILON)).clamp(max=1.0)
     for alike in _alike(gradients.values()):
         torch._foreach_mul_(alike, share.to(alike[0]))
 
 
 def _alike(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Gradients of one dtype on one device together: few kernels compute with all of them."""
+    """Group gradients by dtype and device, so that few kernels process all of them."""
     found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for gradient in gradients:
         found.setdefault((gradient.device, gradient.dtype), []).append(gradient)

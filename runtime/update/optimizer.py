@@ -1,25 +1,25 @@
-"""The optimizer on the pieces of its state that one rank keeps.
+"""The optimizer on one rank's pieces of its state.
 
-Once a step, for every parameter:
+Once per step, for every parameter:
 
     gradient layout ──sum, cut──> state layout ──update──> state layout ──gather──> weight layout
 
-A parameter that several pipeline stages use has its gradients summed over them before the update. How gradients are
-reduced says `runtime.update.reduction`, how they are clipped `runtime.update.norms`.
+The gradients of a parameter that several pipeline stages use are summed over the stages before the update.
+`runtime.update.reduction` has the reduction of gradients, `runtime.update.norms` their clipping.
 
-The update is that of `runtime.optimizers.optimizers`, element by element, by norms of whole weights, or on whole
-matrices that are gathered for it, so it is exact on pieces. What it updates is the *master*: the weight in the layout
-of the state and in float32, or, where the plan wants no master weights, in its own dtype. Where the weight is float32
-and the state just cuts it finer (or not at all), the master is a view of the weight and costs no memory. A weight that
-is offloaded has a master of its own, and is written to where it is offloaded (`runtime.offload.weights`).
+The update is that of `runtime.optimizers.optimizers`: element by element, with norms of whole weights, or on gathered
+whole matrices, so it is exact on pieces. It updates the *master*: the weight in the layout of the state and in float32,
+or in the weight's own dtype if the plan has no master weights. Where the weight is float32 and the state only cuts it
+finer (or not at all), the master is a view of the weight and costs no memory. An offloaded weight has a separate
+master, and is written to its offload storage (`runtime.offload.weights`).
 
-Where states are shared out by whole parameters (`planner.plan.layout.parameter_owners`) only the owner of a parameter
-has its master and moments; it updates the weight, and broadcasts it to the other copies when all of its updates are
-through. Gradients are all-reduced as without owners, so norms, and what looks at gradients, know nothing of it. Where
-owners are parameter servers, they have gradient, master and moments on their host, which updates them.
+Where states are sharded by whole parameters (`planner.plan.layout.parameter_owners`) only the owner of a parameter has
+its master and moments. It updates the weight, and broadcasts it to the replicas after all of its updates. Gradients are
+all-reduced as without owners, so norms, and code that reads gradients, do not change. If the owners are parameter
+servers, gradient, master and moments are on their hosts, which update them.
 
-States that the plan offloads come to it one after the other, each for its update and the gathering
-of its weight (`runtime.offload.optimizer_states`); those that stay are updated while the first of them arrive.
+Offloaded states are fetched one after the other, each for its update and the gather of its weight
+(`runtime.offload.optimizer_states`); states on the device are updated while the first of them are fetched.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ from runtime.waiting import waiting_for
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Master:
     """This rank's piece of a weight in the layout of the state, whether it is a view of the kept weight, and whether it
-    is on the host, as parameter servers have it."""
+    is on the host (for parameter servers)."""
 
     parameter: LocalParameter
     weight: torch.Tensor
@@ -73,12 +73,12 @@ class _Master:
 
     @property
     def derived(self) -> bool:
-        """Whether the kept weight says all that it does."""
+        """Whether it can be computed from the kept weight without loss."""
         return self.weight.dtype == self.parameter.piece.dtype
 
     @property
     def stays(self) -> bool:
-        """Whether it only has to be rounded to be the kept weight, on the same device."""
+        """Whether it only has to be rounded to become the kept weight, on the same device."""
         parameter, stored = self.parameter, self.parameter.stored
         apart = self.hosted or self.view or parameter.offloaded is not None
         return not apart and stored.state == stored.weight
@@ -103,18 +103,18 @@ class ShardedOptimizer:
         self.reduction = Reduction(bound, self._trainable, place, arrivals)
         self._norm: torch.Tensor | None = None
         self._norm_dtype = norm_dtype(bound.graph)
-        self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
-        self.moments = every_moment(training.optimizer, settings)  # what is kept of elements, after an update
+        self._renews = not bound.plan.schedule_kind.flushes  # the old weight is still in use
+        self.moments = every_moment(training.optimizer, settings)  # optimizer states per element, after an update
         self._moment_dtype = training.update.moment_dtype
         self._chunked = {name for name in self._trainable if updated_in_chunks(bound, name)}
         self._moments = {
             name: moments_of(optimizer_of(bound.graph, training.optimizer, name), settings) for name in self._trainable
         }
-        self.updates = 0  # that were made
+        self.updates = 0  # number of completed updates
         self._offloaded = OffloadedStates(
             self.moments, place.device, outside or Outside(), training.update.moment_dtype
         )
-        self._outward = weight_offload  # of new weights
+        self._outward = weight_offload  # writes new weights to their offload storage
         self._at_once = updates_at_once(training.optimizer, place.device.type, settings)
         self._visiting = visiting_order(bound, self._trainable)
         owners, servers = owners_of(bound, self._trainable), self.reduction.servers
@@ -140,7 +140,7 @@ class ShardedOptimizer:
         )
 
     def _offload(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
-        """A master whose state is offloaded at once, so that no two of them are on the device together."""
+        """A master whose state is offloaded at once, so that two of them are never on the device together."""
         training, stored = bound.plan.training, parameter.stored
         master = _master(parameter, self._place, training.update.master_weights, apart=self._renews)
         optimizer = make_optimizer(
@@ -150,8 +150,8 @@ class ShardedOptimizer:
         return master
 
     def states(self) -> tuple[torch.Tensor, ...]:
-        """What is kept on the device between steps beside the weights: masters that are no views of them, and what the
-        optimizer keeps for each element. Complete after the first step."""
+        """The tensors on the device between steps beside the weights: masters that are no views of them, and the
+        optimizer's states. Complete after the first step."""
         return self._states(hosted=False)
 
     def _states(self, *, hosted: bool) -> tuple[torch.Tensor, ...]:
@@ -167,8 +167,8 @@ class ShardedOptimizer:
         return (*(master.weight for master in masters if not master.view), *moments)
 
     def kept(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """The same with what it is and the parameter that it belongs to, and what is offloaded, where that is; of the
-        masters only those that are wider than their weights, as the others can be derived."""
+        """The same with kind and parameter name, including offloaded tensors at their location; only masters that are
+        wider than their weights, because others can be computed from the weights."""
         for master in self._masters:
             if not master.derived:
                 yield "master", master.parameter.name, master.weight
@@ -182,7 +182,7 @@ class ShardedOptimizer:
                     yield kind, name, tensor
 
     def start(self, updates: int) -> None:
-        """Make room for what is kept after so many updates."""
+        """Allocate the states after `updates` updates."""
         self.updates = updates
         if self._optimizer is not None:
             weights = [master.weight for master in self._masters]
@@ -192,8 +192,8 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def settle(self, every: bool = False) -> None:
-        """Derive from their weights, which have been written, the masters that can be derived without loss, or every
-        one."""
+        """Compute masters from their weights, which have been written: those that can be computed without loss, or
+        every one."""
         for master in self._masters:
             if (every or master.derived) and not master.view:
                 master.weight.copy_(_in_layout_of_state(master.parameter, self._place))
@@ -204,32 +204,32 @@ class ShardedOptimizer:
 
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
-        """What is kept outside of the device: bytes of offloaded states, and what parameter servers have."""
+        """What is kept off the device: bytes of offloaded states, and the states of parameter servers."""
         return (*self._offloaded.rows, *self._states(hosted=True))
 
     @property
     def norm(self) -> float | None:
-        """The global norm of the gradients of the last step before they were clipped; None where nothing is clipped."""
+        """The global norm of the gradients of the last step, before clipping; None where nothing is clipped."""
         return None if self._norm is None else float(self._norm)
 
     def set_learning_rate(self, rate: float) -> None:
-        """The learning rate from the next step on."""
+        """Set the learning rate from the next step on."""
         own = () if self._optimizer is None else (self._optimizer,)
         for optimizer in (*own, *self._offloaded.optimizers):
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
     def _read(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient as the update of a weight reads it: for one kernel one element after the other."""
+        """A gradient in the form that the update reads: contiguous for a fused kernel."""
         if name not in self._chunked:
             gradient = gradient.to(wide_dtype(self._trainable[name].piece.dtype))
         return gradient.contiguous() if self._at_once else gradient
 
     @torch.no_grad()
     def step(self, accept: Callable[[Iterable[torch.Tensor]], bool] = lambda gradients: True) -> bool:
-        """Reduce the gradients, clip them, update, bring the new weights to the layout in which they are kept, and drop
-        the gradients. Where `accept`, which is collective, does not take the reduced gradients, they are dropped and
-        nothing else happens; returns whether it took them."""
+        """Reduce the gradients, clip them, update, bring the new weights to their stored layout, and drop the
+        gradients. If `accept`, which is collective, rejects the reduced gradients, they are dropped and nothing else
+        happens; returns whether it accepted them."""
         gradients = self.reduction.finish()
         if not accept(gradients.values()):
             return False
@@ -264,7 +264,7 @@ class ShardedOptimizer:
 
 
 class _Publication:
-    """The way of the updated masters into the kept weights of every rank: those of a bucket together, the others one by
+    """Copies the updated masters into the kept weights of every rank: those of a bucket together, the others one by
     one. Collective, in the same order on every rank."""
 
     def __init__(
@@ -280,7 +280,7 @@ class _Publication:
         self._landed: set[str] = set()
 
     def visited(self, master: _Master) -> None:
-        """A master that will not be there for long."""
+        """Publish a master that will soon be offloaded again."""
         bucket = self._waiting.get(master.parameter.name)
         if bucket is None:
             self._alone(master)
@@ -290,7 +290,7 @@ class _Publication:
             self._land(bucket)
 
     def end(self, masters: Sequence[_Master]) -> None:
-        """The masters that have stayed, and with them the end."""
+        """Publish the masters on the device, and finish."""
         for master in masters:
             if master.parameter.name in self._waiting:
                 self._give(master, copied=False)
@@ -298,7 +298,7 @@ class _Publication:
             self._land(bucket)
         alone = [master for master in masters if master.parameter.name not in self._landed]
         written = [master for master in alone if master.stays]
-        if written:  # by few kernels for all of them
+        if written:  # few kernels for all of them
             torch._foreach_copy_(
                 [master.parameter.piece.detach() for master in written], [master.weight for master in written]
             )
@@ -332,7 +332,7 @@ class _Publication:
         masters = [self._updated[name][0] for name in bucket.names]
         pieces = [self._updated.pop(name)[1] for name in bucket.names]
         steps = [member.steps for member in bucket.members]
-        whole = Flight(steps, pieces, self._place, self._place.groups).land()  # pieces end with this call
+        whole = Flight(steps, pieces, self._place, self._place.groups).land()  # frees the pieces after this call
         for master, weight in zip(masters, whole, strict=True):
             self._write(master.parameter, weight)
             del self._waiting[master.parameter.name]
@@ -340,8 +340,9 @@ class _Publication:
 
 
 def _send(broadcast: Broadcast, weights: Sequence[torch.Tensor], place: RankMesh) -> None:
-    """Bring what the owner has in these weights to all of its copies, in place, axis by axis: behind the last axis
-    every device has what the owner had, whatever those that are not on its lines have sent before. Collective."""
+    """Broadcast the owner's contents of these weights to all replicas, in place, axis by axis: after the last axis
+    every device has the owner's contents, whatever ranks that are not on the owner's lines have sent before.
+    Collective."""
     lone = len(weights) == 1
     sent = weights[0] if lone else torch.cat([weight.reshape(-1) for weight in weights])
     for axis, source in zip(broadcast.owner.axes, broadcast.owner.place, strict=True):
@@ -355,18 +356,18 @@ def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart:
     weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
     apart = apart or hosted or parameter.offloaded is not None
-    own = any(step.kind in COLLECTIVES or step.padding for step in steps)  # memory on any rank, and so on all
+    own = any(step.kind in COLLECTIVES or step.padding for step in steps)  # then on all ranks alike
     view = not apart and wide == weight.dtype and not own
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight = on_host(weight) if hosted else weight
-    weight.grad_dtype = None  # as it is reduced, or in float32
+    weight.grad_dtype = None  # as it is reduced, or float32
     return _Master(parameter=parameter, weight=weight, view=view, hosted=hosted)
 
 
 def _together(
     group: MatrixGroup, parameters: Mapping[str, LocalParameter], places: Mapping[str, int], place: RankMesh
 ) -> Together:
-    """A group of weights that Muon updates, by their `places` among all that this rank updates."""
+    """A group of weights that Muon updates together, by their `places` among all weights of this rank."""
     stack, own = group.stack, [parameters[name] for name in group.names]
     shape = stack.tensor.shape
     return Together(

@@ -1,19 +1,19 @@
-"""Brings the gradients of a step from the layout in which they are added up to that of the optimizer's state.
+"""Reduces the gradients of a step from the layout of accumulation to the layout of the optimizer state.
 
-One by one when all micro-batches are through; or in buckets (`planner.sharding.buckets`), each of which starts when the
-last of its gradients has arrived, in the backward pass of the last micro-batch:
+Either one by one after all micro-batches, or in buckets (`planner.sharding.buckets`). A bucket starts when its last
+gradient has arrived, in the backward pass of the last micro-batch:
 
     backward   .. block 2 ......... block 1 ......... block 0 ..  | step()
     reduce          bucket 0 ............  bucket 1 ........  bucket 2 .. | wait for all
 
-Buckets start in their order, the same on every rank, on process groups of their own: what the backward pass sends
-meanwhile cannot get between them. As many are under way as the room for them holds (`Starts.landed`), so that the
-backward pass waits for one of them only where the memory of another is needed; those that would take too much wait for
-the end of the pass. Only a step that was announced (`begin`) starts early; gradients that are looked at between
-micro-batches, or checked before the update, stay where they are until `finish`.
+Buckets start in a fixed order, the same on every rank, on separate process groups, so that collectives of the backward
+pass cannot come between them. As many are in flight as fit into their memory (`Starts.landed`), so the backward pass
+waits for one only if another needs its memory; buckets that need too much wait for the end of the pass. Only a step
+that was announced (`begin`) starts early; gradients that are read between micro-batches, or checked before the update,
+stay where they are until `finish`.
 
 Gradients of parameters on parameter servers (`planner.plan.layout.parameter_owners`) are pushed: reduced to the rank
-that owns the parameter, and from its device to its host. The other ranks have none at the end.
+that owns the parameter, and copied from its device to its host. The other ranks then have none.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,8 +34,8 @@ from runtime.parameters.shards import LocalParameter
 
 
 class Reduction:
-    """The gradients of one rank, each of which arrives so many times a micro-batch (`arrivals`): once from every chunk
-    that reads the parameter. Building it is collective."""
+    """The gradients of one rank; each arrives `arrivals` times per micro-batch, once from every chunk that reads the
+    parameter. Building it is collective."""
 
     def __init__(
         self,
@@ -50,28 +50,28 @@ class Reduction:
         update = bound.plan.training.update
         self.servers = owners_of(bound, parameters.keys()) if update.served else {}
         self._pushes = {name: pushes_of(bound, name, server) for name, server in self.servers.items()}
-        self.crossed: Callable[[Phase, str, int], None] | None = None  # is told what goes to hosts and comes from them
+        self.crossed: Callable[[Phase, str, int], None] | None = None  # called for transfers between host and device
         starts = reduction_starts(bound, parameters.keys())
         self.buckets, self._early, self._landed = starts.buckets, starts.early, starts.landed
         self._groups = axis_lines(place, "gradients") if update.bucketed else place.groups
         self._flights: list[Flight] = []
         self._waiting: dict[str, int] = {}
-        self._missing = [0 for _ in self.buckets]  # members whose gradients have not all arrived
+        self._missing = [0 for _ in self.buckets]  # per bucket: members whose gradients have not arrived
         self._bucket_of = {name: number for number, bucket in enumerate(self.buckets) for name in bucket.names}
         if self.buckets:
             for parameter in parameters.values():
                 parameter.arrival = self._arrived
 
     def begin(self) -> None:
-        """A step is about to accumulate all its micro-batches, and nothing else before `finish`."""
+        """Announce a step that accumulates all its micro-batches, and does nothing else before `finish`."""
         if self.buckets:
             self._flights = []
             self._waiting = dict(self._expected)
             self._missing = [sum(self._waiting[name] > 0 for name in bucket.names) for bucket in self.buckets]
 
     def finish(self) -> dict[str, torch.Tensor]:
-        """The gradients in the layouts of the state, by name, of parameters on servers those of this rank's; drops
-        those that were added up. Collective."""
+        """The gradients in the layouts of the state, by name; for parameters on servers, only those that this rank
+        owns. Drops the accumulated gradients. Collective."""
         self._waiting = {}
         while len(self._flights) < len(self.buckets):
             self._launch()
@@ -94,7 +94,7 @@ class Reduction:
         return {name: found[name] for name in self._parameters if name in found}
 
     def cross(self, name: str, moved: torch.Tensor) -> None:
-        """Tell of something of a parameter that crosses the link between this rank's host and its device."""
+        """Report a transfer of a parameter's data between this rank's host and its device."""
         if self.crossed is not None:
             self.crossed("update", name, moved.nbytes)
 
@@ -108,7 +108,7 @@ class Reduction:
         return gradient
 
     def _arrived(self, name: str) -> None:
-        """The micro-batches of a turn have left the gradient of a parameter."""
+        """A turn's micro-batches have accumulated the gradient of a parameter."""
         if not self._waiting:
             return
         self._waiting[name] -= 1
@@ -127,4 +127,4 @@ class Reduction:
         for member in members:
             member.gradient = None
         steps = [member.steps for member in bucket.members]
-        self._flights.append(Flight(steps, pieces, self._place, self._groups))  # pieces end with this call
+        self._flights.append(Flight(steps, pieces, self._place, self._groups))  # frees the pieces after this call
