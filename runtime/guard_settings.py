@@ -1,5 +1,4 @@
-"""What is asked for where a loss or a gradient is not finite, or a loss leaps (`runtime.step.guard`). Needs no
-torch."""
+"""Settings for a loss or gradient that is not finite, and for a loss spike (`runtime.step.guard`). Needs no torch."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ ON_SPIKE = ("ignore", "stop", "skip", "rollback")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardState:
-    """What a guard remembers, as a checkpoint keeps it: the losses of the last steps that were made, oldest first, and
-    how many batches in a row have made none."""
+    """The state of a guard, as a checkpoint stores it: the losses of the last completed steps, oldest first, and the
+    number of consecutive batches that made no step."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
@@ -25,10 +24,10 @@ class GuardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """What shall become of a step whose loss or gradients are not finite (`ON_NONFINITE`) and of one whose loss leaps
-    (`ON_SPIKE`). After `in_a_row` steps that were not made the run stops all the same.
+    """What to do with a step whose loss or gradients are not finite (`ON_NONFINITE`) and with one whose loss spikes
+    (`ON_SPIKE`). After `in_a_row` consecutive steps that were not made, the run stops in any case.
 
-    Raises RequestError for words and numbers that there are not.
+    Raises RequestError for unknown words and invalid numbers.
     """
 
     on_nonfinite: str = "stop"
@@ -48,12 +47,12 @@ class GuardSettings:
 
     @property
     def looks(self) -> bool:
-        """Whether anything else is asked for than to stop before an update with a loss that is not finite."""
+        """Whether anything is requested beyond stopping before an update with a loss that is not finite."""
         return self.on_nonfinite != "stop" or self.on_spike != "ignore"
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a way back is needed."""
+        """Whether a rollback may be needed."""
         return "rollback" in (self.on_nonfinite, self.on_spike)
 
     def check_schedule(self, schedule: str) -> None:

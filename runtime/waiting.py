@@ -1,15 +1,15 @@
-"""How long a rank waits for others: the calls of torch.distributed that return only when others have come.
+"""Measures how long a rank waits for others, in torch.distributed calls that return only when other ranks have come.
 
-    with timing_waits() as waits:            # somebody asks, as `plan run` does
+    with timing_waits() as waits:            # on request, as in `plan run`
         step(batch)                          #   ... waiting_for(dist.recv, value, source) ...
     waits.seconds
 
-Where nobody asks, a call costs one look at a variable. Seconds are those of the host: they are what a rank waits where
-calls return when their work is done, as on CPUs. On an accelerator they return at once, and say nothing.
+Without a request a call costs one read of a variable. Seconds are those of the host. On CPUs calls return when their
+work is done, so these are the seconds that a rank waits. On an accelerator calls return at once, so they say nothing.
 
-A collective returns on all ranks of its group when the last one has come, so the rank that comes last waits least. All
-ranks of a group make the same calls on it in the same order: `Waits.by_group` keeps the seconds of each, so that ranks
-can find the least of every call, beyond which they wait for a rank that comes later.
+A collective returns on all ranks of its group when the last one arrives, so the last rank waits least. All ranks of a
+group make the same calls on it in the same order. `Waits.by_group` has the seconds of each call, so that ranks can find
+the minimum of every call; beyond it they wait for a later rank.
 """
 
 import time
@@ -36,7 +36,7 @@ class Pending(Protocol):
 
 @dataclass(slots=True)
 class Calls:
-    """Calls of one function in one phase: how many, seconds, and bytes of the tensors that they send."""
+    """Calls of one function in one phase: their number, seconds, and the bytes of the tensors that they send."""
 
     count: int = 0
     seconds: Seconds = 0.0
@@ -45,10 +45,10 @@ class Calls:
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds of waiting so far; of every phase (`phase`) the seconds, and those of the CPU that this thread took
-    (others of the process move bytes for collectives); and the calls in it by the names of their functions. `by_group`
-    has the phase and the seconds of every call on a group, in their order. `settle` is called at the ends of phases: it
-    waits for work that was only asked for."""
+    """Seconds of waiting so far. For every phase (`phase`): its seconds, the CPU seconds of this thread in it (other
+    threads of the process move bytes for collectives), and its calls by function name. `by_group` has the phase and the
+    seconds of every call on a group, in order. `settle` is called at the ends of phases: it waits for work that was
+    only started."""
 
     seconds: Seconds = 0.0
     current: str = ""
@@ -60,7 +60,7 @@ class Waits:
     def waited(
         self, call: Callable[..., object], seconds: Seconds, sent: object, group: dist.ProcessGroup | None
     ) -> None:
-        """Count a call, on a group or on none."""
+        """Count a call, on a group or without one."""
         self.seconds += seconds
         named = call.func if isinstance(call, partial) else call
         one = self.calls.setdefault((self.current, getattr(named, "__name__", "call")), Calls())
@@ -76,7 +76,7 @@ _ASKED: ContextVar[Waits | None] = ContextVar("who asks for the seconds of waiti
 
 @contextmanager
 def timing_waits(settle: Callable[[], None] = lambda: None) -> Iterator[Waits]:
-    """Collects what this thread waits from here on."""
+    """Collect the waiting of this thread from here on."""
     waits = Waits(settle=settle)
     token = _ASKED.set(waits)
     try:
@@ -87,7 +87,7 @@ def timing_waits(settle: Callable[[], None] = lambda: None) -> Iterator[Waits]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """A part of a step, "forward", "backward" or "update", whose seconds are counted where somebody asks."""
+    """A part of a step ("forward", "backward" or "update"), whose seconds are counted on request."""
     waits = _ASKED.get()
     if waits is None:
         yield
@@ -104,7 +104,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def waiting_for(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """What a call returns that waits for other ranks; its seconds are counted where somebody asks for them."""
+    """The result of a call that waits for other ranks; its seconds are counted on request."""
     waits = _ASKED.get()
     if waits is None:
         return call(*args, **kwargs)
@@ -118,7 +118,7 @@ def waiting_for(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> 
 
 
 def waiting_for_work(work: Pending, group: dist.ProcessGroup) -> None:
-    """Return when a collective that was started on a group is through; its seconds are counted as by `waiting_for`."""
+    """Return when a collective that was started on a group is done; its seconds are counted as by `waiting_for`."""
     waits = _ASKED.get()
     if waits is None:
         work.wait()
@@ -131,7 +131,7 @@ def waiting_for_work(work: Pending, group: dist.ProcessGroup) -> None:
 
 
 def _sent(given: tuple[object, ...]) -> object:
-    """The tensor of a call: the last of its arguments that is one, which is the input where there is an output too."""
+    """The tensor that a call sends: its last tensor argument, which is the input where there is an output too."""
     return next((one for one in reversed(given) if hasattr(one, "nbytes")), None)
 
 

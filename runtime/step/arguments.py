@@ -2,10 +2,10 @@
 
     step(tokens, labels)   step((tokens, labels))   step({"labels": ..., "tokens": ...})   step(tokens=..., labels=...)
 
-All four are one call of `forward(tokens, labels)`. A graph names its inputs after the form in which the model was
-called when it was planned: `args_0`, `args_1_mask` for what was positional, `tokens` or `tokens_mask` for keywords. So
-a batch is bound to the signature of `forward`, laid out in that form again, and mappings are put into the order of
-planning: names and structure count, the order of a dict does not.
+All four mean one call of `forward(tokens, labels)`. A graph names its inputs after the form of the model's call at
+planning: `args_0`, `args_1_mask` for positional arguments, `tokens` or `tokens_mask` for keywords. So a batch is bound
+to the signature of `forward` and converted to that form, and mappings are put into the order of planning: names and
+structure must match, the order of a dict need not.
 """
 
 import inspect
@@ -35,7 +35,7 @@ class Arguments:
     kwargs: Mapping[str, Any]
 
     def leaves(self) -> list[tuple[str, Any]]:
-        """Place and value of everything in it, in the order in which tracing numbers the tensors."""
+        """Path and value of every leaf, in the order in which tracing numbers the tensors."""
         found = pytree.tree_flatten_with_path((self.args, dict(self.kwargs)))[0]
         return [(pytree.keystr(path), leaf) for path, leaf in found]
 
@@ -55,8 +55,8 @@ class Arguments:
         return self.with_tensors([tensor.to("meta") for tensor in self.tensors()])
 
     def samples(self, count: int) -> "Arguments":
-        """An example with `count` samples: of tensors whose leading dim is that of the first tensor the first ones, or
-        tensors without values where there are fewer. Raises RequestError where no tensor has a leading dim."""
+        """An example with `count` samples: of tensors with the leading dim of the first tensor the first samples, or
+        tensors without data where there are fewer. Raises RequestError where no tensor has a leading dim."""
         leading = next((tensor.shape[0] for tensor in self.tensors() if tensor.dim()), None)
         if leading is None:
             raise RequestError("the batch has no tensor with a dim for the samples")
@@ -66,7 +66,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """How a module is called: all that is kept of it, so that its weights can go."""
+    """How a module is called: only this is kept of it, so that its weights can be freed."""
 
     name: str
     signature: inspect.Signature
@@ -77,10 +77,10 @@ def forward_of(module: nn.Module) -> Forward:
 
 
 def arguments_of(forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> Arguments:
-    """The call of a module that a batch means, in the form which gave the inputs these names.
+    """The call of a module that a batch means, in the form that gave the inputs these names.
 
-    One argument that is a mapping, a tuple or a list is unpacked, where `forward` can be called with its parts. Raises
-    RequestError where `forward` cannot be called with the batch.
+    A single argument that is a mapping, a tuple or a list is unpacked, if `forward` can be called with its parts.
+    Raises RequestError where `forward` cannot be called with the batch.
     """
     forms = [*_unpacked(args, kwargs), (args, dict(kwargs))]
     faults = []
@@ -91,7 +91,7 @@ def arguments_of(forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, A
             faults.append(error)
             continue
         return _in_form(bound, names)
-    # a mapping or a tuple is most likely meant as the arguments, so what is wrong with those is said
+    # a mapping or a tuple most likely holds the arguments, so its error is the one to report
     raise RequestError(f"the batch does not fit {forward.name}.forward{forward.signature}: {faults[0]}")
 
 
@@ -105,13 +105,13 @@ def _unpacked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tu
 
 
 def _in_form(bound: inspect.BoundArguments, names: Sequence[str]) -> Arguments:
-    """As many positional arguments as there were, keywords in their order."""
+    """The call with the same number of positional arguments as at planning, and keywords in their order."""
     kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
     wanted = 1 + max((int(found[1]) for name in names if (found := _POSITION.match(name))), default=-1)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     if wanted > len(bound.args):
-        bound.apply_defaults()  # an argument in between that was left out
+        bound.apply_defaults()  # an omitted argument between others
     for name, value in bound.arguments.items():
         if kinds[name] is inspect.Parameter.VAR_POSITIONAL:
             args += value
@@ -128,7 +128,7 @@ def _in_form(bound: inspect.BoundArguments, names: Sequence[str]) -> Arguments:
 
 
 def _ordered(value: Any, prefix: str, names: Sequence[str]) -> Any:
-    """`value` with every mapping in it as a dict in the order of the inputs that its parts are."""
+    """`value` with every mapping in it as a dict in the order of the inputs."""
     if isinstance(value, Mapping):
         below = {key: f"{prefix}_{_NO_NAME.sub('_', str(key))}" for key in value}
         keys = sorted(value, key=lambda key: _first(below[key], names))
@@ -139,7 +139,7 @@ def _ordered(value: Any, prefix: str, names: Sequence[str]) -> Any:
 
 
 def _first(prefix: str, names: Sequence[str]) -> float:
-    """Place of the first input that is what `prefix` names, or a part of it; what is no input comes last."""
+    """Position of the first input that `prefix` names, or that is a part of it; infinite where there is none."""
     places = (at for at, name in enumerate(names) if name == prefix or name.startswith(f"{prefix}_"))
     return next(places, math.inf)
 
@@ -147,7 +147,7 @@ def _first(prefix: str, names: Sequence[str]) -> float:
 @dataclass(frozen=True, kw_only=True)
 class InputMatcher:
     """Finds the inputs of a graph in a batch. `pattern` is the call with which the graph was traced, or the first
-    one."""
+    call."""
 
     forward: Forward
     names: tuple[str, ...]
@@ -159,10 +159,10 @@ class InputMatcher:
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a batch by the names of the inputs. Raises RequestError where its structure, or a value that
-        is no tensor, is another one than in tracing."""
+        is not a tensor, differs from tracing."""
         for form in (*_unpacked(args, kwargs), (args, kwargs)):
             tensors: list[torch.Tensor] = []
-            if _as_known(form, (self.pattern.args, self.pattern.kwargs), tensors):  # nothing has to be put in order
+            if _as_known(form, (self.pattern.args, self.pattern.kwargs), tensors):  # already in order
                 return dict(zip(self.names, tensors, strict=True))
         given = self.arguments(args, kwargs)
         found, known = given.leaves(), dict(self.pattern.leaves())
@@ -186,8 +186,8 @@ def matcher(forward: Forward, names: tuple[str, ...], pattern: Arguments) -> Inp
 
 
 def _as_known(given: Any, known: Any, tensors: list[torch.Tensor]) -> bool:
-    """Whether what is given is built of tuples, lists and dicts as what is known, with tensors and equal constants in
-    the same places; adds its `tensors`. What is of other types is not looked into."""
+    """Whether the given arguments have the same structure of tuples, lists and dicts as the known ones, with tensors
+    and equal constants in the same positions; appends their `tensors`. Other types are not searched."""
     if isinstance(given, torch.Tensor):
         tensors.append(given)
         return isinstance(known, torch.Tensor)
@@ -215,5 +215,5 @@ def _check_constant(place: str, leaf: Any, known: Any) -> None:
 
 
 def _place(path: str) -> str:
-    """`[1]['mask']` of a flattened call as people say it."""
+    """A readable form of the path `[1]['mask']` in a flattened call."""
     return f"the argument {path[3:]}" if path.startswith(("[0]", "[1]")) else path

@@ -1,13 +1,13 @@
-"""Training without a flush: a stage goes on with the next batch while earlier ones still come back.
+"""Training without a pipeline flush: a stage continues with the next batch while earlier ones still come back.
 
-    pipedream       every micro-batch is a batch of its own: a stage updates after each backward pass, and goes forward
-                    with the newest weights it has; a micro-batch goes back with those it went forward with (stashing)
+    pipedream       every micro-batch is a batch of its own: a stage updates after each backward pass, and runs forward
+                    passes with its newest weights; the backward pass uses the weights of its forward pass (stashing)
     pipedream_2bw   W(t+1) = W(t) - update of the gradient of batch t at W(t-1): the weights of one update ago, on all
                     stages, so that two versions are enough
 
-Batches of one `window` follow each other without a break; at its end the pipeline drains. What was computed with a
-version of the weights keeps it alive: autograd has it, because an update writes the new weights into memory of their
-own (`LocalParameter.renew`).
+Batches of one `window` follow each other without a break; at its end the pipeline drains. Autograd keeps a version of
+the weights alive as long as a backward pass needs it, because an update writes the new weights into new memory
+(`LocalParameter.renew`).
 
 Sources: Narayanan et al., "PipeDream", SOSP 2019, section 3.3; "Memory-efficient pipeline-parallel DNN training", ICML
 2021, section 3.1 (2BW). Not good for: gradients that are clipped by a norm over all stages, tied weights.
@@ -37,7 +37,7 @@ Held = Mapping[str, LocalParameter | Version]
 
 
 class _Rank(Protocol):
-    """What is needed of a rank's step."""
+    """The part of a rank's step that is used here."""
 
     bound: BoundPlan
     place: RankMesh
@@ -67,14 +67,14 @@ class Asynchronous:
         self._rank, self._parts = rank, training.micro_batches
         self._each = rank.bound.plan.schedule == "pipedream"
         self._scale = training.update.seed(1 if self._each else self._parts, rank.pieces)
-        self._versions: dict[int, Held] = {0: self._newest()}  # by the number of updates; none but of 2BW
+        self._versions: dict[int, Held] = {0: self._newest()}  # by the number of updates; empty except under 2BW
 
     def earlier(self) -> Held:
-        """The weights of one update ago, with which the next batch is computed; none where it takes the newest."""
+        """The weights of one update ago, which the next batch uses; empty where it uses the newest."""
         return {} if self._each else self._versions.get(self._rank.steps - 1, {})
 
     def start(self, steps: int) -> None:
-        """Have memory for the weights that are needed after so many steps, which are written next."""
+        """Allocate the weights that are needed after `steps` steps; they are written next."""
         if self._each or not steps:
             self._versions = {0: self._newest()}
             return
@@ -122,11 +122,11 @@ class Asynchronous:
         return losses
 
     def _weights(self, batch: int) -> Held:
-        """What a batch, counted from the first of all, is computed with: the newest, or those of one update ago."""
+        """The weights for a batch, counted from the very first: the newest, or those of one update ago."""
         return self._rank.parameters if self._each else self._versions[max(batch - 1, 0)]
 
     def _update(self, rate: float, updates: int) -> None:
-        if not self._each:  # the batch that was computed with older ones is through
+        if not self._each:  # the batch that used older ones is done
             self._versions = {updates - 1: self._versions[updates - 1]}
         self._rank.optimizer.set_learning_rate(rate)
         self._rank.optimizer.step()

@@ -1,22 +1,22 @@
-"""Checks, while a plan is executed for the first time, that every tensor lies as the plan promises.
+"""Checks in the first step of a plan that every tensor has the content that the plan promises.
 
-Local shapes are compared with every execution. Here contents are, too: where a layout says that an axis has copies, the
-ranks of that axis must hold the same. Nothing is exchanged while operators run, as ranks of a pipeline stand at
-different ones; each rank notes checksums, and after the backward pass they are compared, once along every axis:
+Local shapes are checked in every step. Here contents are checked too: where a layout says that an axis has replicas,
+the ranks of that axis must hold equal tensors. Nothing is sent while operators run, because ranks of a pipeline are at
+different ones. Each rank records checksums, and after the backward pass they are compared, once along every axis:
 
     forward     operands as they arrive, results        of every operator and micro-batch
     backward    gradients of the same                   seen by hooks
-    beside      inputs, parameters, gradients that have been added up
+    beside      inputs, parameters, accumulated gradients
 
-A tensor is noted where some axis has copies of it: a piece or a term of a sum has nothing to be compared with but its
-shape. What a recomputed block makes is compared with what it made before. The first difference in the order of
-execution, over all ranks, is the one that is raised, on all of them.
+A tensor is recorded where some axis has replicas of it: a shard or a term of a sum can only be checked by shape.
+Results of a recomputed block are compared with those of its first run. The first difference in execution order, over
+all ranks, is raised on all of them.
 
-Copies come about by the same kernels on the same values, or by a collective that gives all ranks the same bits (gloo's
-do; `tests/distributed/test_checking.py` holds both), so on CPUs of one kind they are equal bit by bit. `ROUNDING`
-leaves room for the kernels of accelerators, some of which add up in another order each time.
+Replicas are computed by the same kernels from the same values, or by a collective that gives all ranks the same bits
+(gloo's do; `tests/distributed/test_checking.py` checks both), so on CPUs of one kind they are bit-identical. `ROUNDING`
+allows for accelerator kernels, some of which sum in a different order each time.
 
-Tensors are looked at in pieces, in memory that is allocated once (`runtime.step.checksums`): the first step takes 3 MiB
+Tensors are processed in pieces, in memory that is allocated once (`runtime.step.checksums`): the first step takes 3 MiB
 more than every other on a CPU, 48 MiB on an accelerator, whatever the plan.
 """
 
@@ -41,18 +41,17 @@ from runtime.parameters.shards import LocalParameter
 from runtime.step.checksums import Checksum, Checksums
 
 ROUNDING: Mapping[str, float] = {"cpu": 0.0}
-"""By type of device, the difference of the sums of two copies that counts as rounding, relative to the sum of their
-absolute values and in units of the last place of their dtype."""
-OTHER_ROUNDING = 4.0  # of every other type: assumed
+"""By device type, the difference between the sums of two replicas that counts as rounding: relative to the sum of their
+absolute values, in units of the last place of their dtype."""
+OTHER_ROUNDING = 4.0  # of all other types: assumed
 
-# A moment is a phase, a micro-batch, a place in the phase, and a place in the operator.
+# A moment is a phase, a micro-batch, a position in the phase, and a position in the operator.
 _BESIDE, _FORWARD, _BACKWARD, _ADDED_UP = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor that has been noted: what it is, in words, what may be wrong with it, its layout, and how far copies may
-    differ."""
+    """A recorded tensor: its description, what may be wrong with it, its layout, and how far replicas may differ."""
 
     what: str
     suspect: str
@@ -62,7 +61,7 @@ class Tensor:
 
 @dataclass(kw_only=True)
 class LayoutCheck:
-    """Notes of one rank on one training step. `verify` compares them with those of all others."""
+    """The records of one rank for one training step. `verify` compares them with those of all others."""
 
     bound: BoundPlan
     place: RankMesh
@@ -74,7 +73,7 @@ class LayoutCheck:
     _checksums: dict[torch.device, Checksums] = field(default_factory=dict)
 
     def weights(self, parameters: Mapping[str, LocalParameter]) -> None:
-        """The weights as they are stored, but for those that every rank has for itself."""
+        """Record the stored weights, except those that every rank has for itself."""
         for place, name in enumerate(sorted(self.bound.graph.parameter_names)):
             if name in parameters and not parameters[name].local:
                 self.note(
@@ -87,7 +86,7 @@ class LayoutCheck:
                 )
 
     def gradients(self, parameters: Mapping[str, LocalParameter]) -> None:
-        """The gradients as they are stored, added up over the micro-batches."""
+        """Record the stored gradients, accumulated over the micro-batches."""
         for place, name in enumerate(sorted(parameters)):
             if parameters[name].trainable:
                 self.note(
@@ -99,11 +98,11 @@ class LayoutCheck:
                 )
 
     def micro_batch(self, number: int) -> "MicroBatchCheck":
-        """What looks on while a micro-batch is computed."""
+        """The observer for the computation of a micro-batch."""
         return MicroBatchCheck(check=self, number=number)
 
     def note(self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, layout: Layout) -> None:
-        """Note a tensor in this layout, unless nothing can be compared with it."""
+        """Record a tensor in this layout, if there are replicas to compare it with."""
         axes = zip(layout, self.place.mesh.sizes, strict=True)
         if not any(placement == REPLICATE and size > 1 for placement, size in axes) and moment[0] != _BESIDE:
             return
@@ -121,14 +120,14 @@ class LayoutCheck:
         return self._checksums[tensor.device].of(tensor)
 
     def note_gradient(self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, layout: Layout) -> None:
-        """Note the gradient of a tensor when it is there. A block that is computed again has its gradients once."""
+        """Record the gradient of a tensor when it arrives. A recomputed block has its gradients once."""
         if not tensor.requires_grad or moment in self._hooked:
             return
         self._hooked.add(moment)
 
         def noted(gradient: torch.Tensor | None) -> None:
             hook.remove()  # `weight.to(device)` may be the weight itself, which the next micro-batch reads too
-            if gradient is not None:  # as of the sign that `slogdet` returns beside what the loss depends on
+            if gradient is not None:  # None, for example, for the sign that `slogdet` returns
                 self.note(moment, gradient, what, suspect, layout)
 
         hook = tensor.register_hook(noted)  # type: ignore[no-untyped-call]
@@ -136,14 +135,14 @@ class LayoutCheck:
     def expect(
         self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, promised: tuple[tuple[int, ...], str]
     ) -> None:
-        """Compare a tensor with the local shape and the dtype that it should have."""
+        """Check the local shape and the dtype of a tensor."""
         found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if found != promised:
             words = f"{what} is {found[1]} {found[0]}, promised is {promised[1]} {promised[0]}; {suspect}"
             self._faults.append(Finding(moment=moment, message=words))
 
     def verify(self) -> None:
-        """Compare with all other ranks, after the backward pass. Collective. Raises StrategyError on every rank where
+        """Compare with all other ranks, after the backward pass. Collective. Raises StrategyError on every rank if
         anything differs."""
         sums = _on_the_host(self._sums)
         faults = [*self._faults, *self._recomputed(sums)]
@@ -178,8 +177,8 @@ class LayoutCheck:
     def _differences(
         self, own: Mapping[Moment, Checksum], group: dist.ProcessGroup, where: str, everywhere: bool = True
     ) -> list[Finding]:
-        """The first difference to any other rank of a group: the ranks must have noted the same tensors, or (where not
-        `everywhere`) those that both have must be the same."""
+        """The first difference to any other rank of a group: the ranks must have recorded the same tensors, or (if not
+        `everywhere`) tensors that both have recorded must be equal."""
         every = gather(list(own.items()), list[tuple[Moment, Checksum]], group)
         ranks = dist.get_process_group_ranks(group)
         found = []
@@ -205,7 +204,7 @@ class LayoutCheck:
 
 @dataclass(kw_only=True)
 class MicroBatchCheck(Observer):
-    """Notes every operator of one micro-batch: an observer of `runtime.executor.executor`."""
+    """Records every operator of one micro-batch: an observer of `runtime.executor.executor`."""
 
     check: LayoutCheck
     number: int
@@ -218,8 +217,8 @@ class MicroBatchCheck(Observer):
                 self._note_gradient(instruction, slot, f"operand {slot} ('{operand.name}')", tensor, duplex.gradient)
 
     def _alone(self, operand: Operand) -> bool:
-        """Whether a tensor that comes as its producer made it has the gradient of this use alone. A weight is left out,
-        as a hook on it would stay."""
+        """Whether the gradient of a tensor that is not redistributed comes from this use alone. Not for weights,
+        because a hook on a weight would stay."""
         return not operand.weight and len(self.check.bound.graph.consumers[operand.name]) == 1
 
     def results(self, instruction: Instruction, results: Sequence[torch.Tensor]) -> None:
@@ -241,7 +240,7 @@ class MicroBatchCheck(Observer):
         tensor = tensor.float() if narrow else tensor
         bound = self.check.bound
         if name not in bound.graph.parameter_names or not bound.plan.training.update.is_local(name):
-            self.check.note(moment, tensor, text, suspect, layout)  # of a local one every rank may have another
+            self.check.note(moment, tensor, text, suspect, layout)  # a local parameter may differ between ranks
 
     def _note_gradient(
         self, instruction: Instruction, slot: int, what: str, tensor: torch.Tensor, layout: Layout
@@ -260,7 +259,7 @@ class MicroBatchCheck(Observer):
 
 
 def _is_narrow(instruction: Instruction, slot: int) -> bool:
-    """Whether an operand comes in 8 bits."""
+    """Whether an operand arrives in 8 bits."""
     return slot + instruction.first in instruction.bound.rule.narrow
 
 

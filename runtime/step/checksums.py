@@ -4,8 +4,8 @@
                                          ├─ sum with weights by position   through one scratch buffer
                                          └─ sum of absolute values
 
-Three buffers of a piece each are all that a check of the first step takes beside what is there anyway, and 24 bytes for
-every tensor that it has looked at: a plan may fill its devices to the last percent.
+A check of the first step needs only three buffers of one piece each beside the existing memory, and 24 bytes for every
+tensor that it has processed: a plan may fill its devices to the last percent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,19 +14,19 @@ from typing import Any
 import torch
 
 Checksum = tuple[float, float, float]
-"""Sum, sum with weights by position, and sum of the absolute values of a tensor; a number that is not finite counts as
-one that is."""
+"""Sum, position-weighted sum, and sum of the absolute values of a tensor; non-finite numbers are replaced by finite
+ones."""
 
 AT_ONCE: Mapping[str, int] = {"cpu": 1 << 17}
-"""Elements that are in memory in float64 at the same time, by type of device: 1 MiB for each of the buffers."""
-OTHER_AT_ONCE = 1 << 21  # of accelerators, whose every kernel takes microseconds to launch
-_PERIOD = 4093  # a prime: of the weights that make a sum depend on the order of the elements
-_ROWS = 1024  # checksums that are allocated together: a device gives none less than half a KiB
+"""Elements that are in memory in float64 at the same time, by device type: 1 MiB for each of the buffers."""
+OTHER_AT_ONCE = 1 << 21  # of accelerators, because every kernel launch takes microseconds
+_PERIOD = 4093  # a prime: period of the weights that make a sum depend on the order of the elements
+_ROWS = 1024  # checksums that are allocated together: a device allocates at least half a KiB
 
 
 class Checksums:
-    """Makes the checksums of tensors of one device, one after the other; they stay until it goes. `at_once`: elements
-    of a piece."""
+    """Makes the checksums of tensors of one device, one after the other; they stay as long as this object. `at_once`:
+    elements of a piece."""
 
     def __init__(self, device: torch.device, at_once: int | None = None) -> None:
         self._like: dict[str, Any] = {"dtype": torch.float64, "device": device}
@@ -38,7 +38,7 @@ class Checksums:
         self._rows: list[torch.Tensor] = []
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The `Checksum` of a tensor, (3,) float64 on its device, without waiting for it."""
+        """The `Checksum` of a tensor, (3,) float64 on its device, without a synchronization."""
         total, start = self._row(), 0
         given = tensor.detach()
         for piece in _pieces(torch.view_as_real(given) if given.is_complex() else given, self._at_once):
@@ -52,7 +52,7 @@ class Checksums:
         return total
 
     def _row(self) -> torch.Tensor:
-        """Three zeros that nobody else has."""
+        """Three zeros in unused memory."""
         if not self._rows:
             self._rows = list(torch.zeros(_ROWS, 3, **self._like).unbind())
         return self._rows.pop()

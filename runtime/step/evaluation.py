@@ -1,16 +1,15 @@
-"""The forward pass alone of one rank: validation between training steps, and all that a plan does which never trains.
+"""The forward pass of one rank alone: for validation between training steps, and for forward-only plans.
 
     trained     forward ─ backward ─ reduce ─ update            dropout, statistics of the batch, gradients, states
     evaluated   forward ────────────────────> loss, outputs     what `model.eval()` computes under `torch.no_grad()`
 
-The operators run in the layouts of the plan, on the weights as they are: gathers, rings, exchanges, slices, stages and
-offloaded weights are those of training, and so are the micro-batches and the mean of their losses. Nothing is recorded,
-so that a value goes after its last use, and nothing is recomputed or offloaded that is kept for a backward pass.
-Weights, gradients, states of the optimizer, buffers, what was drawn at random and what the next step will draw stay as
-they are.
+The operators run in the layouts of the plan, on the current weights: gathers, rings, all-to-alls, slices, stages and
+offloaded weights are those of training, and so are the micro-batches and the mean of their losses. Autograd records
+nothing, so a value is freed after its last use, and nothing is recomputed, or offloaded for a backward pass. Weights,
+gradients, optimizer states, buffers, and past and future random numbers stay unchanged.
 
-A model that is evaluated may be another than the one that is trained (`planner.graph.forward_only`): then the rank has
-programs of its own for it, which are written when it is first evaluated.
+The evaluated model may differ from the trained one (`planner.graph.forward_only`): then the rank has separate programs
+for it, which are written at the first evaluation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,15 +41,15 @@ from runtime.tables.placed import PlacedTables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The mean loss of a global batch, and what was asked for of the values that the model computes, by the words in
-    which it was asked for: whole, in the memory of the host, the same on every rank."""
+    """The mean loss of a global batch, and the requested values that the model computes, by their requested names:
+    whole, in host memory, the same on every rank."""
 
     loss: float
     outputs: Mapping[str, torch.Tensor]
 
 
 class _Rank(Protocol):
-    """What is needed of a rank's step."""
+    """The part of a rank's step that is used here."""
 
     bound: BoundPlan
     place: RankMesh
@@ -87,7 +86,7 @@ Parts = dict[str, dict[tuple[int, int], torch.Tensor]]
 
 
 class ForwardPass:
-    """The forward pass of a rank, with the values that somebody asks for. Building and calling it is collective.
+    """The forward pass of a rank, with requested outputs. Building and calling it is collective.
 
     Raises RequestError for an output that the model does not compute.
     """
@@ -132,7 +131,7 @@ class ForwardPass:
         return executors
 
     def __call__(self, inputs: Inputs) -> Evaluation:
-        """Evaluate a global batch, of which `inputs` gives the pieces of this rank."""
+        """Evaluate a global batch; `inputs` gives the pieces of this rank."""
         rank, parts = self._rank, Parts()
         loss = self.mean_loss(inputs, parts)
         held = {name: self._joined(name, found) for name, found in parts.items()}
@@ -141,13 +140,13 @@ class ForwardPass:
         return Evaluation(loss=float(loss), outputs=own)
 
     def _in_model(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A value without what it was padded with."""
+        """A value without padding."""
         for padded, dim, extent in self.bound.whole.unpadded:
             value = value.narrow(dim, 0, extent) if padded == name else value
         return value
 
     def mean_loss(self, inputs: Inputs, parts: Parts) -> torch.Tensor:
-        """The mean loss; this rank's outputs gather in `parts`."""
+        """The mean loss; this rank's outputs are collected in `parts`."""
         rank = self._rank
         rank.begin_scales(trains=False)
         slices = nullcontext() if rank.slices is None else rank.slices.keeping()
@@ -178,8 +177,8 @@ class ForwardPass:
         return forward
 
     def _joined(self, name: str, found: Mapping[tuple[int, int], torch.Tensor]) -> torch.Tensor:
-        """A value of all micro-batches, one after the other along its leading dim, and of all slices along the
-        sequence; of one without dims a number for each micro-batch."""
+        """A value of all micro-batches, concatenated along its leading dim, and of all slices along the sequence; for a
+        scalar, one number per micro-batch."""
         bound = self.bound
         whole, part = bound.whole.types[name].shape, bound.graph.types[name].shape
         cut = next((dim for dim, (one, other) in enumerate(zip(whole, part, strict=True)) if one != other), None)
@@ -188,7 +187,7 @@ class ForwardPass:
             pieces = [found[key] for key in sorted(key for key in found if key[0] == micro_batch)]
             if len(pieces) == 1:
                 joined.append(pieces[-1])
-            elif cut is None:  # the loss: every slice's counts as many targets as the mean of them has
+            elif cut is None:  # the loss: every slice has the same weight in the mean
                 joined.append(torch.stack(pieces).mean(dim=0) if name == bound.graph.loss else pieces[-1])
             elif cut == 0:  # samples and positions in one dim
                 samples = bound.plan.training.part
@@ -199,6 +198,6 @@ class ForwardPass:
         return torch.stack(joined) if not part else self._of_batch(torch.cat(joined))
 
     def _of_batch(self, value: torch.Tensor) -> torch.Tensor:
-        """A value of all micro-batches without the samples that a plan adds to the batch."""
+        """A value of all micro-batches, without the samples with which a plan pads the batch."""
         training = self.bound.plan.training
         return value[: value.shape[0] // training.padded_batch * training.global_batch]

@@ -1,18 +1,18 @@
-"""Says where a loss, or a gradient, that is not finite comes from.
+"""Finds where a non-finite loss or gradient comes from.
 
-Looking at every tensor of every step would cost about as much as computing them. So only the loss is looked at, which
-every rank has anyway, before the update. Where it is not finite the forward pass is run again, micro-batch by
-micro-batch, with an observer that counts NaN and infinities:
+Checking every tensor of every step would cost about as much as computing them. So only the loss is checked, before the
+update; every rank has it anyway. If it is not finite, the forward pass is run again, micro-batch by micro-batch, with
+an observer that counts NaN and infinities:
 
-    parameters, buffers, inputs ── operands ──> operator ── results     the first that are not finite although
-                                                                        what they are made of is
+    parameters, buffers, inputs ── operands ──> operator ── results     the first non-finite results with finite
+                                                                        operands
 
-Random numbers are drawn by place (`runtime.ops.randomness`), so it is the same pass. The first finding in the order of
-execution, over all ranks and stages, is raised on all ranks. Infinities that a model writes on purpose (masks) do not
-count: those that stand in the call, in a buffer, or in what depends on no input.
+Random numbers depend only on positions (`runtime.ops.randomness`), so it is the same pass. The first finding in
+execution order, over all ranks and stages, is raised on all ranks. Infinities that a model writes on purpose (masks) do
+not count: those in the arguments of a call, in a buffer, or in values that depend on no input.
 
-Gradients are not looked at unless that is asked for: it reads all of them once more, and takes a message. What they
-break is seen by the loss of the next step, which names the parameter.
+Gradients are checked only on request, because it reads all of them once more and needs a collective. Otherwise the loss
+of the next step shows the damage, and the error names the parameter.
 """
 
 import math
@@ -32,16 +32,16 @@ from runtime.observer import Observer
 from runtime.parameters.shards import LocalParameter
 
 Counts = tuple[int, int]
-"""NaN and infinite elements."""
-_WEIGHT, _GIVEN = -2, -1  # places before the first operator
+"""The numbers of NaN and of infinite elements."""
+_WEIGHT, _GIVEN = -2, -1  # positions before the first operator
 
 
 @dataclass(kw_only=True)
 class FiniteWatch(Observer):
-    """Looks for the first operator of a micro-batch that makes what is not finite: an observer of
+    """Looks for the first operator of a micro-batch with a non-finite result: an observer of
     `runtime.executor.executor`.
 
-    `finding` is what one rank has found, None as long as all is well.
+    `finding` is the finding of one rank, None while everything is finite.
     """
 
     graph: OperatorGraph
@@ -56,7 +56,7 @@ class FiniteWatch(Observer):
         inputs: Mapping[str, torch.Tensor],
         step: int,
     ) -> None:
-        """Look at what the first operator is given, in optimizer step number `step`."""
+        """Check the inputs of the first operator, in optimizer step number `step`."""
         since = f"the update of step {step - 1}" if step > 1 else "whoever built or loaded the model"
         for place, parameter in enumerate(self.graph.parameters):
             if parameter.name in parameters:
@@ -98,7 +98,7 @@ def explain(
 ) -> NoReturn:
     """Raise NonFiniteError, on every rank, for the loss of optimizer step number `step` (from 1). Collective.
 
-    `again` runs the forward pass of a micro-batch, looked at by an observer.
+    `again` runs the forward pass of a micro-batch under an observer.
     """
     for part in range(micro_batches):
         watch = FiniteWatch(graph=graph)
@@ -119,7 +119,7 @@ def explain(
 
 def check_gradients(parameters: Iterable[LocalParameter], step: int, device: torch.device) -> None:
     """Raise NonFiniteError, on every rank, where a gradient of step number `step` (from 1) is not finite. Collective:
-    one message of four bytes where all is well."""
+    one message of four bytes if all are finite."""
     gradients = {p.name: p.gradient for p in parameters if p.gradient is not None}
     bad = torch.zeros((), dtype=torch.float32, device=device)
     for gradient in gradients.values():
@@ -158,7 +158,7 @@ def _words(instruction: Instruction) -> str:
 
 
 def _writes_infinity(instruction: Instruction) -> bool:
-    """Whether an infinity is spelled out in the call, as in filling where a mask is."""
+    """Whether the arguments of the call contain an infinity, as in a masked fill."""
     op = instruction.bound.operator
     return any(_infinite(argument) for argument in (*op.arguments, *(value for _, value in op.keywords)))
 

@@ -1,4 +1,4 @@
-"""What becomes of a step whose loss or gradients are not finite, or whose loss leaps.
+"""What to do with a step whose loss or gradients are not finite, or whose loss spikes.
 
     loss ─────────────┐
     reduced gradients ┴─> judge, the same on every rank ─┬─ fine      update
@@ -6,12 +6,12 @@
                                                          ├─ skip      no update: weights, states and buffers stay
                                                          └─ rollback  no update, and back to an earlier state
 
-A loss *leaps* where it is more than `spike_factor` times the median of the losses of the last `spike_window` steps that
-were made; before there are so many nothing leaps, nor where that median is not positive. One message of four bytes a
-step settles it for all ranks, and gradients are read once more, where anything else than stopping is asked for.
+A loss *spikes* if it is more than `spike_factor` times the median of the losses of the last `spike_window` completed
+steps. There are no spikes before that many steps, or if the median is not positive. If anything else than stopping is
+requested, one message of four bytes per step makes all ranks agree, and gradients are read once more.
 
-A step that is skipped does not count: the next one has its number, and so its learning rate and its random numbers. Its
-batch is gone. Gradients are looked at after they were reduced, so that an overflow in the sum is seen as well.
+A skipped step does not count: the next one has its number, and so its learning rate and its random numbers. Its batch
+is not used again. Gradients are checked after their reduction, so that an overflow in the sum is seen as well.
 """
 
 import math
@@ -32,7 +32,7 @@ _FINE, _SPIKE, _GRADIENT, _LOSS = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why a step was not made, the error that says it where the run ends, and what shall become of the run: "skip" or
+    """Why a step was not made, the error to raise if the run ends, and what to do with the run: "skip" or
     "rollback"."""
 
     action: str
@@ -41,7 +41,7 @@ class Trouble:
 
 
 class LossGuard:
-    """Judges the steps of one rank as all others do."""
+    """Judges the steps of one rank, with the same verdict on all ranks."""
 
     def __init__(self, settings: GuardSettings, device: torch.device) -> None:
         self.settings = settings
@@ -50,19 +50,20 @@ class LossGuard:
         self._in_a_row = 0
 
     def state(self) -> GuardState | None:
-        """What it remembers, for a checkpoint; None where it does not look."""
+        """Its state, for a checkpoint; None where nothing is checked."""
         return GuardState(losses=tuple(self._losses), in_a_row=self._in_a_row) if self.settings.looks else None
 
     def load_state(self, state: GuardState | None) -> None:
-        """Remember what `state` has given, as far as the window reaches; nothing of None."""
+        """Load a state of `state`, at most as many losses as the window has; None clears it."""
         known = GuardState(losses=(), in_a_row=0) if state is None else state
         self._losses = deque(known.losses, maxlen=self.settings.spike_window)
         self._in_a_row = known.in_a_row
 
     def judge(self, step: int, loss: float, gradients: Iterable[torch.Tensor]) -> Trouble | None:
-        """Whether step number `step` (from 1) may be made: None, or why not. Collective where the settings look.
+        """Whether step number `step` (from 1) may be made: None, or why not. Collective, if the settings require
+        checks.
 
-        Raises LossSpikeError where a spike shall stop the run, and either error after too many in a row.
+        Raises LossSpikeError where a spike is to stop the run, and either error after too many bad steps in a row.
         """
         settings = self.settings
         if not settings.looks:
@@ -100,7 +101,7 @@ class LossGuard:
         return median > 0 and loss > self.settings.spike_factor * median
 
     def _agreed(self, verdict: int) -> int:
-        """The worst of all ranks."""
+        """The worst verdict of all ranks."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return verdict
         worst = torch.tensor(verdict, dtype=torch.int32, device=self._device)

@@ -1,10 +1,10 @@
-"""The pieces of the inputs that one rank computes with, from whole batches or from its own samples alone.
+"""The pieces of the inputs of one rank, from whole batches or from its own samples alone.
 
     global batch    m0: s0 s1 s2 s3 | m1: s4 s5 s6 s7          two micro-batches of four samples
     this rank       m0:       s2 s3 | m1:       s6 s7          its inputs are cut in two along the samples
 
-A rank of a pipeline stage in which no operator reads an input has no samples of its own. Behind the samples of a padded
-batch come copies of the last one, and the weights of all samples are one more input (`planner.sharding.padded_batch`).
+A rank whose pipeline stage reads no input has no samples. A padded batch is filled up with copies of its last sample,
+and the weights of all samples are one more input (`planner.sharding.padded_batch`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import apply_steps, local_piece
 
 Inputs = Callable[[int], dict[str, torch.Tensor]]
-"""The pieces of a micro-batch, by its number, on the device of the rank; of a slice of one, where the plan cuts the
-sequence into q: number m q + s for slice s of micro-batch m."""
+"""The pieces of a micro-batch, by its number, on the device of the rank. Where the plan cuts the sequence into q
+slices, the pieces of a slice: number m q + s for slice s of micro-batch m."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBatch:
-    """What one rank holds of a global batch: its pieces of every micro-batch, or slice of one, by name, not yet on its
+    """One rank's part of a global batch: its pieces of every micro-batch, or slice of one, by name, not yet on its
     device."""
 
     parts: tuple[Mapping[str, torch.Tensor], ...]
@@ -36,7 +36,7 @@ class LocalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class InputPieces:
-    """How the inputs of a plan are cut for one rank. `batched` are the inputs whose leading dim is the samples, `reads`
+    """How a plan cuts the inputs for one rank. `batched` are the inputs whose leading dim is the samples; `reads` are
     those that an operator of its stage reads."""
 
     bound: BoundPlan
@@ -64,23 +64,23 @@ class InputPieces:
         return inputs
 
     def of_local(self, batch: LocalBatch) -> Inputs:
-        """The pieces of a batch that was read for this rank."""
+        """The pieces of a batch that was read for this rank alone."""
         device = self.place.device
         return lambda part: {name: tensor.to(device, non_blocking=True) for name, tensor in batch.parts[part].items()}
 
     @cached_property
     def _batched(self) -> frozenset[str]:
-        """The same with the weights of samples, which no model is given."""
+        """The batched inputs, including the sample weights, which no model is given."""
         return self.batched | ({SAMPLE_WEIGHTS} & set(self.bound.graph.inputs))
 
     @cached_property
     def _weights(self) -> torch.Tensor:
-        """Those of a padded batch."""
+        """The sample weights of a padded batch."""
         training = self.bound.plan.training
         return torch.tensor(sample_weights(training.global_batch, training.update.padding_samples))
 
     def _padded(self, given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """A whole batch with what is behind its samples, and the weights of all."""
+        """A whole batch with its padding samples, and the weights of all samples."""
         padding = self.bound.plan.training.update.padding_samples
         if not padding:
             return given
@@ -92,7 +92,7 @@ class InputPieces:
 
     @cached_property
     def _steps(self) -> Mapping[str, Sequence[Step]]:
-        """What cuts the micro-batch of every input that is read, or the slice of one."""
+        """The cuts of every input that is read, applied to a micro-batch or to a slice of one."""
         mesh, types, layouts = self.place.mesh, self.bound.graph.types, self.bound.inputs
         everywhere = replicated(len(mesh.axes))
         return {
@@ -102,11 +102,11 @@ class InputPieces:
 
     @cached_property
     def own(self) -> tuple[int, ...]:
-        """Numbers of the samples of a micro-batch that this rank reads, in ascending order."""
+        """The numbers of the samples of a micro-batch that this rank reads, in ascending order."""
         return tuple(sorted({sample for name in self.reads & self._batched for sample in self._samples(name)}))
 
     def of_samples(self, given: Mapping[str, torch.Tensor], part: int) -> list[dict[str, torch.Tensor]]:
-        """The pieces of the slices of the micro-batch `part` from tensors with the samples `own` of it alone. Raises
+        """The pieces of the slices of micro-batch `part`, from tensors that have only its samples `own`. Raises
         RequestError for tensors of other shapes or dtypes."""
         if SAMPLE_WEIGHTS in self.reads:
             first = part * self.bound.plan.training.part
@@ -130,7 +130,7 @@ class InputPieces:
         return self.bound.sequences.get(name, frozenset())
 
     def _slice(self, name: str, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        """The positions of a slice of the sequence; all of an input that is not cut."""
+        """The positions of a sequence slice; the whole input where it has no sequence dim."""
         whole, part = self.bound.whole.types[name].shape, self.bound.graph.types[name].shape
         for dim, (extent, length) in enumerate(zip(whole, part, strict=True)):
             if extent != length:

@@ -1,8 +1,8 @@
-"""Matrix products in a dtype that is that of products alone, while a plan is trained in it.
+"""The dtype of matrix products alone, during a step.
 
-    tf32    operands in fp32 lose all but 10 bits of their fractions inside of the product, which is summed up in fp32
+    tf32    operands in fp32 lose all but 10 mantissa bits inside of the product; sums are in fp32
 
-PyTorch says it once for the process. So it is said while a step runs, and taken back. Devices without such products
+PyTorch has one setting per process. So it is set while a step runs, and then restored. Devices without such products
 compute in fp32, as CPUs do.
 """
 
@@ -17,7 +17,7 @@ from planner.plan.plan import products_in
 
 @contextmanager
 def narrow_products(precision: str) -> Iterator[None]:
-    """While it is entered, products of CUDA devices are those of the precision."""
+    """Inside of this context, products on CUDA devices use this precision."""
     products = products_in(precision)
     if not products:
         yield

@@ -1,21 +1,21 @@
-"""Pipeline stages on real processes: the turns of a schedule, one after the other, and what crosses between them.
+"""Pipeline stages on real processes: runs the turns of a schedule, and sends tensors between stages.
 
     chunk c of rank r is stage c p + r, or, in a V, stage 2p-1-r where c is 1
                                                   values     ──> the rank of the next stage
     rank 0   F0.0 F1.0 F0.1 F1.1 .. B0.1 ..       gradients  <── back
     rank 1     F0.0 F1.0 F0.1 B0.1 ..
 
-A rank takes its turns in the order of the plan's schedule (`planner.plan.schedule`), whatever that is: with the stages
-that it holds (chunks), and with its micro-batches in flight. Stages have equal meshes, so a tensor crosses piece by
-piece: the layout in which its producer made it is the layout in which it arrives, and the reading operator
-redistributes it there like any other value. A value that a later stage reads is handed on by those between: for them it
-is a value that they receive and send, and its gradient the sum of what comes back and their own. A backward pass that
-a schedule takes apart leaves what its second turn needs in `runtime.executor.deferred_weight_gradients`.
+A turn is one pass (forward, backward, ...) of one chunk on its micro-batches. A rank runs its turns in the order of the
+plan's schedule (`planner.plan.schedule`), with any number of stages (chunks) and of micro-batches in flight. Stages
+have equal meshes, so a tensor is sent piece by piece: it arrives in the layout in which its producer made it, and the
+reading operator redistributes it like any other value. A value for a later stage is forwarded by the stages in between:
+they receive and send it, and its gradient is the sum of the returned one and their own. If a schedule splits the
+backward pass, the inputs of its second part are kept in `runtime.executor.deferred_weight_gradients`.
 
-Sends do not wait, and receives are posted a turn ahead (`runtime.step.receiving`). What one rank sends to another on a
-process group arrives in the order in which it was sent, so every line of messages has a group of its own
-(`runtime.step.stage_links`): no turn waits behind another's messages.
-Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (the flush, virtual stages).
+Sends do not wait, and receives are posted one turn ahead (`runtime.step.receiving`). Messages from one rank to another
+on a process group arrive in the order in which they were sent, so every line of messages has a separate group
+(`runtime.step.stage_links`): no turn waits behind another's messages. Huang et al. 2019 (GPipe); Narayanan et al. 2019
+(PipeDream), 2021 (the flush, virtual stages).
 """
 
 from collections import deque
@@ -40,18 +40,18 @@ from runtime.waiting import phase, waiting_for
 
 Values = Mapping[str, torch.Tensor]
 Forward = Callable[[Turn, Sequence[Values], Sequence[DeferredGradients | None]], Sequence[Values]]
-"""Computes the stage of a turn's chunk on its micro-batch, or on several that it takes at a time: from the
-values received for each, the values to send, or the loss on the last stage. Deferred weight gradients gather in
-the third argument."""
+"""Computes the stage of a turn's chunk on its micro-batch, or on several interleaved ones: from the values received for
+each to the values to send, or the loss on the last stage. Deferred weight gradients are collected in the third
+argument."""
 Edges = Mapping[str, GradientEdge | None]
-"""By name the places in the graph of autograd that made a value; None where no gradient is needed."""
+"""The autograd edges of the values by name; None where no gradient is needed."""
 Key = tuple[int, int, int]  # chunk, micro-batch, slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """What the backward pass of the micro-batches of a turn through a chunk needs: the values each came from, which
-    collect their gradients, and where it starts; and what of it is deferred."""
+    """What the backward pass of a turn's micro-batches through a chunk needs: the received values of each, which
+    collect their gradients; the edges where it starts; and its deferred weight gradients."""
 
     received: Sequence[Values]
     edges: Sequence[Edges]
@@ -60,15 +60,15 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """What goes from one chunk of a rank to the other, in the order of micro-batches: where stages lie in a V, on the
-    last rank."""
+    """Values passed from one chunk of a rank to its other chunk, in the order of micro-batches; only on the last rank
+    of V-shaped placements."""
 
     values: deque[torch.Tensor] = field(default_factory=deque)
     gradients: deque[torch.Tensor] = field(default_factory=deque)
 
 
 class _Sent(NamedTuple):
-    """A tensor on its way over a group."""
+    """A tensor being sent over a group."""
 
     work: dist.Work
     kept: torch.Tensor
@@ -77,12 +77,11 @@ class _Sent(NamedTuple):
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """One rank's share of the micro-batches of a step. Alone it talks to nobody.
+    """One rank's share of the micro-batches of a step. A rank without others sends nothing.
 
-    In each turn it takes `interleave` micro-batches, and calls `passed` when a backward pass is through. `order` are
-    the turns of this rank in a step. Of the last step, `turns` has those that were done, in their order, and
-    `most_live` how many micro-batches, or slices of them, were at most between their forward and the end of their
-    backward pass.
+    Each turn takes `interleave` micro-batches. `passed` is called after every backward pass. `order` are the turns of
+    this rank in a step. For the last step, `turns` has the turns that were run, in order, and `most_live` the maximum
+    number of micro-batches (or slices of them) between their forward pass and the end of their backward pass.
     """
 
     chunks: tuple[Chunk, ...]
@@ -114,15 +113,15 @@ class Pipeline:
         batches: int = 1,
         then: Callable[[Turn], None] = lambda turn: None,
     ) -> torch.Tensor:
-        """All micro-batches of a step, forward and backward; returns the mean loss, the same on every rank. `seed` is
-        the gradient of the loss of each, or of each of its slices.
+        """Run all micro-batches of a step, forward and backward; returns the mean loss, the same on every rank. `seed`
+        is the gradient of the loss of each micro-batch, or of each of its slices.
 
-        Of several `batches` that follow each other without a flush, `order` has the turns, and the mean loss of each
-        is returned. `then` is called after every turn.
+        For several `batches` that follow each other without a flush, `order` has the turns, and the mean loss of each
+        batch is returned. `then` is called after every turn.
         """
         order = self.order if order is None else order
         totals: list[torch.Tensor | None] = [None] * batches
-        self._live, self._turned, self.most_live = {}, Turned(), 0  # a step that was aborted may have left some
+        self._live, self._turned, self.most_live = {}, Turned(), 0  # an aborted step may have left some
         self._expect(order)
         self.turns.clear()
         apart = any(turn.kind == "weight_gradient" for turn in order)
@@ -153,9 +152,9 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, forward: Forward, relay: Relay | None = None) -> torch.Tensor:
-        """All micro-batches of a step forward only, in the order in which the schedule takes them; returns the mean
-        loss, the same on every rank. What a turn has sent has gone when the next one of its chunk has made what it
-        sends: so much is held at a time. The `relay` is that of the executors that run."""
+        """Run all micro-batches of a step forward only, in the schedule's order; returns the mean loss, the same on
+        every rank. The sends of a turn have finished when the next turn of its chunk has made its own, which limits the
+        memory held. `relay` is the relay of the executors that run."""
         self._turned = Turned()
         turns = [turn for turn in self.order if turn.kind == "forward"]
         self._expect(turns)
@@ -170,25 +169,26 @@ class Pipeline:
         return self._mean(total)
 
     def _evaluated(self, forward: Forward, turn: Turn) -> list[torch.Tensor]:
-        """The micro-batches of a turn through a chunk; their losses, none on all stages but the last. What they have
-        made is nobody's when this returns, but for what is being sent."""
+        """The micro-batches of a turn through a chunk; returns their losses, none except on the last stage. Their
+        values are freed on return, except those being sent."""
         chunk = self.chunks[turn.chunk]
         received = self._arrived(turn.chunk)
         with phase("forward"):
             made = forward(turn, received, [None] * self.interleave)
         if (
             chunk.after is not None and chunk.after.values is not None
-        ):  # two ranks whose chunks lie in a V send to each other: each line by itself
+        ):  # in a V two ranks send to each other: each line separately
             self._wait(chunk.after.values)
         self._hand_on(turn.chunk, made)
         return [values[self.loss.name] for values in made] if chunk.cut.last else []
 
     def _mean(self, found: torch.Tensor) -> torch.Tensor:
-        """The mean loss, which the last stage has and the others hold zero of, on every rank."""
+        """The mean loss on every rank; the last stage has it, and the others hold zero."""
         return found if self.everyone is None else all_reduce(found, self.everyone)
 
     def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
-        """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
+        """Run a slice of one micro-batch through all stages, forward only; it has no effect besides the calls of
+        `forward`."""
         turns = [Turn("forward", micro_batch, at, number) for at in range(len(self.chunks))]
         if self.relay is not None:
             self.relay.start((), None)
@@ -198,7 +198,7 @@ class Pipeline:
         self._wait()
 
     def _announce(self, order: Sequence[Turn], paired: Collection[int], relay: Relay | None) -> Callable[[int], None]:
-        """Tell a relay of the passes of a step; returns what tells it that the turn at a place is next."""
+        """Tell a relay the passes of a step; returns a function that tells it which turn is next, by its position."""
         if relay is None:
             return lambda at: None
         passes, observer = passes_of(order, paired), self.observer()
@@ -213,8 +213,8 @@ class Pipeline:
         return begin
 
     def _expect(self, order: Sequence[Turn], *, together: int | None = None) -> None:
-        """Post the first receives of these turns; each takes `together` micro-batches, those of a step where that is
-        not said."""
+        """Post the first receives of these turns; each takes `together` micro-batches, by default as many as in a
+        step."""
         together = self.interleave if together is None else together
         self._together_now = together
         self._lines = tuple(lines_of(chunk, self.device, together) for chunk in self.chunks)
@@ -226,7 +226,7 @@ class Pipeline:
                 lines.gradients.expect(own.count("backward") + own.count("input_gradient"), post=False)
 
     def _wait(self, group: dist.ProcessGroup | None = None) -> None:
-        """Until what was sent has gone, on one group or on all."""
+        """Wait until everything has been sent, on one group or on all."""
         for sent in self._sent:
             if group is None or sent.group is group:
                 waiting_for(sent.work.wait)
@@ -240,9 +240,8 @@ class Pipeline:
         beside: Turn | None = None,
         seed: float = 0.0,
     ) -> torch.Tensor | None:
-        """The micro-batches of a turn through a chunk; the sum of their losses, None on all stages but the last. What
-        they have made is nobody's any more when this returns, but for what is being sent. A backward turn may run
-        `beside` it."""
+        """The micro-batches of a turn through a chunk; returns the sum of their losses, None except on the last stage.
+        Their values are released on return, except those being sent. A backward turn may run `beside` it."""
         chunk = self.chunks[turn.chunk]
         received = self._arrived(turn.chunk)
         if beside is None:
@@ -260,7 +259,7 @@ class Pipeline:
         return sum(others, first)
 
     def _together(self, forward: Callable[[], Sequence[Values]], turn: Turn, seed: float) -> Sequence[Values]:
-        """A forward pass while a backward turn runs; what the forward pass makes."""
+        """Run a forward pass together with a backward turn; returns the values of the forward pass."""
         assert self.alternation is not None, "passes take turns by it"
         chunk, passed, gradients = self._begun(turn, seed)
         with phase("backward"):
@@ -271,7 +270,7 @@ class Pipeline:
         return made
 
     def _arrived(self, at: int) -> Sequence[Values]:
-        """What a forward turn of a chunk has received, for each of the micro-batches that it takes."""
+        """The values that a forward turn of a chunk has received, for each of its micro-batches."""
         chunk, line = self.chunks[at], self._lines[at].values
         came = self._turned.values if line is None else deque(line.take())  # of this rank's other chunk, or of others
         found = []
@@ -283,7 +282,7 @@ class Pipeline:
         return found
 
     def _hand_on(self, at: int, made: Sequence[Values]) -> None:
-        """The values of the micro-batches of a turn set out; their gradients may come from now on."""
+        """Start to send the values of a turn's micro-batches; their gradients may be received from now on."""
         chunk, gradients = self.chunks[at], self._lines[at].gradients
         for values in made:
             for departure in chunk.departures:
@@ -294,7 +293,7 @@ class Pipeline:
             gradients.post()
 
     def _edges(self, chunk: Chunk, made: Values) -> Edges:
-        """Where the backward pass starts: what has been sent is not kept for its own sake."""
+        """The edges where the backward pass starts; values that have been sent are not kept alive."""
         names = (self.loss.name,) if chunk.cut.last else tuple(d.name for d in chunk.departures if d.differentiable)
         return {name: get_gradient_edge(made[name]) if made[name].requires_grad else None for name in names}
 
@@ -313,14 +312,14 @@ class Pipeline:
             del self._live[_key(turn)]
 
     def _begun(self, turn: Turn, seed: float) -> tuple[Chunk, Passed, Sequence[torch.Tensor]]:
-        """What the backward pass of a turn begins with: what its forward pass has left, and gradients of that."""
+        """The inputs of a turn's backward pass: what its forward pass has left, and the gradients of its values."""
         chunk, key = self.chunks[turn.chunk], _key(turn)
         passed = self._live[key]
         self._live[key] = Passed(received=(), edges=(), deferred=passed.deferred)
         return chunk, passed, self._returned(turn.chunk, seed)
 
     def _returned(self, at: int, seed: float) -> Sequence[torch.Tensor]:
-        """The gradients of what the micro-batches of a turn have sent, or of their losses."""
+        """The gradients of the values that a turn's micro-batches have sent, or of their losses."""
         chunk, line = self.chunks[at], self._lines[at].gradients
         if chunk.cut.last:
             loss = self.loss
@@ -328,10 +327,10 @@ class Pipeline:
         if line is not None:
             return line.take()
         many = self.interleave * sum(departure.differentiable for departure in chunk.departures)
-        return [self._turned.gradients.popleft() for _ in range(many)]  # of the other chunk of this rank
+        return [self._turned.gradients.popleft() for _ in range(many)]  # from this rank's other chunk
 
     def _differentiate(self, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
-        """The backward pass through a chunk, from the gradients of what it has made to those of what it received."""
+        """Run the backward pass through a chunk, from the gradients of its results to those of its received values."""
         edges = [edge for copy in passed.edges for edge in copy.values()]
         pairs = [(edge, given) for edge, given in zip(edges, gradients, strict=True) if edge is not None]
         if pairs:
@@ -339,7 +338,7 @@ class Pipeline:
             self.passed()
 
     def _give_back(self, chunk: Chunk, passed: Passed) -> None:
-        """The gradients of what a chunk has received set out."""
+        """Start to send the gradients of a chunk's received values."""
         for values in passed.received:
             for arrival in chunk.arrivals:
                 if arrival.differentiable:
@@ -351,7 +350,8 @@ class Pipeline:
     def _send(
         self, value: torch.Tensor, target: int, group: dist.ProcessGroup | None, turned: deque[torch.Tensor]
     ) -> None:
-        """Start to send; the tensor is kept until it has gone. Without a group it goes to the other chunk."""
+        """Start to send; the tensor is kept alive until it is sent. Without a group it goes to this rank's other
+        chunk."""
         if group is None:
             turned.append(value)
             return

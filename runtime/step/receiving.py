@@ -1,14 +1,14 @@
-"""Receives that are posted ahead: the next message of every line is on its way while the rank computes.
+"""Receives that are posted ahead: the next message of every line is in flight while the rank computes.
 
     turn        F1        B0        F2             values    posted F2 ........ taken at F2, F3 posted
     posted      F2, B0    F2, B1    F3, B1         gradients posted B1 ........ taken at B1, B2 posted
 
-A line has the messages of one chunk from one rank in one direction, on a group of its own (`runtime.step.stage_links`),
-in the order in which both ends take their turns. So its receives are posted in that order, whatever the schedule is,
-and one turn of each line is posted ahead (double buffering): gloo moves bytes only to where a receive was posted, on
-threads of its own, and NCCL on a stream of the line. The first values are posted when the step begins, the first
-gradients when the chunk has sent its first values: none can come before. As many are posted as the turns of a step
-take, so that none is left behind it.
+A line has the messages of one chunk from one rank in one direction, on a separate group (`runtime.step.stage_links`),
+in the order in which both ends run their turns. So its receives are posted in that order, whatever the schedule, and
+one turn of each line is posted ahead (double buffering): gloo moves bytes only for a posted receive, on its own
+threads, and NCCL on a stream of the line. The first values are posted at the beginning of the step. The first gradients
+are posted when the chunk has sent its first values, because none can arrive earlier. Exactly as many receives are
+posted as the turns of a step take, so none is left over.
 
 Memory: what one turn of each chunk receives, values and gradients (`planner.plan.prediction.receive_buffers`).
 """
@@ -35,7 +35,7 @@ class Coming(NamedTuple):
 
 @dataclass(kw_only=True)
 class Line:
-    """What comes from `rank` on a group: the crossings of a micro-batch, `together` micro-batches a turn."""
+    """The messages from `rank` on a group: the crossings of each micro-batch, `together` micro-batches per turn."""
 
     crossings: Sequence[Crossing]
     rank: int
@@ -46,13 +46,13 @@ class Line:
     left: int = 0
 
     def expect(self, turns: int, *, post: bool) -> None:
-        """So many turns will take what comes here, the first of which is posted now or later."""
+        """Prepare for `turns` turns that take messages here; the first receive is posted now or later."""
         self.left = turns
         if post:
             self.post()
 
     def post(self) -> None:
-        """Post the receives of the next turn, unless they are, or no turn is left."""
+        """Post the receives of the next turn, unless that has been done, or no turn is left."""
         if self.coming or not self.left:
             return
         self.left -= 1
@@ -64,9 +64,9 @@ class Line:
                 self.coming.append(Coming(crossing, value, work))
 
     def take(self) -> Sequence[torch.Tensor]:
-        """What one turn receives: the crossings of one micro-batch after those of the other. The next turn's receives
-        are posted when all of it is there."""
-        self.post()  # where nobody has yet
+        """The received tensors of one turn: the crossings of its micro-batches, one micro-batch after the other. When
+        all have arrived, the next turn's receives are posted."""
+        self.post()  # if that has not been done
         found = [self._landed(self.coming.popleft()) for _ in range(len(self.coming))]
         self.post()
         return found
@@ -77,21 +77,21 @@ class Line:
 
 
 def recv(coming: Coming, value: torch.Tensor) -> None:
-    """Return when `value` is there; on an accelerator, when what the device does next waits for it."""
+    """Return when `value` has arrived; on an accelerator, when the device's next work will wait for it."""
     coming.work.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """What a chunk receives: values from the stage before, gradients from the one behind; None where nothing crosses
-    to another rank."""
+    """The lines on which a chunk receives: values from the stage before, gradients from the stage after; None where it
+    receives nothing from another rank."""
 
     values: Line | None
     gradients: Line | None
 
 
 def lines_of(chunk: Chunk, device: torch.device, together: int) -> Lines:
-    """The lines of a chunk, with nothing expected yet."""
+    """The lines of a chunk, with no turns expected yet."""
 
     def line(crossings: Sequence[Crossing], rank: int, group: dist.ProcessGroup | None) -> Line | None:
         if group is None or not crossings:
@@ -109,9 +109,9 @@ def lines_of(chunk: Chunk, device: torch.device, together: int) -> Lines:
 def connect(chunks: Sequence[Chunk], device: torch.device) -> None:
     """Send one element along every line. Collective: every rank calls it, with its chunks.
 
-    NCCL makes the connection of two ranks when both have called, and blocks the host of the first until then; a receive
-    that is posted before its sender comes by would hold up the turns that the sender waits for. Each line is a chain
-    that does not close, so it goes through, line after line; ranks without a place in a line pass it by.
+    NCCL connects two ranks when both have called, and blocks the host of the first until then. A receive that is posted
+    before its sender calls could block turns for which the sender waits. Each line is an open chain, so connecting line
+    after line does not deadlock; ranks that are not in a line skip it.
     """
     for chunk in chunks:
         before, after = chunk.before, chunk.after

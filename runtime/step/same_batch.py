@@ -1,8 +1,8 @@
-"""Whether all ranks were given the same global batch.
+"""Checks that all ranks were given the same global batch.
 
-A step takes its pieces of a batch that every rank has. Where each rank brings a batch of its own (as for DDP), or a
-dataset draws another one on every rank, training would go wrong without a word. So before the first step the ranks
-compare a digest of what they were given; a rank that has read just its pieces has nothing to compare.
+A step takes its pieces from a batch that every rank has. If each rank has a batch of its own (as for DDP), or a dataset
+draws a different one on every rank, training would silently be wrong. So before the first step the ranks compare a
+digest of their batches; a rank that has read only its pieces has nothing to compare.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _NOTHING = -(2**62)
 
 
 def check_same_batch(given: Iterable[torch.Tensor] | None, device: torch.device) -> None:
-    """Compare the tensors of a whole batch over all ranks, None where this rank has pieces only. Collective over the
+    """Compare the tensors of a whole batch over all ranks, None where this rank has only pieces. Collective over the
     default group. Raises RequestError on every rank where two differ."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

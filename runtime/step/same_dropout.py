@@ -1,15 +1,15 @@
-"""Makes the plain module drop the same elements as the traced graph does under any plan.
+"""Makes the unsharded module drop the same elements as the traced graph under any plan.
 
-The module is called as its author wrote it; its calls that drop elements are caught where PyTorch lets functions be
-overridden, and matched in their order with the operators of the graph that drop:
+The module is called as its author wrote it. Its calls that drop elements are intercepted where PyTorch lets functions
+be overridden, and matched in order with the operators of the graph that drop:
 
     graph     block0/dropout      block0/attention              block1/dropout ...
     module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
 
-Recurrent modules drop between their layers, which are computed one by one for that, as in the graph
-(`planner.graph.recurrent`). Numbers of `rand` and `bernoulli` are those that say what is kept.
-`nn.MultiheadAttention` drops inside of one function of PyTorch: its code is run with functions that drop as this
-context says. Any other function that drops inside of itself is not seen through: what is left over at the end says so.
+Recurrent modules drop between their layers, so these are computed one by one, as in the graph
+(`planner.graph.recurrent`). Calls of `rand` and `bernoulli` return numbers that give the same kept elements.
+`nn.MultiheadAttention` drops inside of one PyTorch function: that function's code is run with this context's dropout
+functions. Dropout inside of any other function cannot be intercepted; unmatched operators at the end reveal it.
 """
 
 import functools
@@ -40,8 +40,8 @@ _WITHOUT_SAMPLES = {F.dropout1d: 2, F.dropout3d: 4}
 
 
 class SameDropout(TorchFunctionMode):
-    """A context in which the operators `dropping` of a graph, in their order, are what drops elements. Enter it for one
-    forward pass. Raises ModelError where the calls of the module are not those of the graph."""
+    """A context in which the operators `dropping` of a graph, in their order, decide which elements are dropped. Enter
+    it for one forward pass. Raises ModelError where the calls of the module do not match the graph."""
 
     def __init__(self, dropping: Sequence[Operator], draw: Draw) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SameDropout(TorchFunctionMode):
         return (dropped, keep) if function is torch.native_dropout else dropped
 
     def _kept_samples(self, function: Any, *size: Any, **keywords: Any) -> torch.Tensor:
-        """0 or 1 for each element, of which the module makes the same afterwards (`planner.graph.kept_samples`)."""
+        """0 or 1 for each element, from which the module computes the same mask (`planner.graph.kept_samples`)."""
         p = drop_probability(self._dropping[self._used]) if self._used < len(self._dropping) else 0.0
         if function is torch.rand:
             given = size[0] if size and isinstance(size[0], list | tuple) else size
@@ -109,8 +109,8 @@ class SameDropout(TorchFunctionMode):
         return numbers.copy_(keep.view(numbers.shape))
 
     def _bernoulli(self, function: Any, input: torch.Tensor, p: float = 0.5, *, generator: None = None) -> torch.Tensor:
-        """0 or 1 for each element, 1 with the probability `p`; in `input` where the function works in place. Tracing
-        refuses a generator."""
+        """0 or 1 for each element, 1 with the probability `p`; written to `input` where the function works in place.
+        Tracing refuses a generator."""
         drops = 1.0 - p
         key = self._key(f"bernoulli with p = {p}", drops)
         keep = keep_mask(key, whole_region(tuple(input.shape)), drops, input.device)
@@ -143,7 +143,7 @@ class SameDropout(TorchFunctionMode):
         )
 
     def _inside(self, function: Any) -> FunctionType:
-        """The same Python function, in which what drops is caught: calls inside of an overridden one are not."""
+        """The same Python function, with its dropout intercepted: calls inside of an overridden function are not."""
         caught = {
             "has_torch_function": lambda tensors: False,
             "dropout": lambda *args, **kwargs: self._drop(F.dropout, whole_region, *args, **kwargs),
@@ -164,9 +164,9 @@ class SameDropout(TorchFunctionMode):
         parameters: Any,
         *rest: Any,
     ) -> Any:
-        """Of a module of several layers that drops: layer after layer. `rest` of one on padded sequences: has_biases,
+        """A multi-layer recurrent module with dropout, layer by layer. For padded sequences `rest` is: has_biases,
         num_layers, dropout, train and more."""
-        if isinstance(rest[0], list | tuple):  # of packed sequences, whose second argument are batch sizes
+        if isinstance(rest[0], list | tuple):  # packed sequences, whose second argument is the batch sizes
             if rest[3] and rest[4] and rest[2] > 1:
                 raise ModelError(
                     f"{function.__name__} drops elements of packed sequences between its layers, which no graph has:"
@@ -201,7 +201,7 @@ class SameDropout(TorchFunctionMode):
                 " compare without dropout, or not at all (--no-check)"
             )
         op = self._dropping[self._used]
-        if not math.isclose(drop_probability(op), probability):  # in place it is 1 - (1 - p)
+        if not math.isclose(drop_probability(op), probability):  # in place the probability is 1 - (1 - p)
             raise ModelError(
                 f"the module drops elements by {call} where its traced graph has '{op.name}' with the probability"
                 f" {drop_probability(op)}; compare without dropout, or not at all (--no-check)"
@@ -211,5 +211,6 @@ class SameDropout(TorchFunctionMode):
 
 
 def _features(function: Any, shape: tuple[int, ...]) -> Region:
-    """What feature dropout drops as a whole. Some functions take an input without a sample dim, and add it."""
+    """The region that feature dropout drops as wholes. Some functions take an input without a sample dim, and add
+    it."""
     return features_of(whole_region((1, *shape) if len(shape) == _WITHOUT_SAMPLES.get(function) else shape))

@@ -1,9 +1,9 @@
-"""Makes the plain module compute the same linear layers and experts in fp8 as a plan does, by the same recipe.
+"""Makes the unsharded module compute the same linear layers and experts in fp8 as a plan, by the same recipe.
 
-The module is called as its author wrote it; calls of `F.linear` with the weight of such a layer, and of
-`planner::experts` with such experts, are caught where PyTorch lets functions be overridden. A function that computes
-such a layer inside of itself, as `F.multi_head_attention_forward` does, is not seen through: what was not met at the
-end says so.
+The module is called as its author wrote it. Calls of `F.linear` with the weight of such a layer, and of
+`planner::experts` with such experts, are intercepted where PyTorch lets functions be overridden. A layer that is
+computed inside of another function, as in `F.multi_head_attention_forward`, cannot be intercepted; layers that were not
+met by the end reveal it.
 """
 
 from collections import Counter, defaultdict
@@ -29,14 +29,14 @@ from runtime.ops.experts import SplitExperts, split_experts
 from runtime.ops.fp8_linear import fp8_linear
 
 _GATE, _TENSORS, _FP8 = 3, 6, 11
-"""Of the operator with experts: where the first of its matrices stands, and that is none without a gate; where its
-settings do, and among these its recipe and `dispatch`."""
+"""Positions in the arguments of the experts operator: of its first matrix, which is None without a gate; of its
+settings; and among these of its recipe and `dispatch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsIn:
-    """How experts with so many `matrices` are computed: the name of a recipe, none without one, and whether tokens come
-    to them in 8 bits."""
+    """How experts with this number of `matrices` are computed: the name of a recipe (None: no fp8), and whether tokens
+    are dispatched in 8 bits."""
 
     fp8: str
     dispatch: bool
@@ -44,12 +44,12 @@ class ExpertsIn:
 
 
 Recipes = Mapping[str, tuple[Recipe | ExpertsIn | None, ...]]
-"""Of linear layers by the names of their weights, and of experts by that of their first matrices: one, or, where only
-some of the layers that share a weight are in fp8, that of each call, one after the other."""
+"""Recipes of linear layers by the names of their weights, and of experts by the names of their first matrices: a single
+one, or, where only some of the layers that share a weight are in fp8, one for each call in order."""
 
 
 def recipes_of(operators: Iterable[Operator]) -> dict[str, tuple[Recipe | ExpertsIn | None, ...]]:
-    """The recipes of what is in fp8."""
+    """The recipes of all operators in fp8."""
     found: defaultdict[str, list[Recipe | ExpertsIn | None]] = defaultdict(list)
     for op in operators:
         if is_linear(op):
@@ -66,7 +66,7 @@ def recipes_of(operators: Iterable[Operator]) -> dict[str, tuple[Recipe | Expert
 
 
 def scales_of_module(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedScales:
-    """The delayed scales of what has `recipes`, as a plan on one device has them."""
+    """The delayed scales of the layers with `recipes`, as for a plan on one device."""
     weights: dict[str, torch.Tensor] = dict(module.named_parameters())
     shapes: dict[str, tuple[int, ...]] = {}
     for name, each in recipes.items():
@@ -80,8 +80,8 @@ def scales_of_module(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedSc
 
 
 class SameFp8(TorchFunctionMode):
-    """A context for one call of a module, in which what has `recipes`, by the names of its weights, is computed in fp8,
-    with these `scales` where they are those of steps before."""
+    """A context for one call of a module, in which the layers with `recipes`, by the names of their weights, are
+    computed in fp8, with these `scales` under delayed scaling."""
 
     def __init__(self, module: nn.Module, recipes: Recipes, scales: DelayedScales | None = None) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def _delayed_experts(
     offset: float = 0.0,
     activation: str = "silu",
 ) -> torch.Tensor:
-    """Experts by the scales of steps before, all of them on this device."""
+    """Experts with delayed scales, all of them on this device."""
     x, weights, chosen, gate, up, down = operands
     act = activation_of(activation, gated=gate is not None, limit=limit, slope=slope, offset=offset)
     products = DelayedProducts(recipe=RECIPES[how.fp8], scales=scales, first=act.first)

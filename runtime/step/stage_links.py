@@ -1,13 +1,13 @@
-"""Who a rank of a pipeline talks to: what crosses the ends of its stages, to which ranks, and on which groups.
+"""The peers of a rank in a pipeline: the values that cross the ends of its stages, their ranks, and their groups.
 
-    line     ranks that hand on to each other             groups of a plan with v chunks on each of p ranks
+    line     ranks that send to each other                groups of a plan with v chunks on each of p ranks
     inside   0 -> 1 -> .. -> p-1, chunk c                 v for values, v for gradients
     over     p-1 of chunk c -> 0 of chunk c+1             v-1 for values, v-1 for gradients
     in a V   0 -> .. -> p-1, and p-1 -> .. -> 0           2 for values, 2 for gradients; between them nothing is sent
 
-On one group messages from one rank to another keep their order, and an accelerator's library may let a message wait for
-all that were queued before it on the same group, in either direction. So each line has groups of its own: on each of
-them messages go one way, along a chain that does not close, and in the order of the micro-batches.
+On one group messages from one rank to another keep their order, and an accelerator's library may make a message wait
+for all that were queued before it on the same group, in either direction. So each line has separate groups: on each of
+them messages go in one direction, along an open chain, and in the order of the micro-batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ Groups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A value that leaves a stage: local shape, dtype, whether a gradient comes back."""
+    """A value that leaves a stage: local shape, dtype, and whether its gradient comes back."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,8 +38,8 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The rank at the same place of the stage before or after, and the groups on which values go from one to the other
-    and gradients back; no groups where that is the same rank."""
+    """The rank at the same place of the stage before or after, and the groups for values to it and gradients back; no
+    groups where it is the same rank."""
 
     rank: int
     values: dist.ProcessGroup | None
@@ -48,7 +48,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One of the stages that a rank holds, and what crosses its ends."""
+    """One of the stages of a rank, and the values that cross its ends."""
 
     cut: StageCut
     before: Link | None
@@ -73,7 +73,7 @@ def build_chunks(bound: BoundPlan, place: RankMesh, cuts: Sequence[StageCut]) ->
     ]
 
     def link(first: int, other: int) -> Link | None:
-        """Between stage `first` and the next one, to the rank of stage `other` of them."""
+        """The link between stage `first` and the next one, to the rank of stage `other` of the two."""
         if not 0 <= first < len(cuts) - 1:
             return None
         chunk, along = divmod(first, ranks)
@@ -98,7 +98,7 @@ def _groups(place: RankMesh, line: tuple[int, ...], chunk: int, word: str) -> Gr
 
 
 def crossing_value(bound: BoundPlan, name: str) -> Crossing:
-    """A value as it crosses: the piece that its producer made."""
+    """The piece of a value that is sent: as its producer made it."""
     graph = bound.graph
     maker = bound.operators[graph.producer[name]]
     results = [result for result in maker.operator.results if result is not None]
@@ -121,7 +121,7 @@ def whole_value(bound: BoundPlan, name: str) -> Crossing:
 def share_parameters(
     parameters: Mapping[str, LocalParameter], bound: BoundPlan, place: RankMesh, cuts: Iterable[StageCut]
 ) -> None:
-    """Tell parameters that several ranks use (tied embeddings) who else holds them. Collective."""
+    """Tell parameters that several stages use (tied embeddings) which other ranks hold them. Collective."""
     holders: dict[str, set[int]] = {}
     for cut in cuts:
         for name in cut.parameters:

@@ -1,10 +1,9 @@
 """One rank's share of the training step that a plan describes.
 
 With pipeline stages a rank computes its stages of every micro-batch in the order of the plan's schedule (see
-`runtime.step.pipeline`).
-One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients;
-then reduce the gradients once, update, and bring the weights back to where they are kept. The loss is the mean of
-the losses of the micro-batches.
+`runtime.step.pipeline`). One step: for each micro-batch take this rank's part of the inputs, run forward and backward,
+and accumulate gradients; then reduce the gradients once, update, and bring the weights back to their stored layout. The
+loss is the mean of the losses of the micro-batches.
 """
 
 import math
@@ -61,12 +60,12 @@ from runtime.waiting import phase
 class RankStep:
     """What one rank computes in a step. Every method is collective.
 
-    `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
-    `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
-    off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
-    plan offloads goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
-    `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator;
-    `compiled`, chains of elementwise operators are fused.
+    `batched` are the inputs whose leading dim is the samples; `pieces` is the number of parts into which the plan cuts
+    them. `seed` is the seed of dropout. `check_layouts` applies to the next step only; `check_gradients` to every step.
+    `observer` observes every operator. `outside` is the offload storage. `guard` decides what to do with steps whose
+    loss or gradients are not finite, or whose loss spikes. `servers` are the addresses of the plan's parameter servers,
+    if any. Without `lowered` the general executor runs every operator; with `compiled`, chains of elementwise operators
+    are fused.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class RankStep:
         self.place = place
         self.seed = seed
         self.steps = 0  # optimizer steps that have been taken
-        self._start = (0, 0)  # steps and samples with which this run began
+        self._start = (0, 0)  # steps and samples at the start of this run
         self.check_layouts = check_layouts
         self.check_gradients = False
         self.observer: Observer | None = None
@@ -130,7 +129,7 @@ class RankStep:
             self.relay.bundles = [executor.bundles for executor in self.executors]
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
-        # gradient of the loss of a micro-batch, which is the mean over its slices
+        # the gradient of a micro-batch's loss, which is the mean over its slices
         self.scale = update.seed(bound.plan.training.micro_batches, self.pieces) / bound.plan.slices
         held = frozenset[str]().union(*(cut.parameters for cut in own))
         held |= unused_parameters(bound) if place.stage == 0 else frozenset()
@@ -152,11 +151,11 @@ class RankStep:
         arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
         self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside, self.weights)
         self.asynchronous = None if bound.plan.schedule_kind.flushes else Asynchronous(self)
-        self._forward_passes: dict[tuple[str, ...], ForwardPass] = {}  # by the outputs that they have
+        self._forward_passes: dict[tuple[str, ...], ForwardPass] = {}  # by their outputs
 
     def new_relay(self) -> Relay | None:
-        """What lets weights come from one pass to the next, for executors that are built with it; None where the plan
-        has none of it."""
+        """The relay that prefetches weights from one pass to the next, for executors that are built with it; None where
+        the plan has no such prefetch."""
         if self.lanes is None or not relays(self.bound.plan):
             return None
         return Relay(
@@ -184,31 +183,31 @@ class RankStep:
         )
 
     def _passed(self) -> None:
-        """A backward pass is through."""
+        """A backward pass has ended."""
         if self.weights:
             self.weights.hold((), (), teller(self.observer))
 
     @property
     def samples(self) -> int:
-        """Samples that have been used up, by whatever plans: those of batches that made no step, too."""
+        """Consumed samples, under any plans, including those of batches that made no step."""
         steps, samples = self._start
         return samples + (self.steps - steps) * self.bound.plan.training.global_batch
 
     def start_from(self, steps: int, samples: int) -> None:
-        """Count on from so many steps and samples."""
+        """Continue the count from these steps and samples."""
         self.steps = steps
         self._start = (steps, samples)
 
     def __call__(self, inputs: Inputs, learning_rate: float) -> float:
-        """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
+        """Train on one global batch; `inputs` gives the pieces of this rank. Returns the mean loss.
 
-        Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
-        `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises. Where `guard`
-        wants no update, `trouble` says why, and weights, states and buffers are what they were.
+        Raises NonFiniteError on every rank, before the update, where the loss is not finite (or a gradient is not, if
+        `check_gradients` is set), and StrategyError where a tensor differs from the plan's promise. If `guard` wants no
+        update, `trouble` says why, and weights, states and buffers are unchanged.
         """
         if self.asynchronous is not None:
             return self.asynchronous.window([inputs], [learning_rate])[0]
-        if not (self.check_layouts or self.check_gradients):  # both look at gradients where they were added up
+        if not (self.check_layouts or self.check_gradients):  # both checks read accumulated gradients
             self.optimizer.reduction.begin()
         buffers = dict(self.buffers)
         loss = float(self.accumulate(inputs))
@@ -224,7 +223,7 @@ class RankStep:
             self.buffers.update(buffers)
             self.tables.forget()
             self.scales.forget()
-            steps, samples = self._start  # the batch is gone all the same
+            steps, samples = self._start  # the batch is consumed all the same
             self._start = (steps, samples + self.bound.plan.training.global_batch)
             return loss
         self.end_scales()
@@ -235,7 +234,7 @@ class RankStep:
         return loss
 
     def end_scales(self) -> None:
-        """Make the delayed scales of the next step. Collective."""
+        """Compute the delayed scales of the next step. Collective."""
         groups = [group for group in self.place.groups if group is not None] if self.scales else ()
         twins = ((name, self.parameters[name].twins) for name in sorted(self.scales.names))
         self.scales.end_step(groups, [(name, group) for name, group in twins if group is not None])
@@ -251,18 +250,18 @@ class RankStep:
         return [self(inputs, rate) for inputs, rate in zip(batches, rates, strict=True)]
 
     def evaluate(self, inputs: Inputs, outputs: tuple[str, ...] = ()) -> Evaluation:
-        """The mean loss of a global batch as the model is evaluated, forward only, and some values that it computes;
-        changes nothing (see `runtime.step.evaluation`)."""
+        """The mean loss of a global batch with the model in evaluation mode, forward only, and some values that it
+        computes; changes nothing (see `runtime.step.evaluation`)."""
         return self.forward_pass(outputs)(inputs)
 
     def forward_pass(self, outputs: tuple[str, ...] = ()) -> ForwardPass:
-        """What evaluates, made when it is first asked for."""
+        """The forward pass for evaluation, built at its first use."""
         if outputs not in self._forward_passes:
             self._forward_passes[outputs] = ForwardPass(self, outputs)
         return self._forward_passes[outputs]
 
     def begin_scales(self, *, trains: bool) -> None:
-        """Know the scales of weights that travel in 8 bits, before any sets out. Collective."""
+        """Compute the scales of weights that are gathered in 8 bits, before any gather. Collective."""
         if self.fp8.cast:
             with updating(self.observer):
                 pieces = {name: self.parameters[name].piece for name in self.fp8.cast}
@@ -299,10 +298,10 @@ class RankStep:
         deferred: Sequence[DeferredGradients | None] = (),
         executors: Sequence[Executor] | None = None,
     ) -> list[dict[str, torch.Tensor]]:
-        """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
-        gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
-        this one the batch is for; `first` is the first of the micro-batches, where the turn does not say it;
-        `executors` run in the place of those that train."""
+        """Compute a stage of this rank for the micro-batches of a turn, from their inputs and received values.
+        `looking` gives the observer of each; `held` are the weights, where they are not the newest; `ahead` is how many
+        steps after this one the batch is for; `first` is the first micro-batch, if the turn does not say it;
+        `executors` replace those for training."""
         first = turn.micro_batch * self.bound.plan.training.interleave if first is None else first
         slices = self.bound.plan.slices
         given, draws, observers = [], [], []
@@ -326,8 +325,8 @@ class RankStep:
         return replace(draw, slice=known)
 
     def _explain(self, loss: float, inputs: Inputs, buffers: Mapping[str, torch.Tensor]) -> NoReturn:
-        """Find out why the loss is not finite. Collective; drops the gradients, and leaves the `buffers` from before
-        the step: the pass may have spoiled those that it changes."""
+        """Find out why the loss is not finite. Collective. Drops the gradients, and restores the `buffers` from before
+        the step, because the pass may have spoiled those that it changes."""
         self.buffers.update(buffers)
         for parameter in self.parameters.values():
             parameter.gradient = None
@@ -365,8 +364,8 @@ class RankStep:
         return self.everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
 
     def changed_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that the forward passes change (running statistics), and those that change with them after a
-        step, by name, as they are now."""
+        """The current buffers, by name, that the forward passes change (running statistics), and those that change with
+        them after a step."""
         changed = self._changed() | {end.full(name) for end in self.ends for name in end.buffers}
         return self.everywhere({buffer: self.buffers[buffer] for buffer in sorted(changed)})
 
@@ -375,7 +374,7 @@ class RankStep:
         return {buffer for executor in self.executors for buffer, _ in executor.updates}
 
     def everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What each pipeline rank holds, on every one."""
+        """The tensors that each pipeline rank holds, on every rank."""
         if self.pipeline.everyone is None:
             return held
         every = gather_tensors(held, self.pipeline.everyone)

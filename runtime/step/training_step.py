@@ -1,10 +1,10 @@
-"""The training step of a plan, as its user meets it.
+"""The user's interface to the training step of a plan.
 
     step = parallelize(module, plan)         # on every rank
     loss = step(tokens, labels)              # the whole global batch, the same on every rank
 
-The model is traced when the first batch comes, or an example before that. Only then it is known whether the plan is for
-this model; everything that `rank` does is built at that moment.
+The model is traced at the first batch, or earlier with an example. Only then it is known whether the plan is for this
+model, so the `rank` is built at that moment.
 """
 
 import atexit
@@ -54,13 +54,13 @@ from runtime.step.step import RankStep
 class TrainingStep:
     """A training step on this rank. Make it with `parallelize`; every call is collective.
 
-    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last batch, and
-    `trouble` why no step was made with it, where that is so.
+    `optimizer` has the hyperparameters, `steps` the number of completed steps, `loss` the mean loss of the last batch,
+    and `trouble` the reason if the last batch made no step.
 
-    An exception inside a step aborts it, but for a loss that is not finite or leaps, which all ranks agree on. Messages
-    of that step may then be on their way, and a receive that was posted for one would take the first message of the
-    next step; gradients and weights may be those of half a step. So what comes after it raises RunError: the processes
-    must be started again.
+    An exception inside a step aborts it, except for a non-finite loss or a loss spike, on which all ranks agree.
+    Messages of an aborted step may still be in flight, and a receive that was posted for one would take the first
+    message of the next step; gradients and weights may be those of half a step. So later calls raise RunError: the
+    processes must be restarted.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class TrainingStep:
         self._groups = Groups(place=place, bound=None)
         self.optimizer = RunningOptimizer(settings)
         self.loss: float | None = None
-        self.before_step: Callable[[], None] = _nothing  # raises what went wrong beside training
-        self._aborted: str | None = None  # the error by which a step was left in the middle
-        self._compared = False  # whether all ranks were given the same first batch
-        self._module: nn.Module | None = module  # until its weights have been taken over
+        self.before_step: Callable[[], None] = _nothing  # raises errors from outside of training, such as saving
+        self._aborted: str | None = None  # the error that aborted a step
+        self._compared = False  # whether the first batches of all ranks have been compared
+        self._module: nn.Module | None = module  # until its weights are taken over
         self._forward = forward_of(module)
         self._traced = traced
         self.traced: tuple[OperatorGraph, int]  # the graph of the model, and the samples of its example, once prepared
@@ -105,9 +105,9 @@ class TrainingStep:
         """Train on one global batch and return its mean loss.
 
         A batch is what the model takes: its arguments, or one tuple or mapping of them, with the samples of the whole
-        global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
-        structure or other shapes, and where the ranks were given different batches in the first step; RunError after a
-        step that was aborted.
+        global batch, the same on every rank; or a batch of a `runtime.loader`. Raises RequestError for another
+        structure or other shapes, and where the ranks were given different batches in the first step; RunError after an
+        aborted step.
         """
         self._begin()
         self._check_trains()
@@ -120,10 +120,10 @@ class TrainingStep:
         return self.loss
 
     def window(self, batches: Sequence[Any]) -> list[float]:
-        """Train on several global batches, in any of the forms that a step takes, and return the mean loss of each.
+        """Train on several global batches, in any form that a step takes, and return the mean loss of each.
 
         Under a schedule without a flush ("pipedream", "pipedream_2bw") they follow each other without a break, and the
-        pipeline drains behind the last; under others this is one step after the other.
+        pipeline drains after the last; under other schedules this is one step after the other.
         """
         self._begin()
         self._check_trains()
@@ -136,27 +136,26 @@ class TrainingStep:
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why the last batch made no step, where `guard` skips such or rolls back; None where it made one."""
+        """Why the last batch made no step, if `guard` skips such steps or rolls back; None where it made one."""
         return self.rank.trouble if self.ready else None
 
     @property
     def steps(self) -> int:
-        """How many steps were made."""
+        """The number of completed steps."""
         return self.rank.steps if self.ready else 0
 
     def evaluate(self, *args: Any, **kwargs: Any) -> float:
-        """The mean loss of a global batch as `model.eval()` has it, forward only: nothing is dropped, batch norm takes
-        its running statistics, and no weight, gradient, state or buffer changes.
+        """The mean loss of a global batch under `model.eval()`, forward only: no dropout, batch norm uses its running
+        statistics, and no weight, gradient, state or buffer changes.
 
-        Takes what a training step takes, and raises RequestError as it does. The loss may be no finite number: nobody
-        asks why.
+        Takes the same arguments as a training step, and raises RequestError as it does. The loss may be non-finite;
+        that raises nothing.
         """
         return self._evaluated((), args, kwargs).loss
 
     def evaluate_with(self, outputs: Sequence[str], *args: Any, **kwargs: Any) -> Evaluation:
-        """As `evaluate`, with values that the model computes: "logits", what its cross entropy compares with targets,
-        or names as `plan show` lists operators. They come for the whole global batch in the memory of every rank's
-        host.
+        """As `evaluate`, with values that the model computes: "logits", the input of its cross entropy, or names in the
+        operator list of `plan show`. They are returned for the whole global batch, in the memory of every rank's host.
 
         Raises RequestError for a name of nothing that the model computes.
         """
@@ -180,8 +179,7 @@ class TrainingStep:
 
     @property
     def gradient_norm(self) -> float | None:
-        """The global norm of the gradients of the last step before they were clipped; None where the plan clips
-        nothing."""
+        """The global norm of the gradients of the last step, before clipping; None where the plan clips nothing."""
         return self.rank.gradient_norm
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
@@ -189,7 +187,7 @@ class TrainingStep:
         return self.rank.full_parameters()
 
     def changed_buffers(self) -> dict[str, torch.Tensor]:
-        """The contents of the buffers that the model changes while it trains, whole on every rank."""
+        """The buffers that the model changes during training, whole on every rank."""
         return self.rank.changed_buffers()
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
@@ -198,7 +196,7 @@ class TrainingStep:
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model with an example, which may have more samples than the plan was traced with, and build this
-        rank's share. Nothing happens where that was done before.
+        rank's share. Does nothing if that was done before.
 
         Raises PlanFileError for a plan for another model, RuleError for a rule of the plan that does not hold,
         ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut into the
@@ -209,7 +207,7 @@ class TrainingStep:
         names = tuple(name for name, _ in self.plan.inputs if name != SAMPLE_WEIGHTS)
         given = arguments_of(self._forward, args, kwargs, names)
         batch = self.plan.model.batch
-        if batch is None:  # a file that does not say it: the example must be the one of planning
+        if batch is None:  # a plan file without the sample count: the example must be the one of planning
             batch = next((tensor.shape[0] for tensor in given.tensors() if tensor.dim()), 1)
         elif self._traced is None:
             given = given.samples(batch)
@@ -227,13 +225,13 @@ class TrainingStep:
             again = given.samples(samples)
             return trace(on_meta(module), again.args, again.kwargs)
 
-        if known is None and training.update.padding_samples:  # a micro-batch has fewer samples than the graph says
+        if known is None and training.update.padding_samples:  # a micro-batch has fewer samples than the graph
             fault = batch_fault(ruled, batch, retrace)
             if fault is not None:
                 raise ModelError(f"training.padding_samples: no sample can be added; {fault}")
         if known is None and training.part != batch:
             if training.part == 1 and asks_for_values(on_meta(module), given.args, given.kwargs):
-                fault = batch_fault(ruled, batch, retrace)  # at one sample its graph is another
+                fault = batch_fault(ruled, batch, retrace)  # the graph for one sample differs
                 if fault is not None:
                     raise ModelError(fault)
             else:
@@ -268,7 +266,7 @@ class TrainingStep:
 
     @property
     def rank(self) -> RankStep:
-        """What this rank computes. Raises RequestError before the model was traced."""
+        """This rank's part of the step. Raises RequestError before the model was traced."""
         return self._known[0]
 
     @property
@@ -278,7 +276,7 @@ class TrainingStep:
 
     @property
     def matcher(self) -> InputMatcher:
-        """How a batch is matched with the inputs. Raises RequestError before the model was traced."""
+        """Matches a batch with the inputs. Raises RequestError before the model was traced."""
         return self._known[2]
 
     def inputs_of(self, *args: Any, **kwargs: Any) -> Inputs:
@@ -296,13 +294,13 @@ class TrainingStep:
 
     def _evaluated(self, outputs: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Evaluation:
         self._begin()
-        inputs = self.inputs_of(*args, **kwargs)  # traces the model, where that was not done
+        inputs = self.inputs_of(*args, **kwargs)  # traces the model if needed
         forward = self.rank.forward_pass(outputs)
         with self._whole():
             return forward(inputs)
 
     def check_whole(self) -> None:
-        """Raise RunError where a step before was aborted: nothing that ranks do together is sound any more."""
+        """Raise RunError where an earlier step was aborted: collective operations are then no longer valid."""
         if self._aborted is not None:
             raise RunError(
                 f"a step before this one was aborted by {self._aborted}. What ranks sent each other for it may still be"
@@ -311,13 +309,13 @@ class TrainingStep:
             )
 
     def _begin(self) -> None:
-        """Before any batch: what went wrong beside training, or in a step before, is raised."""
+        """Before any batch: raise errors from outside of training, or of an earlier step."""
         self.before_step()
         self.check_whole()
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """A step is made, or all ranks agree that its loss is none; whatever else ends it aborts it."""
+        """Mark the step as aborted on any exception except those on which all ranks agree."""
         try:
             with narrow_products(self.plan.training.precision):
                 yield
@@ -345,7 +343,7 @@ class TrainingStep:
 
 
 def _nothing() -> None:
-    """Nothing is done beside training."""
+    """Does nothing."""
 
 
 _alive: weakref.WeakSet[TrainingStep] = weakref.WeakSet()
@@ -353,8 +351,8 @@ _alive: weakref.WeakSet[TrainingStep] = weakref.WeakSet()
 
 @atexit.register
 def _leave() -> None:
-    """Before the interpreter ends, let go of process groups, whose threads end with them. A thread of gloo that frees
-    the tensors of the last collective later than that aborts the process (2.13). After an error nothing is waited for.
+    """At interpreter exit, release process groups, which ends their threads. A gloo thread that frees the tensors of
+    the last collective after that aborts the process (2.13). After an error nothing is waited for.
     """
     if hasattr(sys, "last_value"):
         return
@@ -385,23 +383,22 @@ def parallelize(
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
-    Collective: every rank calls it. Under torchrun it joins the processes, where the program has not, with sockets on
-    the network interface `listen` (its name, an address or a network; loopback where all are on one host). The model is
-    traced when the first batch comes; with `example`, a batch of any size in any of the forms that a step takes, at
-    once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
-    on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
-    `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
-    that gradients are finite. `offload_folder` is where the plan's files are that keep what it offloads on a disk, the
-    folder of temporary files where it is not given. `guard` says what becomes of a step whose loss or gradients are not
-    finite or whose loss leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and
-    buffers back to what they were at some earlier step. `servers` is where the parameter
-    servers are that have tables of the plan, if it has any there. Not `lowered`, operators run one by one in the
-    general executor, which does the same and takes longer on the host: the reference of the programs that are written
-    from the plan (see `runtime.executor.lowering`). With `compiled` these have chains of elementwise operators fused by
-    `torch.compile`, which rounds a little differently.
+    Collective: every rank calls it. Under torchrun it joins the processes, if the program has not, with sockets on the
+    network interface `listen` (its name, an address or a network; loopback where all processes are on one host). The
+    model is traced at the first batch; with `example`, a batch of any size in any form that a step takes, at once.
+    `traced` is its graph where that is known; `known` has the process groups of an earlier step. `seed`, the same on
+    every rank, decides which elements are dropped, if the model has dropout, whatever the plan. With `check_layouts`
+    the first step checks that every tensor is as the plan promises; with `check_gradients` every step checks that
+    gradients are finite. `offload_folder` is the folder for files of what the plan offloads to a disk; default: the
+    folder of temporary files. `guard` says what to do with a step whose loss or gradients are not finite or whose loss
+    spikes. If that includes rollback, `rollback` is called on every rank, and must bring weights, states and buffers
+    back to an earlier step. `servers` are the addresses of the plan's parameter servers, if it has any. Without
+    `lowered`, operators run one by one in the general executor, which does the same and takes longer on the host: the
+    reference for the programs that are written from the plan (see `runtime.executor.lowering`). With `compiled`, these
+    have chains of elementwise operators fused by `torch.compile`, which rounds slightly differently.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, or where
-    `torch.compile` is asked for and does not work, and with an example all that `TrainingStep.prepare` raises.
+    `torch.compile` is requested and does not work, and with an example all that `TrainingStep.prepare` raises.
     """
     if compiled and not lowered:
         raise RequestError("compiled=True: the general executor runs operators one by one; leave out lowered=False")
