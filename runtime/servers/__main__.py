@@ -1,8 +1,8 @@
 """`python -m runtime.servers FOLDER --servers 2`: parameter servers by hand; see docs/parameter-servers.md.
 
-Without --number it starts all of them on this machine and starts again those that die, until it is stopped. With it, it
-is one of them, as one starts them on several machines. `python -m runtime.servers certificate FOLDER` makes what those
-need to encrypt.
+Without --number it starts all servers on this machine, and restarts those that die, until it is stopped. With --number
+it is one server, for servers on several machines. `python -m runtime.servers certificate FOLDER` makes the certificate
+that those need for encryption.
 """
 
 import argparse
@@ -111,13 +111,13 @@ def _one(given: argparse.Namespace) -> int:
 
 
 def _say(message: str) -> None:
-    with contextlib.suppress(OSError):  # its log may be on the disk that is full
+    with contextlib.suppress(OSError):  # its log may be on the full disk
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
 
 
 def _follow(ended: threading.Event) -> None:
-    """Whoever started this process holds the other end of its stdin."""
+    """End when stdin closes: the process that started this one holds its other end."""
     while os.read(0, 1):
         pass
     ended.set()

@@ -1,7 +1,7 @@
-"""Where the servers of a run are, as workers find them: files in a folder that all of them see, or a list.
+"""The addresses of a run's servers for its workers: files in a folder that all of them see, or a list.
 
-FOLDER/key             what a worker must know to be heard; readable for its owner alone
-FOLDER/server-0.at     host and port; written anew when a server is started again, which may get another port
+FOLDER/key             the secret that a worker needs; readable for its owner alone
+FOLDER/server-0.at     host and port; rewritten when a server is restarted, which may change its port
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from planner.errors import RequestError
 from runtime.servers.private_files import make_folder, read_secret, write_aside, write_new
 
-_LARGEST = 2**12  # bytes of an address
+_LARGEST = 2**12  # maximum bytes of an address
 _KEY_BYTES = 16
 _LONGEST_HOST = 255
 
@@ -27,7 +27,8 @@ class Addresses:
     fixed: tuple[str, ...] = ()
 
     def of(self, server: int) -> tuple[str, int] | None:
-        """Where a server is now; None where nobody knows yet. Raises RequestError for what is no address."""
+        """The current address of a server; None where it is not known yet. Raises RequestError for an invalid
+        address."""
         if self.fixed:
             return parse_address(self.fixed[server])
         try:
@@ -37,7 +38,7 @@ class Addresses:
             return None
 
     def key(self) -> str:
-        """What a worker must know. Raises RequestError where there is no such run, or its key is none."""
+        """The run's key. Raises RequestError where there is no such run, or its key is invalid."""
         try:
             return _read_key(self.folder / "key")
         except OSError as error:
@@ -48,18 +49,18 @@ class Addresses:
 
 
 def address_file(folder: Path, server: int) -> Path:
-    """Where a server says where it is."""
+    """The file with a server's address."""
     return folder / f"server-{server}.at"
 
 
 def publish(folder: Path, server: int, address: tuple[str, int]) -> None:
-    """Say where a server is."""
+    """Write a server's address."""
     path = address_file(folder, server)
     write_aside(path, f"{address[0]}:{address[1]}".encode()).replace(path)
 
 
 def make_key(folder: Path) -> str:
-    """The key of a run, made where there is none. Raises RequestError where others can read it, or it is none."""
+    """The key of a run, created where there is none. Raises RequestError where others can read it, or it is invalid."""
     make_folder(folder)
     path = folder / "key"
     if not path.exists():
@@ -69,7 +70,7 @@ def make_key(folder: Path) -> str:
 
 
 def _read_key(path: Path) -> str:
-    """A key as it was written: whatever else is there, as nothing at all, may be known to anybody."""
+    """A key in the form in which we write it: any other content, such as an empty file, could be guessed."""
     key = read_secret(path)
     if not re.fullmatch(f"[0-9a-f]{{{2 * _KEY_BYTES}}}", key):
         raise RequestError(
@@ -88,7 +89,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def _is_host(host: str) -> bool:
-    """Whether this may be the name or the address of a host: what is none is no question for the resolver."""
+    """Whether this may be the name or the address of a host; anything else is not passed to the resolver."""
     try:
         return 0 < len(host.encode("idna")) <= _LONGEST_HOST and host.isprintable() and " " not in host
     except UnicodeError:

@@ -1,4 +1,4 @@
-"""The certificate that workers and servers of a run share: an EC key that signs itself, in one file."""
+"""The certificate that workers and servers of a run share: a self-signed EC key, in one file."""
 
 import datetime
 from pathlib import Path
@@ -11,8 +11,8 @@ _YEARS = 10
 
 
 def make_certificate(folder: Path) -> Path:
-    """Write FOLDER/certificate.pem, the key and the certificate, for its owner alone. Raises RequestError where it is
-    there already, or the package that makes it is missing."""
+    """Write the key and the certificate to FOLDER/certificate.pem, for its owner alone. Raises RequestError where the
+    file exists, or the package that makes certificates is missing."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

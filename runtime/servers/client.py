@@ -1,10 +1,10 @@
-"""What a worker does with tables on servers: pulls the rows that it touches, pushes their gradients.
+"""A worker's side of tables on servers: it pulls the rows that it touches, and pushes their gradients.
 
     rows = client.pull({"users": ids})              unique rows of any tables, one message to every server
     client.push({"users": (ids, gradients)})        the end of the worker's step
 
-Rows are numbered as in the whole table; which server has them is the client's business. Bytes are counted: of rows,
-of the numbers that say which, and of everything that was sent and received.
+Rows are numbered as in the whole table; the client knows which server has them. It counts bytes: of rows, of row
+numbers, and of everything that was sent and received.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What a worker moved so far: rows, their bytes, and the bytes of the numbers that say which rows they are."""
+    """What a worker has transferred so far: the number of rows, their bytes, and the bytes of the row numbers."""
 
     pulled_rows: int = 0
     pulled_bytes: int = 0
@@ -39,8 +39,9 @@ class TableClient:
     """Worker number `worker` of `workers`. `staleness` is None for synchronous steps, else how many steps the fastest
     worker may be ahead of the slowest. Every worker gives the same `tables`, in the same order.
 
-    Worker 0 may give first values of tables (`load`); then every worker calls `begin`. Raises RequestError for what the
-    servers refuse, RunError where they, or other workers, are not heard of for `patience` seconds.
+    Worker 0 may give initial values of tables (`load`); then every worker calls `begin`. Raises RequestError for
+    requests that the servers refuse, RunError where the servers, or other workers, do not respond for `patience`
+    seconds.
     """
 
     collective = False
@@ -85,18 +86,18 @@ class TableClient:
 
     @property
     def wire_bytes(self) -> tuple[int, int]:
-        """Bytes sent and received in all, frames and repetitions included."""
+        """Total bytes sent and received, including frames and retries."""
         links = self._links.values()
         return sum(link.sent for link in links), sum(link.received for link in links)
 
     @property
     def reconnections(self) -> int:
-        """How often a server was lost."""
+        """How often the connection to a server was lost."""
         return sum(link.reconnections for link in self._links.values())
 
     def begin(self, values: Mapping[str, Array] | None = None) -> None:
-        """Make the tables ready: worker 0 sends what first values it has, and says that they are there; the others wait
-        with their first pull. Nothing happens to tables that are ready."""
+        """Initialize the tables: worker 0 sends the initial values that it has, and declares the tables ready; the
+        first pull of the others waits for that. Tables that are ready stay unchanged."""
         if self.worker != 0:
             return
         ready = self._status()[0].fields["ready"]
@@ -106,20 +107,20 @@ class TableClient:
         self.ready()
 
     def ready(self) -> None:
-        """Say, as worker 0, that all tables have their contents; they are given out from then on."""
+        """As worker 0, declare that all tables have their contents; pulls are answered from then on."""
         for name in self.tables if self.worker == 0 else ():
             self._everywhere(Frame(kind="ready", fields={"table": name}))
 
     def restart(self, step: int) -> None:
-        """Go on after so many steps with other contents, which `write` gives next, and `ready` then. Worker 0 does it;
-        the others say so too, and come back to the servers when it has."""
+        """Continue after `step` steps with other contents: `write` gives them next, then `ready` is called. Worker 0
+        does it; the others call it too, and are readmitted by the servers once worker 0 has done it."""
         if self.worker == 0:
             self._everywhere(Frame(kind="restart", fields={"step": step}))
         self.step, self._torn = step, None
 
     def pull(self, ids: Mapping[str, Ids]) -> dict[str, Array]:
-        """Rows of tables for this step, (ids, width) each; each id once. In synchronous mode they have the updates of
-        all steps before this one, else at least those of all workers up to `staleness` steps ago."""
+        """Rows of tables for this step, (ids, width) each; each id once. In synchronous mode they include the updates
+        of all steps before this one, else at least those of all workers up to `staleness` steps ago."""
         found = {
             name: np.empty((len(one), self._table(name).width), self.tables[name].dtype) for name, one in ids.items()
         }
@@ -141,8 +142,9 @@ class TableClient:
         return found
 
     def push(self, gradients: Mapping[str, tuple[Ids, Array]], learning_rate: float | None = None) -> None:
-        """Push the gradients of rows, each row once, and with them the end of this worker's step. A server learns of
-        the step also where none of its rows was touched. `learning_rate` None is that of the table's optimizer."""
+        """Push the gradients of rows, each row once; this also ends the worker's step. A server is told of the step
+        also where none of its rows was touched. With `learning_rate` None, the rate of the table's optimizer is
+        used."""
         split = {name: self._split(name, ids) for name, (ids, _) in gradients.items()}
         self._check_clock()
         frames = {}
@@ -167,8 +169,8 @@ class TableClient:
         return np.concatenate([self.read(name, WEIGHT, ids) for ids in pieces(0, table.rows, table.width)])
 
     def read(self, name: str, part: str, ids: Ids) -> Array:
-        """Rows of a table (`part` "weight") or of what its optimizer keeps, (ids, width), each id once, after the
-        steps of which a pull would see the updates."""
+        """Rows of a table (`part` "weight") or of an optimizer state, (ids, width), each id once, after the same steps
+        as in a pull."""
         self._check_clock()
         table, split = self._table(name), self._split(name, ids)
         found = np.empty((len(ids), table.width), table.dtype)
@@ -183,7 +185,7 @@ class TableClient:
         return found
 
     def write(self, name: str, part: str, ids: Ids, values: Array) -> None:
-        """Give rows of a table, or of what its optimizer keeps, their contents, before the table is ready."""
+        """Set the contents of rows of a table, or of an optimizer state, before the table is ready."""
         fields = {"table": self._table(name).name, "part": part}
         given = values.astype(self.tables[name].dtype, copy=False)
         frames = {
@@ -194,7 +196,7 @@ class TableClient:
         ask_all(self._links, frames)
 
     def snapshot(self) -> None:
-        """Have every server write its state to its files now."""
+        """Make every server write a snapshot now."""
         self._everywhere(Frame(kind="snapshot"))
 
     def _load(self, table: Table, whole: Array) -> None:
@@ -219,8 +221,8 @@ class TableClient:
         return self._everywhere(Frame(kind="status"))
 
     def _clock(self) -> tuple[int, str | None]:
-        """How many steps this worker has pushed, and what is wrong where it went away between two servers: nothing but
-        a restart is possible then."""
+        """The number of steps that this worker has pushed, and an error message if it ended after pushing to only some
+        servers: then only a restart is possible."""
         clocks = {server: frame.fields["clocks"][self.worker] for server, frame in self._status().items()}
         if len(set(clocks.values())) == 1:
             return int(clocks[0]), None

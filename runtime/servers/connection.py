@@ -1,8 +1,7 @@
-"""A worker's connection to one server: sends a frame, waits for the answer, and finds the server again where it was
-lost.
+"""A worker's connection to one server: it sends a frame, waits for the answer, and reconnects where it was lost.
 
-A question that was asked may have been answered just when the connection broke, so it is asked again: pulls change
-nothing, and a push that was applied is known by its step.
+A request may have been processed just when the connection broke, so it is sent again: pulls change nothing, and a push
+that was already applied is recognized by its step.
 """
 
 import os
@@ -20,22 +19,22 @@ from runtime.servers.handshake import BEFORE_HELLO, REFUSAL, SERVER, WORKER, Ide
 from runtime.servers.transport import CERTIFICATE, Encryption, client_encryption, place_of
 
 PATIENCE = 60.0
-"""Seconds that a worker looks for a server which does not answer, and waits for workers which do not push."""
+"""Seconds for which a worker looks for a server that does not respond, and waits for workers that do not push."""
 
-_SILENCE = 15.0  # seconds after which a server that says nothing is taken for lost; one that waits speaks every second
+_SILENCE = 15.0  # seconds after which a silent server counts as lost; a server that waits sends a message every second
 _PAUSE = 0.05
-_LATER = 0.2  # seconds after which a server is asked again to write what it could not
+_LATER = 0.2  # seconds after which a server is asked again to write what it could not write
 _RECEIVED = 2**20
 
 
 def program_name() -> str:
-    """This process, as no other is called."""
+    """A unique name of this process."""
     return f"process {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})"
 
 
 @dataclass(kw_only=True, eq=False)
 class Link:
-    """The connection of `worker` (None: one who only looks) to server number `server`."""
+    """The connection of `worker` (None: a read-only observer) to server number `server`."""
 
     addresses: Addresses
     server: int
@@ -52,7 +51,7 @@ class Link:
     _reason: str = ""
 
     def ask(self, frame: Frame) -> None:
-        """Send a frame; `answer` gives what comes back."""
+        """Send a frame; `answer` returns the answer."""
         self._asked = encode(frame)
         self.sent += len(self._asked)
         try:
@@ -62,8 +61,8 @@ class Link:
             self._lose()
 
     def answer(self) -> Frame:
-        """The answer to what was asked. Raises RequestError where the server refuses it, RunError where it, or a worker
-        that it waits for, is not heard of for too long, or it cannot write what it was told."""
+        """The answer to the request. Raises RequestError where the server refuses it; RunError where the server, or a
+        worker for which it waits, does not respond for too long, or where the server cannot write the request."""
         until = time.monotonic() + self.patience
         while True:
             try:
@@ -80,11 +79,11 @@ class Link:
                 time.sleep(_PAUSE)
 
     def close(self) -> None:
-        """Close the connection; another question opens it again."""
+        """Close the connection; the next request opens it again."""
         self._lose()
 
     def _unwritten(self, frame: Frame, until: float) -> None:
-        """Ask again what the server could not write: it holds what it held, and room may be made."""
+        """Send a request again that the server could not write: its state is unchanged, and disk space may be freed."""
         message = f"server {self.server} cannot keep what worker {self.worker} sent: {frame.fields.get('message')}"
         if time.monotonic() > until:
             raise RunError(f"{message}; nothing that was acknowledged is lost: make room, and go on")
@@ -101,7 +100,7 @@ class Link:
             self.reconnections += 1
 
     def _find(self, until: float) -> None:
-        """Connect, prove who we are and have the server do so, and ask again what was asked."""
+        """Connect, authenticate both sides, and send the request again."""
         while True:
             where = self.addresses.of(self.server)
             try:
@@ -125,7 +124,7 @@ class Link:
         self.sent += len(self._asked)
 
     def _enter(self, connection: socket.socket, where: tuple[str, int]) -> None:
-        """What comes before the first question, on a new connection."""
+        """Set up a new connection, before the first request."""
         peer = connection.getpeername()
         encryption, shown = client_encryption(self.addresses.folder, peer[:2]), None
         if encryption is not None:
@@ -152,8 +151,8 @@ class Link:
             ) from error
 
     def _greet(self, place: tuple[str, int]) -> None:
-        """Prove that we know the key, and see that the server does. Raises OSError where it does not, whatever it says:
-        it may be somebody who listens where the server was. Raises RequestError where the server refuses us."""
+        """Prove that we know the key, and check that the server does. Raises OSError where it does not, whatever it
+        says: another process may listen at the server's address. Raises RequestError where the server refuses us."""
         assert self._socket is not None
         self._reader.largest = BEFORE_HELLO
         challenge, key = self._next(), self.addresses.key()
@@ -220,9 +219,9 @@ class Link:
 def ask_all(
     links: dict[int, Link], frames: dict[int, Frame], looked: Callable[[], None] = lambda: None
 ) -> dict[int, Frame]:
-    """Ask several servers at once, and the answer of each. Raises what `Link.answer` does, when all have answered that
-    do: what one refuses is not taken for the answer to the next question, and connections on which an answer may still
-    come are closed."""
+    """Ask several servers at once; returns the answer of each. Raises what `Link.answer` raises, after all servers that
+    respond have answered, so that no late answer is taken for the answer to the next request. Connections on which an
+    answer may still come are closed."""
     for server, frame in frames.items():
         links[server].ask(frame)
     looked()

@@ -1,11 +1,11 @@
-"""The connections of one server, and what each may cost it: descriptors, memory and time.
+"""The connections of one server, with limits for each: descriptors, memory and time.
 
     accepted ──challenge──> hello within `handshake` seconds, in a frame of 4 KiB ──> known
-    known    ──> one question at a time: nothing is read from one who does not take the answer
+    known    ──> one request at a time: nothing more is read while the peer does not take the answer
 
-Who is not known is one of `strangers`; the oldest goes when another one comes. A frame of which a part has come counts
-in full; who would go beyond `buffered` bytes in all waits until others are done. No input ends the server: what cannot
-be read ends its connection.
+Unauthenticated connections are `strangers`; if there are too many, the oldest is closed. A partly received frame counts
+with its full size; a connection that would exceed `buffered` bytes in total waits for others. No input ends the server:
+invalid input ends only its connection.
 """
 
 import errno
@@ -23,16 +23,16 @@ from runtime.servers.frames import LARGEST_BODY, Frame, FrameReader, encode
 from runtime.servers.handshake import BEFORE_HELLO, new_nonce
 from runtime.servers.transport import Channel, Encryption
 
-_SPARE = 64  # descriptors that a process needs for other things
+_SPARE = 64  # descriptors that the process needs for other purposes
 _MOST = 4096
-_SMALL = 2**20  # bytes of a frame that are read without counting
+_SMALL = 2**20  # bytes of a frame that are not counted
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Connections in all, and of those `strangers` that have not said who they are; seconds until they must have, and
-    in which a frame or an answer that has begun must go on; bytes of frames and answers under way in all."""
+    """The maximum number of connections, and of unauthenticated `strangers` among them; seconds for authentication, and
+    for progress of a frame or an answer that has begun; total bytes of frames and answers in progress."""
 
     connections: int
     strangers: int = 64
@@ -50,10 +50,10 @@ class Limits:
 
 @dataclass(kw_only=True, eq=False)
 class Connection:
-    """A connection: what came in, what has to go out, and who is there; `worker` is None for one who only looks.
+    """A connection: received bytes, bytes to send, and the peer; `worker` is None for a read-only observer.
 
-    `coming` are the bytes of a large frame that has begun, `unsent` those that have to go out; one that is `paused` has
-    no room for its frame. What is `last` is closed once its answer is out.
+    `coming` are the bytes of a large frame that has begun, `unsent` the bytes to send; a `paused` connection waits for
+    memory for its frame. A `last` connection is closed once its answer is sent.
     """
 
     channel: Channel
@@ -80,8 +80,8 @@ class Connection:
 
 
 class Connections:
-    """Those of a listening socket. `answer` is called with every frame of one. What it raises ends the connection, but
-    for BrokenDiskError, which ends the server."""
+    """The connections of a listening socket. `answer` is called with every frame of a connection. An error in it ends
+    the connection, except BrokenDiskError, which ends the server."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Connections:
         return iter(list(self._everyone))
 
     def serve(self, timeout: float) -> None:
-        """Do what there is to do; wait so many seconds for it at most."""
+        """Process all events; wait at most `timeout` seconds for one."""
         for event, mask in self._selector.select(timeout):
             connection = event.data
             if connection is None:
@@ -110,7 +110,7 @@ class Connections:
                 self._work(connection, mask)
 
     def tick(self) -> None:
-        """Once a second: drop who does nothing, and listen again where descriptors had run out."""
+        """Called once a second: close idle connections, and listen again after descriptors had run out."""
         now = time.monotonic()
         for connection in self:
             under_way = connection.outgoing or connection.coming
@@ -128,11 +128,11 @@ class Connections:
 
     @property
     def full(self) -> bool:
-        """Whether so much is under way that nothing large should be added."""
+        """Whether so many bytes are in progress that nothing large should be added."""
         return self._under_way() > self._limits.buffered
 
     def know(self, connection: Connection) -> None:
-        """The connection has said who it is: its frames may be large."""
+        """Mark the connection as authenticated: its frames may be large."""
         connection.known, connection.reader.largest = True, FrameReader().largest
 
     def drop(self, connection: Connection) -> None:
@@ -144,7 +144,7 @@ class Connections:
         connection.channel.close()
 
     def flush(self, connection: Connection) -> None:
-        """Send what fits."""
+        """Send as much as fits."""
         if connection.closed or not connection.channel.established:
             return
         try:
@@ -175,7 +175,7 @@ class Connections:
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in _EXHAUSTED:  # the connection stays in the queue and would wake us at once
+            if error.errno in _EXHAUSTED:  # the connection would stay in the queue and wake us at once
                 self._selector.unregister(self._listener)
                 self._listening = False
             return
@@ -199,7 +199,7 @@ class Connections:
         self._establish(connection)
 
     def _establish(self, connection: Connection) -> None:
-        """Go on with the handshake of TLS, where there is one, and then send the challenge."""
+        """Continue the TLS handshake, if there is one, and then send the challenge."""
         try:
             done = connection.channel.establish()
         except OSError:
@@ -233,7 +233,7 @@ class Connections:
         self._answer_all(connection)
 
     def _receive(self, connection: Connection) -> bool:
-        """Whether anything came in."""
+        """Whether anything was received."""
         try:
             data = connection.channel.receive(_SMALL if connection.known else BEFORE_HELLO)
         except BlockingIOError:
@@ -246,7 +246,7 @@ class Connections:
         return True
 
     def _answer_all(self, connection: Connection) -> None:
-        """Answer the frames that are whole, one after the other, while their answers are taken."""
+        """Answer complete frames one after the other, while the peer takes the answers."""
         try:
             while not (connection.closed or connection.outgoing):
                 frame = connection.reader.next()
@@ -258,7 +258,7 @@ class Connections:
                 self.flush(connection)
         except BrokenDiskError:  # ends the server
             raise
-        except Exception:  # no frame of ours, or there is no room for it
+        except Exception:  # not a frame of ours, or not enough memory
             self.drop(connection)
         self._resume()
 
@@ -266,7 +266,8 @@ class Connections:
         return sum(one.unsent + one.coming for one in self._everyone)
 
     def _count(self, connection: Connection) -> None:
-        """Count a large frame that has begun; pause its connection where there is no room and others will make some."""
+        """Count a large frame that has begun; pause its connection while there is too little memory and others use
+        some."""
         wanted = connection.reader.wanted
         if wanted <= _SMALL or connection.coming or connection.closed:
             return
@@ -277,7 +278,7 @@ class Connections:
         self._watch(connection, 0 if connection.paused else selectors.EVENT_READ)
 
     def _resume(self) -> None:
-        """Count those anew that are paused, as others may be done."""
+        """Count paused connections again, because others may be done."""
         if self._pauses:
             for connection in self:
                 if connection.paused:

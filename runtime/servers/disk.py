@@ -1,7 +1,7 @@
-"""What a server does to its files, call by call, so that tests can have any of them fail.
+"""A server's file operations, call by call, so that tests can make any of them fail.
 
-Two ways to fail. A write that did not take place and left nothing behind is refused: the server goes on, and whoever
-asked may ask again. Where nobody knows what a file holds, as after a failed fsync, the server stops.
+There are two kinds of failures. A write that did not happen and left nothing behind is refused: the server continues,
+and the request may be sent again. If the content of a file is unknown, as after a failed fsync, the server stops.
 """
 
 import errno
@@ -14,19 +14,19 @@ from planner.errors import RunError
 from runtime.servers.private_files import FILE
 
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""Errors of a write after which the same write may succeed later: no room, or mounted read-only."""
+"""Errors of a write that may succeed later: no space, or mounted read-only."""
 
 
 class RefusedWriteError(RunError):
-    """Something was not written, and the files are as they were before."""
+    """A write was refused, and the files are unchanged."""
 
 
 class BrokenDiskError(RunError):
-    """Nobody knows what a file holds: the server stops, and reads its files anew when it is started again."""
+    """The content of a file is unknown: the server stops, and reads its files again when it is restarted."""
 
 
 class Disk(Protocol):
-    """Calls that change files. All raise OSError. `write` may write less than it was given, as pwritev does."""
+    """Calls that change files. All raise OSError. `write` may write only a part of its data, as pwritev does."""
 
     def open(self, path: Path) -> int: ...
 
@@ -51,7 +51,7 @@ class SystemDisk:
     """The calls of the operating system."""
 
     def open(self, path: Path) -> int:
-        """A file to read and write, made where there is none, for its owner alone."""
+        """Open a file for reading and writing; created, for its owner alone, where there is none."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
         os.fchmod(descriptor, FILE)
         return descriptor
@@ -86,7 +86,7 @@ class SystemDisk:
 
 
 def write_all(disk: Disk, descriptor: int, parts: Sequence[bytes | memoryview], at: int) -> int:
-    """Write all of some parts, however many calls it takes; the place behind them. Raises OSError."""
+    """Write all parts, in as many calls as needed; returns the position after them. Raises OSError."""
     left = [memoryview(part) for part in parts if len(part)]
     while left:
         written = disk.write(descriptor, left, at)

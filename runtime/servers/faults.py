@@ -1,4 +1,4 @@
-"""An error that nobody expected, as part of one line."""
+"""Unexpected errors as a part of one line."""
 
 from planner.errors import PlannerError
 
@@ -6,7 +6,7 @@ _LONGEST = 400
 
 
 def described(error: Exception) -> str:
-    """What an error says; with its kind, where it was not written for people."""
+    """The message of an error, with its class where it was not written for users."""
     said = " ".join(str(error).split())[:_LONGEST]
     if said and isinstance(error, PlannerError | ValueError):
         return said

@@ -1,9 +1,9 @@
-"""Starts the servers of a run on this machine, and starts again those that die.
+"""Starts the servers of a run on this machine, and restarts those that die.
 
-Fleet ──┬─ python -m runtime.servers FOLDER --number 0       restarted where it was killed: it finds its files
-        └─ ...                          a server ends when its stdin does, so none outlives who started it
+Fleet ──┬─ python -m runtime.servers FOLDER --number 0       restarted if killed: it finds its files
+        └─ ...                          a server ends when its stdin closes, so none outlives its parent
 
-The address that a server has left is removed by the next one of its number, once that has the lock of its files:
+When a server is restarted, it removes the address that its predecessor left only after it has locked its files, because
 another fleet of the same folder may be running.
 """
 
@@ -20,14 +20,14 @@ from runtime.servers.addresses import Addresses, address_file, make_key
 from runtime.servers.private_files import FILE
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LOOK = 0.05  # seconds between two looks at the servers
+_LOOK = 0.05  # seconds between two checks of the servers
 _LONGEST = 5.0  # seconds that a server has to end
 _IN_A_ROW = 5
-"""Starts of one server that fail before it listens, after which it is given up."""
+"""Number of failed starts, before it listens, after which a server is given up."""
 
 
 class Fleet:
-    """`count` servers with their files in `folder`. A context; `addresses` is what workers need."""
+    """`count` servers with their files in `folder`. Use it as a context; workers need `addresses`."""
 
     def __init__(self, folder: Path, count: int, *, flushed: bool = False, repaired: bool = False) -> None:
         self.addresses = Addresses(folder=folder, count=count)
@@ -64,11 +64,11 @@ class Fleet:
             raise self._fault
 
     def pid(self, number: int) -> int:
-        """The process of a server, as it is now."""
+        """The current process of a server."""
         return self._processes[number].pid
 
     def _left(self, number: int) -> tuple[int, int] | None:
-        """What tells one address file of a server from the next; None where there is none."""
+        """Identifies an address file of a server, to tell it from the next one; None where there is none."""
         try:
             found = address_file(self.addresses.folder, number).stat()
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class Fleet:
         return found.st_ino, found.st_mtime_ns
 
     def _said(self, number: int) -> Path:
-        """What a server says, of all its starts."""
+        """The file with a server's output, over all its starts."""
         return self.addresses.folder / f"server-{number}.err"
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
@@ -107,7 +107,7 @@ class Fleet:
         if process.stdin is not None:
             process.stdin.close()
         listened = self._left(number) not in (None, self._before[number])
-        by_itself = code >= 0 and not listened  # who was killed can be started again
+        by_itself = code >= 0 and not listened  # a server that was killed can be restarted
         self._failed[number] = self._failed[number] + 1 if by_itself else 0
         said = self._said(number).read_bytes()[self._read[number] :].decode(errors="replace").strip()
         last = said.splitlines()[-1] if said else f"it ended with {code}"

@@ -1,10 +1,10 @@
-"""What workers and servers send each other, and what a server writes into its log: frames.
+"""Frames: the messages between workers and servers, and the records in a server's log.
 
     magic 4 │ bytes of the header 4 │ bytes of the arrays 8 │ CRC-32 of both 4 │ header: JSON │ the arrays
 
-The header has the kind, some fields, and name, dtype and shape of every array. Nothing in a frame is ever executed:
-JSON and numbers are all there is. The same bytes travel and are logged, so a push is checked, applied and replayed by
-one piece of code.
+The header has the kind, some fields, and name, dtype and shape of every array. Nothing in a frame is ever executed: it
+contains only JSON and numbers. The same bytes are sent and logged, so one piece of code checks, applies and replays a
+push.
 """
 
 import json
@@ -28,9 +28,9 @@ PREFIX_BYTES = _PREFIX.size
 _DTYPES = ("<i4", "<i8", "<f4", "<f8")
 LARGEST_HEADER = 2**22
 LARGEST_BODY = 2**31
-"""Bytes of the arrays of one frame. Whoever sends more sends several."""
+"""Maximum bytes of the arrays of one frame; larger data is sent in several frames."""
 
-_DEEPEST = 16  # objects and lists within each other in a header; ours have four
+_DEEPEST = 16  # maximum nesting of objects and lists in a header; ours have four levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Frame:
 
 def encode(frame: Frame) -> bytes:
     """The bytes of a frame. Raises RequestError for arrays or fields that are too large for one, AssertionError for a
-    dtype that does not travel."""
+    dtype that frames do not support."""
     arrays = {name: np.ascontiguousarray(array) for name, array in frame.arrays.items()}
     assert all(array.dtype.str in _DTYPES for array in arrays.values()), {n: a.dtype.str for n, a in arrays.items()}
     size = sum(array.nbytes for array in arrays.values())
@@ -61,7 +61,7 @@ def encode(frame: Frame) -> bytes:
             f"a message '{frame.kind:.80}' with a header of {len(header)} bytes; {LARGEST_HEADER} are the most: name"
             " fewer tables in it, or shorter ones"
         )
-    body = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]  # as it lies in memory: no copy
+    body = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]  # the memory itself, no copy
     crc = zlib.crc32(header)
     for part in body:
         crc = zlib.crc32(part, crc)
@@ -69,8 +69,8 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(prefix: bytes, content: memoryview) -> Frame:
-    """The frame with this prefix and content. Raises ValueError, and nothing else, for one that is damaged or was never
-    made by `encode`; no memory is taken for what its header promises."""
+    """The frame with this prefix and content. Raises only ValueError, for one that is damaged or was not made by
+    `encode`; no memory is allocated for what its header promises."""
     _, size, _, crc = _PREFIX.unpack(prefix)
     if zlib.crc32(content) != crc:
         raise ValueError("its checksum does not match")
@@ -109,14 +109,14 @@ def _header(data: bytes) -> dict[str, Any]:
 
 
 def _is_shape(shape: object) -> bool:
-    """Whether this is a list of up to four sizes; no frame has room for one of 2^40."""
+    """Whether this is a list of up to four sizes; no frame is large enough for a size of 2^40."""
     return (
         isinstance(shape, list) and len(shape) <= 4 and all(type(size) is int and 0 <= size < 2**40 for size in shape)
     )
 
 
 def _depth(value: object) -> int:
-    """How deep lists and objects lie within each other; it ends behind `_DEEPEST`."""
+    """The nesting depth of lists and objects; stops beyond `_DEEPEST`."""
     layer: list[object] = [value]
     for depth in range(_DEEPEST + 1):
         layer = [one for outer in layer for one in _inside(outer)]
@@ -130,7 +130,8 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def sizes(prefix: bytes, largest: int = LARGEST_HEADER + LARGEST_BODY) -> int:
-    """Bytes that follow a prefix. Raises ValueError where it is none, or promises more than a frame may have."""
+    """Bytes that follow a prefix. Raises ValueError for an invalid prefix, or one that promises more than a frame may
+    have."""
     magic, header, body, _ = _PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise ValueError("this is no frame")
@@ -140,26 +141,26 @@ def sizes(prefix: bytes, largest: int = LARGEST_HEADER + LARGEST_BODY) -> int:
 
 
 class FrameReader:
-    """Makes frames of the bytes that a connection receives. A frame has `largest` bytes at most, behind its prefix."""
+    """Makes frames of the bytes that a connection receives. A frame has at most `largest` bytes after its prefix."""
 
     def __init__(self, largest: int = LARGEST_HEADER + LARGEST_BODY) -> None:
         self.largest = largest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take what came in. `next` gives the frames."""
+        """Add received bytes. `next` returns the frames."""
         self._buffer += data
 
     @property
     def wanted(self) -> int:
-        """Bytes of the frame that has begun, with its prefix; 0 before that is there. Raises ValueError for what is no
-        frame, or too large a one."""
+        """Bytes of the frame that has begun, including its prefix; 0 before the prefix is complete. Raises ValueError
+        for anything that is not a frame, or too large."""
         if len(self._buffer) < PREFIX_BYTES:
             return 0
         return PREFIX_BYTES + sizes(bytes(self._buffer[:PREFIX_BYTES]), self.largest)
 
     def next(self) -> Frame | None:
-        """The next frame, None where it is not whole yet. Raises ValueError for what is no frame."""
+        """The next frame, None where it is incomplete. Raises ValueError for anything that is not a frame."""
         end = self.wanted
         if not end or len(self._buffer) < end:
             return None

@@ -1,11 +1,11 @@
-"""How worker and server prove to each other that they know the key of the run, without saying it.
+"""How worker and server prove to each other that they know the key of the run, without sending it.
 
-    server ──> challenge    a number used once
-    worker ──> hello        another one, who it is, and the HMAC of all that
-    server ──> welcome      the HMAC of the same for its own role; or refused, with that of a third role
+    server ──> challenge    a nonce
+    worker ──> hello        another nonce, its identity, and the HMAC of all that
+    server ──> welcome      the HMAC of the same for the server's role; or refused, with that of a third role
 
-Both HMACs cover the address of the server as either side sees it: whoever listens where a server was, and passes on
-what it hears, is found out. Until the hello is found right, frames have 4 KiB at most.
+Both HMACs include the server's address as each side sees it, so a relay at another address is detected. Until the hello
+has been verified, frames have at most 4 KiB.
 """
 
 import hmac
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from runtime.servers.frames import Frame
 
 BEFORE_HELLO = 2**12
-"""Bytes of a frame, behind its prefix, before the hello was found right."""
+"""Maximum bytes of a frame, after its prefix, before the hello has been verified."""
 
 WORKER, SERVER, REFUSAL = "worker", "server", "refusal"
 _LONGEST_PROGRAM = 256
 
 
 def new_nonce() -> str:
-    """A number used once."""
+    """A random nonce."""
     return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a worker says it is, and its own nonce."""
+    """The identity that a worker claims, and its nonce."""
 
     worker: int | None
     program: str
@@ -37,7 +37,7 @@ class Identity:
 
     @staticmethod
     def of(frame: Frame) -> "Identity":
-        """What a hello says. Raises ValueError for a frame that is none."""
+        """The content of a hello. Raises ValueError for any other frame."""
         worker, program, nonce = (frame.fields.get(name) for name in ("worker", "program", "nonce"))
         if (
             frame.kind != "hello"
@@ -50,12 +50,12 @@ class Identity:
 
 
 def proof(key: str, role: str, place: tuple[str, int], challenge: str, identity: Identity) -> str:
-    """What proves that one in this role knows the key: HMAC-SHA256 of both nonces, the server's address and who the
-    worker is."""
+    """The proof that a peer in this role knows the key: HMAC-SHA256 of both nonces, the server's address and the
+    worker's identity."""
     said = ["parameter servers 2", role, *place, challenge, identity.nonce, identity.worker, identity.program]
     return hmac.digest(key.encode(), json.dumps(said).encode(), "sha256").hex()
 
 
 def is_proof(given: object, wanted: str) -> bool:
-    """Whether a proof is right, compared in constant time."""
+    """Whether a proof is valid, compared in constant time."""
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), wanted.encode())

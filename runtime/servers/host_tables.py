@@ -1,11 +1,11 @@
-"""Tables in the memory of the hosts of the ranks themselves: every rank has its part of the rows, and is worker and
-server at once. There is no socket and no log: what ranks ask of each other travels over their process group.
+"""Tables in the host memory of the ranks themselves: every rank holds a part of the rows, and is worker and server at
+once. There is no socket and no log: ranks communicate over their process group.
 
     pull    ids ──to their owners──> numbers of rows ──looked up on the host──> rows ──back──> the rank that asked
     push    gradients ──to the owners of their rows──> summed in the order of the ranks, applied once
 
-Rows are looked up, summed and updated on the host, by the code of a server (`shard.py`); a device sees the rows that it
-touches and nothing else. Every method is collective.
+Rows are looked up, summed and updated on the host, by the code of a server (`shard.py`); a device holds only the rows
+that it touches. Every method is collective.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,8 +26,8 @@ Array = NDArray[Any]
 
 
 class HostTables:
-    """The tables of a group of ranks, of which this one is number `rank`; None for a rank alone. Values come from every
-    rank's own rows of `values`, the whole tables, which are equal everywhere."""
+    """The tables of a group of ranks (None: this rank alone), in which this one is number `rank`. Each rank takes its
+    own rows from `values`, the whole tables, which are equal on all ranks."""
 
     collective = True
 
@@ -58,7 +58,7 @@ class HostTables:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows and of the state of their optimizers on this rank's host."""
+        """Bytes of rows and of their optimizer states on this rank's host."""
         held = self._shard.tables.values()
         return sum(array.nbytes for one in held for array in (one.weight, *one.state.values()))
 
@@ -72,7 +72,7 @@ class HostTables:
         return found
 
     def push(self, gradients: Mapping[str, tuple[Ids, Array]], learning_rate: float | None = None) -> None:
-        """Apply the sums of what all ranks push for this step."""
+        """Apply the sums of all ranks' gradients for this step."""
         arrays: list[dict[str, Array]] = [{} for _ in range(self.workers)]
         for number, (name, (ids, values)) in enumerate(gradients.items()):
             split = self._parts[name].split(ids)
@@ -93,8 +93,8 @@ class HostTables:
         return np.concatenate([self.read(name, WEIGHT, ids) for ids in pieces(0, table.rows, table.width)])
 
     def read(self, name: str, part: str, ids: Ids) -> Array:
-        """Rows of a table (`part` "weight") or of what its optimizer keeps, (ids, width); each id once. Raises
-        RequestError for an id that is none of its rows."""
+        """Rows of a table (`part` "weight") or of an optimizer state, (ids, width); each id once. Raises RequestError
+        for an id that is not one of its rows."""
         table = self.tables[name]
         check_ids(table, ids)
         split = self._parts[name].split(ids.astype(np.int64, copy=False))
@@ -106,13 +106,13 @@ class HostTables:
         return found
 
     def restart(self, step: int) -> None:
-        """Go on after so many steps with other contents, which `write` gives next, and `ready` then."""
+        """Continue after `step` steps with other contents: `write` gives them next, then `ready` is called."""
         self._apply(Frame(kind="restart", fields={"step": step}))
         self.step = step
 
     def write(self, name: str, part: str, ids: Ids, values: Array) -> None:
-        """Give rows of a table, or of what its optimizer keeps, their contents, between `restart` and `ready`; every
-        rank its own ids, none where it has none."""
+        """Set the contents of rows of a table, or of an optimizer state, between `restart` and `ready`; every rank
+        gives its own ids, possibly none."""
         split = self._parts[name].split(ids)
         given = values.astype(self.tables[name].dtype, copy=False)
         rows = self._exchange([rows for _, rows in split])
@@ -122,12 +122,12 @@ class HostTables:
             self._apply(Frame(kind="load", fields={"table": name, "part": part}, arrays=arrays))
 
     def ready(self) -> None:
-        """All tables have their contents."""
+        """Declare that all tables have their contents."""
         for name in self.tables:
             self._apply(Frame(kind="ready", fields={"table": name}))
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Free the rows."""
         self._shard.tables.clear()
 
     def _apply(self, record: Frame) -> None:
@@ -135,7 +135,8 @@ class HostTables:
             self._shard.apply(record)
 
     def _exchange(self, parts: list[Array]) -> list[Array]:
-        """One array for every rank, equal but for their first dim: those that all ranks have for this one."""
+        """Send one array to every rank, equal except for their first dim; returns the arrays that all ranks have sent
+        to this one."""
         if self._group is None:
             return parts
         counts = torch.tensor([len(part) for part in parts], device=self._device)

@@ -1,16 +1,16 @@
-"""A log of records: each is whole and in the file before it is acknowledged, or the file is as it was before.
+"""A log of records: before a record is acknowledged it is completely in the file; otherwise the file is unchanged.
 
     magic 4 │ sequence 8 │ bytes of the frame 8 │ CRC-32 4 │ frame
 
-The checksum is that of the sequence, the size and the prefix of the frame, which has a checksum of its content: a size
-is believed before the bytes are read. The sequence counts the records of the file from 0. Logs of version 0.1 are
-frames without this head; they are read, and new records follow them in the same file.
+The checksum covers the sequence number, the size and the prefix of the frame, which has a separate checksum of its
+content: so a size is verified before the bytes are read. The sequence number counts the records of the file from 0.
+Logs of version 0.1 are frames without this head; they are read, and new records follow them in the same file.
 
-A log that does not end with a whole record ends in one of two ways:
+A log that does not end with a whole record is in one of two states:
 
-    torn       nothing whole follows: the writer was killed, or the machine. The record was not acknowledged (without
+    torn       no whole record follows: the writer or the machine was killed. The record was not acknowledged (without
                --flush: not on the disk); the tail is cut off
-    damaged    a whole record follows: something acknowledged was changed afterwards. Nothing is cut off unasked
+    damaged    a whole record follows: acknowledged data was changed afterwards. Nothing is cut off without --repair
 """
 
 import struct
@@ -30,7 +30,7 @@ _SEARCHED = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Record number `number` of a file, and the place behind it."""
+    """Record number `number` of a file, and the position after it."""
 
     frame: Frame
     number: int
@@ -39,10 +39,10 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What stands behind the last of the `records` whole records of a file, from byte `end` to `size`.
+    """What follows the last of the `records` whole records of a file, from byte `end` to `size`.
 
-    `fault` says what is wrong there, None where nothing stands there. `damaged` says that whole records follow,
-    `unsure` that the tail was not simply cut short, so that a copy is to be kept.
+    `fault` says what is wrong there, None where nothing follows. `damaged`: whole records follow. `unsure`: the tail
+    may not simply be a truncated record, so a copy must be kept.
     """
 
     end: int
@@ -54,7 +54,7 @@ class Ending:
 
 
 class LogReader:
-    """The whole records of a file, from its beginning; `ending` is there when they have been read."""
+    """The whole records of a file, from its beginning; `ending` is set when they have been read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -78,7 +78,7 @@ class LogReader:
         self.ending = Ending(end=end, size=self._size, records=number)
 
     def _followed(self, start: int, number: int) -> bool:
-        """Whether a whole record stands anywhere behind `start`."""
+        """Whether there is a whole record anywhere after `start`."""
         for at in _places(self._file, start):
             try:
                 _record_at(self._file, at, self._size, number, later=True)
@@ -89,17 +89,17 @@ class LogReader:
 
 
 class LogWriter:
-    """Appends to a log whose whole records are read: `end` bytes, `records` of them."""
+    """Appends to a log whose whole records have been read: `end` bytes, `records` of them."""
 
     def __init__(self, path: Path, disk: Disk, *, flushed: bool, end: int = 0, records: int = 0) -> None:
         self.path, self.end, self._records = path, end, records
-        self._before = end  # where the last record begins
+        self._before = end  # start of the last record
         self._disk, self._flushed = disk, flushed
         self._descriptor: int | None = disk.open(path)
 
     def append(self, record: Frame) -> None:
-        """Append a record. Raises RefusedWriteError where that was not possible and the log is as it was, and
-        BrokenDiskError where nobody knows."""
+        """Append a record. Raises RefusedWriteError where that was not possible and the log is unchanged, and
+        BrokenDiskError where its state is unknown."""
         assert self._descriptor is not None
         try:
             end = write_all(self._disk, self._descriptor, recorded(record, self._records), self.end)
@@ -113,7 +113,7 @@ class LogWriter:
         self._before, self.end, self._records = self.end, end, self._records + 1
 
     def take_back(self) -> None:
-        """Cut off the record that was appended last, which nobody has acknowledged. Raises BrokenDiskError."""
+        """Cut off the last appended record, which was not acknowledged. Raises BrokenDiskError."""
         assert self._before < self.end
         self.end, self._records = self._before, self._records - 1
         self.cut()
@@ -121,7 +121,7 @@ class LogWriter:
             self.sync()
 
     def cut(self) -> None:
-        """Cut off what stands behind the last whole record, and look that it is gone. Raises BrokenDiskError."""
+        """Cut off what follows the last whole record, and check that it is gone. Raises BrokenDiskError."""
         assert self._descriptor is not None
         try:
             if self._disk.size(self._descriptor) != self.end:
@@ -133,8 +133,8 @@ class LogWriter:
             raise BrokenDiskError(f"{self.path}: has {size} bytes after it was cut to {self.end}")
 
     def sync(self) -> None:
-        """Have all on the disk. A failed fsync says nothing about what is there, and a second one would succeed: the
-        record that is not acknowledged is cut off. Raises BrokenDiskError."""
+        """Flush everything to the disk. After a failed fsync the content of the disk is unknown, and a second fsync
+        would succeed; so the record that is not acknowledged is cut off. Raises BrokenDiskError."""
         assert self._descriptor is not None
         try:
             self._disk.sync(self._descriptor)
@@ -155,12 +155,12 @@ def recorded(frame: Frame, number: int) -> list[bytes]:
 
 
 class _ShortError(ValueError):
-    """The file ends within a record whose size is certain."""
+    """The file ends inside of a record whose size is verified."""
 
 
 def _record_at(file: BinaryIO, at: int, size: int, number: int, *, later: bool = False) -> tuple[Frame, int]:
-    """The record that begins at a byte, and the place behind it. Raises ValueError where there is none that is whole
-    and has this number, or a `later` one."""
+    """The record that begins at a byte, and the position after it. Raises ValueError where there is no whole record
+    with this number, or with a `later` one."""
     file.seek(at)
     head = file.read(_RECORD.size + PREFIX_BYTES)
     if head[:4] != _RECORD_MAGIC[: len(head)]:
@@ -182,7 +182,7 @@ def _record_at(file: BinaryIO, at: int, size: int, number: int, *, later: bool =
 
 
 def _frame_at(file: BinaryIO, at: int, size: int, head: bytes) -> tuple[Frame, int]:
-    """A record of version 0.1: a frame, whose size nothing proves."""
+    """A record of version 0.1: a frame, whose size is not verified."""
     prefix = head[:PREFIX_BYTES]
     if len(prefix) < PREFIX_BYTES:
         if head[:4] == MAGIC[: len(head)]:
@@ -196,7 +196,7 @@ def _frame_at(file: BinaryIO, at: int, size: int, head: bytes) -> tuple[Frame, i
 
 
 def _places(file: BinaryIO, start: int) -> Iterator[int]:
-    """Where, from `start` on, a record may begin."""
+    """Positions, from `start` on, where a record may begin."""
     while True:
         file.seek(start)
         piece = file.read(_SEARCHED)

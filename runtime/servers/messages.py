@@ -1,7 +1,8 @@
-"""What a worker may ask, and what the fields of each question are: whatever a server acts on passes here first.
+"""The requests that a worker may send, and the fields of each: every request is checked here before a server acts on
+it.
 
-A frame is JSON and numbers (`frames.py`). Here its fields get their types and sizes, so that the shard only has to
-compare them with what it holds.
+A frame is JSON and numbers (`frames.py`). Here the types and sizes of its fields are checked, so that the shard only
+has to compare them with its state.
 """
 
 import math
@@ -19,7 +20,7 @@ Test = Callable[[Any], bool]
 
 
 def check_message(frame: Frame) -> None:
-    """Raise RequestError for a frame that is no question, or lacks something, or has it of another type."""
+    """Raise RequestError for a frame that is no request, lacks a field, or has one of another type."""
     wanted = _FIELDS.get(frame.kind)
     if wanted is None:
         raise RequestError(f"unknown question '{frame.kind[:80]}'")

@@ -1,4 +1,4 @@
-"""Files and folders that are for their owner alone, whatever the umask says: keys, certificates, logs, snapshots."""
+"""Files and folders for their owner alone, whatever the umask: keys, certificates, logs, snapshots."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for its owner alone. One that is there keeps its mode: it may hold other things as well."""
+    """Create a folder for its owner alone. An existing one keeps its mode, because it may hold other things as well."""
     try:
         path.mkdir(parents=True, mode=FOLDER)
         path.chmod(FOLDER)
@@ -21,8 +21,8 @@ def make_folder(path: Path) -> None:
 
 
 def take_folder(path: Path) -> None:
-    """Make a folder that holds nothing but our files, or take it for its owner alone. Raises RequestError where it is
-    somebody else's."""
+    """Create a folder for our files only, or restrict an existing one to its owner. Raises RequestError where it
+    belongs to another user."""
     make_folder(path)
     owner = path.stat().st_uid
     if owner != os.geteuid():
@@ -33,8 +33,8 @@ def take_folder(path: Path) -> None:
 
 
 def write_aside(path: Path, content: bytes) -> Path:
-    """A file beside `path` with this content, for its owner alone; to be renamed or linked. It is on the disk, so that
-    no name is ever that of a file without its content."""
+    """Create a file beside `path` with this content, for its owner alone, to be renamed or linked. It is flushed to the
+    disk, so that no name ever refers to a file without its content."""
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".part-", delete=False) as file:
         os.fchmod(file.fileno(), FILE)
         file.write(content)
@@ -45,7 +45,7 @@ def write_aside(path: Path, content: bytes) -> Path:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """A file with this content, whole or not there, for its owner alone. Raises FileExistsError where there is one."""
+    """Create a file with this content, for its owner alone, atomically. Raises FileExistsError where there is one."""
     aside = write_aside(path, content)
     try:
         os.link(aside, path)
@@ -63,8 +63,8 @@ def _sync_folder(path: Path) -> None:
 
 
 def read_secret(path: Path) -> str:
-    """The text of a file that nobody else may read. Raises RequestError where others can read it, or it is somebody
-    else's, and OSError where it cannot be read."""
+    """The text of a file that no other user may read. Raises RequestError where others can read it, or it belongs to
+    another user, and OSError where it cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, encoding="utf-8", errors="replace") as file:
         found = os.fstat(descriptor)

@@ -1,14 +1,14 @@
 """One server: answers workers on a socket, one frame after the other, in one thread.
 
-    hello ──> who it is             record ──> check, log, apply, acknowledge
-    pull  ──> rows, at once or when the other workers are far enough; meanwhile it is told every second whom it waits
-    for
+    hello ──> authenticate          record ──> check, log, apply, acknowledge
+    pull  ──> rows, at once or when the other workers are far enough; meanwhile the worker is told every second for whom
+    it waits
 
-A frame that the shard refuses is answered with what is wrong, and changes nothing. What is no frame ends the
-connection (`connections.py`). A record that cannot be written is not acknowledged: its worker is told, and asks again.
-One that cannot be applied, by a fault of ours or for want of memory, is taken off the log, and the state is read anew.
-Any other error ends the connection that it came from. Where nobody knows what the files hold any more, the server says
-so to all and stops.
+A frame that the shard refuses is answered with the error, and changes nothing. Anything that is not a frame ends the
+connection (`connections.py`). A record that cannot be written is not acknowledged: its worker is told, and sends it
+again. A record that cannot be applied, because of a bug or lack of memory, is removed from the log, and the state is
+read again. Any other error ends the connection that it came from. If the content of the files is unknown, the server
+tells all workers and stops.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from runtime.servers.storage import Say, Storage, quiet
 from runtime.servers.transport import server_encryption
 
 LOOPBACK = "127.0.0.1"
-_PATIENCE = 1.0  # seconds between two words to one who waits
+_PATIENCE = 1.0  # seconds between two messages to a waiting worker
 
 
 class Server:
-    """Listens for workers of the run that knows `key`, whose certificate is in `folder`, where it is needed. `address`
-    is where; `serve` answers until `alive` says no. `say` is told what its owner should know.
+    """Listens for workers of the run with this `key`; its certificate is in `folder`, where one is needed. `address` is
+    where it listens; `serve` answers until `alive` returns False. `say` receives messages for the owner.
 
     Raises RequestError where it cannot listen, or files are damaged.
     """
@@ -64,7 +64,7 @@ class Server:
         self._connections = Connections(listener, encryption, self._answer, limits or Limits.of_process())
 
     def serve(self, alive: Callable[[], bool] = lambda: True) -> None:
-        """Raises BrokenDiskError where records can no longer be kept; the files are as good as they were."""
+        """Raises BrokenDiskError where records can no longer be kept; existing records stay valid."""
         try:
             while alive():
                 self._connections.serve(_PATIENCE)
@@ -82,8 +82,9 @@ class Server:
         self._storage.close()
 
     def _answer(self, connection: Connection, frame: Frame, *, again: bool = False) -> None:
-        """Answer a frame, or say `again` to one who waits for the answer for whom it waits. Raises ValueError for a
-        stranger that says nothing, and BrokenDiskError; any other error is the connection's own."""
+        """Answer a frame; with `again`, tell a waiting worker for whom it waits. Raises ValueError for an
+        unauthenticated peer that sends anything but a hello, and BrokenDiskError; any other error belongs to the
+        connection."""
         try:
             if not connection.known:
                 self._hello(connection, frame)
@@ -132,7 +133,7 @@ class Server:
                     )
                     connection.send("refused", {"message": message, "proof": proof(self._key, REFUSAL, *said)})
                     return
-                other.worker = None  # the same program has lost that connection
+                other.worker = None  # the same process has lost that connection
         connection.last, connection.worker, connection.program = False, worker, program
         self._connections.know(connection)
         shard = self.shard
@@ -151,7 +152,7 @@ class Server:
             self._storage.append(frame)
             self._apply(frame)
             if self._storage.wants_snapshot:
-                with contextlib.suppress(RefusedWriteError):  # said, and the log goes on
+                with contextlib.suppress(RefusedWriteError):  # reported, and the log continues
                     self._storage.snapshot(self.shard)
         connection.send("done", {"version": self.shard.version})
         for other in self._connections:
@@ -160,21 +161,21 @@ class Server:
                 self._connections.flush(other)
 
     def _apply(self, frame: Frame) -> None:
-        """Apply what is in the log. Where that fails half of it may be done: it is taken off the log again, and the
-        state is what the files hold. Raises RequestError then."""
+        """Apply the record in the log. If that fails it may be half applied: the record is removed from the log, and
+        the state is read from the files. Raises RequestError then."""
         try:
             self.shard.apply(frame)
             return
         except Exception as error:
             fault = described(error)
-        self.shard.tables.clear()  # they are read anew, and there may be no room for both
+        self.shard.tables.clear()  # they are read again, and memory may not suffice for both
         self.shard = self._storage.take_back()
         said = f"server {self.shard.number} cannot apply this '{frame.kind}': {fault}; nothing has changed"
         self._say_once(said)
         raise RequestError(said)
 
     def _give(self, connection: Connection) -> None:
-        """Answer a question for rows, if the time has come for it."""
+        """Answer a pull, if its rows may be given out."""
         frame = connection.waits
         assert frame is not None
         if not self.shard.may_pull(frame.fields["step"], frame.fields["tables"]) or self._connections.full:
@@ -189,7 +190,7 @@ class Server:
         connection.send("rows", {"version": self.shard.version}, arrays)
 
     def _look(self, connection: Connection, frame: Frame) -> None:
-        """Questions that wait for nobody."""
+        """Answer requests that never wait."""
         shard = self.shard
         if frame.kind == "snapshot":
             self._storage.snapshot(shard)
@@ -207,20 +208,20 @@ class Server:
             connection.send("status", fields)
 
     def _say_once(self, message: str) -> None:
-        """What is asked again and again is said once."""
+        """Report a repeated message only once."""
         if message != self._said:
             self._said = message
             self._say(message)
 
     def _tell(self) -> None:
-        """Say to all who wait for whom they wait, and drop who does nothing."""
+        """Tell all waiting workers for whom they wait, and close idle connections."""
         self._told = time.monotonic()
         self._connections.tick()
         for connection in self._connections:
             frame = connection.waits
             if frame is None or connection.outgoing:
                 continue
-            self._answer(connection, frame, again=True)  # it may have waited for room
+            self._answer(connection, frame, again=True)  # it may have waited for memory
             self._connections.flush(connection)
 
 
@@ -236,5 +237,5 @@ def _listen(address: tuple[str, int]) -> socket.socket:
 def storage_of(
     folder: Path, number: int, count: int, *, flushed: bool = False, repaired: bool = False, say: Say = quiet
 ) -> Storage:
-    """The files of a server in the folder of all."""
+    """The files of one server, in the folder of all servers."""
     return Storage(folder / f"server-{number}", number, count, flushed=flushed, repaired=repaired, say=say)

@@ -1,10 +1,10 @@
 """Embeddings of a torch model whose rows are on servers.
 
     forward     ids ──unique──> rows that this step has not pulled yet ──pull──> leaf (U H) ──look up──> vectors
-    backward    the gradient of the leaf: one vector for every row, summed over its places
+    backward    the gradient of the leaf: one vector for every row, summed over its occurrences
     step        sums over all look-ups of the step ──push──>
 
-A row is pulled once a step, however often and in however many look-ups it occurs, and pushed once.
+A row is pulled once per step, and pushed once, however many look-ups it occurs in.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Pulled:
-    """The rows of one table that this step knows, ascending, and the gradients that have come so far."""
+    """The rows of one table that this step has pulled, in ascending order, and the gradients so far."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -50,7 +50,7 @@ class _Pulled:
 
 
 class RowSource(Protocol):
-    """Where rows come from. What is `collective` is asked by all workers for the same tables, also for no rows."""
+    """A source of rows. If it is `collective`, all workers ask it for the same tables, also for no rows."""
 
     collective: bool
     workers: int
@@ -76,13 +76,13 @@ class RowSource(Protocol):
 
 
 Moved = Callable[[bool, int], None]
-"""Told of rows that cross the link between host and device: whether they go back, as gradients, and their bytes."""
+"""Called with rows that cross the link between host and device: whether they go back, as gradients, and their bytes."""
 
 
 def leaf_of(
     rows: torch.Tensor, *, trained: bool, push: Callable[[torch.Tensor], None] | None, moved: Moved
 ) -> torch.Tensor:
-    """Rows that have come to the device, as a leaf of autograd; `push` takes their gradients, where there is one."""
+    """Rows on the device, as an autograd leaf; `push` takes their gradients, if given."""
     moved(False, rows.nbytes)
     rows.requires_grad_(trained and torch.is_grad_enabled())
     if rows.requires_grad and push is not None:
@@ -96,8 +96,9 @@ def leaf_of(
 
 
 class ServedTables:
-    """The tables of a client as torch sees them. `scale` is what gradients are multiplied with before they are pushed:
-    the sum over workers of those of their mean losses, divided by their number, is that of the mean over all."""
+    """The tables of a client, for torch. Gradients are multiplied by `scale` before they are pushed: the sum over
+    workers of the gradients of their mean losses, divided by the number of workers, is the gradient of the mean over
+    all."""
 
     def __init__(self, client: RowSource, scale: float | None = None) -> None:
         self.client = client
@@ -117,8 +118,8 @@ class ServedTables:
         pushes: bool = True,
         moved: Moved = lambda back, nbytes: None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that some ids touch, U H, on the device of the ids, and the place of every id among them. Gradients
-        of rows that are `trained` are pushed at the end of the step, where this worker `pushes` them."""
+        """The rows for these ids, U H, on the device of the ids, and the index of every id among them. If `trained`,
+        the gradients of the rows are pushed at the end of the step, if this worker `pushes` them."""
         unique, inverse = torch.unique(ids, return_inverse=True)
         wanted: Ids = unique.cpu().numpy()
         self._pull({name: wanted})
@@ -129,7 +130,7 @@ class ServedTables:
         return leaf_of(rows, trained=trained, push=push, moved=moved), inverse
 
     def step(self, learning_rate: float | None = None) -> None:
-        """Push the gradients of this worker's step. Rows are pulled anew by the next one."""
+        """Push the gradients of this worker's step. The next step pulls its rows again."""
         found = {}
         for name, pulled in self._pulled.items():
             ids, gradient = summed(pulled.gradients, pulled.table)
@@ -138,12 +139,13 @@ class ServedTables:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was pulled, and the gradients of a step that is not to be made."""
+        """Drop pulled rows, and the gradients of a step that will not be made."""
         self._pulled = {name: _Pulled(table) for name, table in self.client.tables.items()}
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Look-ups meanwhile are no part of the step: what they pull is dropped, what the step has is kept."""
+        """Look-ups inside of this context are not part of the step: their rows are dropped, the step's state is
+        kept."""
         pulled = self._pulled
         self.forget()
         try:
@@ -166,7 +168,7 @@ class ServedTables:
 
 
 class ParameterServerEmbedding(nn.Module):
-    """Takes the place of a torch Embedding or EmbeddingBag (`like`) whose table is on servers. It has no parameter."""
+    """Replaces a torch Embedding or EmbeddingBag (`like`) whose table is on servers. It has no parameter."""
 
     def __init__(self, tables: ServedTables, name: str, like: nn.Embedding | nn.EmbeddingBag) -> None:
         super().__init__()
@@ -205,12 +207,12 @@ def attach(
     shares: Sequence[float] = (),
     patience: float = PATIENCE,
 ) -> ServedTables:
-    """Put the tables of a model on servers: every Embedding and EmbeddingBag whose name matches one of `tables` looks
-    its rows up there from now on, and its weight is gone from the module. Every worker calls it; the values that worker
-    0 has are those with which the tables begin, unless the servers have trained them already.
+    """Move tables of a model to servers: every Embedding and EmbeddingBag whose name matches one of `tables` looks its
+    rows up there from now on, and its weight is removed from the module. Every worker calls it. Worker 0's values are
+    the tables' initial values, unless the servers have trained them already.
 
-    Raises RequestError for a pattern that no embedding matches, an embedding that cannot be served, and what the
-    servers refuse.
+    Raises RequestError for a pattern that matches no embedding, an embedding that cannot be served, and requests that
+    the servers refuse.
     """
     chosen = _chosen(module, tables)
     made = [

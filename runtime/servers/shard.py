@@ -1,16 +1,15 @@
-"""What one server holds: its rows of every table, and how far every worker is. No socket and no file: a state that
-changes by records, in the order in which they come, so that replaying them gives the same state bit by bit.
+"""The state of one server: its rows of every table, and the progress of every worker. It has no sockets and no files:
+it changes only by records, in the order in which they come, so replaying them gives a bit-identical state.
 
-Every worker pushes once a step, also where it touched no row of this server; its clock counts its pushes.
+Every worker pushes once per step, also where it touched no row of this server; its clock counts its pushes.
 
-    synchronous   the pushes of all workers for a step wait for each other, are summed in the order of the workers and
-                  applied once. Rows of step t are given out when t steps were applied.
+    synchronous   the pushes of all workers for a step are collected, summed in the order of the workers and applied
+                  once. Rows of step t are given out when t steps were applied.
     bounded       every push is applied when it comes. Rows of step t are given out when the slowest worker's clock is
-    at
-                  least t - s: the fastest is at most s steps ahead (Ho et al. 2013, stale synchronous parallel).
+                  at least t - s: the fastest is at most s steps ahead (Ho et al. 2013, stale synchronous parallel).
 
 A push whose step is behind its worker's clock was applied before: it is acknowledged and changes nothing. A restart
-sets all clocks, and tables and states have their contents loaded anew: that is how a checkpoint is restored.
+sets all clocks, and the contents of tables and states are loaded again: this is how a checkpoint is restored.
 """
 
 import os
@@ -32,18 +31,17 @@ RECORDS = ("open", "create", "load", "ready", "push", "restart")
 """Kinds of frames that change a shard."""
 
 WEIGHT = "weight"
-"""The part of a table that is looked up; the other parts are those of the state of its optimizer."""
+"""The part of a table that is looked up; the other parts are its optimizer states."""
 
 MOST_WORKERS = 2**17
-"""Their clocks, as text, go into the header of one frame."""
+"""Maximum number of workers: their clocks, as text, go into the header of one frame."""
 
-_CHUNK = 2**24  # numbers of a snapshot's frame
+_CHUNK = 2**24  # maximum numbers in a snapshot's frame
 
 
 @dataclass(kw_only=True)
 class HeldTable:
-    """The rows of a table that one server has, and the state of their optimizer. `ready` says that they have their
-    first values."""
+    """The rows of a table that one server has, and their optimizer states. `ready`: they have their initial values."""
 
     table: Table
     partition: Partition
@@ -52,7 +50,7 @@ class HeldTable:
     ready: bool
 
     def part(self, name: str) -> Array:
-        """The weights, or what the optimizer keeps under this name. Raises RequestError where it keeps no such."""
+        """The weights, or the optimizer state of this name. Raises RequestError where there is no such state."""
         parts = {WEIGHT: self.weight, **self.state}
         if name not in parts:
             raise RequestError(f"table '{self.table.name}': " + unknown_name("part", name, parts))
@@ -61,9 +59,10 @@ class HeldTable:
 
 @dataclass(kw_only=True)
 class Shard:
-    """Server number `number` of `count`. `staleness` is None in synchronous mode, as `workers` before it is opened.
+    """Server number `number` of `count`. `staleness` is None in synchronous mode; `workers` is None before it is
+    opened.
 
-    `clocks` counts the pushes of every worker, `version` the updates, `pending` has the pushes that wait for others.
+    `clocks` counts the pushes of every worker, `version` the updates; `pending` has the pushes that wait for others.
     """
 
     number: int
@@ -76,8 +75,8 @@ class Shard:
     pending: dict[int, Frame] = field(default_factory=dict)
 
     def check(self, record: Frame) -> bool:
-        """Whether a record changes anything: one that was applied before does not. Raises RequestError, having changed
-        nothing, for one that this server cannot apply."""
+        """Whether a record changes anything: one that was applied before does not. Raises RequestError, without
+        changing anything, for a record that this server cannot apply."""
         fields = record.fields
         if record.kind == "open":
             return self._check_open(int(fields["workers"]), fields["staleness"])
@@ -105,7 +104,7 @@ class Shard:
         return step == self.clocks[worker]
 
     def apply(self, record: Frame) -> None:
-        """Change the state by a record that `check` said changes it."""
+        """Change the state by a record for which `check` returned True."""
         fields = record.fields
         if record.kind == "open":
             self.workers, self.staleness = int(fields["workers"]), fields["staleness"]
@@ -123,7 +122,7 @@ class Shard:
 
     def may_pull(self, step: int, tables: Iterable[str]) -> bool:
         """Whether rows of these tables may be given out for this step yet. Raises RequestError for a step that is over,
-        and for a table that is not here."""
+        and for an unknown table."""
         held = [self._held(name) for name in tables]
         if not all(one.ready for one in held):
             return False
@@ -137,14 +136,15 @@ class Shard:
         return step == self.version
 
     def waiting_for(self, step: int, tables: Iterable[str]) -> list[int]:
-        """The workers that those who want rows for this step wait for; the first one gives a table its first values."""
+        """The workers for which requests of rows for this step wait; the first worker gives tables their initial
+        values."""
         if not all(self._held(name).ready for name in tables):
             return [0]
         least = step if self.staleness is None else step - self.staleness
         return [worker for worker, clock in enumerate(self.clocks) if clock < least]
 
     def check_pull(self, tables: Iterable[str], arrays: Mapping[str, Array], part: str = WEIGHT) -> None:
-        """Raise RequestError for more rows than one message has room for."""
+        """Raise RequestError for more rows than fit into one message."""
         sizes = (arrays[f"rows{n}"].size * self.ready(name).part(part)[:1].nbytes for n, name in enumerate(tables))
         if (size := sum(sizes)) > LARGEST_BODY:
             raise RequestError(
@@ -152,8 +152,8 @@ class Shard:
             )
 
     def rows(self, name: str, rows: Array, part: str = WEIGHT) -> Array:
-        """Rows of a table, or of what its optimizer keeps, by their numbers here. Raises RequestError for what is not
-        there."""
+        """Rows of a table, or of an optimizer state, by their numbers on this server. Raises RequestError for rows that
+        it does not have."""
         held = self.ready(name)
         _check_rows(held, rows)
         return held.part(part)[rows]
@@ -185,16 +185,16 @@ class Shard:
             held.table.optimizer.update(held.weight, held.state, rows, gradient, self.version, chosen)
 
     def _restart(self, step: int) -> None:
-        """Stand after so many steps of every worker; all tables wait for their contents, states begin anew."""
+        """Set every worker's clock to `step`; all tables wait for their contents, and optimizer states start anew."""
         assert self.workers is not None
         self.clocks, self.version = [step] * self.workers, step
         self.pending.clear()
         for held in self.tables.values():
-            held.ready, held.state = False, {}  # the old state makes room for the new one
+            held.ready, held.state = False, {}  # frees the old state before the new one
             held.state = held.table.optimizer.new_state(len(held.weight), held.table.width, held.table.dtype)
 
     def _create(self, table: Table, *, drawn: bool = True) -> None:
-        """Make a table, with its first values where they are `drawn`."""
+        """Create a table, with its initial values if `drawn`."""
         partition = partition_of(table, self.count)
         held = partition.held(self.number)
         weight = np.zeros((held, table.width), table.dtype)
@@ -256,13 +256,13 @@ class Shard:
         return known is None
 
     def check_room(self, record: Frame) -> None:
-        """Raise RequestError for a new table for which there is no memory now. What is in a log already is not asked:
-        it had room once."""
+        """Raise RequestError for a new table for which there is not enough memory now. Records that are already in a
+        log are not checked: they fitted once."""
         if record.kind != "create":
             return
         table = Table.of(record.fields["table"])
         needed = partition_of(table, self.count).held(self.number) * table.memory_of_row + memory_of_drawing(table)
-        promised = max(0.0, self._nbytes() - resident_bytes())  # pages of zeros that nothing was written into yet
+        promised = max(0.0, self._nbytes() - resident_bytes())  # zero pages that have not been written yet
         available = available_bytes()
         if available is not None and promised + needed > available:
             raise RequestError(
@@ -285,14 +285,14 @@ class Shard:
         return self.tables[name]
 
     def ready(self, name: str) -> HeldTable:
-        """A table that has its first values. Raises RequestError for one that has not, or is not here."""
+        """A table that has its initial values. Raises RequestError for one that has none, or is unknown."""
         held = self._held(name)
         if not held.ready:
             raise RequestError(f"table '{name}' has not got its first values yet")
         return held
 
     def snapshot(self) -> Iterator[Frame]:
-        """The whole state as frames, in pieces that stay small, however many workers and tables there are."""
+        """The whole state as frames, in pieces that stay small for any number of workers and tables."""
         yield Frame(
             kind="shard",
             fields={
@@ -317,8 +317,8 @@ class Shard:
 
     @staticmethod
     def restored(frames: Iterator[Frame]) -> "Shard":
-        """The shard that `snapshot` took apart; until version 0.1 all clocks and tables were in its first frame. Raises
-        ValueError for frames that do not end."""
+        """The shard from the frames of `snapshot`; until version 0.1 all clocks and tables were in its first frame.
+        Raises ValueError for an incomplete sequence of frames."""
         first = next(frames, None)
         if first is None or first.kind != "shard":
             raise ValueError("it has no beginning")
@@ -343,14 +343,15 @@ class Shard:
         raise ValueError("it has no end")
 
     def _restore_table(self, content: Mapping[str, Any]) -> None:
-        """A table of a snapshot, whose rows follow."""
+        """Restore a table of a snapshot; its rows follow."""
         table = Table.of(content["table"])
         self._create(table, drawn=False)
         self.tables[table.name].ready = content["ready"]
 
 
 def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array]:
-    """Sums of gradients of rows, each part with ascending rows: the rows, and their sums in the order of the parts."""
+    """Sums of row gradients. Each part has ascending rows; returns the rows, and their sums in the order of the
+    parts."""
     if not parts:
         return np.zeros(0, np.int64), np.zeros((0, table.width), table.dtype)
     if len(parts) == 1:
@@ -363,7 +364,7 @@ def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array
 
 
 def _check_rows(held: HeldTable, rows: Array, values: Array | None = None, part: Array | None = None) -> None:
-    """Raise RequestError for rows that are not here, and values that are not like those of a part of the table."""
+    """Raise RequestError for rows that are not here, and for values with another form than this part of the table."""
     table = held.table
     ascending = rows.ndim == 1 and rows.dtype.kind == "i" and bool((rows[1:] > rows[:-1]).all())
     if not ascending or (len(rows) and (rows[0] < 0 or rows[-1] >= len(held.weight))):

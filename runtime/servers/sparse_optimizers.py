@@ -1,4 +1,4 @@
-"""Optimizers that update the rows of a table which a step has touched, and no others.
+"""Optimizers that update only the rows of a table that a step has touched.
 
     sgd         w -= lr g
     adagrad     s += g^2;                    w -= lr / (1 + (t - 1) decay) g / (sqrt(s) + eps)   (Duchi et al. 2011)
@@ -6,8 +6,8 @@
                 v += (1 - b2) (g^2 - v);     w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps)
 
 These are torch.optim.SGD, Adagrad and SparseAdam on sparse gradients, operation by operation in the same precision:
-moments of rows that are not touched do not decay. t counts the updates of the table, as in SparseAdam, or with
-`row_steps` those of the row, so that the first updates of a rare row are as large as those of any other.
+moments of untouched rows do not decay. t counts the updates of the table, as in SparseAdam, or with `row_steps` those
+of the row, so that the first updates of a rare row are as large as those of any other.
 """
 
 import math
@@ -24,14 +24,14 @@ Array = NDArray[Any]
 State = Mapping[str, Array]
 
 SPARSE_OPTIMIZERS: Mapping[str, Sequence[str]] = {"adagrad": ("sum",), "adam": ("first", "second"), "sgd": ()}
-"""What each keeps for every number of a table."""
+"""The states per number of a table, for each optimizer."""
 
 ROW_STEPS = "steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseOptimizer:
-    """An optimizer by name, and its hyperparameters; those that it does not have are not looked at."""
+    """An optimizer by name, and its hyperparameters; hyperparameters of other optimizers are ignored."""
 
     name: str = "adagrad"
     learning_rate: float = 0.01
@@ -54,11 +54,11 @@ class SparseOptimizer:
 
     @property
     def eps(self) -> float:
-        """Epsilon as given, or as torch's optimizer of that name has it."""
+        """The given epsilon, or the default of torch's optimizer of that name."""
         return self.epsilon if self.epsilon is not None else 1e-10 if self.name == "adagrad" else 1e-8
 
     def new_state(self, rows: int, width: int, dtype: str) -> dict[str, Array]:
-        """The state of so many rows before their first update."""
+        """The state of `rows` rows before their first update."""
         first = self.initial_sum if self.name == "adagrad" else 0.0
         state = {name: np.full((rows, width), first, dtype) for name in SPARSE_OPTIMIZERS[self.name]}
         return {**state, ROW_STEPS: np.zeros(rows, np.int64)} if self.row_steps else state

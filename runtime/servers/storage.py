@@ -1,15 +1,15 @@
-"""The files of one server: a snapshot, and a log of what has changed since.
+"""The files of one server: a snapshot, and a log of the changes since.
 
-    snapshot-000003   the state, written aside and renamed: whole or not there
+    snapshot-000003   the state, written to another name and renamed: whole or not there
     log-000003        records since then, each appended before it is acknowledged
-    log-000004 ...    where the server was killed between a new log and its snapshot
+    log-000004 ...    if the server was killed between starting a log and writing its snapshot
 
-A server that was killed reads the newest snapshot and replays the logs from there on. A record is in the hands of the
-operating system before it is acknowledged, which outlives the process; with `flushed` it is on the disk, which outlives
-the machine. What an append and the end of a log do is in `log.py`.
+A restarted server reads the newest snapshot and replays the logs from there on. Before a record is acknowledged it has
+been passed to the operating system, so it survives the process; with `flushed` it is on the disk, so it survives the
+machine. `log.py` defines appends and the end of a log.
 
-A log that was damaged afterwards is refused, since what it lacks was acknowledged. `repaired` goes on with what stands
-before the damage; the log as it was, and those behind it, are kept as log-000003.damaged-1.
+A log that was damaged afterwards is refused, because its missing records were acknowledged. With `repaired` the server
+continues with the records before the damage; the original log and later ones are kept as log-000003.damaged-1.
 """
 
 import contextlib
@@ -35,19 +35,19 @@ LEAST_LOG = 2**24
 
 _NAME = re.compile(r"(snapshot|log)-([0-9]{6})")
 _PART = re.compile(r"snapshot-[0-9]{6}\.part")
-_ENDING = 5.0  # seconds that another process of the same server has to end
+_ENDING = 5.0  # seconds for which another process of the same server may take to end
 _PAUSE = 0.05
 
 Say = Callable[[str], None]
 
 
 def quiet(message: str) -> None:
-    """Say nothing."""
+    """Ignore the message."""
 
 
 class Storage:
-    """The files of server `number` of `count` in `folder`, which is made. `open` gives the state that they hold. `say`
-    is told what was cut off, kept aside or not written."""
+    """The files of server `number` of `count` in `folder`, which is created. `open` returns the state that they hold.
+    `say` receives messages about data that was cut off, kept aside or not written."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class Storage:
         self._enough = LEAST_LOG
 
     def lock(self) -> None:
-        """Be the only process that has these files. Raises RequestError where another one has them, or the folder is
-        somebody else's."""
+        """Lock the files for this process. Raises RequestError where another process has them, or the folder belongs to
+        another user."""
         if self._lock is None:
             take_folder(self._folder)
             self._take_lock()
 
     def open(self) -> Shard:
-        """The state as it was when the last record was appended. Raises RequestError for files that are damaged, or of
-        another server, and BrokenDiskError where they cannot be read or cut."""
+        """The state after the last appended record. Raises RequestError for files that are damaged, or of another
+        server, and BrokenDiskError where they cannot be read or cut."""
         try:
             return self._open()
         except OSError as error:
@@ -87,13 +87,13 @@ class Storage:
             raise
 
     def append(self, record: Frame) -> None:
-        """Keep a record before it is applied and acknowledged. Raises RefusedWriteError where it is not kept, and
-        BrokenDiskError where nobody knows."""
+        """Store a record before it is applied and acknowledged. Raises RefusedWriteError where it is not stored, and
+        BrokenDiskError where that is unknown."""
         assert self._log is not None
         self._log.append(record)
 
     def take_back(self) -> Shard:
-        """Cut off the record that was appended last, as it cannot be applied: the state that the files hold without it.
+        """Cut off the last appended record, because it cannot be applied; returns the state in the files without it.
         Raises BrokenDiskError where they cannot be cut or read."""
         assert self._log is not None
         self._log.take_back()
@@ -114,12 +114,12 @@ class Storage:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the log has grown larger than what a snapshot takes, so that each byte is written twice at most."""
+        """Whether the log is larger than a snapshot, so that each byte is written at most twice."""
         return self.log_bytes > self._enough
 
     def snapshot(self, shard: Shard) -> None:
-        """Write the state, read it back, begin a new log, and drop the old files. Raises RefusedWriteError where that
-        was not possible: the log goes on."""
+        """Write the state, read it back, start a new log, and delete the old files. Raises RefusedWriteError where that
+        was not possible: the old log continues."""
         assert self._log is not None
         generation = self._generation + 1
         path = self._path("snapshot", generation)
@@ -143,7 +143,7 @@ class Storage:
         self._log.close()
         self._log, self._generation, self._kept = log, generation, kept
         self._enough = max(LEAST_LOG, self._kept)
-        with contextlib.suppress(OSError):  # they are not read any more, and removed with the next ones
+        with contextlib.suppress(OSError):  # they are no longer read, and are removed with the next ones
             for kind, old in self._files():
                 if old < generation:
                     self._disk.unlink(self._path(kind, old))
@@ -164,7 +164,7 @@ class Storage:
         return self._read()
 
     def _read(self) -> Shard:
-        """The state that the files hold, with the log open behind its last whole record."""
+        """The state in the files, with the log open after its last whole record."""
         self._generation = self._kept = 0
         shard = Shard(number=self._number, count=self._count)
         snapshots, logs = self._generations("snapshot"), self._generations("log")
@@ -184,7 +184,7 @@ class Storage:
         return shard
 
     def _take_lock(self) -> None:
-        """One that is ending has some seconds for it."""
+        """Lock the files; another process that is ending gets some seconds."""
         self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
         until = time.monotonic() + _ENDING
         while True:
@@ -224,7 +224,7 @@ class Storage:
         return shard
 
     def _replay(self, shard: Shard, generation: int, later: list[int]) -> Ending:
-        """Apply the whole records of a log, and what stands behind the last one."""
+        """Apply the whole records of a log; returns what follows the last one."""
         path = self._path("log", generation)
         with path.open("rb") as file:
             reader = LogReader(file)
@@ -253,7 +253,8 @@ class Storage:
             shard.apply(frame)
 
     def _damaged(self, generation: int, later: list[int], said: str, ending: Ending) -> Ending:
-        """Refuse a log that was changed afterwards, or keep it aside and go on with what stands before the damage."""
+        """Refuse a log that was changed afterwards, or keep it aside and continue with the records before the
+        damage."""
         if not self._repaired:
             raise RequestError(
                 f"{said}; the {ending.records} records before it are whole, and others follow. Put back a copy of the"
@@ -270,7 +271,7 @@ class Storage:
         return Ending(end=ending.end, size=ending.size, records=ending.records, fault=ending.fault, damaged=True)
 
     def _kept_aside(self, path: Path) -> Path:
-        """A copy of a file under a name that was not there."""
+        """A copy of a file under a new name."""
         names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
         kept = next(name for name in names if not name.exists())
         with path.open("rb") as old, open(self._disk.open(kept), "wb") as new:
@@ -280,13 +281,13 @@ class Storage:
         return kept
 
     def _continued(self, ending: Ending) -> LogWriter:
-        """The log to append to, without what stands behind its last whole record."""
+        """The log to append to, without what follows its last whole record."""
         path = self._path("log", self._generation)
         log = LogWriter(path, self._disk, flushed=self._flushed, end=ending.end, records=ending.records)
         log.cut()
         if ending.records == 0:
             self._head(log)
-        if self._flushed:  # what was written before a kill is acknowledged when it comes again
+        if self._flushed:  # records that were written before a kill are acknowledged when they are sent again
             log.sync()
         return log
 
@@ -302,12 +303,12 @@ class Storage:
         return log
 
     def _head(self, log: LogWriter) -> None:
-        """Say whose log it is."""
+        """Write which server the log belongs to."""
         log.append(Frame(kind="log", fields={"number": self._number, "count": self._count}))
         self._disk.sync_folder(self._folder)
 
     def _write(self, path: Path, shard: Shard) -> int:
-        """Write a snapshot, and see that it can be read; its bytes. Raises ValueError where it cannot."""
+        """Write a snapshot, and check that it can be read; returns its bytes. Raises ValueError where it cannot."""
         descriptor, end, records = self._disk.open(path), 0, 0
         try:
             for frame in shard.snapshot():
@@ -328,8 +329,8 @@ class Storage:
         return end
 
     def _take_back(self, *paths: Path) -> None:
-        """Remove the files of a snapshot that was not written. Raises BrokenDiskError where they stay: a log that
-        begins there would be replayed after this one."""
+        """Remove the files of a failed snapshot. Raises BrokenDiskError where they stay, because a log that begins
+        there would be replayed after this one."""
         for path in paths:
             try:
                 self._disk.unlink(path)

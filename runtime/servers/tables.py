@@ -1,11 +1,11 @@
-"""Tables of rows, and which server has which of them.
+"""Tables of rows, and their partition over servers.
 
     row ──(hashed: a permutation of all rows)──> place ──(bounds)──> server and number of the row there
 
-    ranges      rows 0 1 2 3 4 │ 5 6 7          neighbours lie together; the busy ones may, too
-    hashed      rows 0 3 6 1 4 │ 7 2 5          place = (a row + b) mod rows, a prime to rows: no directory is kept
+    ranges      rows 0 1 2 3 4 │ 5 6 7          neighbours are together, so busy rows may be too
+    hashed      rows 0 3 6 1 4 │ 7 2 5          place = (a row + b) mod rows, a coprime to rows: no directory is needed
 
-Servers may have unequal shares: `shares` (1, 2) gives the second one two thirds of the rows.
+Servers may have unequal shares: `shares` (1, 2) gives the second server two thirds of the rows.
 """
 
 import math
@@ -24,23 +24,23 @@ Ids = NDArray[np.int64]
 
 LARGEST_TABLE = 2**31
 LARGEST_WIDTH = 2**27
-"""Numbers of a row: one of float64 is 1 GiB, and travels in one message."""
+"""Maximum numbers in a row: one row of float64 is 1 GiB, and must fit into one message."""
 
 LARGEST_SHARE = 1e15
 PARTITIONS = ("hashed", "ranges")
 DTYPES = ("float32", "float64")
-_PIECE = 2**22  # numbers that travel at a time, where a whole table does
-_DRAWN = 2**18  # numbers that are drawn at a time
-_DRAWING = 64  # bytes that each of them takes meanwhile
-_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # multiples of it are spread evenly (Knuth, volume 3, section 6.4)
+_PIECE = 2**22  # numbers per message, when a whole table is sent
+_DRAWN = 2**18  # random numbers that are drawn at a time
+_DRAWING = 64  # temporary bytes for each of them
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples are evenly distributed (Knuth, volume 3, section 6.4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A table of `rows` rows of `width` numbers, and the optimizer that updates them.
 
-    `partition` is one of PARTITIONS; `shares` are weights of the servers, all alike where empty. `deviation` and `seed`
-    are those of the normal distribution of the first values, which depend on the row alone; 0 begins with zeros.
+    `partition` is one of PARTITIONS; `shares` are weights of the servers, equal ones if empty. `deviation` and `seed`
+    define the normal distribution of the initial values, which depend only on the row; a deviation of 0 gives zeros.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Table:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as it travels."""
+        """Bytes of one row in a message."""
         return self.width * np.dtype(self.dtype).itemsize
 
     @property
     def memory_of_row(self) -> int:
-        """Bytes of one row in memory, with the state of its optimizer."""
+        """Bytes of one row in memory, with its optimizer states."""
         return self.row_bytes * (1 + len(SPARSE_OPTIMIZERS[self.optimizer.name])) + 8 * self.optimizer.row_steps
 
     def content(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Table:
 
 
 def check_ids(table: Table, ids: Ids) -> None:
-    """Raise RequestError where an id is none of the table's rows."""
+    """Raise RequestError where an id is not one of the table's rows."""
     least, most = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
     if least < 0 or most >= table.rows:
         raise RequestError(
@@ -96,7 +96,7 @@ def check_ids(table: Table, ids: Ids) -> None:
 
 
 def pieces(start: int, stop: int, width: int) -> Iterator[Ids]:
-    """Rows start ... stop - 1 of a table of this width, in pieces of 2^22 numbers, one row at least."""
+    """Rows start ... stop - 1 of a table of this width, in pieces of 2^22 numbers, at least one row each."""
     step = max(1, _PIECE // width)
     for first in range(start, stop, step):
         yield np.arange(first, min(stop, first + step), dtype=np.int64)
@@ -116,12 +116,12 @@ class Partition:
         return len(self.bounds) - 1
 
     def held(self, server: int) -> int:
-        """How many rows a server has."""
+        """The number of rows of a server."""
         return self.bounds[server + 1] - self.bounds[server]
 
     def split(self, ids: Ids) -> list[tuple[Ids, Ids]]:
-        """For every server which of the `ids` (by their position, in order of place) it has, and as which of its
-        rows, in ascending order."""
+        """For every server the `ids` that it has (as positions, in the order of their places), and the numbers of these
+        rows on the server, in ascending order."""
         places = (ids * self.factor + self.shift) % self.rows if self.factor != 1 else ids
         order = np.argsort(places, kind="stable")
         ordered = places[order]
@@ -131,7 +131,7 @@ class Partition:
         ]
 
     def ids_of(self, server: int, start: int, stop: int) -> Ids:
-        """The rows of the table that a server has as its rows start ... stop - 1."""
+        """The rows of the table that are rows start ... stop - 1 of a server."""
         places = np.arange(self.bounds[server] + start, self.bounds[server] + stop, dtype=np.int64)
         if self.factor == 1:
             return places
@@ -140,8 +140,8 @@ class Partition:
 
 
 def partition_of(table: Table, servers: int) -> Partition:
-    """The partition of a table over so many servers, of which some have no row where there are fewer rows. Raises
-    RequestError where the shares are not theirs."""
+    """The partition of a table over `servers` servers; some have no row where there are fewer rows than servers. Raises
+    RequestError where the number of shares is not the number of servers."""
     bounds = _bounds(table, table.shares or (1.0,) * servers, servers)
     if table.partition == "ranges" or table.rows < 3:
         return Partition(rows=table.rows, bounds=bounds)
@@ -162,25 +162,24 @@ def _bounds(table: Table, shares: Sequence[float], servers: int) -> tuple[int, .
     total, reached, bounds = sum(shares), 0.0, [0]
     for server, share in enumerate(shares, 1):
         reached += share
-        least, most = bounds[-1] + 1, table.rows - (servers - server)  # one row at least for each
+        least, most = bounds[-1] + 1, table.rows - (servers - server)  # at least one row for each
         bounds.append(table.rows if server == servers else min(max(round(table.rows * reached / total), least), most))
     return tuple(bounds)
 
 
 def rows_at_a_time(table: Table) -> int:
-    """How many rows are given their first values at a time."""
+    """The number of rows that get their initial values at a time."""
     return max(1, _DRAWN // table.width)
 
 
 def memory_of_drawing(table: Table) -> int:
-    """Bytes that the first values of a table take beside it while they are drawn."""
+    """Temporary bytes for drawing the initial values of a table."""
     return 0 if table.deviation == 0.0 else _DRAWING * max(_DRAWN, table.width)
 
 
 def first_values(table: Table, ids: Ids) -> NDArray[Any]:
-    """The rows with which a table begins, (ids, width): standard normal numbers times `deviation`, each a function of
-    seed, row and column alone, so that they do not depend on the partition (Box and Muller 1958, of hashed
-    counters)."""
+    """The initial rows of a table, (ids, width): standard normal numbers times `deviation`, each a function of only
+    seed, row and column, so that they do not depend on the partition (Box and Muller 1958, of hashed counters)."""
     if table.deviation == 0.0:
         return np.zeros((len(ids), table.width), table.dtype)
     columns = np.arange(table.width, dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""Connections over which frames travel: plain on loopback, TLS 1.3 everywhere else.
+"""Connections for frames: plain on loopback, TLS 1.3 everywhere else.
 
-Both sides have one certificate, FOLDER/certificate.pem, and take no other, whoever has signed it: who has its key is a
-worker or a server of the run. `python -m runtime.servers certificate FOLDER` makes it.
+Both sides have the same certificate, FOLDER/certificate.pem, and accept no other, whoever signed it: a peer with its
+key is a worker or a server of the run. `python -m runtime.servers certificate FOLDER` makes it.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ _PIECE = 2**20
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, as numbers, is one of this machine alone."""
+    """Whether a numeric address is a loopback one."""
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encryption:
-    """TLS with one `certificate`, that of this end and of the other one."""
+    """TLS with one `certificate` for both ends."""
 
     context: ssl.SSLContext
     certificate: bytes
@@ -40,7 +40,7 @@ class Encryption:
 
 
 def server_encryption(folder: Path, address: tuple[str, int]) -> Encryption | None:
-    """TLS of a server that listens at an address; None on loopback. Raises RequestError where there is no certificate,
+    """TLS for a server that listens at an address; None on loopback. Raises RequestError where there is no certificate,
     or the address is that of all interfaces."""
     host, port = address
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
@@ -51,7 +51,7 @@ def server_encryption(folder: Path, address: tuple[str, int]) -> Encryption | No
 
 
 def client_encryption(folder: Path, address: tuple[str, int]) -> Encryption | None:
-    """TLS of a worker that has connected to an address; None on loopback."""
+    """TLS for a worker that has connected to an address; None on loopback."""
     host, port = address
     return None if is_loopback(host) else _encryption(ssl.PROTOCOL_TLS_CLIENT, folder, f"{host}:{port}")
 
@@ -59,7 +59,7 @@ def client_encryption(folder: Path, address: tuple[str, int]) -> Encryption | No
 def _encryption(protocol: int, folder: Path, where: str) -> Encryption:
     path = folder / CERTIFICATE
     try:
-        certificate = _first_certificate(read_secret(path))  # a file for its owner alone
+        certificate = _first_certificate(read_secret(path))  # a file that only its owner can read
         return Encryption(context=_context(protocol, path, certificate), certificate=certificate)
     except FileNotFoundError as error:
         raise RequestError(
@@ -74,16 +74,17 @@ def _encryption(protocol: int, folder: Path, where: str) -> Encryption:
 def _context(protocol: int, path: Path, certificate: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate is that of the run, on whichever host
+    context.check_hostname = False  # the certificate belongs to the run, on any host
     context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is trusted itself, not who has signed it
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted, not its issuer
     context.load_cert_chain(path)
     context.load_verify_locations(cadata=certificate)
     return context
 
 
 def _first_certificate(text: str) -> bytes:
-    """The certificate of a PEM file that this end shows; those of its authority may follow. Raises ValueError."""
+    """The first certificate of a PEM file, which this end presents; those of its issuer may follow. Raises
+    ValueError."""
     start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     if not 0 <= start < end:
         raise ValueError(f"there is no '{ssl.PEM_HEADER}'")
@@ -91,14 +92,14 @@ def _first_certificate(text: str) -> bytes:
 
 
 def place_of(server: tuple[Any, ...], certificate: bytes | None = None) -> tuple[str, int]:
-    """The server's end of a connection, for proofs: its address, or the `certificate` that it has shown over TLS."""
+    """The server's end of a connection, for proofs: its address, or over TLS the `certificate` that it presented."""
     if certificate is not None:
         return f"tls {hashlib.sha256(certificate).hexdigest()}", 0
     return str(server[0]), int(server[1])
 
 
 class Channel:
-    """An accepted connection that never waits; its bytes are encrypted where there is an encryption."""
+    """An accepted non-blocking connection; its bytes are encrypted if there is an encryption."""
 
     def __init__(self, accepted: socket, encryption: Encryption | None) -> None:
         accepted.setblocking(False)
@@ -113,11 +114,11 @@ class Channel:
 
     @property
     def place(self) -> tuple[str, int]:
-        """This end, as both ends prove that they see it."""
+        """The server's end, which both sides include in their proofs."""
         return place_of(self.socket.getsockname(), None if self._encryption is None else self._encryption.certificate)
 
     def establish(self) -> bool:
-        """Go on with the handshake of TLS; whether it is done. Raises OSError where it failed."""
+        """Continue the TLS handshake; returns whether it is done. Raises OSError where it failed."""
         if isinstance(self.socket, ssl.SSLSocket) and self._encryption is not None and not self.established:
             try:
                 self.socket.do_handshake()
@@ -133,8 +134,8 @@ class Channel:
         return self.established
 
     def receive(self, most: int = _PIECE) -> bytes:
-        """What has come in, `most` bytes or a few more. Raises BlockingIOError where nothing has, and OSError where the
-        connection is over."""
+        """Received bytes, at most `most` or a few more. Raises BlockingIOError where there are none, and OSError where
+        the connection is over."""
         if isinstance(self.socket, ssl.SSLSocket):
             return self._decrypted(self.socket, most)
         data = self.socket.recv(most)
@@ -143,7 +144,7 @@ class Channel:
         return data
 
     def send(self, data: memoryview) -> int:
-        """How many bytes went out. Raises BlockingIOError where none fit, OSError where the connection is over."""
+        """The number of bytes sent. Raises BlockingIOError where none fit, OSError where the connection is over."""
         try:
             return self.socket.send(data[:_PIECE])
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -154,7 +155,7 @@ class Channel:
 
     @staticmethod
     def _decrypted(connection: ssl.SSLSocket, most: int) -> bytes:
-        """Everything that is decrypted: the selector does not know of it."""
+        """All decrypted bytes, because the selector does not see them."""
         found = bytearray()
         while len(found) < most or connection.pending():
             try:

@@ -1,1 +1,1 @@
-"""Tables of embeddings that are not on the devices, as ranks see them."""
+"""Embedding tables off the devices, as ranks see them."""

@@ -1,4 +1,4 @@
-"""Tables outside of the devices without rows: for a step that is imitated, where ids have no values."""
+"""Tables off the devices without rows: for an imitated step, where ids have no values."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,7 @@ from runtime.servers.served import Moved, leaf_of
 
 
 class ImaginedTables:
-    """Gives rows as if every id of a look-up were another one, as the price of a plan has it; takes their
-    gradients."""
+    """Gives rows as if all ids of a look-up were different, as in the plan's price; discards their gradients."""
 
     def __init__(self, tables: Iterable[OutsideTable]) -> None:
         self._tables = {table.name: table for table in tables}
@@ -19,7 +18,7 @@ class ImaginedTables:
     def rows(
         self, name: str, ids: torch.Tensor, *, trained: bool, pushes: bool, moved: Moved
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `ServedTables.rows`: rows without contents, U H, and a place among them for every id."""
+        """As `ServedTables.rows`: rows without contents, U H, and an index into them for every id."""
         table = self._tables[name]
         wide = wide_dtype(getattr(torch, table.dtype))
         rows = torch.empty(min(ids.numel(), table.rows), table.width, dtype=wide, device=ids.device)
@@ -28,4 +27,4 @@ class ImaginedTables:
 
 
 def _drop(gradient: torch.Tensor) -> None:
-    """Nobody is there to take it."""
+    """Discard the gradient."""

@@ -1,14 +1,14 @@
-"""The tables of a plan that are not on its devices, as the operators of one rank reach them.
+"""A plan's tables off the devices, for the operators of one rank.
 
-    plan: tables.0.weight is on the host       ranks share it out in the memory of their hosts   (`HostTables`)
+    plan: tables.0.weight is on the host       ranks divide it over the memory of their hosts    (`HostTables`)
           tables.1.weight is on servers        this rank is a worker of the servers              (`TableClient`)
 
-An operator gets the rows of its ids and looks them up on the device; gradients of the rows are summed over the
-micro-batches, and pushed once a step. Ranks that look up the same ids, as the plan does not cut them on some axis, have
-the same gradients: the first of them pushes, the others push nothing.
+An operator gets the rows of its ids and looks them up on the device. Gradients of the rows are summed over the
+micro-batches, and pushed once per step. Ranks on an axis that does not cut the ids look up the same ids and have the
+same gradients: only the first of them pushes.
 
 Rows are updated by torch's SparseAdam under a plan with adamw, by SGD without momentum under sgd; neither decays
-weights or moments of rows that are not touched.
+weights or moments of untouched rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,14 +41,14 @@ _SPARSE = {"adamw": "adam", "sgd": "sgd"}
 _BAGS = ("sum", "mean", "max")
 
 Crossed = Callable[[Phase, str, int], None]
-"""Told of rows that cross the link between host and device: in which pass, by which operator, bytes."""
+"""Called with rows that cross the link between host and device: the pass, the operator, the bytes."""
 
 
 class PlacedTables:
-    """Tables by where they are. The ranks of the first stage reach them; those of others know their names alone.
-    Building it, and every method but `look_up`, is collective over the ranks of a stage; looking up is, where tables
-    are on the host. `crossed` is told of all rows that cross the link between host and device. `imagined` is for a step
-    that is imitated, which has no rows."""
+    """Tables by location. The ranks of the first stage reach them; those of other stages know only their names.
+    Building it, and every method except `look_up`, is collective over the ranks of a stage; `look_up` is too, for
+    tables on the host. `crossed` is called for all rows that cross the link between host and device. `imagined` is for
+    an imitated step, which has no rows."""
 
     def __init__(
         self,
@@ -89,20 +89,20 @@ class PlacedTables:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables that are not on the devices, in whatever stage."""
+        """The tables off the devices, in any stage."""
         return tuple(self._where)
 
     def all(self) -> tuple[ServedTables, ...]:
-        """The tables by where they are."""
+        """The tables, one entry per location."""
         return tuple(self._served.values())
 
     def host_bytes(self) -> int:
-        """Bytes of tables, and of the state of their optimizers, in the memory of this rank's host."""
+        """Bytes of tables, and of their optimizer states, in the memory of this rank's host."""
         tables = [served.client for served in self._served.values()]
         return sum(one.nbytes for one in tables if isinstance(one, HostTables))
 
     def look_up(self, bound: BoundOperator, place: RankMesh, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What a look-up of these ids gives, on the device of the ids."""
+        """The result of a look-up of these ids, on their device."""
         words = _words(bound.operator)
         served = self._imagined or self._served[self._where[str(words["table"])]]
         trained, name = bool(words["trainable"]), bound.operator.name
@@ -132,7 +132,7 @@ class PlacedTables:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Look-ups meanwhile are no part of the step."""
+        """Look-ups inside of this context are not part of the step."""
         with ExitStack() as stack:
             for served in self._served.values():
                 stack.enter_context(served.aside())
@@ -143,13 +143,13 @@ class PlacedTables:
         return {name: self._served[where].whole(name) for name, where in self._where.items() if where in self._served}
 
     def read(self, name: str, part: str, ids: Ids) -> torch.Tensor:
-        """Rows of a part of a table, (ids, width), each id once, after the last step; every rank its own ids, none
-        where it wants none."""
+        """Rows of a part of a table, (ids, width), each id once, after the last step; every rank gives its own ids,
+        possibly none."""
         return torch.from_numpy(self._of(name).read(name, part, ids))
 
     def restart(self, steps: int) -> None:
-        """Stand after so many steps, tables with other contents, which `write` gives next, and `ready` then; what is
-        not written of the states of optimizers begins anew."""
+        """Continue after `steps` steps with other contents: `write` gives them next, then `ready` is called. Optimizer
+        states that are not written start anew."""
         self.forget()
         self._meet()
         for served in self._served.values():
@@ -157,12 +157,12 @@ class PlacedTables:
         self._meet()
 
     def write(self, name: str, part: str, ids: Ids, values: torch.Tensor) -> None:
-        """Give rows of a part of a table their contents, as `read` gives them."""
+        """Set the contents of rows of a part of a table, in the form of `read`."""
         tables = self._of(name)
         tables.write(name, part, ids, values.to(getattr(torch, tables.tables[name].dtype)).numpy())
 
     def ready(self) -> None:
-        """All tables have their contents."""
+        """Declare that all tables have their contents."""
         self._meet()
         for served in self._served.values():
             served.client.ready()
@@ -186,8 +186,7 @@ class PlacedTables:
 
 
 def sparse_optimizer(name: str, settings: OptimizerSettings) -> SparseOptimizer:
-    """What updates rows of tables where a plan has the optimizer `name`. Raises RequestError where there is nothing
-    like it."""
+    """The row optimizer for a plan with the optimizer `name`. Raises RequestError where there is no equivalent."""
     if name not in _SPARSE:
         raise RequestError(
             f"optimizer '{name}' takes norms of whole weights, which tables outside of the devices have not; plan with"
@@ -222,7 +221,7 @@ def _check_servers(outside: Sequence[OutsideTable], servers: Addresses | None) -
 
 
 def _padding(words: Mapping[str, Any], ids: torch.Tensor, places: torch.Tensor) -> int | None:
-    """The place among the rows of the id that trains nothing."""
+    """The position among the rows of the padding id, which is not trained."""
     padding = words.get("padding_idx")
     if padding is None or padding < 0:
         return None
