@@ -1,5 +1,5 @@
-"""What is asked of a run. Each option of `plan run` and of `python -m runtime` is one field here, with its text, its
-least value and its default. Both command lines are made from the fields, and ranks get them as JSON."""
+"""The settings of a run. Each option of `plan run` and of `python -m runtime` is one field here, with its help text,
+minimum and default. Both command lines are generated from the fields, and ranks receive them as JSON."""
 
 import argparse
 import dataclasses
@@ -22,8 +22,8 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a setting is asked for: what it says of itself, the least value, and the word in place of
-    a value. `name` is its flag where that is not called as the field; what is on by default is turned off by `off`."""
+    """The command-line option of a setting: its help text, its minimum, and its metavar. `name` is the option's name
+    where it differs from the field's; `off` is the option that turns off a setting that is on by default."""
 
     text: str
     least: int | None = None
@@ -34,10 +34,10 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """A run of a plan. Fields without a `Flag` are not asked for: `lock` is the token of the lock of `save`, where the
-    process that starts the ranks holds it.
+    """The settings of a run of a plan. Fields without a `Flag` are not options: `lock` is the token of the lock of
+    `save`, where the process that starts the ranks holds it.
 
-    The model and the dataset are the words of the person: what a plan names itself is never imported or opened.
+    Model and dataset are the user's own arguments: names in a plan are never imported or opened.
     """
 
     steps: Annotated[
@@ -148,7 +148,7 @@ class RunSettings:
     lock: str | None = None
 
     def guard(self) -> "GuardSettings":
-        """What becomes of steps that break. Raises RequestError for what cannot be asked for."""
+        """What to do with bad steps. Raises RequestError for invalid settings."""
         from runtime.guard_settings import GuardSettings
 
         return GuardSettings(
@@ -159,7 +159,7 @@ class RunSettings:
         )
 
     def arguments(self) -> list[str]:
-        """All of them, as `parse_arguments` reads them."""
+        """All settings, as arguments for `parse_arguments`."""
         from pydantic import TypeAdapter
 
         return ["--settings", TypeAdapter(RunSettings).dump_json(self).decode()]
@@ -167,7 +167,7 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A field of `RunSettings` that is asked for, of one `kind` of value."""
+    """A field of `RunSettings` that is an option, with values of one `kind`."""
 
     field: str
     kind: type
@@ -180,7 +180,7 @@ class Setting:
 
 
 def asked_settings() -> Iterator[Setting]:
-    """The settings that command lines offer, in their order."""
+    """The settings that are command-line options, in order."""
     hints = get_type_hints(RunSettings, include_extras=True)
     for field in dataclasses.fields(RunSettings):
         hint, *metadata = get_args(hints[field.name])
@@ -192,8 +192,8 @@ def asked_settings() -> Iterator[Setting]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What `python -m runtime` was given: a plan file, settings, whether reports are JSON, and the folder in which
-    ranks leave notes for the process that has started them."""
+    """The arguments of `python -m runtime`: a plan file, settings, whether reports are JSON, and the folder for notes
+    to the process that started the ranks."""
 
     plan: str
     settings: RunSettings
@@ -202,7 +202,7 @@ class Arguments:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
-    """The command line of `python -m runtime`; ends the process with a usage message where it cannot be read."""
+    """Parse the command line of `python -m runtime`; on errors the process ends with a usage message."""
     parser = argparse.ArgumentParser(prog="python -m runtime", description="Train for some steps as a plan says.")
     parser.add_argument("plan", help="plan file")
     for one in asked_settings():

@@ -1,4 +1,4 @@
-"""Signals that end a process, as errors: what is held is given up, and what was started is ended, on the way out."""
+"""Turns signals that end a process into errors, so that cleanup code runs."""
 
 import contextlib
 import signal
@@ -12,8 +12,9 @@ from planner.errors import StoppedError
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Meanwhile SIGTERM and SIGHUP raise StoppedError, where this is the main thread; the handlers before come back."""
-    ours = threading.current_thread() is threading.main_thread()  # only there can a signal be handled
+    """Inside of this context SIGTERM and SIGHUP raise StoppedError, if this is the main thread; then old handlers
+    return."""
+    ours = threading.current_thread() is threading.main_thread()  # signals can be handled only there
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP) if ours}
     try:
         yield

@@ -1,4 +1,4 @@
-"""A plan under the training loops of others: Hugging Face's Trainer and Lightning's.
+"""Plans under the training loops of other libraries: Hugging Face's Trainer and Lightning's.
 
     from runtime.integrations import PlanTrainer            # in the place of transformers.Trainer
     trainer = PlanTrainer(plan="plan.json", model=model, args=arguments, train_dataset=dataset)
@@ -6,8 +6,8 @@
     from runtime.integrations import PlanStrategy           # a strategy of Lightning
     trainer = lightning.Trainer(strategy=PlanStrategy("plan.json"), accelerator="cpu", devices=2)
 
-The loop stays theirs: epochs, callbacks, logging, learning rates, when to evaluate and to save. Losses, gradients, the
-optimizer and checkpoints are the runtime's, so that what is computed is what the plan says.
+The loop stays the library's: epochs, callbacks, logging, learning rates, when to evaluate and to save. Losses,
+gradients, the optimizer and checkpoints are the runtime's, so the plan decides what is computed.
 
 Importing this package imports neither library; its names do when they are first used.
 """

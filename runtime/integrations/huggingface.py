@@ -3,9 +3,9 @@
 Trainer's loop                    here
 ├── batches                       whole global batches, the same on every rank, in the order of one process
 ├── training_step                 TrainingStep: micro-batches, pipeline, gathers, update; at the rate of the schedule
-├── optimizer.step                has been done; the optimizer that the Trainer sees only has the learning rate
+├── optimizer.step                already done; the optimizer that the Trainer sees only has the learning rate
 ├── evaluate                      TrainingStep.evaluate
-├── save, resume                  checkpoint-N/sharded is of the runtime, beside the Trainer's own small files
+├── save, resume                  checkpoint-N/sharded is the runtime's, beside the Trainer's own small files
 └── callbacks, logging, schedules as they are
 """
 
@@ -50,7 +50,7 @@ _OPTIMIZERS = {
     "adamw_torch_fused": "adamw",
     "sgd": "sgd",
 }
-"""Those of `TrainingArguments.optim` that the runtime has."""
+"""The values of `TrainingArguments.optim` that the runtime supports."""
 
 _NOT_HERE = {
     "fp16": "a plan has no loss scaling; plan with --precision bf16 and convert the model, or train in fp32",
@@ -73,7 +73,7 @@ _NOT_HERE = {
     "use_liger_kernel": "it changes the operators that the plan was made for; leave it out",
     "parallelism_config": "the plan shards instead; leave it out",
 }
-"""Arguments that a plan cannot honour, and what to do. Those that a version does not have are not asked for."""
+"""Arguments that a plan cannot honour, and what to do instead. Arguments that a version does not have are skipped."""
 
 _OWN = (
     "optimizers", "optimizer_cls_and_kwargs", "model_init", "compute_loss_func", "compute_metrics",
@@ -86,9 +86,9 @@ _SAMPLERS = ("_get_train_sampler", "_get_eval_sampler")
 class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by mypy
     """A Trainer whose steps are those of a plan, on the processes that a launcher has started.
 
-    `per_device_train_batch_size` times the number of processes is the global batch of the plan, as it was before there
-    was one; the plan cuts it into micro-batches. `step` is the `TrainingStep`. The weights of `model` are taken over at
-    the first batch and freed there; `save_model` gathers them. Evaluation has the loss alone.
+    `per_device_train_batch_size` times the number of processes is the global batch of the plan, as it is without a
+    plan; the plan cuts it into micro-batches. `step` is the `TrainingStep`. At the first batch the weights of `model`
+    are taken over and freed there; `save_model` gathers them. Evaluation gives the loss only.
 
     Raises RequestError for arguments that a plan cannot honour, PlanFileError for a plan for another model.
     """
@@ -104,7 +104,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         name = _check(self, kwargs)
         inputs = {input_name for input_name, _ in self.plan.inputs}
         stacked = isinstance(self.model, StackedSamples)
-        self._theirs: Any = self.model.model if stacked else self.model  # what `from_pretrained` reads
+        self._theirs: Any = self.model.model if stacked else self.model  # the model that `from_pretrained` reads
         if stacked:
             experts_where_they_can(self.model)
         elif isinstance(self.model, PreTrainedModel):
@@ -163,7 +163,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         )
 
     def _collator(self) -> Any:
-        """What makes a batch of samples, without the columns that the model does not take: stacked ones take all."""
+        """The collate function, without columns that the model does not take; with stacked samples all columns are
+        kept."""
         if self._theirs is not self.model:
             return self.data_collator
         return self._get_collator_with_removed_columns(self.data_collator)
@@ -171,7 +172,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
     # Steps
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """What the schedule of the learning rate acts on. The optimizer itself is the runtime's."""
+        """The optimizer object for the learning-rate schedule. The real optimizer is the runtime's."""
         if self.optimizer is None:
             self.optimizer = _Rate(self.args.learning_rate)
         made: torch.optim.Optimizer = self.optimizer
@@ -197,15 +198,16 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[torch.Tensor, None, None]:
-        """The loss of a global batch as the model is evaluated."""
+        """The loss of a global batch, with the model in evaluation mode."""
         return torch.tensor(self.step.evaluate(self._ready(inputs)), device=self.args.device), None, None
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Not under a plan: raises RequestError."""
+        """Not supported under a plan: raises RequestError."""
         raise RequestError("predict: a plan computes losses; save_model, and predict with what it has written")
 
     def _ready(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """What the model was planned with, of a batch; the first one traces it and lets its weights go."""
+        """The inputs of a batch with which the model was planned; the first batch traces the model and frees its
+        weights."""
         batch = _as_planned(inputs, {name for name, _ in self.plan.inputs})
         if not self.step.ready:
             self.step.prepare(batch)
@@ -222,7 +224,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         return self.step.gradient_norm
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Every rank takes its pieces only."""
+        """Does nothing: every rank takes only its pieces."""
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
         """6 times parameters times tokens (Kaplan et al. 2020), of this rank's share."""
@@ -233,8 +235,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
     # Checkpoints
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The whole model as `from_pretrained` reads it, gathered into the memory of every rank. Collective. In a
-        checkpoint of training the weights are sharded instead (see `plan checkpoint merge`)."""
+        """Save the whole model as `from_pretrained` reads it, gathered into the memory of every rank. Collective. In a
+        training checkpoint the weights are sharded instead (see `plan checkpoint merge`)."""
         if _internal_call:
             return
         if not self.step.ready:
@@ -254,7 +256,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         save_sharded(self.step, folder, rates)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """The weights follow with the first batch, when the model has been traced."""
+        """Remember the checkpoint; the weights are loaded at the first batch, when the model has been traced."""
         self._resume = Path(resume_from_checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -265,17 +267,18 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
 
 
 class _Rate(torch.optim.Optimizer):
-    """Has a learning rate, and updates nothing."""
+    """Holds a learning rate, and updates nothing."""
 
     def __init__(self, rate: float) -> None:
         super().__init__([nn.Parameter(torch.zeros(0))], {"lr": rate})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """The step of the plan has updated the weights."""
+        """Does nothing: the step of the plan has updated the weights."""
 
 
 def _as_planned(inputs: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """The batch without a mask that hides nothing, where the plan has none. Raises RequestError for one that does."""
+    """The batch without an all-ones mask, if the plan has no mask. Raises RequestError for a mask that hides
+    anything."""
     mask = inputs.get("attention_mask")
     if mask is None or "attention_mask" in names:
         return dict(inputs)

@@ -2,10 +2,10 @@
 
 Lightning's loop                  here
 ├── batches                       what the DataLoader gives: whole global batches, the same on every rank
-├── training_step                 traced once; then TrainingStep computes it by the plan, and updates
-├── backward, optimizer.step      have been done; the optimizer that Lightning sees has the learning rate
+├── training_step                 traced once; then TrainingStep computes it under the plan, and updates
+├── backward, optimizer.step      already done; the optimizer that Lightning sees has the learning rate
 ├── validation_step               TrainingStep.evaluate, logged under the name that `validation` gives
-├── save_checkpoint, ckpt_path    a folder: sharded/ of the runtime, with what Lightning keeps in it
+├── save_checkpoint, ckpt_path    a folder: sharded/ of the runtime, with Lightning's own state in it
 └── callbacks, loggers, schedules as they are
 """
 
@@ -62,7 +62,7 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.R
 
 
 def as_planned(module: nn.Module) -> nn.Module:
-    """A LightningModule as `plan --model package.module:factory` takes it, beside an example of a batch:
+    """A LightningModule for `plan --model package.module:factory`, with an example of a batch:
 
     def planned():
         return as_planned(Classifier()), (images, labels)
@@ -71,20 +71,20 @@ def as_planned(module: nn.Module) -> nn.Module:
 
 
 class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by mypy
-    """Trains and validates a LightningModule by a plan that was made for `as_planned(module)`, on the processes that a
-    launcher has started.
+    """Trains and validates a LightningModule under a plan that was made for `as_planned(module)`, on the processes that
+    a launcher has started.
 
-    The DataLoader gives whole global batches of the plan, the same on every rank: seed what shuffles
-    (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD of all weights, of which a group
-    may do without weight decay, and schedules as you like. `validation` is the name under which the loss on validation
-    batches is logged: that of `training_step` as the model is evaluated; `validation_step` itself is not called. `step`
-    is the `TrainingStep`.
+    The DataLoader gives whole global batches of the plan, the same on every rank: seed whatever shuffles
+    (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD over all weights, whose groups
+    may have no weight decay, and any schedules. `validation` is the name under which the loss on validation batches is
+    logged; it is the loss of `training_step` with the model in evaluation mode, and `validation_step` itself is not
+    called. `step` is the `TrainingStep`.
 
-    Raises RequestError for what a plan cannot honour, PlanFileError for a plan for another model.
+    Raises RequestError for settings that a plan cannot honour, PlanFileError for a plan for another model.
     """
 
     strategy_name = "plan"
-    is_distributed = False  # no sampler that gives every rank other samples
+    is_distributed = False  # Lightning must not give every rank different samples
 
     def __init__(
         self, plan: Plan | str | os.PathLike[str], *, validation: str | None = None, seed: int = 0, **kwargs: Any
@@ -106,7 +106,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
     @property
     def global_rank(self) -> int:
-        """The number of this process."""
+        """The global rank of this process."""
         return rank_number()
 
     @property
@@ -116,7 +116,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
     @property
     def local_rank(self) -> int:
-        """The number of this process on its host."""
+        """The local rank of this process on its host."""
         return local_rank()
 
     @property
@@ -144,7 +144,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
             dist.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """What the first process has, as far as JSON can say it, on every one. Nothing is unpickled."""
+        """The value of the first process on every process; it must be JSON data. Nothing is unpickled."""
         if src != 0:
             raise RequestError(f"broadcast(src={src}): only the first process tells the others")
         return said_by_first(lambda: os.fspath(obj) if isinstance(obj, os.PathLike) else obj, Any)
@@ -158,7 +158,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         return torch.stack(found)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all processes, or any of them, decide so."""
+        """Whether all processes, or any of them, decide True."""
         found = self.reduce(torch.tensor(int(decision), device=self._device), reduce_op="sum")
         return int(found) == world() if all else int(found) > 0
 
@@ -173,15 +173,15 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """A checkpoint is loaded into the training step."""
+        """True: a checkpoint is loaded into the training step."""
         return True
 
     def model_to_device(self) -> None:
-        """Every rank takes its pieces only, at the first batch."""
+        """Does nothing: every rank takes only its pieces, at the first batch."""
 
     def setup(self, trainer: Any) -> None:
-        """Check what is asked for, and make the training step; to validate alone that of `fit` is kept where there is
-        one, with the weights that it trained."""
+        """Check the settings, and make the training step. For validation alone, the step of an earlier `fit` is kept,
+        with its trained weights."""
         assert self.accelerator is not None
         assert self.lightning_module is not None
         validates = trainer.state.fn == TrainerFn.VALIDATING
@@ -199,19 +199,19 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         self._step = parallelize(self._planned, self.plan, optimizer=settings, device=self._device, seed=self._seed)
 
     def _has_trained(self, module: Any) -> bool:
-        """Whether the training step has the weights of a module."""
+        """Whether the training step has been made from this module's weights."""
         own = self._planned is not None and self._planned.module is module
         return own and self._step is not None and self._step.ready
 
     def _settings(self, trainer: Any) -> OptimizerSettings:
-        """Of the one optimizer that the module configures."""
+        """The settings of the one optimizer that the module configures."""
         self.setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise RequestError(f"configure_optimizers gave {len(self.optimizers)} optimizers; a plan has one")
         return settings_of(self.optimizers[0], self.lightning_module, self.plan, PREFIX)
 
     def _ready(self, batch: Any) -> TrainingStep:
-        """The training step; the first batch traces the module and lets its weights go."""
+        """The training step; the first batch traces the module and frees its weights."""
         step, module = self.step, self.lightning_module
         if not step.ready:
             assert self._planned is not None
@@ -232,7 +232,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
     def training_step(self, batch: Any, *rest: Any, **more: Any) -> torch.Tensor:
         """A step of the plan on a global batch: its gradients, its update. Returns the mean loss."""
-        _check_accumulation(self.lightning_module.trainer, self.plan)  # which a callback may change on the way
+        _check_accumulation(self.lightning_module.trainer, self.plan)  # a callback may change it during training
         step = self._ready(batch)
         rates = {float(group["lr"]) for group in self.optimizers[0].param_groups}
         if len(rates) > 1:
@@ -247,17 +247,17 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         return loss
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Has been done in the step of the plan."""
+        """Does nothing: the step of the plan has done it."""
         return closure_loss
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """The closure is the step of the plan, update included."""
+        """Call the closure, which is the step of the plan including the update."""
         found = closure()
-        optimizer._opt_called = True  # what schedules look at
+        optimizer._opt_called = True  # read by learning-rate schedules
         return found
 
     def validation_step(self, batch: Any, *rest: Any, **more: Any) -> torch.Tensor:
-        """The loss of a global batch as the model is evaluated."""
+        """The loss of a global batch, with the model in evaluation mode."""
         loss = torch.tensor(self._ready(batch).evaluate(batch), device=self._device)
         self.lightning_module.log(self._validation, loss, on_epoch=True, batch_size=self.plan.training.global_batch)
         return loss
@@ -265,12 +265,12 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
     # Checkpoints
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole weights and changed buffers by the names of the LightningModule, on every rank. Collective."""
+        """The whole weights and changed buffers, by the LightningModule's names, on every rank. Collective."""
         found = self.step.full_parameters() | self.step.changed_buffers()
         return {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Nothing: the runtime saves the weights."""
+        """Empty: the runtime saves the weights."""
         return {}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
@@ -278,21 +278,21 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         return {"lr": float(optimizer.param_groups[0]["lr"])}
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a folder with the sharded weights and states, and with them what Lightning keeps. Collective."""
+        """Write a folder with the sharded weights and states, and Lightning's own state. Collective."""
         folder = Path(filepath)
         save_sharded(self.step, folder, as_text(checkpoint, folder))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """What Lightning keeps; weights and states follow with the first batch. No code of the file is run."""
+        """Lightning's own state; weights and states are loaded at the first batch. No code of the file is run."""
         self._resume = Path(checkpoint_path)
         found: dict[str, Any] = saved_beside(self._resume)
         return found
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Follows with the first batch."""
+        """Does nothing: the weights are loaded at the first batch."""
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """The learning rate; the states follow with the first batch."""
+        """Load the learning rate; the states are loaded at the first batch."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = state["lr"]
@@ -300,7 +300,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
 @contextlib.contextmanager
 def _detached(module: Any) -> Iterator[None]:
-    """Meanwhile a LightningModule has no trainer, which would be copied with it when it is traced."""
+    """Inside of this context a LightningModule has no trainer, which would otherwise be copied when it is traced."""
     trainer = module._trainer
     module._trainer = None
     try:
@@ -318,7 +318,7 @@ def _check_accumulation(trainer: Any, plan: Plan) -> None:
 
 
 def _check(trainer: Any, plan: Plan, validation: str | None) -> None:
-    """Raise RequestError for what a plan cannot honour."""
+    """Raise RequestError for settings that a plan cannot honour."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
         raise RequestError("automatic_optimization=False: a plan makes the steps; leave it on")

@@ -1,9 +1,9 @@
-"""What another library keeps in a checkpoint beside weights and optimizer states, as JSON that runs no code when it is
+"""Another library's state in a checkpoint (beside weights and optimizer states), as JSON that runs no code when it is
 read: numbers, text, lists, tuples, mappings and small tensors.
 
     (1, {"rate": inf})    ──▶    {"tuple": [1, {"dict": [["rate", {"float": "inf"}]]}]}
 
-Only what JSON has no word for is an object, of one key that says what it is; so nothing that is read is ambiguous.
+JSON objects stand only for types that JSON lacks, with one key that names the type, so reading is unambiguous.
 """
 
 import json
@@ -18,19 +18,20 @@ from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.errors import CheckpointError
 
 MOST_ELEMENTS = 1 << 20
-"""Of a tensor: larger ones are weights, which have their own files."""
+"""Largest size of a tensor: larger ones are weights, which have their own files."""
 
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)}
 
 
 def as_text(value: Any, file: Path) -> str:
-    """What the file will hold. Raises CheckpointError, naming the place, for what is no plain value: every rank asks,
-    before any of them saves."""
+    """The content of the file. Raises CheckpointError, naming the place, for anything but a plain value. Every rank
+    calls it before any of them saves."""
     return json.dumps(_written(value, str(file)), allow_nan=False)
 
 
 def values_of(text: str, file: Path) -> Any:
-    """The value of a text, which was read from the file. Raises CheckpointError for one that `as_text` has not made."""
+    """The value of a text that was read from the file. Raises CheckpointError for a text that `as_text` has not
+    made."""
     try:
         return _read(parse_json(text))
     except (ForeignTextError, KeyError, TypeError, ValueError, RuntimeError) as error:

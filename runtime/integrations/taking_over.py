@@ -1,4 +1,4 @@
-"""What both integrations do with a module, its optimizer and its checkpoints once a plan trains it."""
+"""How both integrations take over a module, its optimizer and its checkpoints when a plan trains it."""
 
 import json
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep
 
 SHARDED = "sharded"
-"""The folder inside a checkpoint of another library that has the checkpoint of the runtime."""
+"""The folder with the runtime's checkpoint, inside of another library's checkpoint."""
 
 CURRENT = "current.json"
-"""The file beside it that names the checkpoint in it."""
+"""The file beside it that holds the name of the current checkpoint."""
 
 _VALUES = "values"
 
-_SAME = {"lr", "betas", "eps", "weight_decay", "momentum"}  # what OptimizerSettings can say
-_OFF = ("amsgrad", "maximize", "nesterov", "dampening")  # what no optimizer of the runtime does
+_SAME = {"lr", "betas", "eps", "weight_decay", "momentum"}  # settings that OptimizerSettings has
+_OFF = ("amsgrad", "maximize", "nesterov", "dampening")  # options that no optimizer of the runtime supports
 
 
 def missing(package: str, error: ImportError) -> RequestError:
@@ -39,16 +39,16 @@ def missing(package: str, error: ImportError) -> RequestError:
 
 
 def let_go(module: nn.Module) -> None:
-    """Free the weights of a module, which the ranks have taken over: its parameters stay, without elements. Whoever
-    computes with it now gets an error in place of the weights from before training."""
+    """Free the weights of a module after the ranks have taken them over: its parameters stay, without elements.
+    Computing with the module then raises an error, instead of using the weights from before training."""
     for parameter in module.parameters():
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
 
 def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan, prefix: str = "") -> OptimizerSettings:
-    """The hyperparameters of an optimizer of torch over all weights of a module, whose names in the plan begin with
-    `prefix`; groups of weights may do without weight decay. Raises RequestError for one that the
-    runtime does not have, and for another than the plan counts on."""
+    """The hyperparameters of a torch optimizer over all weights of a module, whose names in the plan begin with
+    `prefix`; groups may have no weight decay. Raises RequestError for an optimizer that the runtime does not have, and
+    for another one than the plan's."""
     kind = type(optimizer)
     name = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adamw", torch.optim.SGD: "sgd"}.get(kind)
     groups = optimizer.param_groups
@@ -82,14 +82,14 @@ def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan,
 
 
 def check_methods(own: object, known: type, names: Sequence[str], reason: str) -> None:
-    """Raise RequestError where a class of the user has methods of its own that a plan does not call."""
+    """Raise RequestError where the user's class overrides methods that a plan does not call."""
     for name in names:
         if getattr(type(own), name, None) is not getattr(known, name, None):
             raise RequestError(f"{type(own).__name__}.{name}: {reason}")
 
 
 def check_optimizer(name: str, plan: Plan) -> None:
-    """Raise RequestError where a plan counts on the states of another optimizer."""
+    """Raise RequestError where the plan was made for the states of another optimizer."""
     planned = plan.training.optimizer
     if name != planned:
         raise RequestError(
@@ -99,8 +99,7 @@ def check_optimizer(name: str, plan: Plan) -> None:
 
 
 def check_clipping(limit: float | None, option: str, plan: Plan) -> None:
-    """Raise RequestError where gradients shall be clipped to another norm than that of the plan; 0 and None clip
-    nothing."""
+    """Raise RequestError where gradients are to be clipped to another norm than the plan's; 0 and None clip nothing."""
     planned = plan.training.update.clip_norm
     if (limit or None) == planned:
         return
@@ -113,8 +112,8 @@ def check_clipping(limit: float | None, option: str, plan: Plan) -> None:
 
 
 def save_sharded(step: TrainingStep, folder: Path, values: str) -> None:
-    """Write a checkpoint of the runtime into a folder inside that of another library, with what that keeps (`as_text`)
-    in it: whole, or not there. One that was there before stays until then. Collective; returns when it is whole."""
+    """Write a runtime checkpoint into a folder inside of another library's checkpoint, with that library's state
+    (`as_text`). It is whole or not there; an earlier one stays until then. Collective; returns when it is whole."""
     saving = Checkpoints(folder / SHARDED, keep=1, asynchronous=False)
     try:
         written = saving.save(step, data={_VALUES: values})
@@ -133,7 +132,7 @@ def save_sharded(step: TrainingStep, folder: Path, values: str) -> None:
 
 
 def saved_beside(folder: Path) -> Any:
-    """What the other library kept in a checkpoint of `save_sharded`. Raises CheckpointError."""
+    """The other library's state in a checkpoint of `save_sharded`. Raises CheckpointError."""
     found = _current(folder)
     data = read_manifest(found).progress.data or {}
     text = data.get(_VALUES)
@@ -145,12 +144,12 @@ def saved_beside(folder: Path) -> Any:
 
 
 def restore_sharded(step: TrainingStep, folder: Path) -> None:
-    """Go on from what `save_sharded` has written there, under whatever plan. Collective. Raises CheckpointError."""
+    """Continue from a checkpoint of `save_sharded`, under any plan. Collective. Raises CheckpointError."""
     Checkpoints(folder / SHARDED, read_only=True).restore(step, _current(folder))
 
 
 def _current(folder: Path) -> Path:
-    """The checkpoint that was saved there last: another one, of more steps, may be left of an earlier training."""
+    """The checkpoint that was saved there last; an earlier training may have left another one with more steps."""
     try:
         content = parse_json(read_text(folder / CURRENT))
         name = content.get("checkpoint") if isinstance(content, dict) else None

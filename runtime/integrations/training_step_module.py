@@ -1,4 +1,4 @@
-"""A LightningModule as a plan trains it: a module whose forward is `training_step`, and returns the loss."""
+"""A LightningModule as a plan trains it: a module whose forward calls `training_step` and returns the loss."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,13 @@ from torch import nn
 from planner.errors import RequestError
 
 PREFIX = "module."
-"""What the names of weights begin with in the plan, before those of the LightningModule."""
+"""The prefix of the names of weights in the plan, before the LightningModule's names."""
 
 
 @dataclass(eq=False)
 class Logged:
-    """What `training_step` logs: the names under which it logs the loss, with their options, and all other names. One
-    record, whatever copies of the module are traced."""
+    """What `training_step` logs: the names under which it logs the loss, with their options, and all other names.
+    Copies of the module that are traced share one record."""
 
     losses: dict[str, dict[str, Any]] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
@@ -27,7 +27,8 @@ class Logged:
 
 
 class TrainingStepModule(nn.Module):
-    """`forward(*batch)` is `module.training_step(batch, 0)`; a batch of keywords is a mapping, one tensor is itself."""
+    """`forward(*batch)` is `module.training_step(batch, 0)`; keyword batches become a mapping, a single tensor stays
+    one."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class TrainingStepModule(nn.Module):
 
 @contextlib.contextmanager
 def _logging(module: nn.Module, calls: list[tuple[str, Any, dict[str, Any]]]) -> Iterator[None]:
-    """Meanwhile `module.log` and `log_dict` note what they are called with, and do nothing else."""
+    """Inside of this context `module.log` and `log_dict` only record their arguments."""
 
     def log(name: str, value: Any, *rest: Any, **options: Any) -> None:
         calls.append((name, value, options))

@@ -1,4 +1,4 @@
-"""The checkpoints of `plan run`: where it starts from, and when it saves."""
+"""The checkpoints of `plan run`: from which one it starts, and when it saves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,14 +22,14 @@ from runtime.step.step import RankStep
 from runtime.step.training_step import TrainingStep
 
 Position = Mapping[str, Any] | None
-"""Where in a dataset a run is, as `BatchLoader.state` says it; None where it reads none."""
+"""The position of a run in its dataset, as `BatchLoader.state`; None where it reads none."""
 
 
 class RunCheckpoints:
-    """Those of one run, and its state replicas in memory where it has some. Every method is collective. `resumed` and
-    `saved` name what it went on from, and the last that it has saved; `position` is where in its data it then was, and
-    `loaded_step` the step that it is of; `notes` is what whoever looks after the run should know. With `only_model` the
-    run makes no step, and wants the model alone of whatever it is given."""
+    """The checkpoints of one run, and its state replicas in memory, if any. Every method is collective. `resumed` names
+    the checkpoint from which the run continued, `saved` the last one that it saved; `position` is the data position in
+    the loaded checkpoint, `loaded_step` its step; `notes` are messages for the user. With `only_model` the run makes no
+    step, and loads only the model from any checkpoint."""
 
     def __init__(self, settings: RunSettings, at: At, *, only_model: bool = False) -> None:
         self._settings, self._at = settings, at
@@ -38,7 +38,7 @@ class RunCheckpoints:
         self.resumed: str | None = None
         self.position: Position = None
         self.saved: str | None = None
-        self._last: Path | None = None  # what a run can go back to: the last that it has saved, or went on from
+        self._last: Path | None = None  # the rollback target: the last checkpoint saved or resumed from
         self._own: Checkpoints | None = None
         self._replicated: tuple[str, ...] = ()
         if settings.save is not None:
@@ -58,10 +58,11 @@ class RunCheckpoints:
         return (*found, f"going on from {self.resumed}") if going_on else found
 
     def restore(self, step: TrainingStep) -> Readable | None:
-        """Load what the run starts from, and return it; None where that is nothing, or state replicas in memory.
+        """Load the checkpoint from which the run starts, and return it; None where there is none, or the run starts
+        from state replicas in memory.
 
-        Raises CheckpointError for what cannot be loaded, RequestError for a checkpoint behind the last step, of another
-        seed, or without a state to go on from.
+        Raises CheckpointError for a checkpoint that cannot be loaded, RequestError for one at or after the last step,
+        with another seed, or without optimizer state to continue from.
         """
         settings = self._settings
         own = self._own.newest() if settings.go_on and self._own is not None else None
@@ -92,8 +93,8 @@ class RunCheckpoints:
         return source
 
     def _from_replicas(self, step: TrainingStep, path: Path | None) -> bool:
-        """Go on from state replicas in memory, where they are not older than the checkpoint that there is; drop all
-        others."""
+        """Continue from state replicas in memory, unless they are older than the existing checkpoint; delete all other
+        replicas."""
         if self._replicas is None:
             return False
         left = self._replicas.left() if self._settings.go_on else None
@@ -127,8 +128,8 @@ class RunCheckpoints:
             )
 
     def save(self, step: TrainingStep, position: Position, *, leaving: bool = False) -> None:
-        """Save after a step, with the position in the data, where it is one behind which the run saves, or after which
-        it leaves; keep copies of every step."""
+        """Save after a step, with the data position, if the run saves at this step or is `leaving`; update the state
+        replicas after every step."""
         due = step.steps % self._settings.save_every == 0 or step.steps == self._settings.steps
         if self._own is not None and (due or leaving):
             self._save(self._own, step, position)
@@ -142,13 +143,13 @@ class RunCheckpoints:
         self.saved = str(self._last)
 
     def save_start(self, step: TrainingStep) -> bool:
-        """Have a checkpoint to go back to from the first step on; False where the run saves none."""
+        """Save a checkpoint of the start, as a rollback target for the first steps; False where the run saves none."""
         if self._own is not None and self._last is None:
             self._save(self._own, step, self.position)
         return self._own is not None
 
     def go_back(self, step: TrainingStep) -> Readable:
-        """Load the last checkpoint that this run has saved or went on from, once it is whole, and return it. Raises
+        """Wait until the last checkpoint that this run saved or resumed from is whole, load it, and return it. Raises
         CheckpointError where it cannot be loaded."""
         assert self._own is not None, "the run saves"
         assert self._last is not None, "it has saved its start"
@@ -159,24 +160,25 @@ class RunCheckpoints:
         return source
 
     def close(self) -> None:
-        """Let another run write into the folder. What is in memory stays: it is what a restart goes on from."""
+        """Release the folder for other runs. State replicas stay in memory: a restart continues from them."""
         if self._own is not None:
             self._own.close()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is whole; nothing in memory is needed then."""
+        """Wait until the last checkpoint is whole; state replicas in memory are then no longer needed, and are
+        deleted."""
         if self._own is not None:
             self._at("waiting for the last checkpoint")
             self._own.wait()
         if self._replicas is not None and self._settings.lock is None:
             self._replicas.close()
         elif self._replicas is not None:
-            self._replicas.forget()  # whoever started the ranks holds the folder, and deletes it
+            self._replicas.forget()  # the process that started the ranks holds the folder, and deletes it
 
 
 def replica_notes(source: Readable, update: Update) -> tuple[str, ...]:
-    """What to know where a plan goes on from a checkpoint of other replicas than its own that compute operators by
-    themselves: it trains on, though what it computes is another function of the batch."""
+    """A message for a plan that continues from a checkpoint with other per-replica operators or another number of
+    replicas: training continues, but it computes a different function of the batch."""
     was = ((), 1) if source.manifest is None else source.manifest.per_replica()
     now = (update.per_replica, update.replicas) if update.per_replica and update.replicas > 1 else ((), 1)
     if was == now:
@@ -195,7 +197,7 @@ def _batch_words(patterns: Sequence[str], count: int) -> str:
 
 
 def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:
-    """Give the unsharded model what a rank has been given."""
+    """Load into the unsharded model the same state as into a rank."""
     tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}
 
     def read(name: str) -> torch.Tensor | None:

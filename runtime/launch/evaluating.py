@@ -1,10 +1,10 @@
-"""Evaluation in a run: on data that the model is not trained on, and of plans that never train.
+"""Evaluation in a run: on validation data, and of forward-only plans.
 
     train ── step N, 2N, ... ──> validation: all whole batches of --evaluate, forward only ──> one report
-    a forward-only plan          the same, or batch by batch on --dataset or synthetic data; no step is ever made
+    a forward-only plan          the same, or batch by batch on --dataset or synthetic data; no training step is made
 
-The mean over equal batches is the mean over their samples. Samples behind the last whole global batch are left out, as
-a plan takes whole ones, and the report says how many.
+Batches have equal size, so the mean over batches is the mean over samples. A plan takes whole global batches, so the
+samples after the last one are left out, and the report says how many.
 """
 
 import itertools
@@ -27,8 +27,8 @@ from runtime.step.training_step import TrainingStep
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Evaluates the model of a run. `own` has what this rank reads, `full` the whole batches where the unsharded model,
-    which the first rank alone has as `plain`, needs others; `compares` says whether any rank has it."""
+    """Evaluates the model of a run. `own` has the batches of this rank; `full` the whole batches, where the unsharded
+    model needs other ones (only the first rank has it, as `plain`). `compares` says whether any rank has it."""
 
     settings: RunSettings
     step: TrainingStep
@@ -48,7 +48,7 @@ class Validation:
         losses, plain_losses, seconds = [], [], 0.0
         for call, whole in itertools.islice(self._batches(), self.settings.evaluate_batches):
             if self.compares and dist.is_initialized():
-                dist.barrier()  # the others are ahead of the rank that runs two models
+                dist.barrier()  # the others are ahead of the first rank, which runs two models
             started = time.perf_counter()
             losses.append(self.step.evaluate(*call.args, **call.kwargs))
             seconds += time.perf_counter() - started
@@ -69,7 +69,7 @@ class Validation:
         )
 
     def _batches(self) -> Iterator[tuple[Arguments, Arguments]]:
-        """What this rank is given, and the whole batch where it is known here."""
+        """This rank's inputs, and the whole batch where it is known here."""
         own = map(_one, self.own)
         return ((call, call) for call in own) if self.full is None else zip(own, map(_one, self.full), strict=True)
 
@@ -77,7 +77,7 @@ class Validation:
 def validation_of(
     settings: RunSettings, step: TrainingStep, plain: UnshardedStep | None, *, compares: bool
 ) -> Validation | None:
-    """The validation of a run, where one is asked for. Raises RequestError for what is no dataset."""
+    """The validation of a run, if requested. Raises RequestError for anything that is not a dataset."""
     if settings.evaluate is None:
         return None
     dtype = PRECISIONS[step.plan.training.precision]
@@ -86,7 +86,7 @@ def validation_of(
 
 
 def unsharded_loss(step: TrainingStep, plain: UnshardedStep, whole: Arguments) -> float:
-    """What the unsharded model makes of a batch as it is evaluated."""
+    """The unsharded model's loss of a batch, in evaluation mode."""
     given = step.matcher.arguments(whole.args, whole.kwargs)
     moved = given.with_tensors([tensor.to(step.place.device) for tensor in given.tensors()])
     return plain.evaluate(moved.args, moved.kwargs)

@@ -1,5 +1,5 @@
-"""What `plan run` holds on this machine as long as it runs: the lock of the folder of checkpoints, and the state
-replicas in memory, which nobody needs after its end."""
+"""What `plan run` holds on this machine while it runs: the lock of the checkpoint folder, and the state replicas in
+memory, which are not needed after its end."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,9 +13,9 @@ from runtime.stopping import stopped_by_signals
 
 @contextlib.contextmanager
 def holding_folder(settings: RunSettings, tell: Callable[[Report], None]) -> Iterator[RunSettings]:
-    """Lock the folder of the checkpoints of a run, and give its ranks the token; at the end, also by SIGTERM and
-    SIGHUP, release it and delete the state replicas of the run. `tell` gets what was found there. Replicas that other
-    runs left on this host are deleted.
+    """Lock the checkpoint folder of a run, and give its ranks the token. At the end, also on SIGTERM and SIGHUP,
+    release the lock and delete the state replicas of the run. `tell` receives notices about what was found there.
+    Replicas that other runs left on this host are deleted.
 
     Raises CheckpointError where the folder cannot be written, another run writes there, or it is a copy.
     """

@@ -1,17 +1,17 @@
-"""`plan run FILE`: starts one process per device of the plan, and says whether they compute what the unsharded
-model computes.
+"""`plan run FILE`: starts one process per device of the plan, and checks that they compute the same as the unsharded
+model.
 
     launch ──┬─ rank 0: reports every step
              ├─ rank 1
              └─ ...            see `runtime.processes.ranks` for how they start, and how all of them end
 
-Started by a launcher already, on one host or several, it is one of the ranks (`runtime.launchers`):
+If a launcher has already started this process, on one host or several, it is one of the ranks (`runtime.launchers`):
 
     torchrun --nnodes 4 --nproc-per-node 8 ... -m runtime PLAN --steps 10
     srun --nodes 4 --ntasks-per-node 8 plan run PLAN --steps 10
     mpirun -n 8 plan run PLAN --steps 10
 
-Exit codes: 0 the losses agree, 1 they do not or a rank broke down, 2 and 3 those of `PlannerError`.
+Exit codes: 0 the losses agree, 1 they do not or a rank failed, 2 and 3 those of `PlannerError`.
 """
 
 import json
@@ -47,8 +47,8 @@ def launch(
 ) -> int:
     """Run the training steps of a plan on this machine, or as one rank of them under a launcher; returns the exit code.
 
-    `on_report` gets the report of each step and the summary, `on_line` what the ranks print besides. Raises
-    PlannerError for a plan that cannot be read or executed, RunError where a rank breaks down.
+    `on_report` gets the report of each step and the summary, `on_line` all other lines that the ranks print. Raises
+    PlannerError for a plan that cannot be read or executed, RunError where a rank fails.
     """
     from runtime.checkpoint.folder import finished
 
@@ -84,8 +84,8 @@ def _launch_here(
     on_report: Callable[["Report"], None],
     on_line: Callable[[str], None],
 ) -> int:
-    """Start the ranks on this machine, under the lock of the folder of checkpoints, where there is one."""
-    _check_folder(settings)  # again: another run may have ended in between
+    """Start the ranks on this machine, under the lock of the checkpoint folder, if there is one."""
+    _check_folder(settings)  # again: another run may have ended meanwhile
     if settings.restarts or settings.elastic is not None:
         from runtime.recovery.running import run_on_and_on
 
@@ -99,7 +99,7 @@ def _launch_here(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m runtime PLAN`: the same as `launch`, with plain lines and errors in one line."""
+    """`python -m runtime PLAN`: the same as `launch`, with plain text lines and one-line errors."""
     given = parse_arguments(arguments)
     if given.notes is not None:
         asked = Path(given.notes) / LEAVE
@@ -143,18 +143,18 @@ def _write(text: str) -> None:
 
 
 def _join(launched: Launched, listen: str | None) -> None:
-    """Be the process that a launcher has started: torch reads who that is from the environment."""
+    """Join as the process that a launcher has started: torch reads its rank from the environment."""
     if launched.rank == 0:
         sys.stderr.write(launched.text() + "\n")
         if listen is not None and launched.agent:
             sys.stderr.write(f"--listen {listen}: the store of torchrun listens on all addresses all the same\n")
     os.environ.update(launched.environment())
-    if launched.local_world is not None:  # torch takes all cores where nobody says how many
+    if launched.local_world is not None:  # without a setting torch uses all cores in each process
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(launched.local_world)))
 
 
 def _check(settings: RunSettings) -> None:
-    """What is wrong with a request whatever the plan is."""
+    """Raise for errors in a request that do not depend on the plan."""
     for one in asked_settings():
         value, least = getattr(settings, one.field), one.flag.least
         if value is not None and least is not None and value < least:
@@ -202,7 +202,8 @@ def _check(settings: RunSettings) -> None:
 
 
 def _check_evaluated(plan: Plan, settings: RunSettings) -> None:
-    """Raise RequestError where a run that makes no step is asked for what only training has, or has nothing to do."""
+    """Raise RequestError where a run without training steps is given options that need training, or has nothing to
+    do."""
     trains = plan.schedule_kind.trains
     if settings.steps == 0 and settings.evaluate is None:
         raise RequestError("--steps 0: no step is made, and nothing is evaluated; give --evaluate NAME, or more steps")
@@ -222,7 +223,7 @@ def _check_evaluated(plan: Plan, settings: RunSettings) -> None:
 
 
 def _check_measure(plan_path: Path, settings: RunSettings) -> None:
-    """Raise where the record could not be written at the end of the run, or would be written over the plan."""
+    """Raise where the measurement record could not be written at the end of the run, or would overwrite the plan."""
     if settings.measure is None:
         return
     path = Path(settings.measure)
@@ -232,7 +233,7 @@ def _check_measure(plan_path: Path, settings: RunSettings) -> None:
 
 
 def _check_folder(settings: RunSettings) -> None:
-    """A run that starts anew must not delete the checkpoints of another one, nor go on from them by mistake."""
+    """A new run must not delete the checkpoints of another one, nor continue from them by mistake."""
     from runtime.checkpoint.folder import newest
 
     if settings.save is None or settings.go_on or settings.resume is not None:
@@ -246,7 +247,7 @@ def _check_folder(settings: RunSettings) -> None:
 
 
 def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> None:
-    """No copies are kept of tables outside of the devices, and servers on several nodes must be there before."""
+    """Tables off the devices have no state replicas, and servers on several nodes must be started before."""
     placed = plan.training.update.placed
     if placed and settings.state_replicas:
         raise RequestError(

@@ -1,17 +1,17 @@
-"""The way back of a run whose loss or gradients broke: to an earlier state, and on with the data behind the bad batch.
+"""Rollback after a bad loss or gradient: back to an earlier state, and on with the data after the bad batch.
 
-    batches   1  2  3  4  5  6  7  8  9 ..          batch 7 breaks; the last state that was kept is that after step 4
+    batches   1  2  3  4  5  6  7  8  9 ..          batch 7 is bad; the last kept state is the one after step 4
     steps     1  2  3  4  5  6  !
-                          └──────── 5  6  ..        batches 5, 6 and 7 are never seen again
+                          └──────── 5  6  ..        batches 5, 6 and 7 are never used again
 
 The state is the last checkpoint (`--save`), else a copy in the memory of each rank's host; both are taken every
-`--save-every` steps, and where training starts. The position in the data does not go back: batches that came before a
-spike are suspects too, and with them left out the same computation cannot fail in the same way. That is what was done
-for PaLM (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1), which went back about 100 steps and left out 200 to 500
-batches. What follows is bit by bit what training without these batches gives. State replicas (`--state-replicas`) are
-no way back: they are the state that the bad batch met, which a step that was not made has left as it was.
+`--save-every` steps, and at the start of training. The data position does not go back: batches before a spike are
+suspect too, and without them the same computation cannot fail in the same way. This is what was done for PaLM
+(Chowdhery et al. 2022, arXiv 2204.02311, section 5.1), which went back about 100 steps and left out 200 to 500 batches.
+The result is bit-identical to training without these batches. State replicas (`--state-replicas`) cannot be rolled back
+to: they hold the state to which the bad batch was applied, and a step that was not made has left that state unchanged.
 
-A rollback counts as one *in a row* until a step is made beyond the furthest one.
+A rollback counts as one *in a row* until a step beyond the furthest one is made.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ from runtime.step.training_step import TrainingStep
 
 
 class Snapshot:
-    """A copy of what one rank keeps between steps, in the memory of its host. `progress` is where it was taken."""
+    """A copy of one rank's state in the memory of its host. `progress` is the progress at which it was taken."""
 
     def __init__(self, rank: RankStep) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         self.take(rank)
 
     def take(self, rank: RankStep) -> None:
-        """Copy the state as it is now, over the one from before."""
+        """Copy the current state, over the previous copy."""
         self.progress: Progress = progress_of(rank)
         found = {}
         for name, tensor in live_tensors(rank).items():
@@ -53,9 +53,9 @@ class Snapshot:
 
 
 class WayBack:
-    """Keeps the states that a run can go back to, and goes back. Every method is collective.
+    """Keeps the states to which a run can roll back, and rolls back. Every method is collective.
 
-    `plain` is the unsharded model beside it, on the rank that has one.
+    `plain` is the unsharded model, on the rank that has one.
     """
 
     def __init__(self, settings: RunSettings, checkpoints: RunCheckpoints) -> None:
@@ -71,14 +71,14 @@ class WayBack:
             self._plain = {} if plain is None else plain.kept()
 
     def keep(self, step: TrainingStep, plain: UnshardedStep | None) -> None:
-        """Keep the state after a step, where it is one behind which that is done; checkpoints are saved elsewhere."""
+        """Keep the state after a step, if the run keeps it at this step; checkpoints are saved elsewhere."""
         if self._snapshot is not None and step.steps % self._settings.save_every == 0:
             self._snapshot.take(step.rank)
             self._plain = {} if plain is None else plain.kept()
 
     def go_back(self, step: TrainingStep, plain: UnshardedStep | None) -> None:
-        """Go back, behind the batch that is in trouble. Raises the error of the trouble where there were too many
-        rollbacks in a row, CheckpointError where the checkpoint cannot be loaded."""
+        """Roll back, and continue after the bad batch. Raises the error of the bad batch after too many rollbacks in a
+        row, CheckpointError where the checkpoint cannot be loaded."""
         rank = step.rank
         samples = rank.samples
         self._count(step)

@@ -1,8 +1,8 @@
-"""Trains the model of a plan for some steps, and compares with the model unsharded.
+"""Trains the model of a plan for some steps, and compares with the unsharded model.
 
-Every rank builds the model that the plan names from the same seed, keeps its pieces, and gets the same batches, drawn
-or read. Rank 0 trains the plain model beside it. The losses of the two agree up to rounding; `TOLERANCE` says what that
-means for a precision.
+Every rank builds the plan's model from the same seed, keeps its pieces, and gets the same batches, synthetic or from a
+dataset. Rank 0 trains the unsharded model beside it. The losses of the two agree up to rounding; `TOLERANCE` is the
+allowed difference by precision.
 """
 
 import contextlib
@@ -46,15 +46,15 @@ from runtime.step.training_step import TrainingStep, parallelize
 from runtime.waiting import timing_waits
 
 TOLERANCE = {name: dtype.tolerance for name, dtype in DTYPES.items() if dtype.tolerance is not None}
-"""Largest relative difference of a loss that counts as equal. Assumed, not derived: float32 sums in another order
-differ by about 1e-6 at first and drift with the steps; 16-bit activations carry 8 (bf16) or 11 (fp16) bits."""
+"""Largest relative difference at which losses count as equal. Assumed, not derived: float32 sums in another order
+differ by about 1e-6 at first and drift with the steps; 16-bit activations have 8 (bf16) or 11 (fp16) bits."""
 
-_WARM_UP = 2  # steps whose times do not count
+_WARM_UP = 2  # steps that are not timed
 
 
 def tolerance_of(precision: str, *, fp8: bool) -> float:
-    """By how much losses may differ, relatively, in a precision; in fp8, whatever the precision of all else, as in fp16
-    at least: sums in another order round single elements the other way, by one part in 16 of them."""
+    """The allowed relative difference of losses in a precision. With fp8 products it is at least that of fp16, whatever
+    the precision of the rest: sums in another order round single elements the other way, by one part in 16 of them."""
     return max(TOLERANCE[precision], TOLERANCE["fp16"]) if fp8 else TOLERANCE[precision]
 
 
@@ -65,11 +65,11 @@ def train(
     optimizer: OptimizerSettings | None = None,
     leave: Callable[[], bool] = lambda: False,
 ) -> Iterator[Report]:
-    """Reports of the training steps, one by one, and the summary. Collective. `at` is told what comes next. An elastic
-    run asks on rank 0 after every step whether to `leave`: it ends then with a checkpoint and without a summary. One
-    that goes on behind its last step has no reports at all.
+    """The reports of the training steps, one by one, and the summary. Collective. `at` is told what comes next. In an
+    elastic run, rank 0 asks after every step whether to `leave`; if so, the run ends with a checkpoint and without a
+    summary. A run that resumes after its last step has no reports at all.
 
-    Raises PlannerError where the plan cannot be executed (see `runtime.parallelize`) or the data does not suffice.
+    Raises PlannerError where the plan cannot be executed (see `runtime.parallelize`) or the dataset is too small.
     """
     if finished(settings) is not None:
         return
@@ -86,7 +86,7 @@ def _trained(
     leave: Callable[[], bool],
     checkpoints: RunCheckpoints,
 ) -> Iterator[Report]:
-    """What `train` reports, of a run whose folder is open."""
+    """The reports of `train`, for a run whose folder is open."""
     device = current_device(local_rank())
     _check_measured(settings)
     at("building the model")
@@ -158,7 +158,7 @@ def _trained(
 
 
 def _evaluated(run: "_Run", data: "_Data", at: At) -> Iterator[Report]:
-    """What a plan that never trains reports: a batch after the other, and the summary."""
+    """The reports of a forward-only plan: one batch after the other, and the summary."""
     seconds, busy, worst = list[float](), list[float](), 0.0
     for number, (read, call, whole) in enumerate(_timed(data.batches), 1):
         at(f"batch {number}")
@@ -184,7 +184,7 @@ def _check_measured(settings: RunSettings) -> None:
 
 
 def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
-    """The model on the CPU: the same weights on every rank."""
+    """The model on the CPU, with the same weights on every rank."""
     torch.manual_seed(settings.seed)
     return build_planned(plan, settings.model, device="cpu")
 
@@ -202,7 +202,7 @@ def _parallelized(
         known=Communicators(settings.timeout),
         seed=settings.seed,
         guard=settings.guard(),
-        rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
+        rollback=lambda step: None,  # the report rolls back, after the unsharded model has seen the batch
         servers=None if folder is None else Addresses(folder=Path(folder), count=settings.servers),
         lowered=not settings.general,
         compiled=settings.compile,
@@ -212,7 +212,7 @@ def _parallelized(
 
 
 def _check_data(settings: RunSettings, checkpoints: RunCheckpoints) -> None:
-    """Raise RequestError where synthetic data would follow a dataset."""
+    """Raise RequestError where a run on a dataset would resume with synthetic data."""
     if settings.dataset is None and checkpoints.position is not None:
         raise RequestError(
             f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --dataset, or"
@@ -221,7 +221,7 @@ def _check_data(settings: RunSettings, checkpoints: RunCheckpoints) -> None:
 
 
 def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device: torch.device) -> UnshardedStep | None:
-    """The unsharded model, on the first rank where it is asked for."""
+    """The unsharded model, on the first rank, if requested."""
     if not (_compares(step.plan, settings) and _is_first(step.place)):
         return None
     pieces = step.pieces
@@ -241,14 +241,14 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
 
 
 def _compares(plan: Plan, settings: RunSettings) -> bool:
-    """Whether losses can be compared: a model with parameters of each device's own is none that is unsharded, and one
-    that is trained with stale weights has other losses."""
+    """Whether losses can be compared: a model whose devices have parameters of their own has no unsharded version, and
+    training with stale weights has other losses."""
     stale = not plan.schedule_kind.flushes
     return settings.check and not plan.training.update.local_parameters and not stale
 
 
 def _said_by_first(word: bool, device: torch.device) -> bool:
-    """What rank 0 says, on every rank. Collective."""
+    """Rank 0's value, on every rank. Collective."""
     said = torch.tensor([word], dtype=torch.uint8, device=device)
     if dist.is_initialized():
         dist.broadcast(said, src=0)
@@ -260,7 +260,7 @@ def _is_first(place: RankMesh) -> bool:
 
 
 def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position: Position) -> "_Data":
-    """What the run is trained on, from a position in its dataset on."""
+    """The training data of the run, from a position in its dataset on."""
     if settings.dataset is None:
         used = step.rank.samples // step.plan.training.global_batch
         drawn = synthetic_batches(built, step.plan, step.place.device, settings.seed, used)
@@ -273,21 +273,21 @@ def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:
-    """For each step what this rank is given, and the whole batch where the unsharded model needs it; and the dataset
-    that they are read from, where there is one."""
+    """For each step this rank's inputs, and the whole batch where the unsharded model needs it; and their dataset, if
+    any."""
 
     batches: Iterator[tuple[Arguments, Arguments | None]]
     dataset: DatasetBatches | None = None
 
     def position(self) -> Position:
-        """Behind the last batch that was given."""
+        """The position after the last batch that was returned."""
         return None if self.dataset is None else self.dataset.state()
 
 
 def _timed(
     batches: Iterator[tuple[Arguments, Arguments | None]],
 ) -> Iterator[tuple[Seconds, Arguments, Arguments | None]]:
-    """Each of the batches behind the seconds that it took to read."""
+    """Each batch, preceded by the seconds that reading it took."""
     started = time.perf_counter()
     for call, whole in batches:
         yield time.perf_counter() - started, call, whole
@@ -296,7 +296,7 @@ def _timed(
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What the reports are made from."""
+    """The data from which the reports are made."""
 
     plan: Plan
     settings: RunSettings
@@ -307,7 +307,7 @@ class _Run:
 
     def step_report(self, number: int, call: Arguments, whole: Arguments | None) -> StepReport:
         if _compares(self.plan, self.settings) and dist.is_initialized():
-            dist.barrier()  # the others are ahead of the rank that runs two models
+            dist.barrier()  # the others are ahead of the first rank, which runs two models
         started = time.perf_counter()
         trains = self.plan.schedule_kind.trains
         loss = self.step(*call.args, **call.kwargs) if trains else self.step.evaluate(*call.args, **call.kwargs)
@@ -368,13 +368,14 @@ class _Run:
         )
 
     def _busy(self, counted: list[float]) -> tuple[float, ...]:
-        """The median of each rank, where the host's seconds say something: an accelerator's calls return at once."""
+        """The median of each rank, on a CPU only: an accelerator's calls return at once, so host seconds say
+        nothing."""
         device = self.step.place.device
         return _of_every_rank(statistics.median(counted), device) if counted and device.type == "cpu" else ()
 
 
 def _of_every_rank(own: float, device: torch.device) -> tuple[float, ...]:
-    """The number that each rank has. Collective."""
+    """The numbers of all ranks. Collective."""
     if not dist.is_initialized():
         return (own,)
     found = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)

@@ -1,10 +1,10 @@
-"""Who has launched this process: `plan run`, torchrun, mpirun of Open MPI, srun of Slurm, a rank table, or a person who
-set the variables.
+"""Finds out who launched this process: `plan run`, torchrun, mpirun of Open MPI, srun of Slurm, a rank table, or a user
+who set the variables.
 
     launcher ── environment variables ──> Launched ── RANK, WORLD_SIZE, MASTER_ADDR, .. ──> torch.distributed
 
-Launchers stand inside each other: srun starts one agent of torchrun on every node, or mpirun its daemons through Slurm.
-The innermost knows the processes; what an outer one says of them must fit, and is refused where it does not.
+Launchers may be nested: srun starts one torchrun agent on every node, or mpirun starts its daemons through Slurm. The
+innermost launcher knows the processes; variables of an outer one must agree with it, and a contradiction is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,13 +27,14 @@ LAUNCHERS: Mapping[str, Callable[[Environment], Launched | None]] = {
 
 
 def launched_by(environment: Environment) -> Launched | None:
-    """What the launcher of this process says; None where nothing did, so that this process may start others.
+    """The description that the launcher of this process gives; None where no launcher started it, so that it may start
+    others.
 
     Raises RequestError for variables that are missing or wrong, and where two launchers contradict each other.
     """
     inner = torchrun.read(environment)
     if inner is None and (started := own.read(environment)) is not None:
-        return started  # its processes are on this machine, whoever started the one that started them
+        return started  # its processes are on this machine, whichever launcher started their parent
     if inner is not None:
         for outer in (open_mpi.read(environment), slurm.read(environment)):
             if outer is not None:
@@ -42,7 +43,7 @@ def launched_by(environment: Environment) -> Launched | None:
         mpi = open_mpi.read(environment)
         task = (
             slurm.read(environment) if mpi is None else None
-        )  # mpirun's daemons are tasks of Slurm, its processes not
+        )  # mpirun's daemons are Slurm tasks, its processes are not
         inner = mpi or task
         if inner is None:
             inner = torchrun.read_variables(environment)
@@ -61,7 +62,7 @@ def _check_agents(inner: Launched, outer: Launched) -> None:
 
 
 def _check_variables(environment: Environment, inner: Launched) -> None:
-    """Scripts set RANK and WORLD_SIZE from what a launcher says; then they say the same."""
+    """Scripts may set RANK and WORLD_SIZE from a launcher's variables; they must then agree with them."""
     for name, said in (("RANK", inner.rank), ("WORLD_SIZE", inner.world)):
         if name in environment and environment[name].strip() != str(said):
             raise RequestError(
@@ -71,7 +72,7 @@ def _check_variables(environment: Environment, inner: Launched) -> None:
 
 
 def _with_table(environment: Environment, inner: Launched | None) -> Launched | None:
-    """The process by its rank table where no launcher says more; else the table must have as many processes."""
+    """The process by its rank table, where no launcher describes it; else the table must have as many processes."""
     if inner is None:
         return rank_table.read(environment)
     if environment.get(rank_table.VARIABLE):

@@ -1,4 +1,4 @@
-"""One process of a job, as whoever launched it says in environment variables."""
+"""One process of a job, as its launcher describes it in environment variables."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from planner.errors import RequestError
 Environment = Mapping[str, str]
 
 LOOPBACK = "127.0.0.1"
-_FIRST_PORT, _PORTS = 15000, 15000  # below those that operating systems give away by themselves (32768 on Linux)
+_FIRST_PORT, _PORTS = 15000, 15000  # below the ports that operating systems assign automatically (32768 on Linux)
 
 _DIGITS = 12  # of a number in a variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """Process `rank` of `world`, `local_rank` of the `local_world` on its host; the processes meet at `address` and
-    `port`, where the first one listens, or in the file `store`. `launcher` is who said so, `agents` how many processes
-    launch these (torchrun's agents; 1 elsewhere), and with `agent` one of them has the store."""
+    """Process `rank` of `world`, `local_rank` of the `local_world` on its host. The processes meet at `address` and
+    `port`, where the first one listens, or in the file `store`. `launcher` is the source of these values, `agents` the
+    number of processes that launch them (torchrun's agents; 1 elsewhere); with `agent` an agent hosts the store."""
 
     launcher: str
     rank: int
@@ -34,7 +34,7 @@ class Launched:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether all processes are known to be on this host: nobody else has to reach them."""
+        """Whether all processes are known to be on this host, so that no other host has to reach them."""
         return self.local_world == self.world or is_loopback(self.address)
 
     def environment(self) -> dict[str, str]:
@@ -51,13 +51,13 @@ class Launched:
         return {name: str(value) for name, value in found.items()}
 
     def text(self) -> str:
-        """What was found, in one line."""
+        """A one-line description."""
         hosts = "" if self.hosts is None else f" on {self.hosts} host{'' if self.hosts == 1 else 's'}"
         processes = f"{self.world} process{'' if self.world == 1 else 'es'}"
         return f"started by {self.launcher}: {processes}{hosts}, which meet at {self.address}:{self.port}"
 
     def check(self, devices: int) -> None:
-        """Raise RequestError where the job has not one process for each of so many devices of a plan."""
+        """Raise RequestError unless the job has one process for each of a plan's `devices`."""
         if self.world != devices:
             raise RequestError(
                 f"the plan is for {devices} devices, and {self.launcher} started {self.world}"
@@ -66,7 +66,7 @@ class Launched:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, or a name, is one at which a machine reaches only itself."""
+    """Whether an address or a name is a loopback one, which only this machine reaches."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -74,7 +74,7 @@ def is_loopback(address: str) -> bool:
 
 
 def whole_number(environment: Environment, name: str, launcher: str, least: int = 0) -> int:
-    """A variable that has to be there. Raises RequestError where it is not, or is no whole number."""
+    """A required variable. Raises RequestError where it is missing or is not a whole number."""
     text = environment.get(name, "").strip()
     if not text:
         raise RequestError(f"{launcher} starts this process, but {name} is not set; set it for every process")
@@ -84,7 +84,7 @@ def whole_number(environment: Environment, name: str, launcher: str, least: int 
 
 
 def rank_in(environment: Environment, name: str, world: int, launcher: str) -> int:
-    """The rank in a variable. Raises RequestError where there is no such rank."""
+    """The rank in a variable. Raises RequestError where it is not a rank of this `world`."""
     rank = whole_number(environment, name, launcher)
     if rank >= world:
         raise RequestError(f"{name}={rank}, and {launcher} counts {world} processes: ranks go from 0 to {world - 1}")
@@ -93,7 +93,8 @@ def rank_in(environment: Environment, name: str, world: int, launcher: str) -> i
 
 def meeting_point(environment: Environment, first_host: str, job: int) -> tuple[str, int]:
     """Address and port of the first process: MASTER_ADDR and MASTER_PORT where they are set, else its host and a port
-    that depends on the number of the job, so that all processes of a job find the same and jobs rarely do."""
+    that depends on the job number, so that all processes of a job find the same port and different jobs rarely share
+    one."""
     port = environment.get("MASTER_PORT", "").strip()
     if port and (not port.isdecimal() or len(port) > _DIGITS or not 0 < int(port) < 2**16):
         raise RequestError(f"MASTER_PORT={port:.40}: give the number of a port, 1 to 65535")
@@ -101,5 +102,5 @@ def meeting_point(environment: Environment, first_host: str, job: int) -> tuple[
 
 
 def digits(text: str) -> int:
-    """The number that the last digits in a text make, 0 without any."""
+    """The number in the last digits of a text, 0 without any."""
     return int("".join(filter(str.isdecimal, text))[-_DIGITS:] or "0")

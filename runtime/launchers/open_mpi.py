@@ -1,7 +1,7 @@
 """mpirun of Open MPI (https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html).
 
-Read are OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. No variable tells on which host the first process is,
-so on several hosts MASTER_ADDR has to (`mpirun -x MASTER_ADDR=HOST`). The job's number, from which the port is made, is
+Reads OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. No variable gives the host of the first process, so on
+several hosts MASTER_ADDR must be set (`mpirun -x MASTER_ADDR=HOST`). The port is made from the job number in
 PMIX_NAMESPACE.
 """
 
@@ -21,7 +21,7 @@ _OWN = "OMPI_COMM_WORLD_"
 
 
 def read(environment: Environment) -> Launched | None:
-    """Process of mpirun."""
+    """A process of mpirun."""
     if not {f"{_OWN}RANK", f"{_OWN}SIZE"} & environment.keys():
         return None
     world = whole_number(environment, f"{_OWN}SIZE", _NAME, 1)

@@ -3,10 +3,10 @@
     version 1.0, 1.2   server_list: [{server_id, host_ip?, device: [{rank_id, ..}, ..]}, ..]
     the older form     group_list: [{instance_list: [{rank_id, server_id, devices: [..]}, ..]}, ..]
 
-Read are `status`, the servers with `server_id` (`host_ip`, where version 1.2 has it) and the `rank_id` of their
-devices; RANK_ID says which of them this process is, where no other launcher does. Addresses and ports of devices are
-for the library of the accelerator, and left to it. Source: HCCL user guide, "Configuring resource information through
-the ranktable file" (templates 1 and 2), https://www.hiascend.com/document.
+Reads `status`, the servers with `server_id` (`host_ip`, where version 1.2 has it) and the `rank_id` of their devices.
+RANK_ID says which of them this process is, unless another launcher does. Addresses and ports of devices are left to the
+accelerator's library. Source: HCCL user guide, "Configuring resource information through the ranktable file" (templates
+1 and 2), https://www.hiascend.com/document.
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ class _Table(_Read):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTable:
-    """The server of every rank, in the order of the ranks, by the name and by the address that the table has for it."""
+    """The server of every rank, in rank order, by its name and by its address in the table."""
 
     path: str
     servers: tuple[str, ...]
@@ -66,7 +66,7 @@ class RankTable:
 
 
 def read(environment: Environment) -> Launched | None:
-    """Process for which RANK_ID says which of the table it is."""
+    """The process with the rank in RANK_ID of the table."""
     if not environment.get(VARIABLE):
         return None
     table = read_table(environment[VARIABLE])
@@ -92,7 +92,7 @@ def read(environment: Environment) -> Launched | None:
 
 
 def read_table(path: str) -> RankTable:
-    """A rank table from its file. Raises RequestError for one that cannot be read, is not complete, or whose ranks are
+    """A rank table from its file. Raises RequestError for one that cannot be read, is incomplete, or whose ranks are
     not 0, 1, 2, ..."""
     try:
         table = _Table.model_validate(parse_json(read_text(path)))

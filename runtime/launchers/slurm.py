@@ -1,9 +1,9 @@
 """Slurm's srun (https://slurm.schedmd.com/srun.html, output environment variables).
 
-Read are SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_TASKS_PER_NODE, the list of nodes of the step
-(SLURM_STEP_NODELIST, else SLURM_JOB_NODELIST or SLURM_NODELIST), whose first host is that of the first process, and
+Reads SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_TASKS_PER_NODE, the node list of the step
+(SLURM_STEP_NODELIST, else SLURM_JOB_NODELIST or SLURM_NODELIST), whose first host has the first process, and
 SLURM_JOB_ID with SLURM_STEP_ID, from which the port is made. A batch script, an interactive shell and a step of one
-task have them too: these are a place from which processes are started, and no rank.
+task have these variables too: they are places from which processes are started, and no ranks.
 """
 
 import itertools
@@ -23,14 +23,14 @@ from runtime.launchers.launched import (
 
 _NAME = "Slurm"
 _STEPS = 0xFFFFFFF0  # numbers from here on are Slurm's own: batch scripts, interactive shells
-_HOSTS = 2**17  # of a job
+_HOSTS = 2**17  # maximum hosts of a job
 _LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
-_STRIDE = 7919  # a prime: steps of one job, and jobs that follow each other, get ports of their own
+_STRIDE = 7919  # a prime: steps of one job, and consecutive jobs, get different ports
 
 
 def read(environment: Environment) -> Launched | None:
-    """Task of a step that srun has started."""
+    """A task of a step that srun has started."""
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
     if not step.isdecimal() or len(step) > 10 or int(step) >= _STEPS or "SLURM_PROCID" not in environment:
         return None
@@ -56,8 +56,8 @@ def read(environment: Environment) -> Launched | None:
 
 
 def hosts_of(text: str) -> list[str]:
-    """The hosts of a list in Slurm's short form, in its order: `node[01-03,7],login` is node01, node02, node03, node7,
-    login. Raises RequestError for what is no such list."""
+    """The hosts of a list in Slurm's short form, in order: `node[01-03,7],login` is node01, node02, node03, node7,
+    login. Raises RequestError for anything else."""
     found: list[str] = []
     for entry in re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+", text):
         parts = [_numbers(bracket, text) if bracket else [plain] for bracket, plain in _PART.findall(entry)]

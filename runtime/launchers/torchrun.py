@@ -1,4 +1,4 @@
-"""torchrun, and the variables that torch itself reads, which people set by hand."""
+"""torchrun, and torch's own variables set by hand."""
 
 from planner.errors import RequestError
 from runtime.launchers import own
@@ -6,7 +6,7 @@ from runtime.launchers.launched import Environment, Launched, meeting_point, ran
 
 
 def read(environment: Environment) -> Launched | None:
-    """Process of an agent of torchrun, on one host or several."""
+    """A process of a torchrun agent, on one host or several."""
     if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
         return None
     agents = whole_number(environment, "GROUP_WORLD_SIZE", "torchrun", 1)
@@ -14,7 +14,7 @@ def read(environment: Environment) -> Launched | None:
 
 
 def read_variables(environment: Environment) -> Launched | None:
-    """Process for which somebody has set RANK, WORLD_SIZE and the like."""
+    """A process whose RANK, WORLD_SIZE and so on were set by hand."""
     others = {"TORCHELASTIC_RUN_ID", own.STORE} & environment.keys()
     if others or not {"RANK", "WORLD_SIZE"} & environment.keys():
         return None

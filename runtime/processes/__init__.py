@@ -1,1 +1,1 @@
-"""Processes of a run: how they start and end, what is heard of them, and who is slow or hangs."""
+"""Processes of a run: how they start and end, how they are monitored, and which are slow or hang."""

@@ -1,8 +1,8 @@
-"""What went wrong in a run, in one line, from the notes of its ranks and how they ended.
+"""Finds the cause of a failed run, in one line, from the notes of its ranks and how they ended.
 
-A rank that fails takes others with it: those that talk to it fail later, in a collective. So an error on purpose goes
-before any other, then a rank that a signal ended, then the first failure. Where nothing happens, every rank was asked
-where it is; those that wait in a collective are victims, and the rest is named.
+A rank that fails takes others with it: its peers fail later, in a collective. So an error that a rank raised on purpose
+comes first, then a rank that was ended by a signal, then the first failure. If nothing happens, every rank is asked
+where it is; ranks that wait in a collective are victims, and the others are named.
 """
 
 import os
@@ -18,13 +18,13 @@ from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
 from runtime.processes.wait_diagnosis import WaitDiagnosis, is_library
 
 _TAIL_LINES = 5
-_LARGEST = 2**20  # bytes of a note
+_LARGEST = 2**20  # maximum bytes of a note
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _TORCH = f"{os.sep}torch{os.sep}"
 
 
 class _Note(BaseModel):
-    """What a rank says when it fails."""
+    """The note of a rank that fails."""
 
     model_config = ConfigDict(strict=True)
 
@@ -33,8 +33,8 @@ class _Note(BaseModel):
 
 
 def failure_of(notes: Path, *, ended: Mapping[int, int], noise: str) -> tuple[int, str]:
-    """Exit code and message. `ended` are the return codes of the ranks that nobody ended, the first one first, `noise`
-    is what the ranks wrote on stderr."""
+    """Exit code and message. `ended` are the return codes of the ranks that ended by themselves, in order of time;
+    `noise` is what the ranks wrote on stderr."""
     found: list[tuple[bool, int, int, str]] = []
     for path in notes.glob("rank*.json"):
         note = _note(path)
@@ -55,7 +55,7 @@ def failure_of(notes: Path, *, ended: Mapping[int, int], noise: str) -> tuple[in
 
 
 def _note(path: Path) -> _Note:
-    """The note of a rank; of one that ended while it wrote, that it did."""
+    """The note of a rank; if it ended while it wrote, a note that says so."""
     try:
         return _Note.model_validate(parse_json(read_text(path, _LARGEST)))
     except (ForeignTextError, ValidationError) as error:
@@ -63,8 +63,8 @@ def _note(path: Path) -> _Note:
 
 
 def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, WaitDiagnosis]) -> str:
-    """Which ranks do something else than wait for others, from the trace and the process of each, and for what the
-    others wait, as far as they have `said` it themselves."""
+    """The ranks that do something else than wait for others, from each rank's trace and process, and what the others
+    wait for, as far as they have `said`."""
     found = {}
     for rank, (trace, process) in ranks.items():
         place, own = _place(trace, process), said.get(rank)
@@ -74,7 +74,7 @@ def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, WaitDiag
 
 
 def report(ranks: Mapping[int, WaitDiagnosis]) -> str:
-    """Where all ranks are, those first that wait for nobody; ranks at the same place together."""
+    """Where all ranks are; first those that wait for nobody, and ranks at the same place together."""
     groups: dict[WaitDiagnosis, list[int]] = {}
     for rank, where in sorted(ranks.items()):
         groups.setdefault(where, []).append(rank)

@@ -3,10 +3,10 @@
     main thread    at("step 7") ... all_reduce ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─
     this thread    asleep, asleep, asleep         asked? ── says where        (no question: asleep)
 
-Ranks meet at a *board*. On one machine it is the folder of notes: the process that started the ranks asks, and makes
-the report. Under a launcher it is the store of the process group: there the first rank that has made no progress for
-`timeout` seconds asks, waits for the others, makes the report, and all end themselves. Nothing happens as long as there
-is progress, and nothing of this is on the way of an operator.
+Ranks communicate over a *board*. On one machine it is the folder of notes: the process that started the ranks asks, and
+writes the report. Under a launcher it is the store of the process group: the first rank that has made no progress for
+`timeout` seconds asks, waits for the others and writes the report, and then all ranks exit. While there is progress the
+thread does nothing, and it never slows an operator down.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ ASKED = "asked"
 WHERE = "where"
 """The kind of note in which a rank answers."""
 
-_TICK = 0.25  # seconds between two looks at a folder
-_MOST_TICK = 5.0  # at a store, which all ranks of all hosts share
-_PATIENCE = 3.0  # seconds that the store is given
-_ANSWER = 2.0  # seconds that ranks have to answer, beside their sleep
+_TICK = 0.25  # seconds between two reads of a folder
+_MOST_TICK = 5.0  # for a store, which all ranks of all hosts share
+_PATIENCE = 3.0  # seconds to wait for the store
+_ANSWER = 2.0  # seconds that ranks have to answer, beyond their sleep
 
 
 class Board(Protocol):
-    """Where a rank is asked, and answers."""
+    """Where a rank is asked, and where it answers."""
 
     def asked(self) -> bool: ...
 
@@ -66,7 +66,7 @@ class Folder:
 
 
 def answer_of(text: str) -> WaitDiagnosis:
-    """What a rank has said; of one that ended while it wrote, that it did."""
+    """A rank's answer; if it ended while it wrote, an answer that says so."""
     try:
         return TypeAdapter(WaitDiagnosis).validate_python(parse_json(text))
     except (ForeignTextError, ValidationError) as error:
@@ -74,7 +74,8 @@ def answer_of(text: str) -> WaitDiagnosis:
 
 
 class Store:
-    """The board of the ranks of a launcher: a store of their own connection, as the main thread may wait in its own."""
+    """The board of ranks under a launcher: the store, over a separate connection, because the main thread may block its
+    own."""
 
     def __init__(self, store: "C10dStore", rank: int, world: int) -> None:
         from torch._C._distributed_c10d import PrefixStore
@@ -93,7 +94,7 @@ class Store:
         self._within(lambda: self._store.set(f"{WHERE}{self.rank}", json.dumps(asdict(where))))
 
     def said(self) -> dict[int, WaitDiagnosis]:
-        """What all ranks have said so far."""
+        """The answers of all ranks so far."""
         keys = {rank: f"{WHERE}{rank}" for rank in range(self.world)}
         there = {rank: key for rank, key in keys.items() if self._within(lambda key=key: self._store.check([key]))}  # type: ignore[misc]
         return {
@@ -102,12 +103,12 @@ class Store:
         }
 
     def first(self) -> bool:
-        """Whether nobody has made the report yet, and this rank shall."""
+        """Whether this rank writes the report: no other rank has started to."""
         return self._within(lambda: bool(self._store.add("reporter", 1) == 1))
 
     def _within(self, call: Callable[[], _T]) -> _T:
-        """What the store answers. Raises RuntimeError where it does not: its process may stand still, and a connection
-        knows no deadline."""
+        """The store's answer. Raises RuntimeError if it does not come in time: the store's process may hang, and a
+        connection has no deadline."""
         found: list[_T] = []
 
         def answered() -> None:
@@ -125,8 +126,8 @@ class Store:
 
 
 class HangWatch:
-    """Answers on a board as long as it is started. Where there is a `timeout` it also asks, when this rank has made no
-    progress for so many seconds, and gives `end` the report, None on the ranks but one."""
+    """Answers on a board while it is started. With a `timeout` it also asks, when this rank has made no progress for
+    that long, and calls `end` with the report, or with None on all ranks but one."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class HangWatch:
         self._thread.start()
 
     def progress(self, at: str) -> None:
-        """The rank gets on, and does this now."""
+        """Note progress, and what the rank does now."""
         self._progress, self._at, self._answered = time.monotonic(), at, False
 
     @property
@@ -156,7 +157,7 @@ class HangWatch:
         return self._answer + 2 * self.tick
 
     def stop(self) -> None:
-        """The work is done."""
+        """Stop; the rank's work is done."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -168,7 +169,7 @@ class HangWatch:
                 return
 
     def _look(self, idle: float) -> bool:
-        """Answer where this rank was asked; whether the rank has come to its end."""
+        """Answer if this rank was asked; returns whether the rank must end."""
         board, late = self.board, self._timeout is not None and idle > self._timeout
         try:
             asked = board is not None and board.asked()
@@ -178,7 +179,7 @@ class HangWatch:
             if isinstance(board, Store) and late:
                 self._report(board)
                 return True
-        except RuntimeError as error:  # the store is gone, or the process that has it stands still
+        except RuntimeError as error:  # the store is gone, or its process hangs
             if not late:
                 return False
             self._end(f"{self._words()}: {self._own()}; nothing is known of the others: {error}")
@@ -188,7 +189,7 @@ class HangWatch:
         return late
 
     def _report(self, board: Store) -> None:
-        """Ask all ranks, wait until those that can have answered, and end; one of them with the report."""
+        """Ask all ranks, wait until all that can have answered, and end; one rank ends with the report."""
         board.ask()
         board.say(wait_diagnosis())
         wait = threading.Event().wait
@@ -212,7 +213,8 @@ class HangWatch:
 
 
 def end_process(said: str | None) -> None:
-    """Leave, with the report on stderr and the lines of code of all threads, as nobody else would end this process."""
+    """Exit, with the report and the stack traces of all threads on stderr, because no other process would end this
+    one."""
     if said is not None:
         sys.stderr.write(f"error: {said}\n")
         faulthandler.dump_traceback(all_threads=True)

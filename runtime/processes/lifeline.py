@@ -1,8 +1,9 @@
-"""How ranks notice that the process that started them has gone, whatever ended it.
+"""How ranks notice that the process that started them is gone, however it ended.
 
-It holds one end of a named pipe open and never writes to it. A thread of each rank reads the other end: when the kernel
-closes the pipe, with the last process that held it, the read returns. The rank then removes the folder of notes, which
-nobody else will, and kills its process group, itself and its data loader workers in it, wherever its main thread is.
+That process holds one end of a named pipe open and never writes to it. A thread of each rank reads the other end: when
+the last process that held the pipe ends, the kernel closes it, and the read returns. The rank then removes the folder
+of notes, which no other process will do, and kills its process group, with itself and its data loader workers, wherever
+its main thread is.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ LIFELINE = "parent"
 
 @contextlib.contextmanager
 def held(notes: Path) -> Iterator[None]:
-    """The processes that are started meanwhile may live as long as this process holds the pipe."""
+    """Processes that are started inside of this context live only as long as this process holds the pipe."""
     path = notes / LIFELINE
     os.mkfifo(path, 0o600)
-    end = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # for writing too, or opening waits for a reader
+    end = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # read-write, because opening for writing waits for a reader
     try:
         yield
     finally:
@@ -30,7 +31,7 @@ def held(notes: Path) -> Iterator[None]:
 
 
 def hold_on(notes: Path) -> None:
-    """End this process, and all of its group where it leads one, once nobody holds the pipe any more."""
+    """End this process, and its process group if it leads one, once no process holds the pipe any more."""
     try:
         pipe = os.open(notes / LIFELINE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -49,10 +50,10 @@ def _end_behind(pipe: int, notes: Path) -> None:
 
 
 def _delete(notes: Path) -> None:
-    """Remove the folder of notes, whichever rank does it first: the others finish what it began, as the end of one may
-    break the messages of another, and end it, before it is through.
+    """Remove the folder of notes. Any rank may do it; others finish what one began, because a rank's end may break the
+    communication of another, and end that before it is done.
     """
-    going = notes.with_name(f"{notes.name}.gone")  # where nobody writes another note
+    going = notes.with_name(f"{notes.name}.gone")  # there no process writes new notes
     with contextlib.suppress(OSError):
         notes.rename(going)
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""What a run reports: a line per step and one at its end, as objects, as text and as JSON.
+"""The reports of a run: one line per step and one at its end, as objects, text and JSON.
 
-Rank 0 marks the lines that it writes for the process that started it with a record separator (RFC 7464), so that what
-a model or a dataset prints is not taken for a report.
+Rank 0 starts the lines that it writes for the process that started it with a record separator (RFC 7464), so that
+output of a model or a dataset is not mistaken for a report.
 """
 
 import json
@@ -22,10 +22,10 @@ SCHEMA_VERSION = 1  # of the objects below as JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One batch: its number from 1, its loss, that of the unsharded model (None where that is not run), seconds, and
-    the samples and tokens trained on (no tokens for a model without sequences). `trouble` says why no step was made
-    with it, and the next batch has its number; None where one was. `back_to` is the step after which training goes on,
-    where it was rolled back; the next batch has the number behind that."""
+    """One batch: its number from 1, its loss, the unsharded model's loss (None where that is not run), seconds, and the
+    samples and tokens trained on (no tokens for a model without sequences). `trouble` says why the batch made no step
+    (the next batch then has the same number); None where it made one. `back_to` is the step to which training was
+    rolled back, if it was; the next batch has the number after it."""
 
     step: int
     steps: int
@@ -39,8 +39,7 @@ class StepReport:
 
     @property
     def difference(self) -> float:
-        """Relative difference of the two losses; NaN in either is infinitely different, but in a step that was not
-        made."""
+        """Relative difference of the two losses; infinite if either is NaN, except in a step that was not made."""
         if self.unsharded is None or (self.trouble is not None and not math.isfinite(self.loss)):
             return 0.0
         return relative_difference(self.loss, self.unsharded)
@@ -59,9 +58,9 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """The model after so many steps on data that it is not trained on: the mean loss of all `batches`, that of the
-    unsharded model (None where that is not run), seconds, and the samples and tokens in them. `left_out` is the number
-    of samples behind the last whole batch; None where the dataset has no length."""
+    """An evaluation of the model after `step` steps: the mean loss of all `batches`, the unsharded model's (None where
+    that is not run), seconds, and the samples and tokens in them. `left_out` is the number of samples after the last
+    whole batch; None where the dataset has no length."""
 
     step: int
     data: str
@@ -75,14 +74,14 @@ class EvaluationReport:
 
     @property
     def difference(self) -> float:
-        """Relative difference of the two losses; NaN in one of them is infinitely different, in both it is the same, as
-        where all targets are ignored."""
+        """Relative difference of the two losses; infinite if one of them is NaN; zero if both are, as when all targets
+        are ignored."""
         if self.unsharded is None or (math.isnan(self.loss) and math.isnan(self.unsharded)):
             return 0.0
         return relative_difference(self.loss, self.unsharded)
 
     def lines(self) -> list[str]:
-        """The report as people read it."""
+        """The report as text lines."""
         beside = "" if self.unsharded is None else (
             f"   unsharded {self.unsharded:.6f}   difference {self.difference:.1e}"
         )  # fmt: skip
@@ -96,11 +95,11 @@ class EvaluationReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """The end of a run. `seconds` is the median of the steps after the first two, None where there are no others;
-    `predicted_seconds` and its interval are those of the plan, for `profile`; `elsewhere` says why that is not this
-    machine, or is empty. `difference` is the worst of all steps, None where nothing was compared. `peak_bytes` has
-    every rank, where that is known, counted as `peak_kind` says; so does `busy_seconds`, outside of waiting for others,
-    of which `slow` has those that others wait for (`runtime.processes.stragglers`). `resumed` is what training went on
-    from, `saved` the last checkpoint of it."""
+    `predicted_seconds` and its interval are the plan's, for `profile`; `elsewhere` says why that is not this machine,
+    or is empty. `difference` is the largest of all steps, None where nothing was compared. `peak_bytes` has a value for
+    every rank, where known, counted as `peak_kind` says. `busy_seconds` has every rank's time outside of waiting for
+    others; of these, `slow` are the ranks for which others wait (`runtime.processes.stragglers`). `resumed` is the
+    checkpoint from which training continued, `saved` its last one."""
 
     steps: int
     data: str
@@ -128,7 +127,7 @@ class RunSummary:
         return self.difference is None or self.difference <= self.tolerance
 
     def lines(self) -> list[str]:
-        """The summary as people read it."""
+        """The summary as text lines."""
         found = [f"went on from {self.resumed}"] if self.resumed is not None else []
         found += [f"data: {self.data}", self._time(), *self._slow(), *self._memory()]
         found += [f"saved: {self.saved}"] if self.saved is not None else []
@@ -171,7 +170,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartReport:
-    """The ranks are started again: for which time, after which step, on how many devices, and why."""
+    """The ranks are restarted: how many times so far, after which step, on how many devices, and why."""
 
     restart: int
     step: int
@@ -179,18 +178,18 @@ class RestartReport:
     reason: str
 
     def lines(self) -> list[str]:
-        """The report as people read it."""
+        """The report as text lines."""
         return [f"restart {self.restart} after step {self.step}, on {self.devices} devices: {self.reason}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReport:
-    """Something that whoever looks after the run should know."""
+    """A message for the user who watches the run."""
 
     text: str
 
     def lines(self) -> list[str]:
-        """The report as people read it."""
+        """The report as text lines."""
         return [f"note: {self.text}"]
 
 
@@ -206,13 +205,13 @@ Report = StepReport | EvaluationReport | RunSummary | RestartReport | NoticeRepo
 
 
 def relative_difference(loss: float, unsharded: float) -> float:
-    """Of two losses; infinite where one of them is NaN."""
+    """The relative difference of two losses; infinite where one of them is NaN."""
     relative = abs(loss - unsharded) / max(abs(unsharded), 1e-12)
     return relative if relative == relative else math.inf
 
 
 def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
-    """Tokens a second, or samples where there are no tokens."""
+    """Tokens per second, or samples per second where there are no tokens."""
     count, name = (samples, "samples/s") if tokens is None else (tokens, "tokens/s")
     return f"{count / max(seconds, 1e-9):,.4g} {name}"
 
@@ -234,7 +233,7 @@ def lines_of(report: Report) -> list[str]:
 
 
 def content_of(report: Report) -> dict[str, Any]:
-    """A report as one JSON object; what is no finite number is null."""
+    """A report as one JSON object; numbers that are not finite become null."""
     content = {"schema_version": SCHEMA_VERSION, "event": _kind(report), **asdict(report)}
     if isinstance(report, RunSummary):
         content["agrees"] = report.agrees if report.difference is not None else None
@@ -249,7 +248,7 @@ def record_of(report: Report) -> str:
 
 
 def report_of(line: str) -> Report | None:
-    """The report in a marked line; None for any other line, also one that a model printed with the mark in front."""
+    """The report in a marked line; None for any other line, also if a model printed it after the mark."""
     if not line.startswith(RECORD):
         return None
     try:
@@ -260,7 +259,7 @@ def report_of(line: str) -> Report | None:
 
 
 def reading(on_report: Callable[[Report], None], on_line: Callable[[str], None]) -> Callable[[str], None]:
-    """What becomes of a line of the ranks: a report, or any other."""
+    """A handler for the lines of the ranks: reports go to the first function, all others to the second."""
 
     def read(line: str) -> None:
         report = report_of(line)

@@ -1,16 +1,17 @@
-"""One rank of a run: whatever goes wrong becomes one line, and it leaves notes for the process that started it.
+"""One rank of a run: any error becomes one line, and it leaves notes for the process that started it.
 
-    NOTES/parent         a pipe of the process that started all of them: a rank ends with it (`processes.lifeline`)
+    NOTES/parent         a pipe of the process that started all ranks: a rank ends with it (`processes.lifeline`)
     NOTES/store          where the ranks find each other (`runtime.comm.rendezvous`)
     NOTES/rank3.at       what it does: written at every step, so its age says how long nothing has happened
     NOTES/rank3.json     why it failed: exit code and message
-    NOTES/rank3.trace    where it is in its code, when it is asked (SIGUSR1)
-    NOTES/asked          the process that started all of them wants to know where they wait
-    NOTES/rank3.where    for what it waits, when it is asked so (see `runtime.processes.hang`)
+    NOTES/rank3.trace    its stack trace, when it is asked (SIGUSR1)
+    NOTES/asked          the process that started all ranks asks where they wait
+    NOTES/rank3.where    what it waits for, when it is asked this (see `runtime.processes.hang`)
     NOTES/rank3.done     it has done its work
-    NOTES/leave          the process that started all of them wants them to end after this step
+    NOTES/leave          the process that started all ranks asks them to end after this step
 
-Without notes (several nodes, torchrun started by hand) a line on stderr says why it failed, and ranks watch themselves.
+Without notes (several nodes, torchrun started by hand) the cause of a failure is a line on stderr, and ranks watch
+themselves.
 """
 
 import contextlib
@@ -32,33 +33,33 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as C10dStore
 
 At = Callable[[str], None]
-"""Says what a rank is about to do."""
+"""Reports what a rank is about to do."""
 
-_GRACE = 10.0  # seconds beyond its timeout after which a rank that cannot speak ends
+_GRACE = 10.0  # seconds beyond its timeout after which a rank that cannot answer ends
 
 Joined = Callable[["C10dStore"], None]
-"""Is given the store of the process group, once this process has joined it."""
+"""Called with the store of the process group, once this process has joined it."""
 
 
 def be_a_rank(work: Callable[[At, Joined], int], notes: str | None, timeout: float | None = None) -> int:
-    """Do one rank's work and return its exit code. It calls the first of what it is given whenever it gets on, and the
-    second with the store of the process group. Where it does not get on for `timeout` seconds, whoever started the
-    ranks ends them, or without notes the rank itself."""
+    """Do one rank's work and return its exit code. The work calls its first argument at every progress, and the second
+    with the store of the process group. If it makes no progress for `timeout` seconds, the process that started the
+    ranks ends them, or without notes the rank ends itself."""
     found = _Notes(folder=None if notes is None else Path(notes), rank=int(os.environ["RANK"]), timeout=timeout)
     try:
         found.start()
         code = work(found.at, found.joined)
         if code:
-            found.fail(code, "")  # rank 0 has printed what is wrong
+            found.fail(code, "")  # rank 0 has printed the error
         found.finish()
         return code
     except PlannerError as error:
         code, message = error.exit_code, str(error)
-    except Exception as error:  # the boundary of the process: the other ranks wait for this one, so it must end
+    except Exception as error:  # the process boundary: other ranks wait for this one, so it must end
         code, message = 1, f"rank {os.environ['RANK']}: {in_one_line(error)}"
     found.fail(code, message)
     sys.stdout.flush()
-    os._exit(code)  # not by way of the process groups, which would wait for the others
+    os._exit(code)  # not through the process groups, which would wait for the others
 
 
 class _Notes:
@@ -84,7 +85,7 @@ class _Notes:
         self.at("starting")
 
     def joined(self, store: "C10dStore") -> None:
-        """From here on ranks without notes ask each other."""
+        """From here on, ranks without notes ask each other."""
         if self._folder is None:
             self._hang.board = Store(store, self._rank, int(os.environ["WORLD_SIZE"]))
 
@@ -93,7 +94,7 @@ class _Notes:
         if self._folder is not None:
             self._write("at", what)
         elif self._timeout is not None:
-            later = self._timeout + 2 * self._hang.patience + _GRACE  # where no thread can speak
+            later = self._timeout + 2 * self._hang.patience + _GRACE  # for when no thread can answer
             faulthandler.dump_traceback_later(later, exit=True)
 
     def fail(self, code: int, message: str) -> None:
@@ -110,9 +111,9 @@ class _Notes:
             self._write("done", "")
 
     def _write(self, kind: str, text: str) -> None:
-        """A note is whole or not there."""
+        """Write a note; it is whole or not there."""
         part = self._path(f"{kind}.part")
-        with contextlib.suppress(FileNotFoundError):  # the one who reads it has gone
+        with contextlib.suppress(FileNotFoundError):  # the reader has gone
             part.write_text(text, encoding="utf-8")
             part.replace(self._path(kind))
 
@@ -122,7 +123,7 @@ class _Notes:
 
 
 def in_one_line(error: Exception) -> str:
-    """Name, message and place of an error; of one that a worker of a data loader has sent the message in it, too."""
+    """Name, message and place of an error; for one that a data loader worker sent, the message inside of it too."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "(no message)"
     if len(lines) > 1 and "Original Traceback" in lines[1]:
@@ -133,7 +134,7 @@ def in_one_line(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The last line of the user's or ours on the way to the error, else the last one at all."""
+    """The last frame of the user's code or of ours on the way to the error, else the last frame."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
     frame = (own or frames)[-1]

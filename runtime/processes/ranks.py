@@ -1,14 +1,14 @@
-"""Starts the ranks of a run on this machine, and sees to it that all of them end.
+"""Starts the ranks of a run on this machine, and makes sure that all of them end.
 
     run_ranks ──┬─ rank 0
         │       ├─ rank 1           each leaves notes (see `runtime.processes.rank`)
         │       └─ ...
         └── watch (thread)
 
-Each rank is a process that leads a session of its own, with what torchrun would set in its environment. They find each
-other in a file of the folder of notes, which only their owner may enter: nothing listens but the sockets of
-collectives, on loopback (`runtime.comm.rendezvous`). A thread looks at the processes and at their notes: where a rank
-failed, vanished, or nothing has happened for too long, all ranks are ended, each with the processes that it started.
+Each rank is a process that leads its own session, with the environment that torchrun would set. Ranks find each other
+in a file in the folder of notes, which only its owner may enter; only the sockets of collectives listen, on loopback
+(`runtime.comm.rendezvous`). A thread watches the processes and their notes: if a rank fails or vanishes, or nothing
+happens for too long, all ranks are ended, each with the processes that it started.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from runtime.processes.watch import Watch
 from runtime.stopping import stopped_by_signals
 
 _OWN = 140 * MIB
-"""What a process has for itself alone once PyTorch is imported, and before it does anything; measured with 2.13."""
+"""Private memory of a process after importing PyTorch, before it does anything; measured with 2.13."""
 
 
 def run_ranks(
@@ -43,13 +43,13 @@ def run_ranks(
     timeout: float | None = None,
     leave: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run `python -m module` in so many processes of this machine, and return the exit code.
+    """Run `python -m module` in `processes` processes on this machine, and return the exit code.
 
-    The module takes `--notes FOLDER`, for `be_a_rank`. What the ranks print goes to stdout, or line by line to
-    `on_line`. Where `leave` says so they get the note that asks them to end (`runtime.processes.watch.LEAVE`). Raises
-    RunError, with what went wrong first, where a rank fails, is killed, or where no rank makes progress for `timeout`
-    seconds (None: for ever), RequestError where this machine has no memory for so many processes. Nothing that was
-    started is left when this returns or raises.
+    The module takes `--notes FOLDER`, for `be_a_rank`. The output of the ranks goes to stdout, or line by line to
+    `on_line`. When `leave` returns True they get the note that asks them to end (`runtime.processes.watch.LEAVE`).
+    Raises RunError, with the first cause, where a rank fails or is killed, or where no rank makes progress for
+    `timeout` seconds (None: no limit); RequestError where this machine has too little memory for the processes. No
+    started process is left when this returns or raises.
     """
     _check_memory(processes)
     with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="plan-run-") as folder:
@@ -69,7 +69,7 @@ def run_ranks(
 
 
 def _check_memory(processes: int) -> None:
-    """Raise RequestError where so many processes need more memory than is free, whatever they do."""
+    """Raise RequestError where the processes need more memory than is free, even before they do anything."""
     free = available_bytes()
     if free is not None and processes * _OWN > free:
         raise RequestError(
@@ -79,7 +79,7 @@ def _check_memory(processes: int) -> None:
 
 
 def threads_per_rank(processes: int) -> int:
-    """Threads of each of so many processes on this machine: its cores shared out, one at least."""
+    """Threads of each of `processes` processes on this machine: its cores divided among them, at least one."""
     return max(1, (os.cpu_count() or 1) // processes)
 
 
@@ -92,7 +92,7 @@ def _run(
     timeout: float | None,
     leave: Callable[[], bool],
 ) -> Watch:
-    """Run the ranks to their end, which comes too where this process is told to stop."""
+    """Run the ranks to their end; they also end if this process is told to stop."""
     sys.stdout.flush()
     with held(notes), contextlib.ExitStack() as ends:
         if on_line is None:
@@ -131,8 +131,8 @@ def _started(
 
 
 def _environments(processes: int, store: Path) -> list[dict[str, str]]:
-    """That of every rank. It must find this package, wherever the caller stands, and share the cores unless the caller
-    says more; what a torchrun around the caller says is not of these ranks."""
+    """The environments of all ranks. A rank must find this package from any working directory, and the ranks share the
+    cores unless the caller's environment says otherwise. Variables of a torchrun around the caller are removed."""
     root = str(Path(__file__).resolve().parents[1])
     known = os.environ.get("PYTHONPATH")
     outer = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}

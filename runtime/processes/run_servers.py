@@ -11,7 +11,7 @@ from runtime.run_settings import RunSettings
 
 @contextlib.contextmanager
 def servers_of(plan: Plan, settings: RunSettings) -> Iterator[str | None]:
-    """The parameter servers of a run on this machine, where its plan needs any: the folder in which they are found."""
+    """The parameter servers of a run on this machine, if its plan needs any; gives the folder with their addresses."""
     if not any(place == "servers" for _, place in plan.training.update.placed):
         yield None
         return

@@ -1,15 +1,14 @@
-"""Which ranks are slow: what each does outside of waiting for others, beside those that do the same.
+"""Finds slow ranks: compares each rank's time outside of waiting for others with its peers'.
 
-    rank 0   ████░░░░░░░░        ░ waits in a collective: everybody takes as long as the slowest
+    rank 0   ████░░░░░░░░        ░ waits in a collective: every rank's step takes as long as the slowest's
     rank 1   ████░░░░░░░░
     rank 2   ███████████░   <─   takes 2.75 times as long as the median
     rank 3   ████░░░░░░░░
 
-All ranks of a stage have the same work. A stage of one rank is held against those of the other stages instead, each in
-proportion to the seconds that the plan gives it: there a slow device looks like a stage whose work the plan takes for
-less than it is.
+All ranks of a stage have the same work. A stage with one rank is compared with the other stages instead, each scaled by
+its predicted seconds: there a slow device looks the same as a stage whose work the plan underestimates.
 
-The median is the lower one of two, so that of two ranks the slower one is found.
+Of two middle values the median is the lower one, so that of two ranks the slower one is found.
 """
 
 import statistics
@@ -20,16 +19,15 @@ from hardware_profiles import Seconds
 from planner.plan.plan import Plan
 
 LEAST_STEPS = 10
-"""Steps whose times are needed: of a few, one that the system was busy with would count too much."""
+"""Minimum number of timed steps: among only a few, one that the system disturbed would count too much."""
 
-_FACTOR = 1.5  # times the median
-_SHARE = 0.05  # of the step that is lost by it, at least; the rest is no reason to look for another machine
+_FACTOR = 1.5  # multiple of the median
+_SHARE = 0.05  # minimum share of the step that is lost; less is no reason to look for another machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
-    """A rank that others wait for: the `seconds` of a step that it is busy itself, and how many `times` the median of
-    its peers that is."""
+    """A rank for which others wait: its busy `seconds` in a step, and the ratio `times` to the median of its peers."""
 
     rank: int
     seconds: Seconds
@@ -37,8 +35,8 @@ class SlowRank:
 
 
 def slow_ranks(busy: Sequence[Seconds], step: Seconds, plan: Plan) -> tuple[SlowRank, ...]:
-    """Those that are busy longer than their peers by more than half, and by more than a twentieth of the step. `busy`
-    are the seconds of every rank outside of waiting, `step` those of the whole step."""
+    """The ranks whose busy time exceeds their peers' by more than half, and by more than a twentieth of the step.
+    `busy` are the seconds of every rank outside of waiting, `step` those of the whole step."""
     found = []
     for rank, own in enumerate(busy):
         usual = statistics.median_low(_peers(busy, rank, plan))
@@ -48,13 +46,13 @@ def slow_ranks(busy: Sequence[Seconds], step: Seconds, plan: Plan) -> tuple[Slow
 
 
 def _peers(busy: Sequence[Seconds], rank: int, plan: Plan) -> list[Seconds]:
-    """What a rank would take at the pace of each of its peers, itself among them."""
+    """The time that a rank would take at the pace of each of its peers, including itself."""
     size = plan.mesh.size
     if size > 1:
         stage = rank // size
         return list(busy[stage * size : (stage + 1) * size])
     parts, count = plan.prediction.stages, plan.training.micro_batches
     work = [count * part.micro_batch_seconds + part.once_seconds for part in parts]
-    if len(work) != len(busy) or not all(seconds > 0 for seconds in work):  # an old file: nobody knows
+    if len(work) != len(busy) or not all(seconds > 0 for seconds in work):  # an old plan file: unknown
         return [busy[rank]]
     return [seconds / part * work[rank] for seconds, part in zip(busy, work, strict=True)]

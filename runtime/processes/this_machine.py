@@ -1,4 +1,4 @@
-"""What this process runs on, and how much memory it has taken."""
+"""The device of this process, and the memory that it has used."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from planner.plan.plan import ClusterReference, Prediction
 
 
 def device_name(device: torch.device) -> str:
-    """The device as the system calls it; for a CPU the processor and its cores."""
+    """The system's name of the device; for a CPU the processor and its cores."""
     if device.type != "cpu":
         return str(torch.get_device_module(device).get_device_name(device))
     info = Path("/proc/cpuinfo")
@@ -32,20 +32,19 @@ def resident_bytes() -> float:
 
 
 def peak_memory(device: torch.device) -> tuple[str, float]:
-    """What is counted, and how much of it this process has taken at most: tensors of an accelerator, else all that is
-    resident."""
+    """The kind of memory that is counted, and this process's peak: tensors on an accelerator, else resident memory."""
     if device.type == "cpu":
         return "resident, Python and PyTorch included", resident_bytes()
     return "allocated", float(torch.accelerator.max_memory_allocated(device))
 
 
 def predicted_memory(prediction: Prediction, device: torch.device) -> float:
-    """What is predicted of `peak_memory`: for a CPU also what a rank keeps on the host, which is the same memory."""
+    """The prediction for `peak_memory`: on a CPU it includes a rank's host memory, which is the same memory."""
     return prediction.peak_bytes + (dict(prediction.offloaded).get("host", 0.0) if device.type == "cpu" else 0.0)
 
 
 def elsewhere(reference: ClusterReference, device: torch.device) -> str:
-    """Why the profile of a plan is not that of this machine; empty where it is."""
+    """Why a plan's profile is not of this machine; empty where it is."""
     try:
         profiles = [part.device for part in parts_of(machine_of(reference))]
     except HardwareProfileError:
@@ -60,6 +59,6 @@ def elsewhere(reference: ClusterReference, device: torch.device) -> str:
 
 
 def _codes(name: str) -> set[str]:
-    """Words of letters and two digits or more, as H100, but no sizes: what names of one accelerator share."""
+    """Words with letters and two digits or more, as H100, without sizes: they identify an accelerator across names."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return {word for word in words if re.fullmatch(r"(?=.*[a-z])(?=.*\d\d).*(?<!gb)", word)}

@@ -1,15 +1,15 @@
-"""Where a rank is, read from the frames of its threads while they stand still: nothing is written down as it runs.
+"""Where a rank waits, read from the frames of its threads while they wait: nothing is recorded during the run.
 
     Pipeline.run     turn: backward of micro-batch 3 ──┐
     _Redistribute    ctx: gradient of which operand ───┼─▶  "waits for all_reduce among ranks 0, 2: gradient of
     all_reduce       group: ranks 0 and 2 ─────────────┘      operand 'x' of operator 'y' (linear), backward of .."
 
-A thread that waits in a collective has let go of the interpreter, so that another thread can look. `ROWS` says of which
-functions what is read, from the innermost frame outwards; of each `Part` the first that is found counts. Functions go
-by name, so that looking imports nothing: a rank may stand still before torch is there.
+A thread that waits in a collective has released the interpreter lock, so another thread can look at it. `ROWS` says
+what is read from the frames of which functions, from the innermost frame outwards; for each `Part` the first match
+counts. Functions are matched by name, so looking imports nothing: a rank may hang before torch is imported.
 
-On an accelerator the host runs ahead of the device: what is told is where the host waits for it, which may be behind
-the collective that hangs.
+On an accelerator the host runs ahead of the device: the diagnosis says where the host waits for the device, which may
+be after the collective that hangs.
 """
 
 import os
@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 Locals = Mapping[str, Any]
 Part = Literal["action", "of", "turn"]
-"""What is waited for, what for, and when in the step that is."""
+"""What the rank waits for, for which tensor, and where in the step."""
 
-_MARK = re.compile(r"# ops\[(\d+)\]$")  # of a lowered program (`runtime.executor.lowering.emit`)
+_MARK = re.compile(r"# ops\[(\d+)\]$")  # in a lowered program (`runtime.executor.lowering.emit`)
 _C10D = "torch.distributed.distributed_c10d"
 _TORCH = f"{os.sep}torch{os.sep}"
 _PYTHON = os.path.dirname(os.__file__) + os.sep
@@ -33,7 +33,7 @@ _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is read of a function: its local variables, and what they say; None where that is nothing."""
+    """What is read from the frame of a function: its local variables, and their text; None where that is nothing."""
 
     part: Part
     reads: tuple[str, ...]
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitDiagnosis:
-    """Where a rank is: whether it waits for others there, and the words."""
+    """Where a rank is: whether it waits for others there, and the text."""
 
     waits: bool
     text: str
@@ -54,7 +54,7 @@ def _operator(instruction: Any) -> str:
 
 
 def _operand(steps: Any, reader: Any) -> str | None:
-    """What is moved by some steps for an instruction."""
+    """The operand of an instruction that these steps redistribute."""
     if reader is None:
         return None
     names = [f"'{operand.name}'" for operand in reader.operands if operand.transfer == steps]
@@ -151,7 +151,7 @@ ROWS: Mapping[tuple[str, str], Row] = {
 
 
 def wait_diagnosis() -> WaitDiagnosis:
-    """Where the main thread of this process is, and with it the thread of a device in which autograd runs."""
+    """Where this process's main thread is, and the autograd thread of a device with it."""
     frames = sys._current_frames()
     main, own = threading.main_thread().ident, threading.get_ident()
     stacks = [_stack(frame) for thread, frame in frames.items() if thread not in (main, own)]
@@ -182,7 +182,7 @@ def _said(frame: FrameType) -> Iterator[tuple[Part, str]]:
     row = ROWS.get((module, code.co_qualname))
     if row is not None:
         known = frame.f_locals
-        if all(name in known for name in row.reads):  # else it has just begun
+        if all(name in known for name in row.reads):  # else the function has just begun
             words = row.say(*(known[name] for name in row.reads))
             if words:
                 yield row.part, words
@@ -195,7 +195,7 @@ def _said(frame: FrameType) -> Iterator[tuple[Part, str]]:
 
 
 def _collective(stack: Sequence[FrameType]) -> str | None:
-    """The call of torch.distributed that a thread is in, as it was made, and with whom."""
+    """The torch.distributed call that a thread is in, and its ranks."""
     calls = [frame for frame in stack if frame.f_globals.get("__name__") == _C10D]
     if not calls:
         return None
@@ -206,7 +206,7 @@ def _collective(stack: Sequence[FrameType]) -> str | None:
 
 
 def _among(group: Any) -> str:
-    """The ranks of a process group, of all processes where there is none."""
+    """The ranks of a process group; all ranks where there is none."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group) if dist.is_initialized() else []

@@ -1,10 +1,10 @@
-"""Watches the ranks of a run, and says what went wrong first.
+"""Watches the ranks of a run, and reports the first cause of a failure.
 
-A run is over where its ranks are, where one has failed or ended before its work was done, where it is stopped, and
-where no rank has made progress for too long. Then all ranks are asked to end (SIGTERM), and after `_GRACE` seconds what
-is left of them is killed. Where nothing happens all ranks are asked where they are: by a signal, which tells the line
-of code of whoever is not stopped, and by a note that a thread of each rank answers (`runtime.processes.hang`). Those
-that wait for others are the victims, the rest is named.
+A run is over when all its ranks have ended, when one has failed or ended before its work was done, when it is stopped,
+and when no rank has made progress for too long. Then all ranks are asked to end (SIGTERM), and after `_GRACE` seconds
+the remaining ones are killed. If nothing happens, all ranks are asked where they are: by a signal, to which every rank
+that is not stopped answers with its line of code, and by a note that a thread of each rank answers
+(`runtime.processes.hang`). Ranks that wait for others are the victims; the others are named.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ LEAVE = "leave"
 """The note that asks the ranks to end after the step that they are in."""
 
 _GRACE = 2.0  # seconds between the first failure and the end of all ranks
-_LOOK = 0.1  # seconds between two looks
+_LOOK = 0.1  # seconds between two checks
 _ANSWER = 2.0  # seconds in which a rank says where it is
 
 
 class Watch:
-    """A thread beside the process that reads what the ranks print. Use it as a context: it ends with everything that
-    was started. It asks `leave` now and then, and leaves the ranks a note where that is so. Each rank leads a process
-    group, which has all that it started."""
+    """A thread beside the process that reads the ranks' output. Use it as a context: at its end no started process is
+    left. It calls `leave` now and then, and leaves the ranks a note when that returns True. Each rank leads a process
+    group with all processes that it started."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Watch:
         timeout: float | None,
         leave: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.verdict: str | None = None  # why the run was ended, where no rank says it
+        self.verdict: str | None = None  # why the run was ended, if no rank says so
         self.ended: dict[int, int] = {}  # return codes of the ranks that ended by themselves, in their order
         self._running = dict(ranks)
         self._notes = notes
@@ -61,19 +61,19 @@ class Watch:
         self._thread.join()
 
     def wait(self) -> None:
-        """Until the run is over and nothing of it is left."""
+        """Wait until the run is over and none of its processes is left."""
         self._thread.join()
 
     @property
     def done(self) -> int:
-        """How many ranks have ended well, their work done."""
+        """The number of ranks that have ended well, with their work done."""
         return sum(not code and self._has(rank, "done") for rank, code in self.ended.items())
 
     def _has(self, rank: int, kind: str) -> bool:
         return (self._notes / f"rank{rank}.{kind}").exists()
 
     def _watch(self) -> None:
-        """Look until the run is over, then end what is left of it."""
+        """Watch until the run is over, then end the remaining ranks."""
         try:
             while not self._over():
                 if not (self._notes / LEAVE).exists() and self._leave():
@@ -97,7 +97,7 @@ class Watch:
         return True
 
     def _end(self) -> None:
-        """End the ranks that are left. Those that have said why they fail end by themselves."""
+        """End the remaining ranks. Ranks that have reported a failure end by themselves."""
         failing = self._of_kind("json").keys()
         if self.verdict is None and not self._stopped.is_set():
             self._await(failing)
@@ -114,8 +114,8 @@ class Watch:
             self._reaped()
 
     def _reaped(self) -> dict[int, int]:
-        """The ranks that have ended since the last look, and their return codes. What such a rank has left in its group
-        is killed at once, while no other group can have its number."""
+        """The ranks that have ended since the last check, and their return codes. Remaining processes of their groups
+        are killed at once, while no other group can have the same number."""
         found = {rank: code for rank, process in self._running.items() if (code := process.poll()) is not None}
         for rank in found:
             _signal_group(self._running.pop(rank).pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ class Watch:
         return dict(sorted(found.items()))
 
     def _what_hangs(self) -> str:
-        """Ask all ranks where they are, name those that do not wait for others, and say for what the others wait."""
+        """Ask all ranks, name those that do not wait for others, and say what the others wait for."""
         started = {rank: self._running[rank].pid for rank in self._of_kind("at") if rank in self._running}
         done = f"no progress in {self._timeout:g} s (--timeout)"
         if not started:
