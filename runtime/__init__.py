@@ -8,15 +8,15 @@
 
     runtime.get_rank("data"), runtime.get_group_size("tensor")     # places in the groups of the plan
     checkpoints = runtime.Checkpoints("runs/a")              # on every rank
-    checkpoints.save(step)                                   # goes on in the background
-    checkpoints.restore(step)                                # the newest, under any plan
+    checkpoints.save(step)                                   # writes in the background
+    checkpoints.restore(step)                                # the newest checkpoint, under any plan
 
-    for stage in runtime.audit(plan, graph, samples, cluster):      # anywhere: what it will do, and what was predicted
+    for stage in runtime.audit(plan, graph, samples, cluster):      # on any machine: predicted and executed work
         assert stage.agrees
 
-Under the training loops of others: `runtime.integrations`.
+`runtime.integrations` runs a plan in the training loops of other libraries.
 
-Importing this package does not import torch; its names do when they are first used.
+Importing this package does not import torch; torch is imported when one of the names is first used.
 """
 
 import importlib

@@ -1,1 +1,1 @@
-"""What a plan makes ranks do, compared with what was predicted."""
+"""Compares what a plan makes its ranks do with the prediction."""

@@ -1,13 +1,14 @@
-"""What a plan predicts beside what the runtime does, at the plan's full size, on one machine without devices.
+"""Compares the prediction of a plan with what the runtime does, at the plan's full size, on one machine without
+devices.
 
-    for every stage: one rank ─ imitated (auditing.imitation) ─> one step ─ written down (auditing.ledger) ─> emitted
+    for every stage: one rank ─ imitated (auditing.imitation) ─> one step ─ recorded (auditing.ledger) ──────> emitted
                      the plan ─ charges, local work, live memory ─────────────────────────────> predicted
-                                                                          equal, operator by operator, or it is said
+                                                                          compared operator by operator
 
-Ranks of one stage differ in which pieces they hold and in nothing that is counted here, so a stage, or the stages of a
-pipeline rank, are audited by the rank in its middle. All micro-batches but the first are alike, so of a step with many
-the first few are run, enough for as many to be in flight as ever are, and the rest counted as those; the update at the
-end is counted once.
+Ranks of one stage differ only in which pieces they hold, and that does not change any count. So a stage (or the stages
+of a pipeline rank) is audited by its middle rank. All micro-batches but the first are alike. So of a step with many
+micro-batches only the first few run, enough to reach the maximum number in flight, and the rest are counted like those.
+The update at the end is counted once.
 """
 
 from collections import Counter
@@ -35,20 +36,20 @@ from runtime.step.inputs import Inputs
 from runtime.step.step import RankStep
 
 MEMORY_TOLERANCE = 0.02
-"""Share of the predicted live memory by which what lives may differ."""
+"""The share of the predicted live memory by which the actual live memory may differ."""
 
 HOST_LINK = "host_link"
-"""The kind of what crosses the link between a host and its device: rows of tables that are outside of the devices, and
-gradients and weights of parameter servers."""
+"""The kind of transfers over the link between a host and its device: rows of tables off the devices, and gradients and
+weights of parameter servers."""
 
 MEMORY_FLOOR: Bytes = 2.0 * 2**20
-"""What it may differ by in any case: the least that PyTorch's caching allocators take from a device at once."""
+"""The difference that is always allowed: the smallest amount that PyTorch's caching allocators take from a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """One kind of collective in one pass of one operator: bytes of each, along which axis (None: between stages, or
-    for `HOST_LINK` between host and device), and how many a step has, as predicted and as emitted."""
+    """One kind of collective in one pass of one operator: the bytes of each, the mesh axis (None: between stages, or
+    for `HOST_LINK` between host and device), and the number of them in a step, as predicted and as emitted."""
 
     phase: Phase
     operator: str
@@ -61,7 +62,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Products:
-    """Floating point operations of one operator in one pass, a step."""
+    """Floating point operations of one operator in one pass, per step."""
 
     phase: Phase
     operator: str
@@ -71,9 +72,9 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAudit:
-    """One pipeline rank with its stages, by one of its devices. `live` and `predicted_live` have the bytes of each
-    class when most live; `stated` is the peak that the plan was found to fit with: a sum of what each part needs at its
-    most, and what an allocator takes beside tensors."""
+    """One pipeline rank with its stages, seen by one of its devices. `live` and `predicted_live` are the bytes of each
+    class at peak memory. `stated` is the peak with which the plan was found to fit: the sum of the maximum of each
+    part, and what an allocator needs beside tensors."""
 
     stage: int
     rank: int
@@ -100,7 +101,7 @@ class StageAudit:
 
     @property
     def memory_agrees(self) -> bool:
-        """Whether live memory is within the tolerance of its prediction, and within what the plan states."""
+        """Whether live memory is within the tolerance of its prediction, and at most what the plan states."""
         near = abs(self.peak - self.predicted_peak) <= max(MEMORY_TOLERANCE * self.predicted_peak, MEMORY_FLOOR)
         return near and self.peak <= self.stated
 
@@ -112,11 +113,11 @@ class StageAudit:
 def audit(
     plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine, ranks: Sequence[int] | None = None
 ) -> Iterator[StageAudit]:
-    """The pipeline ranks of a plan one by one, or those alone that are named. `traced` is the graph of its model on
+    """Audit the pipeline ranks of a plan one by one, or only the given ones. `traced` is the graph of its model on
     `batch` samples.
 
     Raises what `runtime.parallelize` raises for a plan that cannot be executed, and AuditError where the runtime does
-    what cannot be judged.
+    something that cannot be judged.
     """
     if not plan.schedule_kind.flushes:
         raise AuditError(
@@ -150,25 +151,26 @@ def audit(
 
 
 def _composing(cluster: Machine) -> Machine:
-    """The machine without kernels of scans: on tensors without data these are composed of PyTorch's operators."""
+    """The machine without scan kernels: on tensors without data, scans are composed of PyTorch's operators."""
     software = parts_of(cluster)[0].software
     return cluster.with_software(replace(software, composes_scans=True))
 
 
 def _updated_by_one_kernel(plan: Plan, cluster: Machine) -> bool:
-    """Whether the devices of the plan do that (see `runtime.optimizers.optimizers`)."""
+    """Whether the devices of the plan update with one kernel (see `runtime.optimizers.optimizers`)."""
     return plan.training.optimizer in FUSED and all(part.device.device_type == "cuda" for part in parts_of(cluster))
 
 
 def _few(plan: Plan) -> Plan:
-    """The plan with as many micro-batches as tell."""
+    """The plan with only as many micro-batches as the audit needs."""
     training, count = plan.training, telling_micro_batches(plan)
     samples = training.part * count - training.update.padding_samples
     return replace(plan, training=replace(training, micro_batches=count, global_batch=samples))
 
 
 def _written(step: RankStep, inputs: Inputs) -> Ledger:
-    """One step, after one that has made the states of the optimizer; of a plan that never trains one evaluation."""
+    """Record one step, after a first one that creates the optimizer states; for a plan without training, one
+    evaluation."""
     trains = step.bound.graph.trains
     if trains:
         step.optimizer.step()
@@ -204,7 +206,8 @@ Key = tuple[Phase, str, str, int | None, float]
 
 
 def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
-    """What a step of the whole plan sends: that of every micro-batch as often as there are."""
+    """The collectives of a step of the whole plan: those of each micro-batch, times the number of such
+    micro-batches."""
     axes = {_ranks(group): axis for axis, group in enumerate(step.place.groups) if group is not None}
     stages = _ranks(step.pipeline.everyone) if step.pipeline.everyone is not None else None
     found: Counter[Key] = Counter()
@@ -224,7 +227,8 @@ def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
 
 
 def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> tuple[Collectives, ...]:
-    """Predicted and emitted, message by message; predicted sizes are products of shares, and here whole bytes."""
+    """Predicted and emitted collectives, one by one; predicted sizes are products of shares, emitted ones whole
+    bytes."""
     predicted: Counter[Key] = Counter()
     for sent, times in charges.items():
         message, nbytes = sent.message, float(round(sent.message.nbytes))
@@ -247,9 +251,9 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
 
 
 def _crossings(bound: BoundPlan, stage: int, place: int, ledger: Ledger, few: Plan) -> tuple[Collectives, ...]:
-    """Rows of tables outside of the devices that cross the link between host and device, each look-up a message, and
-    what is pushed to parameter servers and pulled from them. Every id is taken for another row, as in the price: an
-    audit has no values of ids."""
+    """Rows of tables off the devices that cross the link between host and device (each look-up is one message), and
+    pushes to and pulls from parameter servers. Every id counts as a different row, as in the price: an audit has no
+    values of ids."""
     every, told = bound.plan.training.micro_batches, few.training.micro_batches
     predicted = {(*key, nbytes): every for key, nbytes in crossing_rows(bound, stage, place).items()}
     predicted.update(crossing_parameters(bound, stage, place))

@@ -1,14 +1,14 @@
-"""Floating point operations of the kernels that multiply: what PyTorch runs, counted by the shapes it runs on.
+"""Floating point operations of the kernels that multiply: counted by the shapes on which PyTorch runs them.
 
     m k by k n           2 m k n, for every matrix of a batch
-    products in groups   2 rows * columns * depth, over all groups
-    convolution          2 elements of the result * weights that each of them meets; backward once for every gradient.
-                         Of a transposed one the elements are those that it reads
-    attention            2 b h q k (d + e); half of it where it is causal; backward 2.5 times as much, as the scores are
-                         computed again (Dao 2023, arXiv 2307.08691, section 3.1)
+    grouped products     2 rows * columns * depth, over all groups
+    convolution          2 elements of the result * weights that each element meets; backward once per gradient.
+                         For a transposed convolution: elements of its input
+    attention            2 b h q k (d + e); half of it where it is causal; backward 2.5 times as much, because the
+                         scores are recomputed (Dao 2023, arXiv 2307.08691, section 3.1)
 
-Everything else moves memory rather than computing and counts nothing. PyTorch's own counter has no formula for
-attention on CPUs and counts 0 for it without a word (2.13).
+All other kernels are memory-bound and count 0. PyTorch's own counter has no formula for attention on CPUs and silently
+counts 0 for it (2.13).
 """
 
 import math
@@ -22,11 +22,11 @@ from planner.graph.scans import CHUNK
 
 Arguments = Sequence[Any]
 Formula = Callable[[Arguments, Any], Flops]
-"""From the arguments of a kernel and what it returns."""
+"""Computes the count from the arguments of a kernel and its results."""
 
-_CHUNK_AT = 6  # of the gated delta rule, where it is not the usual one
-_TRANSPOSED = 6  # of a convolution, whether it is; one further among the arguments of its backward pass
-_AGAIN = 2.5  # backward attention: five products where the forward pass has two
+_CHUNK_AT = 6  # position of the chunk size among the arguments of the gated delta rule, where it is not the default
+_TRANSPOSED = 6  # position of the flag "transposed" among a convolution's arguments; one further in its backward pass
+_AGAIN = 2.5  # backward attention: five products, forward two
 
 
 def _product(first: torch.Tensor, second: torch.Tensor) -> Flops:
@@ -72,8 +72,8 @@ def _biased_backward(given: Arguments, _: Any) -> Flops:
 
 
 def _delta_rule(query: torch.Tensor, value: torch.Tensor, chunk: int) -> Flops:
-    """A step of a head makes two rows of products with the keys of its chunk, solves a triangle for keys and values,
-    and reads what they write; it reads from the state twice, and writes to it."""
+    """Per step and head: two rows of products with the keys of its chunk, a triangular solve for keys and values, and
+    the reads of the results; two reads from the state and one write to it."""
     batch, steps, heads, wide = value.shape
     keys, chunk = query.shape[-1], min(chunk, steps)
     return float(batch * steps * heads * (5 * chunk * keys + 3 * chunk * wide + 6 * keys * wide))
@@ -88,7 +88,8 @@ def _delta_rule_backward(given: Arguments, _: Any) -> Flops:
 
 
 def _state_space(x: torch.Tensor, b: torch.Tensor, chunk: int) -> Flops:
-    """A step of a head meets those of its chunk, by pairs of its group, reads from the state, and writes to it."""
+    """Per step and head: products with the steps of its chunk (pairs once per group), a read from the state, a write to
+    it."""
     batch, steps, heads, width = x.shape
     groups, state = b.shape[2:]
     chunk = min(chunk, steps)
@@ -96,7 +97,7 @@ def _state_space(x: torch.Tensor, b: torch.Tensor, chunk: int) -> Flops:
 
 
 def _selective(x: torch.Tensor, a: torch.Tensor) -> Flops:
-    """Counted as those who wrote the kernel do (Gu and Dao 2023)."""
+    """Counted as the authors of the kernel do (Gu and Dao 2023)."""
     return 9.0 * x.numel() * a.shape[1]
 
 
@@ -106,13 +107,13 @@ def _index_scores(query: torch.Tensor, key: torch.Tensor) -> Flops:
 
 
 def _grouped(given: Arguments, _: Any) -> Flops:
-    """Every row with one matrix."""
+    """Every row is multiplied by one matrix."""
     rows: torch.Tensor = given[0]
     return 2.0 * math.prod(rows.shape) * float(given[1].shape[-1])
 
 
 def _fp8_grouped(given: Arguments, _: Any) -> Flops:
-    """The same of operands that stand beside their largest elements."""
+    """The same, for operands that come with their largest elements."""
     return _grouped((given[0], given[2]), _)
 
 
@@ -148,4 +149,4 @@ FLOPS: Mapping[str, Formula] = {
     "planner.fp8_grouped_product.default": _fp8_grouped,
     "planner.biased_attention_backward.default": _biased_backward,
 }
-"""Formulas by the name of the kernel."""
+"""Formulas by kernel name."""

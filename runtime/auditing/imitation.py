@@ -1,9 +1,9 @@
-"""One rank of a plan of any size in this process: tensors without data, and neighbours that are not there.
+"""One rank of a plan of any size in this process: tensors without data, and no other ranks.
 
     plan for 1,024 devices ─> rank 517: the training step that it would run there, on fake tensors and a fake
-                                        process group, which has all ranks but this one in name only
+                                        process group, which contains all other ranks in name only
 
-What runs is the runtime itself, operator by operator and message by message; just nothing is computed and nothing is
+The code that runs is the runtime itself, operator by operator and collective by collective, but nothing is computed or
 sent (`FakeTensorMode` and the fake backend of PyTorch). No weights are needed: the graph knows their types.
 """
 
@@ -32,11 +32,11 @@ from runtime.step.step import RankStep
 def imitated_step(
     plan: Plan, traced: OperatorGraph, batch: int, rank: int, *, fused: bool = False
 ) -> Iterator[RankStep]:
-    """The training step of one rank of `plan`, on fake tensors, inside of the modes that make them so.
+    """The training step of one rank of `plan`, on fake tensors, inside the modes that make them.
 
     `traced` is the graph of the plan's model on `batch` samples; `fused`: one kernel updates all weights, as on an
-    accelerator. Raises RequestError where this process is part of a real group already, and what
-    `runtime.parallelize` raises for the plan.
+    accelerator. Raises RequestError where this process is part of a real group already, and what `runtime.parallelize`
+    raises for the plan.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -51,7 +51,7 @@ def imitated_step(
             module, settings = _Imitation(bound.whole), OptimizerSettings(fused=fused)
             batched, outside = traced.batched_inputs(batch), Outside(pretended=True)
             step = RankStep(module, bound, place, settings, batched, check_layouts=False, outside=outside)
-            step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so
+            step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing and never reports it
             step.pipeline.paired = frozenset()  # these modes are of one thread; what is sent and computed is the same
             yield step
     finally:
@@ -59,7 +59,7 @@ def imitated_step(
 
 
 def imitated_inputs(step: RankStep, traced: OperatorGraph, batch: int) -> Inputs:
-    """This rank's pieces of a global batch without data, for a step that is imitated; inside of its modes."""
+    """This rank's pieces of a global batch without data, for an imitated step; call it inside the step's modes."""
     graph, samples = step.bound.whole, step.bound.plan.training.global_batch
     batched = traced.batched_inputs(batch)
     given = {
@@ -70,7 +70,7 @@ def imitated_inputs(step: RankStep, traced: OperatorGraph, batch: int) -> Inputs
 
 
 class _Imitation(nn.Module):
-    """A module that has the parameters and buffers of a graph under their names, and nothing else."""
+    """A module that has only the parameters and buffers of a graph, under their names."""
 
     def __init__(self, graph: OperatorGraph) -> None:
         super().__init__()

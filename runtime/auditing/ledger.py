@@ -1,12 +1,12 @@
-"""Writes down what a rank does: every collective it sends, every product it computes, every byte that lives.
+"""Records what a rank does: every collective it sends, every product it computes, every byte that is alive.
 
-It stands below autograd, where PyTorch calls kernels and c10d, so it sees what is really called and not what the
-runtime meant to call. Which operator a call belongs to is known in the forward pass from the executor, which says what
-it runs; in the backward pass from the node of autograd that runs, which was marked when its operator made it:
+It sits below autograd, where PyTorch calls kernels and c10d. So it sees what is really called, not what the runtime
+meant to call. Which operator a call belongs to: in the forward pass the executor says which operator it runs; in the
+backward pass it is the running autograd node, which was marked when its operator created it:
 
-    forward        observer: operator a     ─> a's kernels, a's messages;  nodes made meanwhile are marked a
+    forward        observer: operator a     ─> a's kernels, a's collectives;  nodes created meanwhile are marked a
     backward       node marked a            ─> the same
-    recomputation  observer inside a node   ─> the operator that is computed again
+    recomputation  observer inside a node   ─> the operator that is recomputed
 """
 
 from collections import Counter, defaultdict
@@ -37,11 +37,11 @@ from runtime.observer import Observer
 if TYPE_CHECKING:
     from runtime.executor.instruction import Instruction
 
-_MARK = "operator"  # under which a node of autograd knows its operator
+_MARK = "operator"  # key of the metadata in which an autograd node stores its operator
 
 
 class Sent(NamedTuple):
-    """A collective as it was called: when, by which operator ("" where none runs), kind, ranks of the group, bytes."""
+    """A collective as it was called: pass, operator ("" where none runs), kind, ranks of the group, bytes."""
 
     phase: Phase
     owner: str
@@ -59,7 +59,7 @@ _KINDS = {  # the c10d operator: kind, position of the tensor whose bytes count,
     "c10d.reduce_.default": ("reduce", 0, 1),
     "c10d.recv_.default": ("send_recv", 0, 1),
 }
-# operators of ours that are composed of PyTorch's, and what they are composed of, or make meanwhile
+# our operators that are composed of PyTorch's, and what they are composed of, or create meanwhile
 _COMPOSED: Mapping[str, Callable[..., Any]] = {
     ctc.CTC: ctc.sums,
     "planner.ctc_loss_backward.default": ctc.sums_backward,
@@ -74,13 +74,13 @@ _ONTO = frozenset(
     f"aten.{name}"
     for name in ("add.Tensor", "scatter.src", "scatter_add.default", "index_add.default", "index_put.default")
 )
-"""What autograd does in place where tensors have data, if nothing else needs the first operand: it sums gradients of
-several uses, and puts one into zeros. Of tensors without data it makes new ones."""
-_UNCOUNTED = frozenset({"c10d.send.default", "c10d.barrier.default"})  # the receiver writes it down; nothing is sent
+"""What autograd does in place on tensors with data, if nothing else needs the first operand: it sums the gradients of
+several uses, and writes one into zeros. For tensors without data it makes new tensors."""
+_UNCOUNTED = frozenset({"c10d.send.default", "c10d.barrier.default"})  # the receiver records it; nothing is sent
 
 
 class Ledger(TorchDispatchMode, Observer):
-    """Enter it around a part of a training step; it looks on at the executor of that step."""
+    """Enter it around a part of a training step; it observes the executor of that step."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ class Ledger(TorchDispatchMode, Observer):
         self._op = ""
         self._updating = False
         self._adding_up = False
-        self._gathering: Phase | None = None  # for which pass weights of a block come, or gradients go
+        self._gathering: Phase | None = None  # the pass of a block's gathers and reductions
 
     @contextmanager
     def operator(self, instruction: "Instruction") -> Iterator[None]:
@@ -104,7 +104,7 @@ class Ledger(TorchDispatchMode, Observer):
             self._operator, self._op = before
 
     def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
-        """Mark the nodes of autograd that the running operator has made."""
+        """Mark the autograd nodes that the running operator has created."""
         self._mark(results)
 
     @contextmanager
@@ -127,7 +127,7 @@ class Ledger(TorchDispatchMode, Observer):
         self.live.resized(storage)
 
     def cross(self, phase: Phase, operator: str, nbytes: int) -> None:
-        """Write down rows that cross the link between host and device."""
+        """Record rows that cross the link between host and device."""
         self.crossed[phase, operator, nbytes] += 1
 
     def deferred_weight_gradients(self, instruction: "Instruction", start: torch.Tensor) -> None:
@@ -143,7 +143,7 @@ class Ledger(TorchDispatchMode, Observer):
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """What happens meanwhile belongs to the update at the end of the step, or to what begins it."""
+        """Calls made meanwhile belong to the update at the end of the step, or to its preparation."""
         self._updating = True
         try:
             yield
@@ -185,7 +185,7 @@ class Ledger(TorchDispatchMode, Observer):
         return results
 
     def _in_place(self) -> bool:
-        """Whether what runs is a node of autograd of PyTorch's own, or the sum with the bias of a linear layer."""
+        """Whether the running code is an autograd node of PyTorch's own, or the sum with the bias of a linear layer."""
         node: Any = torch._C._current_autograd_node()
         if self._operator is not None:
             return self._op == "aten.linear.default"
@@ -198,14 +198,14 @@ class Ledger(TorchDispatchMode, Observer):
             raise AuditError(f"the runtime calls {name}, of which the audit does not know what it sends")
         kind, tensor, group = _KINDS[name]
         nbytes = sum(each.nbytes for each in pytree.tree_leaves(args[tensor]))
-        if kind == "all_to_all":  # in uneven pieces more may come than goes
+        if kind == "all_to_all":  # with uneven pieces a rank may receive more than it sends
             nbytes = max(nbytes, args[0].nbytes)
         ranks = tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(args[group])))
         self.sent[Sent(*self._now(), kind, ranks, nbytes)] += 1
 
 
 class _Living(TorchDispatchMode):
-    """Counts what lives while an operator is computed, and nothing else of it."""
+    """Counts the live memory while an operator is computed, and nothing else of it."""
 
     def __init__(self, live: LiveTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -218,7 +218,7 @@ class _Living(TorchDispatchMode):
 
 
 def _count(live: LiveTensors, results: Any) -> None:
-    """Count the memory of all tensors that an operator has made."""
+    """Count the memory of all tensors that an operator has created."""
     for result in pytree.tree_leaves(results):
         if isinstance(result, torch.Tensor):
             live.add(result)

@@ -8,11 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ATEN = torch.ops.aten
 NO_KERNEL = {ATEN.detach.default, ATEN.empty.memory_format, ATEN.empty_like.default, ATEN._unsafe_view.default}
-"""What makes a tensor of memory that is there, or of memory alone."""
+"""Operators that only make views of memory, or only allocate it."""
 
 
 class LaunchedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the kernels of what is called under it, by operator of ATen: `found`."""
+    """Counts the kernels launched under it, by ATen operator: `found`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

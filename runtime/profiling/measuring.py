@@ -1,27 +1,25 @@
-"""Measuring this machine: the cases of `runtime.profiling.microbenchmarks` and collectives, in as many processes as it
-has ranks.
+"""Measures this machine: the cases of `runtime.profiling.microbenchmarks` and collectives, with one process per rank.
 
     measure ──┬─ rank 0: prints a line per case, writes the measurements
               ├─ rank 1
               └─ ...            a Ctrl-C ends all of them, see `runtime.processes.ranks`
 
-All ranks time the same case at the same time, because that is how a step runs: what they share (memory, caches, cores
-where there are more processes than cores) is shared while it is measured. On a CPU each has cores / processes threads,
-one at least, as `runtime.processes.ranks` gives the ranks of a plan. So a profile describes a rank among so many, not
-the whole machine.
+All ranks time the same case at the same time, because that is how a step runs: resources that they share (memory,
+caches, cores if there are more processes than cores) are shared during the measurement. On a CPU each has cores /
+processes threads, at least one, as `runtime.processes.ranks` gives the ranks of a plan. So a profile describes one rank
+among that many, not the whole machine.
 
-A case is called for some windows of fixed length after a warm-up. A window counts its whole length over its calls: with
-more processes than cores, the time of a single short call would miss that others run in between. Short kernels of an
-accelerator would wait for the host, which launches them one by one; so they are queued behind a long product, and the
-clock is that of the device. What the host takes for a launch is measured apart. The median window of
-the median rank is the result. Collectives are called through `runtime.comm.collectives`, and run in all groups of
-neighbours at once.
+A case is called for some windows of fixed length after a warm-up. A window divides its whole length by its calls: with
+more processes than cores, the time of a single short call would not include the time in which others run. Short kernels
+of an accelerator would wait for the host, which launches them one by one; so they are queued behind a long product and
+timed by the device's clock. The host's time for a launch is measured separately. The result is the median window of the
+median rank. Collectives are called through `runtime.comm.collectives`, and run in all groups of neighbours at once.
 
-    on a CPU   | product | collective | product | collective |      less the products: what it adds to a step. Ranks do
-                                                                    not come at the same time, their threads sleep, and
-                                                                    caches hold something else
-    overlap    | start | products ... | wait |                      less the products: what of it they do not cover, as
-                                                                    it computes on the same cores, or multiprocessors
+    on a CPU   | product | collective | product | collective |      minus the products: what it adds to a step. Ranks do
+                                                                    not arrive at the same time, threads sleep, and
+                                                                    caches hold other data
+    overlap    | start | products ... | wait |                      minus the products: the exposed part, because a
+                                                                    collective uses the same cores or multiprocessors
 """
 
 import argparse
@@ -78,24 +76,24 @@ _Start: TypeAlias = Callable[[], Pending]
 
 _SLOWEST = 2.0  # seconds of one call: slower ones are timed once
 _SHORT = 1e-3
-"""Seconds of a call, with its launch, below which an accelerator might wait for its host."""
+"""Seconds of a call, including its launch, below which an accelerator might wait for its host."""
 _QUEUED = 20
-"""Calls that are queued together."""
+"""Number of calls that are queued together."""
 _AHEAD = 4096
-"""Rows of the matrices whose product an accelerator computes while calls are queued, and beside collectives."""
+"""Rows of the matrices that an accelerator multiplies while calls are queued, and beside collectives."""
 _BETWEEN = 512
-"""Rows of those whose product a CPU computes between collectives, and beside them: some milliseconds, as a block of a
-small model."""
+"""Rows of the matrices that a CPU multiplies between and beside collectives: some milliseconds, as a block of a small
+model."""
 _LONGER = 2.0
-"""Times the seconds of a collective that products take which are to cover it."""
+"""Length of the overlapping products, as a multiple of the collective's time."""
 _OVERLAPPED = 3
-"""Messages of an effort, the largest, of which is measured what products cover."""
+"""Number of message sizes, the largest of an effort, for which overlap is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long a case is timed: windows and seconds of each; how many extents are left out (1: none, 2: half of them);
-    exponents of two of the messages of collectives."""
+    """How long a case is timed: windows and the seconds of each; every how many extents one is measured (1: all, 2:
+    half of them); exponents of two of the collectives' message sizes."""
 
     windows: int
     seconds: float
@@ -104,7 +102,7 @@ class Effort:
 
 
 EFFORTS = {
-    "least": Effort(windows=1, seconds=0.002, every=100, messages=(10, 16, 18)),  # to see that everything runs
+    "least": Effort(windows=1, seconds=0.002, every=100, messages=(10, 16, 18)),  # only checks that everything runs
     "quick": Effort(windows=5, seconds=0.04, every=2, messages=(10, 14, 16, 18, 20, 22)),
     "usual": Effort(windows=9, seconds=0.08, every=1, messages=(8, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24)),
 }
@@ -116,8 +114,9 @@ def default_processes() -> int:
 
 
 def measure(path: Path, processes: int, *, effort: str, on_line: Callable[[str], None]) -> int:
-    """Measure with so many processes and one of `EFFORTS`, write the measurements to `path`, and return the exit code.
-    `on_line` is given "NUMBER OF LABEL" before each case. Raises RequestError where there are not so many devices."""
+    """Measure with `processes` processes and one of `EFFORTS`, write the measurements to `path`, and return the exit
+    code. `on_line` is called with "NUMBER OF LABEL" before each case. Raises RequestError where there are fewer
+    devices."""
     if torch.accelerator.is_available() and torch.accelerator.device_count() < processes:
         raise RequestError(f"--nproc {processes}: this machine has {torch.accelerator.device_count()} devices")
     return run_ranks("runtime.profiling.measuring", [str(path), "--effort", effort], processes, on_line)
@@ -183,7 +182,8 @@ def _measure(path: Path, effort: Effort) -> int:
 
 
 def _seconds(call: Call, device: torch.device, effort: Effort, *, together: bool) -> float:
-    """Seconds of one call: the median window of the median rank. `together`: all ranks call equally often."""
+    """Seconds of one call: the median window of the median rank. `together`: all ranks make the same number of
+    calls."""
     dist.barrier()
     once = min(_window(call, 1, device) for _ in range(2))
     if device.type != "cpu" and not together and once < _SHORT:
@@ -201,8 +201,8 @@ def _seconds(call: Call, device: torch.device, effort: Effort, *, together: bool
 
 
 def _added(call: Call, device: torch.device, effort: Effort) -> float:
-    """Seconds that a collective adds to a step: on a CPU those beyond the products that it stands between, but no less
-    than where it follows upon itself."""
+    """Seconds that a collective adds to a step. On a CPU: the time beyond the products around it, but at least the time
+    of back-to-back collectives."""
     least = _seconds(call, device, effort, together=True)
     if device.type != "cpu":
         return least
@@ -217,7 +217,8 @@ def _added(call: Call, device: torch.device, effort: Effort) -> float:
 
 
 def _beside_products(start: _Start, device: torch.device, effort: Effort) -> tuple[float, float, float]:
-    """Seconds of a collective, of products that take longer, and of both where it is waited for behind these."""
+    """Seconds of a collective, of products that take longer, and of both when the collective is awaited after the
+    products."""
     product = _product(device)
     alone = _added(lambda: start().wait(), device, effort)
     each = _seconds(product, device, effort, together=True)
@@ -250,8 +251,8 @@ def _window(call: Call, calls: int, device: torch.device) -> float:
 
 
 def _queued(call: Call, once: float, device: torch.device) -> float:
-    """Seconds of a call by the clock of the device, which never waits for the host: while it computes long products,
-    all calls are queued. `once` is what a call takes with its launch."""
+    """Seconds of a call by the device's clock, without waiting for the host: all calls are queued while the device
+    computes long products. `once` is the time of a call including its launch."""
     ahead = _product(device)
     products = math.ceil(2 * _QUEUED * once / _window(ahead, 3, device))
     start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
@@ -266,14 +267,14 @@ def _queued(call: Call, once: float, device: torch.device) -> float:
 
 
 def _host(device: torch.device, effort: Effort) -> float:
-    """Seconds of an operator whose kernel is next to nothing, launched one by one."""
+    """Seconds of an operator with an almost empty kernel, launched one by one."""
     call, kernels = small_model(device)
     _window(call, 2, device)
     return statistics.median(_window(call, 5, device) for _ in range(effort.windows)) / kernels
 
 
 def _timed_window(call: Call, calls: int, least: float, device: torch.device) -> float:
-    """Chunks of calls until the window is full: the first guess of their number may be far off."""
+    """Time chunks of calls until the window is full, because the first guess of their number may be far off."""
     chunk, done = max(1, calls // 8), 0
     start = time.perf_counter()
     while True:
@@ -296,7 +297,8 @@ def _everywhere(value: float) -> list[float]:
 
 
 def _messages(device: torch.device, effort: Effort) -> Iterator[tuple[str, int, int, Callable[[], Call]]]:
-    """Kind, devices, bytes, and what makes the call, for groups of neighbours of every size that divides the ranks."""
+    """Kind, devices, bytes, and a function that makes the call, for groups of neighbours of every size that divides the
+    ranks."""
     world = dist.get_world_size()
     for devices in (size for size in range(2, world + 1) if world % size == 0):
         groups = [dist.new_group(list(range(start, start + devices))) for start in range(0, world, devices)]
@@ -307,7 +309,8 @@ def _messages(device: torch.device, effort: Effort) -> Iterator[tuple[str, int, 
 
 
 def _overlapped(device: torch.device, effort: Effort) -> Iterator[tuple[str, int, int, Callable[[], _Start]]]:
-    """Kind, devices, bytes, and what makes the call that starts it, of collectives of all ranks beside products."""
+    """Kind, devices, bytes, and a function that makes the starting call, for collectives of all ranks beside
+    products."""
     world, group = dist.get_world_size(), dist.group.WORLD
     if world < 2 or group is None:
         return
@@ -411,7 +414,7 @@ _STARTED: dict[str, _MakeStart] = {
 
 
 def _machine(device: torch.device, effort: Effort) -> MeasuredMachine:
-    """The facts of this rank. On a CPU its memory is the machine's, shared out."""
+    """The measured facts of this rank. On a CPU its memory is its share of the machine's."""
     world = dist.get_world_size()
     if device.type == "cpu":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / world
@@ -439,7 +442,7 @@ def _machine(device: torch.device, effort: Effort) -> MeasuredMachine:
 
 
 def _slack(device: torch.device) -> float:
-    """By which share tensors of many sizes take more memory than their bytes."""
+    """The share by which tensors of many sizes take more memory than their bytes."""
     sizes = [1_000 * (3 + 7 * (number % 60)) for number in range(200)]
     before = resident_bytes() if device.type == "cpu" else float(torch.accelerator.memory_reserved(device))
     kept = [torch.ones(size, device=device) for size in sizes]

@@ -1,7 +1,7 @@
-"""What is timed to learn how fast a machine is: one call of every class of kernels, forward and backward.
+"""The cases that are timed to measure a machine: one call of every class of kernels, forward and backward.
 
-A case says how to make its inputs and what to call, and counts FLOP, bytes and kernels as the pricing of a plan counts
-them for the operator of that kind. Sums and concatenations have no backward case: autograd copies nothing there.
+A case says how to make its inputs and what to call. It counts FLOP, bytes and kernels as a plan's pricing does for that
+kind of operator. Sums and concatenations have no backward case: autograd copies nothing there.
 
     products         x W' as a linear layer computes it, and the two products of its backward pass
     attention        causal, on transposed views, as models have them
@@ -42,15 +42,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extents:
-    """How large the cases are."""
+    """The sizes of the cases."""
 
     products: tuple[tuple[int, int, int], ...]  # m, n, k
-    slow_products: tuple[tuple[int, int, int], ...]  # of a dtype that has no fast path
+    slow_products: tuple[tuple[int, int, int], ...]  # for a dtype without a fast path
     attention: tuple[tuple[int, int, int, int, int], ...]  # batch, heads, key heads, sequence, head_dim
     elements: tuple[int, ...]
     width: int  # of rows
     vocabularies: tuple[tuple[int, int], ...]  # tokens, vocabulary
-    updates: tuple[int, ...]  # parameters of each of the tensors of an update
+    updates: tuple[int, ...]  # parameters of each tensor in an update
 
 
 _CPU = Extents(
@@ -200,7 +200,7 @@ def _forward(call: Callable[..., torch.Tensor], tensors: Callable[[], list[torch
 
 
 def _backward(call: Callable[..., torch.Tensor], tensors: Callable[[], list[torch.Tensor]]) -> Callable[[], Call]:
-    """Gradients of everything that has one, from a result that is kept."""
+    """Gradients of everything that requires one, from a kept result."""
 
     def prepare() -> Call:
         given = tensors()
@@ -253,7 +253,7 @@ def _memory_bound(elements: int, width: int, dtype: str, device: torch.device) -
 
 
 def _vocabulary(tokens: int, vocabulary: int, width: int, device: torch.device) -> Iterator[Case]:
-    """Looking rows up, and the loss."""
+    """Embedding look-up, and the loss."""
 
     def labels() -> torch.Tensor:
         return torch.randint(vocabulary, (tokens,), device=device)
@@ -274,12 +274,12 @@ def _vocabulary(tokens: int, vocabulary: int, width: int, device: torch.device) 
         yield _case(op_class, name, "backward", "fp32", _backward(call, inputs), moved=backward + indices)
 
 
-_BLOCKS = 24  # of a model, so that one comes after another as in a step
-_WIDTH, _HEADS, _TOKENS = 16, 2, 4  # so small that its kernels are shorter than their launches
+_BLOCKS = 24  # of a model, so that blocks follow each other as in a step
+_WIDTH, _HEADS, _TOKENS = 16, 2, 4  # so small that kernels are shorter than their launches
 
 
 class _Block(torch.nn.Module):
-    """A block of a transformer as it is written with modules."""
+    """A transformer block, written with modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,8 @@ class _Block(torch.nn.Module):
 
 
 def small_model(device: torch.device) -> tuple[Call, int]:
-    """A call that runs both passes of a model by hand on next to no data, and how many kernels it launches."""
+    """A call that runs both passes of a hand-written model on almost no data, and the number of kernels that it
+    launches."""
     kind = DTYPES["fp32" if device.type == "cpu" else "bf16"]
     model = torch.nn.Sequential(*(_Block() for _ in range(_BLOCKS))).to(device, kind)
     given = torch.randn(1, _TOKENS, _WIDTH, device=device).to(kind)
@@ -322,5 +323,5 @@ def _update(parameters: int, device: torch.device) -> Case:
         return make_optimizer("adamw", weights, OptimizerSettings()).step
 
     moved = _TENSORS * parameters * optimizer_traffic("fp32", "adamw")
-    kernels = 2 if has_one_kernel("adamw", device.type) else _TENSORS  # one counts the updates
+    kernels = 2 if has_one_kernel("adamw", device.type) else _TENSORS  # one kernel counts the updates
     return _case("optimizer", "adamw", "forward", "fp32", prepare, moved=moved, kernels=kernels)

@@ -1,14 +1,14 @@
-"""What the steps of a run took, term by term: own clocks at the ends of passes and of collectives, the profiler of
-PyTorch for one step more.
+"""Times the steps of a run, term by term: with its own clocks at the ends of passes and of collectives, and with
+PyTorch's profiler for one more step.
 
     step 1 2 | 3 4 5 ... n-1          | n
     warm-up  | terms: the middle half | under the profiler, by class of operators; not counted
 
-Clocks cost a few microseconds for each pass, collective and update. On an accelerator every end of a pass waits for its
-work as well, so that launches of the next one are not ahead of it: what that costs is in the terms that it measures.
+Clocks cost a few microseconds for each pass, collective and update. On an accelerator the end of every pass also waits
+for its work, so that launches of the next pass do not run ahead; the cost of that is included in the measured terms.
 
-    rank 0   | forward |== all_reduce ==|        a collective ends on all ranks when the last one has come: the least
-    rank 1   | forward      |= all_red. |        of its seconds over ranks is the link's, and rank 0 waits for the rest
+    rank 0   | forward |== all_reduce ==|        a collective ends on all ranks when the last one arrives: the least of
+    rank 1   | forward      |= all_red. |        its seconds over ranks is communication, rank 0's remainder is waiting
 """
 
 import contextlib
@@ -41,17 +41,17 @@ from runtime.step.training_step import TrainingStep
 from runtime.waiting import Waits
 
 WARM_UP = 2
-"""Steps whose times do not count."""
+"""Number of warm-up steps, which are not timed."""
 
 FEWEST = WARM_UP + 3
-"""Steps of a run that is measured: two to warm up, two whose terms count, and the one under the profiler."""
+"""Minimum steps of a measured run: two warm-up steps, two steps whose terms count, and the one under the profiler."""
 
 _MEMORY = ("weights", "gradients", "optimizer state")
 
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Collects the steps of one rank. `seconds` and `terms` are of the steps behind the warm-up, in their order."""
+    """Collects the steps of one rank. `seconds` and `terms` are of the steps after the warm-up, in order."""
 
     plan: Plan
     step: TrainingStep
@@ -64,7 +64,7 @@ class Recorder:
     operators: dict[str, Seconds] = field(default_factory=dict)
 
     def add(self, seconds: Seconds, waits: Waits) -> None:
-        """Count a step."""
+        """Add a step."""
         self.seconds.append(seconds)
         self.terms.append(terms_of(seconds, waits))
         self.cpu.append({name: cpu for name, (_, cpu) in waits.phases.items() if name in TERMS})
@@ -73,7 +73,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def profiling(self) -> Iterator[None]:
-        """Looks on at a step with the profiler of PyTorch."""
+        """Profile a step with PyTorch's profiler."""
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self.step.place.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -87,14 +87,14 @@ class Recorder:
                 self.operators[name] = self.operators.get(name, 0.0) + own * 1e-6
 
     def settle(self) -> Callable[[], None]:
-        """What waits for the work of an accelerator; nothing where calls return when their work is done."""
+        """A function that waits for an accelerator's work; a no-op where calls return when their work is done."""
         device = self.step.place.device
         if device.type == "cpu":
             return lambda: None
         return lambda: torch.get_device_module(device).synchronize(device)
 
     def record(self) -> MeasuredRun | None:
-        """The run, on rank 0; None elsewhere. Collective."""
+        """The measured run, on rank 0; None on other ranks. Collective."""
         plan, device = self.plan, self.step.place.device
         counted = self.seconds[WARM_UP:] or self.seconds
         middle = middle_half(_of_rank_0(counted, device))
@@ -156,7 +156,7 @@ _BUSY = ("forward", "backward", "update")
 
 
 def terms_of(seconds: Seconds, waits: Waits) -> dict[str, Seconds]:
-    """A step of so many seconds, by its terms."""
+    """The terms of a step that took `seconds`."""
     inside: dict[str, Seconds] = {}
     for (phase, _), one in waits.calls.items():
         inside[phase] = inside.get(phase, 0.0) + one.seconds
@@ -168,12 +168,12 @@ def terms_of(seconds: Seconds, waits: Waits) -> dict[str, Seconds]:
 
 
 _GroupCalls: TypeAlias = Sequence[Mapping[dist.ProcessGroup, Sequence[tuple[str, Seconds]]]]
-"""Calls on each group with their phases and seconds, in their order, step by step."""
+"""Calls on each group with their phases and seconds, in order, step by step."""
 
 
 def least_seconds(steps: _GroupCalls, device: torch.device) -> dict[dist.ProcessGroup, list[Seconds]]:
-    """The least seconds of each call over the ranks of its group, of all steps one after the other. Collective: all
-    ranks take groups in the order of their members, so that none waits in another group than the one before it."""
+    """The minimum seconds of each call over the ranks of its group, over all steps in order. Collective: all ranks
+    process groups in the order of their members, so that no deadlock occurs."""
     found = {}
     groups = {group: None for step in steps for group in step}
     for group in sorted(groups, key=lambda one: (dist.get_process_group_ranks(one), one.group_name)):
@@ -188,7 +188,7 @@ def least_seconds(steps: _GroupCalls, device: torch.device) -> dict[dist.Process
 
 
 def waiting_of(steps: _GroupCalls, least: Mapping[dist.ProcessGroup, Sequence[Seconds]]) -> list[dict[str, Seconds]]:
-    """Seconds of each step, by phase, in which calls took longer than the least that they took in their group."""
+    """Seconds of waiting in each step, by phase: the time of calls beyond the minimum in their group."""
     left = {group: iter(seconds) for group, seconds in least.items()}
     found = []
     for step in steps:
@@ -206,11 +206,11 @@ _CALLED_IN: Mapping[str, str] = {
     "update": "reduction",
     "": "transfer",
 }
-"""The terms that the calls of phases are in."""
+"""The term that includes the calls of each phase."""
 
 
 def without_waiting(terms: Mapping[str, Seconds], waited: Mapping[str, Seconds]) -> dict[str, Seconds]:
-    """Terms of a step with the waiting, by phase, as a term of its own; they sum to the step as before."""
+    """The terms of a step, with waiting, given by phase, moved to a separate term; their sum is unchanged."""
     found = dict(terms)
     for phase, seconds in waited.items():
         found[_CALLED_IN[phase]] -= seconds
@@ -219,7 +219,7 @@ def without_waiting(terms: Mapping[str, Seconds], waited: Mapping[str, Seconds])
 
 
 def _of_rank_0(seconds: list[Seconds], device: torch.device) -> list[Seconds]:
-    """The seconds of the steps as rank 0 has them, so that all ranks take terms of the same steps. Collective."""
+    """The step seconds of rank 0, so that all ranks use terms of the same steps. Collective."""
     if not dist.is_initialized():
         return seconds
     found = torch.tensor(seconds, dtype=torch.float64, device=device)
@@ -228,7 +228,7 @@ def _of_rank_0(seconds: list[Seconds], device: torch.device) -> list[Seconds]:
 
 
 def _held(step: TrainingStep) -> dict[str, float]:
-    """Bytes of the pieces that this rank keeps, by class."""
+    """Bytes of this rank's stored pieces, by class."""
     parameters = step.rank.parameters.values()
     return {
         "weights": float(sum(one.piece.nbytes for one in parameters)),
@@ -248,7 +248,7 @@ def _gathered(own: list[float], device: torch.device) -> list[list[float]]:
 
 
 def _calls(steps: list[Mapping[tuple[str, str], tuple[int, Seconds, int]]]) -> tuple[CollectiveCalls, ...]:
-    """Calls of a step on this rank, in the mean of some."""
+    """This rank's calls per step, averaged over steps."""
     keys = dict.fromkeys(key for step in steps for key in step)
     mean = {
         key: [sum(step.get(key, (0, 0.0, 0))[at] for step in steps) / len(steps) for at in range(3)] for key in keys

@@ -1,2 +1,2 @@
-"""A large plan proved by a small one: the same decisions, executed on processes of this machine and compared with the
+"""Proves a large plan by a small one: the same decisions, executed by processes on this machine and compared with the
 unsharded model."""

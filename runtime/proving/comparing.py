@@ -1,13 +1,13 @@
-"""What one rank does to prove small plans: train each beside the unsharded model, and compare.
+"""How one rank proves small plans: it trains each beside the unsharded model, and compares.
 
     1   forward and backward of a batch          loss, every gradient, buffers        nothing changes
-    2   two steps, as training takes them        losses, what became of every weight
+    2   two training steps                       losses, changes of every weight
 
-The first looks at gradients where they are added up, in the layouts in which the plan keeps them; the second has all
-that a step has: buckets that start early, prefetched gathers, clipping, the sharded optimizer, weights that are
-gathered again. The optimizer's epsilon is so large that a step is as long as its gradient, so that a sum that is
-doubled shows, as it would not in the sign that Adam's first step has. In 16 bits the unsharded model has the experts
-that the plan chose (`runtime.reference.same_choices`).
+The first compares gradients where they are accumulated, in the plan's stored layouts. The second has all parts of a
+step: buckets that start early, prefetched gathers, clipping, the sharded optimizer, regathered weights. The optimizer's
+epsilon is so large that the update is proportional to the gradient, so that a doubled sum shows; it would not show in
+the sign, which is all that determines Adam's first step. In 16 bits the unsharded model uses the experts that the plan
+chose (`runtime.reference.same_choices`).
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ def compared(
     *,
     exact: bool = False,
 ) -> Differences | None:
-    """Train a small plan on this rank; how far it is from the unsharded model, on the first rank. `traced` is the graph
-    of its model, where that is known. An `exact` plan is for a model in float64. Collective."""
+    """Train a small plan on this rank; returns its differences from the unsharded model, on the first rank. `traced` is
+    the graph of its model, where known. An `exact` plan is for a model in float64. Collective."""
     with float64_by_default() if exact else nullcontext():
         return _compared(plan, given, known, servers, traced, exact)
 
@@ -95,8 +95,8 @@ def _compared(
 
 
 def enliven(module: torch.nn.Module) -> None:
-    """Weights so large that attention looks at some tokens more than at others, and no gradient is as small as
-    rounding: those of matrices have the deviation of one over the root of their rows."""
+    """Initialize weights so large that attention differs between tokens, and no gradient is as small as rounding:
+    matrices have the standard deviation 1 / sqrt(rows)."""
     with torch.no_grad():
         for weight in module.parameters():
             if weight.dim() > 1:
@@ -122,7 +122,7 @@ def _plain(built: BuiltModel, step: TrainingStep) -> UnshardedStep:
 def _evaluated(
     step: TrainingStep, plain: UnshardedStep | None, batches: Sequence[Arguments], exact: bool
 ) -> Differences | None:
-    """Of a plan that never trains the losses."""
+    """The differences of the losses, for a forward-only plan."""
     losses = [(step.evaluate(*one.args, **one.kwargs), one) for one in batches]
     if plain is None:
         return None
@@ -142,7 +142,7 @@ def _evaluated(
 
 
 def _meaning(exact: bool) -> AbstractContextManager[object]:
-    """What the unsharded model means by float32."""
+    """The meaning of float32 in the unsharded model."""
     return InFloat64() if exact else nullcontext()
 
 
@@ -174,7 +174,7 @@ def _trained(
     moved = changes({name: weight.detach() for name, weight in weights.items()}, before)
     change, worst_change = worst(changes(after, before), moved, _least_change(moved, before))
     if not is_something(wanted) or not is_something(moved):
-        gradient = float("inf")  # nothing to compare: a proof of it would prove nothing
+        gradient = float("inf")  # nothing to compare: a proof without gradients would prove nothing
     held = {name: wanted_buffers[name].double() for name in buffers}
     pairs = zip([loss, *losses], [wanted_loss, *wanted_losses], strict=True)
     return Differences(
@@ -192,8 +192,8 @@ def _trained(
 
 
 def _chosen(step: TrainingStep, batch: Arguments) -> Sequence[torch.Tensor | None]:
-    """What routers choose where rounding may tip the scale; nothing where elements are dropped, as nobody knows then
-    what a training step chooses. Collective."""
+    """The routers' choices, where rounding may change them; None where elements are dropped, because the training
+    step's choices are then unknown. Collective."""
     graph = step.rank.bound.graph
     names = choices_of(graph)
     if not any(names) or dropping(graph):
@@ -207,7 +207,7 @@ def _least_change(moved: dict[str, torch.Tensor], before: dict[str, torch.Tensor
 
 
 def _first_pass(step: TrainingStep, batch: Arguments) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Loss, gradients and changed buffers of a batch, after which everything is as it was before."""
+    """Loss, gradients and changed buffers of a batch; everything is restored afterwards."""
     buffers = dict(step.rank.buffers)
     loss = float(step.accumulate(*batch.args, **batch.kwargs))
     gradients = {name: tensor.clone() for name, tensor in step.full_gradients().items()}
@@ -221,5 +221,5 @@ def _first_pass(step: TrainingStep, batch: Arguments) -> tuple[float, dict[str, 
 
 
 def addresses(folder: str | None, count: int) -> Addresses | None:
-    """Where the parameter servers are, if there are any."""
+    """The addresses of the parameter servers, if there are any."""
     return None if folder is None else Addresses(folder=Path(folder), count=count)

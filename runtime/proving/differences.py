@@ -1,12 +1,13 @@
-"""How far what ranks compute is from what the unsharded model does, and how far it may be.
+"""Differences between the ranks' results and the unsharded model's, and their tolerances.
 
     gradient of a parameter      |found - wanted| / |wanted|                 norms over all its elements
     change of a parameter        |found - wanted| / |wanted - before|
     buffer                       |found - wanted| / |wanted|
 
-A parameter whose gradient is a tiny part of all gradients is measured against that part, since what is zero but for
-rounding has no relative error. In 16 bits every rounding shows in single parameters, so that all gradients together are
-looked at, and changes of weights are not: they are proved in float64, or in fp32 where an operator lacks that.
+The gradient of a parameter may be a tiny part of all gradients. It is then compared relative to a share of their norm,
+because a value that is zero up to rounding has no relative error. In 16 bits rounding shows in every single parameter,
+so only all gradients together are compared, and changes of weights are not: these are proved in float64, or in fp32
+where an operator lacks float64.
 """
 
 from collections.abc import Mapping
@@ -21,23 +22,23 @@ SINGLY = (EXACT, "fp32")
 """Precisions in which parameters are compared one by one."""
 
 _FLOOR = 1e-5
-"""Share of the norm of all gradients below which a gradient is not looked at relatively."""
+"""Share of the norm of all gradients below which a gradient is not compared relative to its own norm."""
 
 GRADIENTS, CHANGES = 1e-3, 1e-2
-"""What float64 and fp32 may differ by; sums in another order differ by 1e-10 and less, by 1e-5 where a model computes
-parts of itself or all in fp32, a missing or doubled term by 0.1 and more."""
+"""Tolerances in float64 and fp32. Sums in another order differ by 1e-10 or less, by 1e-5 where a model computes in fp32
+partly or entirely; a missing or doubled term differs by 0.1 or more."""
 TOGETHER = 0.1
-"""What all gradients together may differ by in 16 bits, of which a mantissa has 8 (bf16) or 11."""
+"""Tolerance of all gradients together in 16 bits, whose mantissa has 8 (bf16) or 11 bits."""
 TOGETHER_IN_FP8 = 0.3
-"""The same where they are made by products in fp8, whose operands have 3 or 4: what 16 bits round otherwise may be the
-next number there. A term that is missing or doubled is half of a sum or all of it; scales are proved in float64."""
+"""The same with fp8 products, whose operands have 3 or 4 bits: a different rounding in 16 bits may become the next
+number there. A missing or doubled term is half of a sum or all of it; scales are proved in float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """What was compared in a precision. Of the losses, gradients, changes of weights and buffers the worst relative
-    difference, and the parameter that has it; `parameters` and `steps` are how many were compared, `fp8` whether
-    layers are in fp8. None: not compared."""
+    """What was compared in a precision: the largest relative differences of losses, gradients, weight changes and
+    buffers, and the parameter that has it; `parameters` and `steps` are the numbers compared, `fp8` whether layers are
+    in fp8. None: not compared."""
 
     precision: str
     steps: int
@@ -52,7 +53,7 @@ class Differences:
 
     @property
     def tolerances(self) -> Mapping[str, float]:
-        """What each may be."""
+        """The tolerance of each."""
         loss = DTYPES["fp32" if self.precision == EXACT else self.precision].tolerance
         assert loss is not None, "plans are trained in it"
         return {
@@ -64,7 +65,7 @@ class Differences:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Which are larger; NaN is."""
+        """Those that are larger than their tolerance, or NaN."""
         found = {name: getattr(self, name) for name in self.tolerances}
         return tuple(name for name, one in found.items() if one is not None and not one <= self.tolerances[name])
 
@@ -76,14 +77,14 @@ class Differences:
 def worst(
     found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float = 0.0
 ) -> tuple[float, str]:
-    """The largest relative difference, and the name of the tensor that has it. Norms of `wanted` count as `floor` at
-    least. A tensor that is missing, or of another shape, is infinitely different."""
+    """The largest relative difference, and the name of its tensor. Norms of `wanted` count as at least `floor`. A
+    missing tensor, or one of another shape, is infinitely different."""
     differences = [(_relative(found.get(name), tensor, floor), name) for name, tensor in wanted.items()]
     return max(differences, default=(0.0, ""), key=lambda one: (one[0] != one[0], one[0]))
 
 
 def together(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
-    """The relative difference of all tensors as if they were one; infinite where one is missing, or all are zero."""
+    """The relative difference of all tensors as one vector; infinite where one is missing, or all are zero."""
     if not wanted.keys() <= found.keys() or not is_something(wanted):
         return float("inf")
     error = sum(_norm(found[name].double() - tensor.double()) ** 2 for name, tensor in wanted.items())
@@ -91,27 +92,27 @@ def together(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tenso
 
 
 def whole_norm(tensors: Mapping[str, torch.Tensor]) -> float:
-    """The norm of all tensors as if they were one."""
+    """The norm of all tensors as one vector."""
     return float(sum(_norm(tensor.double()) ** 2 for tensor in tensors.values()) ** 0.5)
 
 
 def is_something(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether there is anything to compare: numbers that are finite, and not all zero."""
+    """Whether there is anything to compare: finite numbers that are not all zero."""
     return 0 < whole_norm(tensors) < float("inf")
 
 
 def floor_of(gradients: Mapping[str, torch.Tensor]) -> float:
-    """Below what a norm of a gradient is not looked at relatively."""
+    """The gradient norm below which differences are not relative."""
     return _FLOOR * whole_norm(gradients)
 
 
 def changes(after: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What became of each tensor."""
+    """The change of each tensor."""
     return {name: after[name].double() - tensor.double() for name, tensor in before.items() if name in after}
 
 
 def rounding(weights: Mapping[str, torch.Tensor]) -> float:
-    """The largest norm of what rounding alone changes about a weight in fp32."""
+    """The largest norm by which rounding alone changes a weight in fp32."""
     return 1e-6 * max((_norm(weight.double()) for weight in weights.values()), default=0.0)
 
 

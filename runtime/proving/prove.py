@@ -1,14 +1,15 @@
-"""A proof of a plan at small scale: shrink it, list what the small plans have of it, run them, compare.
+"""Proves a plan at small scale: shrink it, list which of its decisions the small plans cover, run them, compare.
 
     large plan ─ shrink ─┬─ in float64 ────────────┬─ processes of this machine ─> gradients, weights, losses, buffers
                          └─ in its own precision ──┘
                └─ facts of all three ─> what is covered, and what is not
 
-Two small plans: in float64 nothing hides in rounding; in the precision of the plan the same operators run as on the
-cluster. A plan in fp32 is run in float64 alone: its operators are the same, and of some models fp32 itself is off by
-more than a fault would be (gradients of a small ResNet-50 by 3e-2, as batch norm amplifies rounding). Where an operator
-of the user's has no float64, fp32 takes its place, and the proof says so. Nothing is proved about time, memory, kernels
-and links of the cluster, or about numbers larger than those that ran: two devices on an axis stand for sixty-four.
+Two small plans: in float64 no error hides in rounding; in the precision of the plan the same operators run as on the
+cluster. A plan in fp32 is run in float64 only: its operators are the same, and for some models fp32 itself deviates by
+more than an error would (gradients of a small ResNet-50 by 3e-2, because batch norm amplifies rounding). Where one of
+the user's operators has no float64, fp32 is used instead, and the proof says so. Nothing is proved about time, memory,
+kernels and links of the cluster, or about sizes larger than those that ran: two devices on an axis stand for
+sixty-four.
 """
 
 import tempfile
@@ -39,8 +40,9 @@ from runtime.run_settings import RunSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was run, what of the plan that is, and how far it is from the unsharded model. `not_in_float64` says which
-    operator has no float64, so that narrower precisions prove the plan; empty where all have it."""
+    """What was run, which decisions of the plan it covers, and the differences from the unsharded model.
+    `not_in_float64` is the operator that has no float64, so that narrower precisions prove the plan; empty where all
+    have it."""
 
     large: Plan
     small: tuple[SmallPlan, ...]
@@ -55,7 +57,7 @@ class Proof:
 
     @property
     def complete(self) -> bool:
-        """Whether every decision of the plan is in a small one."""
+        """Whether a small plan has every decision of the plan."""
         return all(one.complete for one in self.covered)
 
 
@@ -71,10 +73,10 @@ def prove(
     processes: int = PROCESSES,
     on_phase: Callable[[str], None] = lambda _: None,
 ) -> Proof:
-    """Prove a plan whose model has `graph` on `batch` samples, by small ones on at most so many processes.
+    """Prove a plan whose model has `graph` on `batch` samples, by small plans on at most `processes` processes.
 
-    `reference` is what its model is built from, `given` by a person where it is none of the zoo; `small` is a small
-    model of a person's. Raises RequestError for a plan that has no small one, RunError where a process breaks down.
+    `reference` describes how its model is built, `given` by the user where it is not in the zoo; `small` is a small
+    model of the user's. Raises RequestError for a plan without a small version, RunError where a process fails.
     """
     on_phase("listing what the plan decides")
     large = bind(plan, graph, batch)
@@ -130,8 +132,8 @@ def _run(small: Sequence[SmallPlan], model: str | None, on_phase: Callable[[str]
 
 
 def _graph_text(small: SmallPlan) -> str:
-    """The graph of a small model, so that not every process traces it; empty where it cannot be written, or has
-    operators of the user's: a function is one in the processes that have traced a model which calls it."""
+    """The graph of a small model, so that not every process has to trace it. Empty where it cannot be written, or has
+    the user's own operators: such a function exists only in processes that have traced a model that calls it."""
     model = small.plan.model
     if any(op.rule is not None for op in small.traced.operators):
         return ""

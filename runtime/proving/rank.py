@@ -1,8 +1,8 @@
 """One process of a proof: `python -m runtime.proving REQUEST --notes FOLDER`.
 
-The request is a JSON file that the process which started this one has written: the files of the small plans, the graphs
-of their model (an empty text for one that has to be traced), which of them run in float64, the model where a person
-named it, the parameter servers, and where the first rank writes what it found.
+The request is a JSON file from the process that started this one: the files of the small plans, the graphs of their
+models (an empty text for one that must be traced), which of them run in float64, the model where the user named it, the
+parameter servers, and the file for the first rank's results.
 """
 
 import argparse
@@ -27,12 +27,12 @@ TIMEOUT = 120.0
 """Seconds without progress after which a proof is ended."""
 
 PHASE = "phase: "
-"""How a line begins in which the first rank says what it does now."""
+"""Prefix of the lines in which the first rank says what it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """See the head of this file. `model` is the word of a person, None for a model of the zoo."""
+    """See the head of this file. `model` is the user's argument, None for a model of the zoo."""
 
     plans: tuple[str, ...]
     graphs: tuple[str, ...]
@@ -52,7 +52,7 @@ class Request:
 
 
 def read_answer(path: Path) -> tuple[Differences, ...]:
-    """What the first rank found, of each of the plans."""
+    """The first rank's results, for each of the plans."""
     return tuple(Differences(**one) for one in parse_json(read_text(path)))
 
 

@@ -1,1 +1,1 @@
-"""The unsharded model that a plan is compared with."""
+"""The unsharded model with which a plan is compared."""

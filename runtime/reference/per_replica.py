@@ -1,8 +1,8 @@
-"""The plain model on one device, where operators look at the samples of their own replica: its graph, run as it is.
+"""The unsharded model for plans with per-replica operators, on one device: its graph, run as it is.
 
-A module that is called looks at whole batches. So where a plan names operators that replicas compute by themselves, it
-is compared with its graph on a mesh of one device: one operator after the other, and those that are named are called
-once for each replica, on its samples. Nothing is cut, moved or recomputed.
+A module that is called sees whole batches. So where a plan has operators that each replica computes on its own samples,
+it is compared with its graph on a mesh of one device: one operator after the other, and per-replica operators are
+called once for each replica, on its samples. Nothing is sharded, moved or recomputed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ from runtime.ops.local_ops import LocalCall, local_call
 from runtime.ops.randomness import Draw
 
 Forward = Callable[[tuple[Any, ...], Mapping[str, Any], Draw], torch.Tensor]
-"""The loss of one micro-batch. Where the module trains, buffers change."""
+"""Computes the loss of one micro-batch. In training mode buffers change."""
 
 
 def forward_per_replica(
     module: nn.Module, plan: Plan, traced: OperatorGraph, batch: int, names: Sequence[str], place: RankMesh
 ) -> Forward | None:
-    """What computes a micro-batch of the model, whose graph was traced with `batch` samples and has inputs of these
-    `names` in the order of its arguments; None where every operator of the plan looks at the whole batch."""
+    """A function that computes a micro-batch of the model. Its graph was traced with `batch` samples and has inputs of
+    these `names` in the order of its arguments. None where every operator of the plan sees the whole batch."""
     update = plan.training.update
     if not update.per_replica:
         return None

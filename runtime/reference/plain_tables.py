@@ -1,5 +1,5 @@
-"""Tables of the unsharded model as a plan with tables outside of its devices trains them: sparse gradients, and torch's
-own optimizers for those, which know nothing of servers."""
+"""Tables of the unsharded model for plans with tables off the devices: sparse gradients, with torch's own optimizers
+for them, independent of the servers."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,9 +14,8 @@ from runtime.optimizers.optimizers import MOMENTS, OptimizerSettings
 def sparse_tables(
     module: nn.Module, tables: Mapping[str, torch.Tensor], optimizer: str, settings: OptimizerSettings
 ) -> torch.optim.Optimizer | None:
-    """The optimizer of the masters of these tables, by the names of the parameters, whose embeddings get sparse
-    gradients from now on; None for no tables. Raises RequestError for a table that is not of an Embedding or
-    EmbeddingBag."""
+    """The optimizer over the masters of these tables, by parameter name; their embeddings give sparse gradients from
+    now on. None for no tables. Raises RequestError for a table that is not of an Embedding or EmbeddingBag."""
     if not tables:
         return None
     for name in tables:
@@ -40,8 +39,8 @@ def start_sparse(
     read: Callable[[str], torch.Tensor | None],
     updates: int,
 ) -> None:
-    """Give the optimizer of `sparse_tables` the state of its masters after so many updates: `read` gives a whole tensor
-    by its name in a checkpoint."""
+    """Load the state of the masters after `updates` updates into the optimizer of `sparse_tables`: `read` gives a whole
+    tensor by its name in a checkpoint."""
     optimizer.state.clear()
     if not updates or not isinstance(optimizer, torch.optim.SparseAdam):
         return

@@ -1,12 +1,12 @@
-"""Makes the plain module choose what the traced graph chose under a plan: experts, and groups of them.
+"""Makes the unsharded module choose the same experts, and groups of them, as the traced graph under a plan.
 
     plan      topk of layer 1: experts 3 7        topk of layer 2 ...
     module    scores.topk(2) ─> 3 7, with the module's own scores
 
-A router chooses by which scores are larger. Two runs that round differently choose differently where scores are near
-each other, and are different functions from there on: in bf16 half of the tokens of a small DeepSeek-V3 have other
-experts in its last layer than in fp32, and gradients that differ by as much as they are long. So where arithmetic in 16
-bits is compared, choices are the same; that they are right is compared in fp32.
+A router chooses the largest scores. Two runs that round differently choose differently where scores are close, and are
+different functions from there on: in bf16 half of the tokens of a small DeepSeek-V3 get other experts in its last layer
+than in fp32, and the gradients differ by as much as their own norm. So where arithmetic in 16 bits is compared, choices
+are made equal; whether they are right is compared in fp32.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ _CALLS = frozenset({torch.topk, torch.Tensor.topk})
 
 
 class _Chosen(NamedTuple):
-    """As torch returns what it has chosen."""
+    """The result type of torch's topk."""
 
     values: torch.Tensor
     indices: torch.Tensor
 
 
 def choices_of(graph: OperatorGraph) -> tuple[str, ...]:
-    """The values of a graph that say what was chosen, of every choice whose numbers somebody reads, in their order; the
-    name is empty for others."""
+    """The values of a graph with the chosen numbers, for every choice whose numbers are read, in order; the name is
+    empty for others."""
     chosen = (op.results[1] for op in graph.operators if op.op == _TOPK)
     return tuple(name if name is not None and name in graph.consumers else "" for name in chosen)
 
 
 class SameChoices(TorchFunctionMode):
-    """A context in which the calls of topk, in their order, choose what `chosen` says, whole tensors of numbers; None
-    leaves a call its own choice. Enter it for one forward pass."""
+    """A context in which the calls of topk, in their order, choose the numbers in `chosen`, whole tensors; None leaves
+    a call its own choice. Enter it for one forward pass."""
 
     def __init__(self, chosen: Sequence[torch.Tensor | None]) -> None:
         super().__init__()

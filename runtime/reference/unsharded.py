@@ -1,8 +1,8 @@
-"""The plain model on one device, trained the way a plan is: what a distributed run is compared with.
+"""The unsharded model on one device, trained as the plan trains: the reference for a distributed run.
 
-Same micro-batches, same optimizer, same masters, same elements dropped, gradients of the same dtype, summed or averaged
-and clipped alike, but no graph, no layouts and no communication: the module itself is called. Where the plan pads the
-batch, the last micro-batch has fewer samples, and counts as much less. It needs the memory of the whole model.
+It has the same micro-batches, optimizer, masters, dropout, gradient dtype, sums or averages, and clipping, but no
+graph, no layouts and no communication: the module itself is called. Where the plan pads the batch, the last micro-batch
+has fewer samples and a smaller weight. It needs the memory of the whole model.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,10 +39,10 @@ from runtime.step.same_fp8 import Recipes, SameFp8, scales_of_module
 
 
 class UnshardedStep:
-    """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
-    dim, `pieces` says into how many parts the plan cuts them (see `planner.sharding.update`), `dropping` the operators
-    of its graph that drop elements, which `seed` decides, `recipes` those of linear layers and experts in fp8, by their
-    weights. `forward` computes micro-batches in place of the module, where replicas compute operators by themselves.
+    """Each call is one training step of the unsharded module. `batched` has the positions of the inputs with a sample
+    dim; `pieces` is the number of parts into which the plan cuts them (see `planner.sharding.update`); `dropping` are
+    the operators of its graph that drop elements, as decided by `seed`; `recipes` those of fp8 layers and experts, by
+    their weights. `forward` computes micro-batches in the place of the module, for plans with per-replica operators.
     `matrices` are the parameters that Muon updates."""
 
     def __init__(
@@ -79,7 +79,7 @@ class UnshardedStep:
         masters = dict(zip(self._names, self._masters, strict=True))
         tables = [name for name in self._names if place_of(name, training.update.placed) is not None]
         self._sparse = sparse_tables(module, {name: masters.pop(name) for name in tables}, training.optimizer, settings)
-        self._dense = masters  # those that the optimizer has
+        self._dense = masters  # the masters that the optimizer updates
         held = list(module.named_parameters(remove_duplicate=False))
         names = {name: [name, *(other for other, one in held if one is trained[name])] for name in trained}
         by = {n: ADAMW if training.optimizer == MUON and n not in matrices else training.optimizer for n in masters}
@@ -95,8 +95,8 @@ class UnshardedStep:
 
     @torch.no_grad()
     def restore(self, read: Callable[[str], torch.Tensor | None], steps: int, updates: int) -> None:
-        """Take over a state after so many steps and updates: `read` gives a whole tensor by its name in a checkpoint,
-        None where it is not there."""
+        """Load a state after these steps and updates: `read` gives a whole tensor by its name in a checkpoint, None
+        where it is not there."""
         self._steps = steps
         held = (*self._module.named_parameters(), *self._module.named_buffers())
         for name, tensor in held:
@@ -117,7 +117,7 @@ class UnshardedStep:
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
             for kind in self._moments[name] if updates else ():
                 found = read(kept_name(kind, saved_name(name)))
-                if found is None:  # of a table that was outside of the devices
+                if found is None:  # of a table that was off the devices
                     kept[kind].zero_()
                 else:
                     kept[kind].copy_(found)
@@ -126,7 +126,7 @@ class UnshardedStep:
             start_sparse(self._sparse, tables, read, updates)
 
     def kept(self) -> dict[str, torch.Tensor]:
-        """Copies of what `restore` reads, by the names of a checkpoint."""
+        """Copies of the tensors that `restore` reads, by their names in a checkpoint."""
         held = (*self._module.named_parameters(), *self._module.named_buffers())
         found = {saved_name(name): tensor for name, tensor in held}
         for name, master in zip(self._names, self._masters, strict=True):
@@ -151,8 +151,8 @@ class UnshardedStep:
     def gradients(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], choices: Sequence[torch.Tensor | None] = ()
     ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The mean loss of a global batch, the gradients of all trained parameters and the buffers after it; nothing
-        changes. `choices` are what the module chooses, for the whole batch (`runtime.reference.same_choices`)."""
+        """The mean loss of a global batch, the gradients of all trained parameters, and the buffers afterwards; nothing
+        changes. `choices` are the module's choices for the whole batch (`runtime.reference.same_choices`)."""
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         total = self._pass(args, kwargs, choices)
         found = {
@@ -165,7 +165,7 @@ class UnshardedStep:
 
     @torch.no_grad()
     def _forget(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Drop the gradients, and bring buffers back to what they were."""
+        """Drop the gradients, and restore the buffers."""
         self._gradients = [None] * len(self._weights)
         self._scales.forget()
         for name, buffer in self._module.named_buffers():
@@ -198,7 +198,7 @@ class UnshardedStep:
 
     @torch.no_grad()
     def evaluate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
-        """The mean loss of the micro-batches of the model as it is evaluated; nothing changes."""
+        """The mean loss of the micro-batches, with the model in evaluation mode; nothing changes."""
         trained = [module for module in self._module.modules() if module.training]
         self._module.eval()
         total = 0.0
@@ -230,7 +230,7 @@ class UnshardedStep:
         return pytree.tree_unflatten(leaves, spec)
 
     def _rows(self, whole: torch.Tensor, part: int) -> torch.Tensor:
-        """Those of a micro-batch, of a tensor whose leading dim has the samples of the batch, several rows of each."""
+        """The rows of a micro-batch, from a tensor with several rows per sample in its leading dim."""
         each = whole.shape[0] // self._samples
         return whole.narrow(0, each * sum(self._parts[:part]), each * self._parts[part])
 
