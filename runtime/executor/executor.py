@@ -221,7 +221,7 @@ class Executor:
                 gathers.enter(number, inside[0], phase)
             phase = "recomputation"
             self._run(program, inside)
-            if len(bare) > 1:  # else a finished batch would wait for all others, and send what no operator reads
+            if len(bare) > 1:  # else a finished batch runs on until all are, and sends what no operator reads
                 program = replace(section, instructions=section.instructions[: section.again])
             return tuple(batch.values[name] for batch in inside for name in section.segment.writes)
 
