@@ -39,7 +39,7 @@ _OVERLAPPED = {
     BESIDE: "overlapped offload",
     BETWEEN_STAGES: "overlapped stage transfer",
     COVERED: "overlapped by other micro-batches",
-    GATHERED_AHEAD: "overlapped weight gathering",
+    GATHERED_AHEAD: "overlapped gathers and reductions",
     REDUCED_AHEAD: "overlapped gradient reduction",
     UNCOVERED: "exposed rest of overlaps",
     UNDER_EXCHANGE: "overlapped expert exchange",

@@ -349,13 +349,19 @@ class BestFirst:
         asked: set[tuple[Configuration, bool]],
     ) -> None:
         """Raise the lower bounds on configurations with unequal virtual stages that were not tried, the lowest first,
-        until the bound on all of them is that of one that was raised, or the bound on equal stages."""
-        equal, raised = self._bounds()[1], [math.inf]
+        until no lower bound is left below one that was raised, or below the bound on equal stages. If nothing was
+        found, if a plan was known before, or if time is limited, the bounds stay as they are."""
+        if self.best == math.inf or self.known is not None or seconds_left() < math.inf:
+            return
+        waiting = {c for _, _, c, _ in untried}
+        least = min((bound for c, bound in self.unequal.items() if c not in waiting), default=math.inf)
+        least = min(least, self._bounds()[1])
         for bound, _, c, family in sorted(untried, key=lambda one: one[:2])[:_UNEVEN_BOUNDED]:
-            if bound >= min(equal, *raised) or self.cancelled():
-                return
-            raised.append(self._bound_with_virtual_stages(c, family, bound, equal, asked))
-            self._note(c, raised[-1])
+            if bound >= least or self.cancelled():
+                break
+            self._note(c, self._bound_with_virtual_stages(c, family, bound, least, asked))
+            least = min(least, self.unequal[c])
+        self.cut_off = [(max(bound, self.unequal.get(c, 0.0)), c, family) for bound, c, family in self.cut_off]
 
     def _make_first(self) -> None:
         """Make the best contender a plan. Other contenders then have to beat its step time. There is no such plan if it

@@ -307,7 +307,7 @@ ROWS = (
         plan("verify fp8.json", "^legal and fits|^legal; "),
         test("distributed/test_fp8.py::*")),
     row(59, "communication hidden, the hidden share predicted and measured",
-        plan(f"{TINY} --gathers ahead --data 4 --zero 3", r"overlapped weight gathering +-[\d.]+ m?s +-[\d.]+%"),
+        plan(f"{TINY} --gathers ahead --data 4 --zero 3", r"overlapped gathers and reductions +-[\d.]+ m?s +-[\d.]+%"),
         test("contract/test_gathers_ahead.py::*")),
     row(60, "a live page",
         plan("ui --help", r"served to this machine alone \(127\.0\.0\.1\)"),

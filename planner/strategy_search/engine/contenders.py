@@ -49,8 +49,9 @@ def apart_seconds(configuration: Configuration, seconds: Seconds, gradients: Sec
 
 
 def in_1f1b(configuration: Configuration, seconds: Seconds, gradients: Seconds = math.inf) -> Seconds:
-    """The inverse of `apart_seconds`: the step time in 1F1B that gives these seconds."""
+    """The inverse of `apart_seconds`, of a pipeline: the step time in 1F1B that gives these seconds."""
     p, m = configuration.pipeline, configuration.micro_batches
+    assert p > 1
     passes = m + p - 1
     saved = min(2 * (p - 1), passes - 1)
     return min(seconds / (1 - _APART * saved / passes), seconds + saved * gradients / m)
