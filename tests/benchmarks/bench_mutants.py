@@ -141,10 +141,7 @@ MUTANTS = [
     *mutants(
         "executor",
         "runtime/comm/collectives.py",
-        (
-            "return [part.movedim(0, dim).flatten(dim, dim + 1) for part, dim in parts]",
-            "return [part.flip(0).movedim(0, dim).flatten(dim, dim + 1) for part, dim in parts]",
-        ),
+        ("joined = ((part.movedim(0, dim).flatten", "joined = ((part.flip(0).movedim(0, dim).flatten"),
     ),
     *mutants(
         "executor",
@@ -188,7 +185,7 @@ MUTANTS = [
     *mutants(
         "checkpoints",
         "planner/sharding/even_cut.py",
-        ("return min(place * each, size), min((place + 1) * each, size)", "return place * each, (place + 1) * each"),
+        ("min(place * length, size), min((place + 1) * length, size)", "place * length, (place + 1) * length"),
     ),
     *mutants(
         "checkpoints",
