@@ -147,7 +147,7 @@ def _causal_convolution(
 
 
 def _nothing(*_given: Any, **_settings: Any) -> None:
-    """Stands for a whole layer as one kernel, which a module asks for first: None says that there is none."""
+    """Stands for the kernel of a whole layer, which a module asks for first. None: there is no such kernel."""
 
 
 _CALLS: Mapping[str, Callable[..., Any]] = {

@@ -149,7 +149,8 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
     each, launched = call.device.host_latency * call.software.host, _launched(call)
     back = launched + _launched_besides(call) if launched else 0
     if launched:
-        launched, back = launched + dropped_launches(call), back + dropped_launches(call)
+        own = dropped_launches(call)
+        launched, back = launched + own, back + own
     if call.rule.op_class in _SCANS:
         within = _SCANS[call.rule.op_class](call).launched  # between these there is nothing but PyTorch
         ahead, behind = (call.device.host_latency * count for count in within)

@@ -1,9 +1,9 @@
 """Narrower searches around the best plan, if the gap is still wide.
 
-A configuration gets the plan with the lowest objective. Objectives assume that collectives overlap, that there is
-enough memory to prefetch weights, and that the backward pass overlaps all gradient reductions. If a plan cannot have
-that, another plan of the same configuration may have the shorter step. So the configuration of the best plan is
-searched again, each time with one more decision pinned, and only for plans that are faster than the best one so far:
+A configuration gets the plan with the lowest objective. Objectives assume that collectives overlap, that memory
+suffices to prefetch weights, and that the backward pass overlaps all gradient reductions. If a plan cannot have
+these overlaps, another plan of the same configuration may have the shorter step. So the search repeats for that
+configuration, each time with one more decision pinned, and only for plans that are faster than the best one so far:
 
     the weights of the configuration are gathered one by one, by block, or prefetched
     every axis has one purpose, for the pipeline and the micro-batches of the plan, with half, once or twice its

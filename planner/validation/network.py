@@ -123,7 +123,7 @@ _WATTS = r"(?:power|tdp)[^;,\d]{0,20}(\d{3,4})\s?w(?:atts?)?\b|\b(\d{3,4})\s?w(?
 
 def limited(row: Row, cluster: Cluster, notes: list[str]) -> Cluster:
     """The machine with the power limit that the row names. Raises RequestError where nobody knows the board's power."""
-    found = re.search(_WATTS, f"{row.text('device')}; {row.text('other_flags')}; {row.text('notes')}".lower())
+    found = re.search(_WATTS, row.words("device", "other_flags", "notes"))
     if found is None or cluster.device.power_share < 1:
         return cluster
     watts, chip = int(found[1] or found[2]), row.text("profile").partition("-")[0]

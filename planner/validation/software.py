@@ -329,7 +329,7 @@ def _with_dropout(row: Row, attention: AttentionKernels) -> tuple[float, float] 
 def _in_order(row: Row, stack: Software, attention: AttentionKernels, notes: list[str]) -> Software:
     """The stack with the order in which flags say that the backward pass of attention adds up. On A100 Transformer
     Engine calls no cuDNN then (get_attention_backend: device_compute_capability < (9, 0)), but FlashAttention-2."""
-    if attention == "unfused" or not mentions(f"{row.text('other_flags')}; {row.text('flag')}".lower(), _DETERMINISTIC):
+    if attention == "unfused" or not mentions(row.words("other_flags", "flag"), _DETERMINISTIC):
         return stack
     if attention == "flash2" or (attention == "best" and row.text("profile").startswith(_AMPERE)):
         notes.append("deterministic: FlashAttention-2 adds up gradients of queries in one order")
@@ -724,7 +724,7 @@ def _sharded_by_torch(row: Row) -> bool:
 
 def _without_cudnn(row: Row) -> bool:
     """Whether Transformer Engine has no kernel of cuDNN for what a row asks of attention."""
-    flags = f"{row.text('other_flags')}; {row.text('flag')}".lower()
+    flags = row.words("other_flags", "flag")
     blackwell = row.text("profile").startswith(_BLACKWELL)
     return blackwell and mentions(flags, _DETERMINISTIC) and mentions(flags, _DROPS_PROBABILITIES)
 

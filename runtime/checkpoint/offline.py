@@ -166,8 +166,8 @@ def merge(
     own file), with file names as Hugging Face's. With a `naming` they also get the tensor names of transformers, and
     the config beside them where one is known.
 
-    Raises CheckpointError where each device has its own parameters, so that there is no single model, where the tensors
-    do not match the naming, or something cannot be read or written.
+    Raises CheckpointError where each device has its own parameters instead of one model, where the tensors do not match
+    the naming, or something cannot be read or written.
     """
     _check_one_model(source)
     if naming is not None:

@@ -73,7 +73,7 @@ class _Dual:
         return value
 
     def least_memory(self) -> None:
-        """Find any line inside, or prove that there is none."""
+        """Find any line inside, or prove that no line is inside."""
         messages = eliminate(self.tables.plan, self.tables.allowed_memory())
         self.steps += 1
         if optimum(messages) > self.budget:
