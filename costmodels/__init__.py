@@ -1,4 +1,5 @@
-"""Seconds and bytes from numbers: pure formulas that know no operator and no plan. Imports `hardware_profiles` only."""
+"""Cost formulas: numbers in, seconds or bytes out. They know no operator and no plan; imports `hardware_profiles`
+only."""
 
 from costmodels.attention import (
     AttentionShape,

@@ -1,7 +1,7 @@
-"""Lower bounds on collectives: what no algorithm can beat, at full bandwidth and with no latency.
+"""Lower bounds on collectives: no algorithm is faster, even at full bandwidth and without latency.
 
-Cut the group into the Q units below a level, each with `inner` devices and so `inner` ports of bandwidth B. All that a
-unit must learn, or pass on, goes through its ports; the bound is the largest over the levels of
+Cut the group into the Q units below a level. Each unit has `inner` devices, so `inner` ports of bandwidth B. All data
+that a unit must receive, or pass on, goes through its ports. The bound is the largest over the levels of
 
     all_reduce      2 (Q-1)/Q S / (inner B); S / (inner B) where the switches reduce
     all_gather        (Q-1)/Q S / (inner B)          reduce_scatter: the same
@@ -9,7 +9,7 @@ unit must learn, or pass on, goes through its ports; the bound is the largest ov
     broadcast, reduce         S / (inner B)
     send_recv                 S / B                  at the outermost level
 
-It counts traffic of outer levels through the ports of inner ones, as rings of communication libraries do.
+Traffic of outer levels also counts at the ports of inner levels, as in the rings of communication libraries.
 
 Sources: Patarasuk, Yuan, JPDC 69(2), 2009 (all-reduce); Chan, Heimlich, Purkayastha, van de Geijn, "Collective
 communication: theory, practice, and experience", CCPE 19(13), 2007 (the others); a cut argument level by level.
@@ -22,7 +22,10 @@ from hardware_profiles import Group, Span
 
 
 def collective_lower_bound(kind: str, message: Bytes, group: Group) -> Seconds:
-    """The bound for one collective; `message` as in `collective_time`. Raises `CostModelError` for an unknown kind."""
+    """Lower bound in seconds for one collective; 0 in a group of one.
+
+    `message` is in bytes, as in `collective_time`. Raises `CostModelError` for an unknown kind.
+    """
     if kind not in COLLECTIVES:
         raise CostModelError(f"no lower bound for collective {kind!r}; known: {', '.join(COLLECTIVES)}")
     if group.size == 1:
@@ -39,7 +42,7 @@ def collective_lower_bound(kind: str, message: Bytes, group: Group) -> Seconds:
 
 
 def _share(kind: str, units: int, inner: int, *, reduces: bool) -> float:
-    """Bytes through the ports of one of `units` units, per byte of message."""
+    """Bytes through the ports of one of the `units` units, per byte of message."""
     others = (units - 1) / units
     if kind == "all_reduce":
         return min(1.0, 2 * others) if reduces else 2 * others

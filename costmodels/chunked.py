@@ -1,4 +1,4 @@
-"""Scans along a sequence that are computed chunk by chunk: what their shapes have in common."""
+"""What the shapes of chunked scans have in common: the chunks of a sequence are computed one after the other."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from costmodels.units import Quantity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunked:
-    """What one device has: samples, steps of each, and the steps that are computed at a time."""
+    """What one device has: `batch` samples of `steps` steps each; `chunk` steps are computed at a time."""
 
     batch: Quantity
     steps: Quantity
@@ -17,12 +17,12 @@ class Chunked:
 
     @property
     def each(self) -> Quantity:
-        """The steps of a chunk."""
+        """Steps of a chunk: `chunk`, or all steps of a shorter sequence."""
         return np.minimum(self.chunk, self.steps) + 0 * self.batch
 
     @property
     def chunks(self) -> Quantity:
-        """How many follow each other."""
+        """Number of chunks in a sequence, rounded up."""
         found: Quantity = np.ceil(self.steps / self.each)
         return found
 
@@ -30,7 +30,9 @@ class Chunked:
 def launched_by_chunks(
     chunks: Quantity, composed: bool, counts: tuple[tuple[int, int], tuple[int, int]]
 ) -> tuple[Quantity, Quantity]:
-    """Operators that a framework launches forward and backward, of which `counts` has those for each chunk and for all
-    of them; 0 where kernels compute it."""
+    """Operators that a framework launches, forward and backward; 0 where kernels compute the scan.
+
+    `counts` has (operators per chunk, operators once for all chunks) for the forward and for the backward pass.
+    """
     forward, backward = (composed * (for_each * chunks + for_all) for for_each, for_all in counts)
     return forward, backward

@@ -1,41 +1,41 @@
-"""Time of a collective: the best of the algorithms that communication libraries choose from, in the alpha-beta model.
+"""Time of a collective in the alpha-beta model: the fastest of the algorithms that communication libraries choose from.
 
-A group is a hierarchy of spans, innermost first. With k devices in each of q nodes, every one of the k devices of a
-node drives its own network port, so the outer level carries a node's traffic k times as fast as one device's:
+A group is a hierarchy of spans, innermost first. Take k devices in each of q nodes. Each device drives its own network
+port, so the outer level carries the traffic of a node k times as fast as that of one device:
 
     node 0          node 1                 inner: devices in one unit of the level below      (1 for the first level)
     d0 ======port== d0     one port        Q:     such units in the whole group, n / inner
     d1 ======port== d1     per device      B, e:  bandwidth per device and direction, and the share of it achieved
 
-Each algorithm on each protocol is one affine function of the message, a + b S: `a` adds the latencies of its steps,
-and `b` is the largest of its levels' loads, because libraries cut messages into chunks that flow through all levels at
-once. The time is the least of these functions, so it is concave, piecewise linear and increasing in S. Groups of one
-are free.
+Each algorithm on each protocol is one affine function of the message, a + b S. `a` adds the latencies of its steps. `b`
+is the largest load of its levels, because libraries cut messages into chunks that flow through all levels at once. The
+time is the least of these functions, so it is concave, piecewise linear and increasing in S. In a group of one it is 0.
 
     algorithm      load of a level, per byte of message      steps
     ring           p (n-1)/n / (inner B e)   + own           p (n-1), along one ring through all devices
     hierarchical   2 (Q-1)/Q / (inner B e)   + own           2 (count-1) of each level: reduce-scatter, all-gather back
                                                              (HCCL has it, NCCL has not)
     tree           2 / (inner B e), 1 where Q = 2   + own    2 (count-1) in a bounded level, 2 log2(count) in another
-    in-network     1 / (inner B e) where switches reduce     count-1, the members they wait for; other levels as a tree
+    in-network     1 / (inner B e) where switches reduce     count-1, one for each further member; other levels: tree
     direct         (n-inner)/n / (B e)   + own               all-to-all, count-1 of each level
     broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree; a reduce the same
                                                              (NCCL has no tree for either: tuning.cc)
     neighbours     1 / (B e) of the outermost level          one: send and receive
 
-p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. `own` stands where inner = 1: a further
-k/n / (B e), as if the n-th of the message that a device keeps cost k of a sent one. Measured is that the time per byte
-rises more slowly from 2 to 4 to 8 devices than (n-1)/n, by a term in 1/n. That it is the copy of the own part is our
-reading; where a fit finds k > 1 it cannot be all of it. Trees are double binary trees between nodes and chains inside
-(NCCL); in-network is NCCL's NVLS where all devices share the switch, and its NVLS tree beyond, with such trees between
-the nodes. So a long all-reduce of NCCL over three and more nodes takes as long as a reduce-scatter and an all-gather,
-which go along rings, whose (n-1)/n is nearly that of the tree. The factors on bandwidth in NCCL's tuning.cc (0.92 for a
-tree, less for middle sizes) are what it chooses by; here the quickest is taken, at the efficiencies that profiles have.
+p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. `own` applies where inner = 1: a further k/n / (B
+e), as if the 1/n of the message that a device keeps cost k times a sent one. Measured: the time per byte rises more
+slowly from 2 to 4 to 8 devices than (n-1)/n, by a term in 1/n. That this is the copy of the own part is our reading;
+where a fit finds k > 1 the copy cannot be all of it. Trees are double binary trees between nodes and chains inside
+(NCCL). In-network is NCCL's NVLS where all devices share the switch. Beyond one switch it is NCCL's NVLS tree, with
+double binary trees between the nodes. So a long NCCL all-reduce over three or more nodes takes as long as a
+reduce-scatter and an all-gather, which use rings: the ring's (n-1)/n is nearly the tree's load. NCCL's tuning.cc
+chooses by factors on bandwidth (0.92 for a tree, less for middle sizes). Here the fastest algorithm is taken, at the
+efficiencies of the profile.
 
-Not good for: libraries that pick a protocol that is not the fastest, as they do near the sizes where they switch;
-collectives of different axes at the same time (what shares a link: `hardware_profiles.cluster`); networks whose
-switches reduce for NCCL (CollNet, off by default), unless their level says so. One pass over the table costs O(kinds x
-protocols x levels), once per kind and group; after that a price is a few multiply-adds.
+Not good for: libraries that pick a slower protocol, as they do near the sizes where they switch; collectives of
+different axes at the same time (for shared links see `hardware_profiles.cluster`); networks whose switches reduce for
+NCCL (CollNet, off by default), unless their level says so. One pass over the table costs O(kinds x protocols x levels),
+once per kind and group; after that a price is a few multiply-adds.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
 2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009 (ring);
@@ -60,7 +60,7 @@ Affine: TypeAlias = tuple[Seconds, float]
 """(a, b): a seconds plus b seconds per byte of message."""
 
 Algorithm: TypeAlias = Callable[[Group, int], Affine | None]
-"""Group and index of the protocol to the affine time; None where the group cannot run the algorithm."""
+"""Takes a group and the index of a protocol, returns the affine time; None where the group cannot run the algorithm."""
 
 
 def _protocol(span: Span, index: int) -> Protocol:
@@ -81,12 +81,13 @@ def _rate(span: Span, index: int) -> float:
 
 
 def _own(group: Group, index: int, inner: int) -> float:
-    """What the n-th of the message that a device keeps costs at its own ports, as a share of sending the message."""
+    """Cost of the 1/n of the message that a device keeps, as a share of sending the whole message through its own
+    ports."""
     return _protocol(group.spans[0], index).own / group.size if inner == 1 else 0.0
 
 
 def _ring_hops(group: Group, index: int) -> Seconds:
-    """n-1 hops of a chunk along the ring: n/inner - n/(inner count) of them cross a level."""
+    """Latency of n-1 hops along the ring: n/inner - n/(inner count) of them cross a level."""
     hops = 0.0
     for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
         hops += (group.size // inner - group.size // (inner * span.count)) * _protocol(span, index).latency
@@ -94,7 +95,7 @@ def _ring_hops(group: Group, index: int) -> Seconds:
 
 
 def _level_steps(group: Group, index: int) -> Seconds:
-    """count-1 steps over each level."""
+    """Latency of count-1 steps over each level."""
     return math.fsum((span.count - 1) * _protocol(span, index).latency for span in group.spans)
 
 
@@ -125,7 +126,7 @@ def _ring(passes: int) -> Algorithm:
 
 
 def _nccl(group: Group, index: int) -> bool:
-    """Whether the protocol is one of NCCL's kernels along rings and trees, which send between peers by others."""
+    """Whether the protocol is for NCCL's rings and trees alone (NCCL has other kernels for sends between peers)."""
     return _protocol(group.spans[0], index).serves == "rings"
 
 
@@ -141,8 +142,11 @@ def _hierarchical(group: Group, index: int) -> Affine | None:
 
 
 def _tree_load(group: Group, index: int, span: Span, inner: int) -> float:
-    """A unit of two double binary trees sends what it has up one and the sum down the other, half of the message each
-    way in both; of three and more units one is a leaf of one tree and has two children in the other."""
+    """Load of a level under double binary trees.
+
+    A unit sends half of the message up and half of the sum down each of two trees, so 2 in all. With two units it is 1.
+    Of three or more units, one is a leaf of one tree and has two children in the other.
+    """
     sends = 1 if group.size == 2 * inner else 2
     return (sends + _own(group, index, inner)) / (inner * _rate(span, index))
 
@@ -155,9 +159,11 @@ def _tree(group: Group, index: int) -> Affine:
 
 
 def _in_network(group: Group, index: int) -> Affine | None:
-    """NCCL's NVLS, and its NVLS tree where only some levels have switches that reduce: what the switches have summed
-    goes up and down double binary trees (tuning.cc gives it half of the bandwidth between three and more nodes, and
-    two log2(nodes) steps)."""
+    """NCCL's NVLS, or its NVLS tree where only some levels have switches that reduce; None where no level has any.
+
+    The sums of the switches go up and down double binary trees. (tuning.cc gives the NVLS tree half of the bandwidth
+    between three or more nodes, and 2 log2(nodes) steps.)
+    """
     if all(span.level.in_network is None for span in group.spans):
         return None
     load, latency = 0.0, 0.0
@@ -190,8 +196,8 @@ def _ring_broadcast(group: Group, index: int) -> Affine:
 
 
 def _tree_broadcast(group: Group, index: int) -> Affine | None:
-    """None under NCCL, whose kernels along rings and trees broadcast, and reduce to one device, along rings alone
-    (src/graph/tuning.cc, since 2.6: `coll == ncclFuncBroadcast && a != NCCL_ALGO_RING`)."""
+    """None under NCCL: its kernels broadcast, and reduce to one device, along rings only (src/graph/tuning.cc, since
+    2.6: `coll == ncclFuncBroadcast && a != NCCL_ALGO_RING`)."""
     if _nccl(group, index):
         return None
     return _setup(group, index) + _tree_depth(group, index), _pipelined_load(group, index)
@@ -207,27 +213,27 @@ COLLECTIVES: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (_ring(2), _hierarchical, _tree, _in_network),
     "all_to_all": (_direct,),
     "broadcast": (_ring_broadcast, _tree_broadcast),
-    "reduce": (_ring_broadcast, _tree_broadcast),  # the same messages the other way round
+    "reduce": (_ring_broadcast, _tree_broadcast),  # the same messages in the other direction
     "reduce_scatter": (_ring(1),),
     "send_recv": (_neighbours,),
 }
 """Every kind of collective and the algorithms that compete for it."""
 
 PEER_KINDS = frozenset({"all_to_all", "send_recv"})
-"""Kinds that libraries carry out by the kernels that send between peers; all others run along rings and trees."""
+"""Kinds that libraries run with their peer-to-peer kernels; all other kinds run along rings and trees."""
 
 
 @lru_cache(maxsize=65536)
 def affine_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
-    """The functions a + b S whose least is the time of a collective, those that are never the least left out.
+    """The functions a + b S whose minimum is the time of a collective, without those that are never the minimum.
 
-    Empty for a group of one. Sorted by a. Raises `CostModelError` for an unknown kind.
+    Sorted by a; empty for a group of one. Raises `CostModelError` for an unknown kind.
     """
     return find_pieces(kind, group)
 
 
 def find_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
-    """`affine_pieces`, which remembers them."""
+    """As `affine_pieces`, without its cache."""
     algorithms = COLLECTIVES.get(kind)
     if algorithms is None:
         raise CostModelError(f"unknown collective {kind!r}; known: {', '.join(COLLECTIVES)}")
@@ -242,7 +248,8 @@ def find_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
 
 
 def _lower_envelope(pieces: list[Affine]) -> tuple[Affine, ...]:
-    """Those of the affine functions, sorted, that are the least for some message: a rises and b falls along them."""
+    """The affine functions that are the least for some message; along them a rises and b falls. `pieces` must be
+    sorted."""
     kept: list[Affine] = []
     for a, b in pieces:
         if kept and b >= kept[-1][1]:
@@ -251,7 +258,7 @@ def _lower_envelope(pieces: list[Affine]) -> tuple[Affine, ...]:
             (first, slow), (middle, less) = kept[-2], kept[-1]
             if (middle - first) * (slow - b) < (a - first) * (slow - less):
                 break
-            kept.pop()  # where the one before it is passed by it, the new one is no slower already
+            kept.pop()  # the new one is already as fast where this one would overtake the one before
         kept.append((a, b))
     return tuple(kept)
 
@@ -263,7 +270,8 @@ def collective_time(kind: str, message: Array, group: Group) -> Array: ...
 @overload
 def collective_time(kind: str, message: Quantity, group: Group) -> Quantity: ...
 def collective_time(kind: str, message: Quantity, group: Group) -> Quantity:
-    """Time of one collective over a group whose every shift runs the same one at once; element-wise over arrays.
+    """Time of one collective over a group, while all parallel groups of the same axis run it too; element-wise over
+    arrays.
 
     What `message` counts, in bytes:
 
@@ -275,7 +283,7 @@ def collective_time(kind: str, message: Quantity, group: Group) -> Quantity:
         reduce          the buffer that each device holds
         send_recv       what one device sends to its neighbour at the outermost span
 
-    An empty message is not sent and costs 0, and so does any message in a group of one.
+    An empty message costs 0, and so does any message in a group of one.
 
     Returns:
         Seconds, of the shape of `message`.

@@ -42,9 +42,9 @@ def operator_time(
 
         t = k L + max( F / (P e_c), B / (W e_b) )
 
-    F FLOP and B bytes of memory traffic of all the kernels together, k kernels, L launch latency, P dense peak of the
-    dtype, W memory bandwidth, e_c and e_b the fitted shares of them that large kernels of the class achieve. Holds for
-    kernels large enough to fill the device; small ones take longer than this beyond L.
+    F FLOP and B bytes of memory traffic of all kernels together, k kernels, L launch latency, P dense peak of the
+    dtype, W memory bandwidth. e_c and e_b are the fitted shares of P and W that large kernels of the class achieve.
+    Holds for kernels that fill the device; small ones take longer than this, and not only by L.
 
     Work of no FLOP and no bytes still launches; only the class "view" is free.
 
@@ -52,7 +52,7 @@ def operator_time(
         op_class: one of `hardware_profiles.OP_CLASSES`, or "view".
         flops: FLOP, >= 0. A multiply-add counts two.
         bytes_moved: bytes read and written, >= 0.
-        dtype: in which the FLOP are done, one that the device has a peak for.
+        dtype: dtype of the computation; the device must have a peak for it.
         device: the device.
         kernels: number of kernels launched.
 

@@ -1,38 +1,39 @@
 """Time of the gated delta rule on one device, from its shape.
 
-By the kernels of flash-linear-attention (chunk_gated_delta_rule; chunk_kda where each channel of the keys has a decay).
-Some compute all chunks of C steps side by side, and pass their operands through memory in between; others walk along a
-sequence, a block of columns of a state each, chunk after chunk:
+The kernels are those of flash-linear-attention (chunk_gated_delta_rule; chunk_kda if each channel of the keys has its
+own decay). There are two kinds. Parallel kernels compute all chunks of C steps at once and pass their operands through
+memory. Sequential kernels (walks) go along a sequence chunk after chunk, with one block for some columns of a state:
 
     forward     |q| |k| -> A = (I + tril(b k k^T))^-1 -> w, u  ==> states, n  -> o
     backward    w, u  ==> states, n  -> dv  ==> dstates, dv  -> dq, dk, dw -> dk, dv -> dq |q|, dk |k|
-                ->  side by side: each of all chunks        ==>  walks
+                ->  parallel: all chunks at once            ==>  walks
 
-    side by side    E (elements) / bandwidth + F / rate
+    parallel        E (elements) / bandwidth + F / rate
     a walk          the longer of that and  N t(d) max(1, B H (e / 32) / units)
 
-for each step and head, with elements and operations counted in the kernels (`_SIDE_BY_SIDE`, `_WALKS`): a block reads
-its tiles, multiplies them and writes them before another takes its place, so that times add up. A walk takes t of a
-chunk, however few walk: 1.2 us forward, 3.6 backward with keys of 128, in proportion to the keys, whose rows a block
-has one tile after the other. A device has a block of 32 columns for each of its units. Steps that the chunk does not
-divide are rounded up. `again`: the backward pass runs the forward kernels before its own.
+The formulas hold for each step and head; elements and operations are counted in the kernels (`_SIDE_BY_SIDE`,
+`_WALKS`). A block reads its tiles, multiplies them and writes them before the next block takes its place, so the times
+add up. A walk takes t per chunk, however few blocks walk: 1.2 us forward and 3.6 us backward with keys of 128. t is
+proportional to the keys, because a block takes their rows one tile after the other. A block holds 32 columns, and each
+compute unit runs one block. If the chunk does not divide the steps, they are rounded up. With `again` the backward pass
+first runs the forward kernels.
 
 On an H200 (fla 0.5.1, heads of 128; benchmark/benchmark_results_H200.txt of QwenLM/FlashQLA@c18a486), with 1 to 8
-sequences of 1,024 to 32,768 steps, 18 times forward are 0 to 18% too long with 8 to 64 heads; backward 13% off in the
-root mean square of 19: within 12% with 16 heads or more, 26% too long with 4 in one sequence, 28% too short with 4 in 8
-(`tests/validation/test_delta_rule_kernels.py`). With a decay for each channel there are ratios of both alone:
-1.65 here with 96 heads and 8,192 steps, 1.51 on an H20 and 1.82 on a GB200 (MoonshotAI/FlashKDA@1ce47ea). Kernels that
-are quicker (FlashQLA, FlashKDA) are left out.
+sequences of 1,024 to 32,768 steps: 18 forward times are 0 to 18% too long with 8 to 64 heads. 19 backward times are off
+by 13% in the root mean square: within 12% with 16 heads or more, 26% too long with 4 heads in one sequence, 28% too
+short with 4 heads in 8 (`tests/validation/test_delta_rule_kernels.py`). With a decay for each channel only ratios of
+the two kernels are known: 1.65 here with 96 heads and 8,192 steps, 1.51 on an H20 and 1.82 on a GB200
+(MoonshotAI/FlashKDA@1ce47ea). Faster kernels (FlashQLA, FlashKDA) are not modelled.
 
-Where the rule is `composed` of a framework's operators, its products are these, with as many matrices as there are
-samples, heads and chunks, three times as many backward, beside what passes over memory:
+If the rule is `composed` of a framework's operators, these are its products, each with one matrix per sample, head and
+chunk, and three times as many backward. Memory traffic comes on top:
 
     of a head and C steps       k k^T, q k^T         triangle        q k^T n         w S, q S        k^T n
     rows, columns, depth        2 (C, C, d)          (C, d + e, C)   (C, e, C)       2 (C, e, d)     (d, e, C)
 
-N chunks take the operators of `_LAUNCHED`, those of a chunk and those of all, and their passes the elements of
-`_COMPOSED`, counted in `planner.graph.delta_rule` (`tests/unit/pricing/test_delta_rule.py` counts again). On an H200
-(4,096 steps, 32 heads of 128) they took 10.3 ms forward, 11 us for each of 935.
+N chunks launch the operators of `_LAUNCHED` (those per chunk and those for all chunks). Their passes move the elements
+of `_COMPOSED`, counted in `planner.graph.delta_rule` (`tests/unit/pricing/test_delta_rule.py` counts again). On an H200
+(4,096 steps, 32 heads of 128) the forward pass took 10.3 ms, 11 us for each of 935 operators.
 
 Monotone in every extent; c times the samples or the steps take at most c times as long.
 
@@ -52,28 +53,32 @@ from costmodels.units import Quantity
 from hardware_profiles import Device
 
 _LAUNCHED = {False: ((14, 39), (44, 90)), True: ((31, 19), (129, 25))}
-"""Operators of a framework for each chunk and for all of them, forward, and backward with what is computed again; with
-a decay for each channel, and without."""
+"""Operators that a framework launches (per chunk, for all chunks), forward, then backward with its recomputation. The
+key is whether each channel has its own decay."""
 
 _COMPOSED = {
     False: ((32, 13, 12, 5, 0), (117, 23, 42, 19, 0)),
     True: ((42, 13, 4, 5, 13), (197, 29, 13, 22, 56)),
 }
-"""Elements that these read and write for a step of a head but for products, in units of d, e, C, d e / C and C d."""
+"""Elements that these operators read and write for a step of a head, products excluded, in units of d, e, C, d e / C
+and C d; forward, then backward."""
 
 
 _WIDE = 4
 """Bytes of an element of float32."""
 _COLUMNS = 32
-"""Columns of a state that a block walks with."""
+"""Columns of a state that one block holds."""
 _KEYS = 128
-"""Keys of a head for which the seconds of a chunk were found."""
+"""Key dims of a head for which the seconds of a chunk were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What kernels take for a step of a head: elements that pass in units of d, e, C and d e / C, those of them in
-    float32 in units of d and C, and operations in units of C d, C e, d e and C C."""
+    """Work of kernels for a step of a head.
+
+    `elements` are those that pass through memory, in units of d, e, C and d e / C; `wide` are those of them in float32,
+    in units of d and C; `operations` are FLOP, in units of C d, C e, d e and C C.
+    """
 
     elements: tuple[float, float, float, float]
     wide: tuple[float, float] = (0.0, 0.0)
@@ -90,23 +95,30 @@ _SIDE_BY_SIDE = {
         _Work(elements=(17, 10, 3, 2), wide=(16, 4), operations=(14, 10, 6, 4)),
     ),
 }
-"""Forward and backward, with a decay for each channel and without; queries and keys are brought to length 1 there."""
+"""Parallel kernels, forward and backward; the key is whether each channel has its own decay. They include the
+normalization of queries and keys to length 1."""
 _STATES, _GRADIENTS = (
     (_Work(elements=(2, 2, 0, 1), operations=(0, 0, 4, 0)), 1.2e-6),
     (_Work(elements=(3, 3, 0, 1), operations=(0, 0, 6, 0)), 3.6e-6),
 )
 _WALKS = ((_STATES,), (_STATES, _GRADIENTS))
-"""Walks of the forward and of the backward pass, with the seconds of a chunk."""
+"""Walks of the forward and of the backward pass, each with its seconds per chunk."""
 _KERNELS = (8, 14)
-"""Kernels of either pass, which are launched without a gap."""
+"""Kernels of the forward and of the backward pass, launched without a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaRuleShape(Chunked):
-    """What one device has: numbers, or arrays of one shape (K,). `keys` and `values` are the dims of a head, `chunk`
-    the steps that are computed at a time; `channels`: whether each channel of the keys has a decay. `composed`: whether
-    a framework computes it operator by operator; `again`: whether its backward pass runs the forward kernels beside its
-    own."""
+    """Extents on one device: numbers, or arrays of one shape (K,).
+
+    Attributes:
+        heads: number of heads.
+        keys: d, key dims of a head.
+        values: e, value dims of a head.
+        channels: whether each channel of the keys has its own decay.
+        composed: whether a framework computes the rule operator by operator.
+        again: whether the backward pass first runs the forward kernels; has no effect where `composed`.
+    """
 
     heads: Quantity
     keys: Quantity
@@ -117,19 +129,25 @@ class DeltaRuleShape(Chunked):
 
     @property
     def launched(self) -> tuple[Quantity, Quantity]:
-        """Operators that it is composed of, forward and backward; 0 where kernels compute it."""
+        """Operators that a framework launches, forward and backward; 0 where kernels compute the rule."""
         return launched_by_chunks(self.chunks, self.composed, _LAUNCHED[self.channels])
 
 
 def delta_rule_time(shape: DeltaRuleShape, dtype: str, device: Device) -> Quantity:
-    """Seconds of the forward pass, element-wise."""
+    """Seconds of the forward pass, element-wise.
+
+    Raises: as `costmodels.matmul_time` and `costmodels.operator_time`.
+    """
     if shape.composed:
         return _products(shape, dtype, device) + _passed(shape, _composed(shape, 0), dtype, device)
     return _kernels(shape, 0, dtype, device)
 
 
 def delta_rule_backward_time(shape: DeltaRuleShape, dtype: str, device: Device) -> Quantity:
-    """Seconds of the backward pass, element-wise: for the gradients of all operands, computed at once."""
+    """Seconds of the backward pass, element-wise: the gradients of all operands, computed at once.
+
+    Raises: as `delta_rule_time`.
+    """
     if shape.composed:
         return 3 * _products(shape, dtype, device) + _passed(shape, _composed(shape, 1), dtype, device)
     backward = _kernels(shape, 1, dtype, device)
@@ -137,7 +155,7 @@ def delta_rule_backward_time(shape: DeltaRuleShape, dtype: str, device: Device) 
 
 
 def _kernels(shape: DeltaRuleShape, which: int, dtype: str, device: Device) -> Quantity:
-    """Seconds of the kernels of the forward pass, 0, or the backward pass, 1."""
+    """Seconds of the kernels of one pass: `which` is 0 for forward, 1 for backward."""
     time: Quantity = _busy(shape, _SIDE_BY_SIDE[shape.channels][which], dtype, device)
     blocks = shape.batch * shape.heads * shape.values / _COLUMNS
     for work, of_chunk in _WALKS[which]:
@@ -147,7 +165,7 @@ def _kernels(shape: DeltaRuleShape, which: int, dtype: str, device: Device) -> Q
 
 
 def _busy(shape: DeltaRuleShape, work: _Work, dtype: str, device: Device) -> Quantity:
-    """Seconds of what passes and is multiplied, one after the other."""
+    """Seconds of memory traffic and of products, added up."""
     d, e, each = shape.keys, shape.values, shape.each
     elements, wide, operations = (
         sum(count * unit for count, unit in zip(counts, units, strict=True))
@@ -165,7 +183,7 @@ def _busy(shape: DeltaRuleShape, work: _Work, dtype: str, device: Device) -> Qua
 
 
 def _composed(shape: DeltaRuleShape, which: int) -> Quantity:
-    """Elements that pass for a step of a head in the forward pass, 0, or the backward pass, 1."""
+    """Elements that pass through memory for a step of a head: `which` is 0 for forward, 1 for backward."""
     d, e, each = shape.keys, shape.values, shape.each
     terms = zip(_COMPOSED[shape.channels][which], (d, e, each, d * e / each, each * d), strict=True)
     found: Quantity = sum(count * term for count, term in terms)

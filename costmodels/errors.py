@@ -1,5 +1,5 @@
-"""What a cost formula refuses: an unknown word, or a number outside its range. It never guesses a cost."""
+"""The error of a cost formula: an unknown word, or a number outside its range. A formula never guesses a cost."""
 
 
 class CostModelError(ValueError):
-    """An input that no formula of this package covers; the message names it and what would be accepted."""
+    """An input that no formula of this package covers. The message names it and says what is accepted."""

@@ -1,11 +1,11 @@
-"""Time of a mixture of experts on one device, from its shape: products in groups, and the copies around them.
+"""Time of a mixture of experts on one device, from its shape: grouped products, and the copies around them.
 
     tokens ──sort, permute──> rows ──gate, up──> silu · weight ──down──> rows ──combine──> tokens
       T h                     R h      R m f           R f                R h                T h
 
-    R = T k rows are spread over e experts on the device, r = i R / e for each; i, the imbalance, is how many times the
-    average share the device with the most rows has, and 1 where all have the same. Every group of products is one
-    launch of the library: `matmul_time` with the experts as its batch; with a gate m = 2 first matrices, else m = 1,
+    R = T k rows are spread over e experts on the device, r = i R / e for each. i is the imbalance: the rows of the
+    fullest device over the average, 1 where all have the same. Every grouped product is one launch of the library:
+    `matmul_time` with the experts as its batch. m is 2 first matrices with a gate, else 1:
 
         forward     (r, m f, h) + (r, h, f)                                    rows x columns x depth
         backward    (r, f, h) + (r, h, m f)  and  (h, f, r) + (m f, h, r)      of the rows, and of the weights
@@ -16,20 +16,20 @@
         backward    R h + T h, activation (m + 1) R f + (m + 1) R f, R h + T h
         both        4 R h where rows are sorted again between their exchange and their products
 
-    and 38 bytes for each of R h in either pass where rows come and go element by element (Megatron-Core before 0.9,
+    and 38 bytes for each of R h in either pass where rows are moved element by element (Megatron-Core before 0.9,
     `MoEAllGatherTokenDispatcher`): `gather` reads an index of 8 bytes and 2, and writes 2; scores in fp32 read 2 and
     write 4; `scatter_add` reads an index, 4 and 4, and writes 4;
 
-and the launches of what sorts, copies and activates. Where rows are fewer than experts, as many experts get one.
-Where one kernel multiplies, activates and brings operands into fp8 (`fused`), products read what is in fp8 already, and
-the activation takes no pass of its own. Every group of products is one kernel, or, where the library launches a product
-for each expert, takes `each` seconds more for each of them. The gradient of the weights is added to one in fp32 where
-software keeps it so, which is read and written.
+and the launches of the kernels that sort, copy and activate. If there are fewer rows than experts, as many experts get
+one row each. If one kernel multiplies, activates and casts to fp8 (`fused`), products read operands that are in fp8
+already, and the activation takes no pass of its own. A grouped product is one kernel. If the library launches one
+product per expert instead, each takes `each` seconds more. The gradient of the weights is added to one in fp32 where
+the software keeps it so; that gradient is read and written.
 
 The laws of `matmul_time` hold: monotone in T, k, f and h, and c times the tokens take at most c times as long.
 
-Not in it: the journey of rows between devices, which is a collective; and the spread among the experts of one device,
-whose products run side by side anyway.
+Not included: the exchange of rows between devices, which is a collective; and the imbalance among the experts of one
+device, whose products run at the same time.
 
 Source: Gale et al., "MegaBlocks: efficient sparse training with mixture-of-experts", arXiv 2211.15841. Against measured
 kernels: `tests/validation/test_experts.py`.
@@ -47,32 +47,32 @@ from costmodels.units import Quantity
 from hardware_profiles import Device
 
 BALANCED = 1.0
-"""The imbalance of a router that gives every expert as many rows as any other."""
+"""The imbalance of a router that gives every expert the same number of rows."""
 
-_SORTING = 3  # kernels: numbers of experts are sorted, counted, and summed up
+_SORTING = 3  # kernels: sort the expert numbers, count them, sum them up
 
 
-_BY_ELEMENT = 38  # bytes of an element: see above
+_BY_ELEMENT = 38  # bytes per element of R h: see the top of this file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsShape:
-    """What one device has: numbers, or arrays of one shape (K,).
+    """Extents on one device: numbers, or arrays of one shape (K,).
 
     Attributes:
-        tokens: T, tokens that it routes.
+        tokens: T, tokens that the device routes.
         choices: k, experts of each token.
-        experts: e, experts whose weights it has. It computes T k rows, whichever devices they come from.
-        width: f, of an expert.
-        hidden: h, of a token.
-        imbalance: i, rows of the device with the most of them over the average.
-        each: seconds that the product of an expert takes beside, where products are launched one by one.
-        added: whether gradients of weights are added to those in fp32.
-        sorted_again: 1 where rows are sorted by expert once more behind their exchange, and back before it, else 0.
-        fused: whether activations and casts are in the kernels of products.
-        by_element: whether rows are brought and added up element by element, with an index for each.
+        experts: e, experts whose weights the device has. It computes T k rows, whichever devices they come from.
+        width: f, hidden size of an expert.
+        hidden: h, hidden size of a token.
+        imbalance: i, rows of the fullest device over the average.
+        each: extra seconds per expert and grouped product where the library launches one product per expert.
+        added: whether gradients of weights are added to gradients in fp32.
+        sorted_again: 1 where rows are sorted by expert once more after their exchange, and back before it, else 0.
+        fused: whether activations and casts are part of the kernels of products.
+        by_element: whether rows are gathered and added up element by element, with an index for each.
         converted: whether products in fp8 include the cast of their rows.
-        first: m, matrices that rows are multiplied with first.
+        first: m, number of matrices of the first product (2 with a gate).
     """
 
     tokens: Quantity
@@ -91,14 +91,15 @@ class ExpertsShape:
 
 
 def once_share(chosen: int, parts: int, groups: int = 1, chosen_groups: int = 1) -> float:
-    """Share of the rows that are sent where a token goes once to each of n parts in which it has any of the k experts
-    that it has chosen independently of each other: n (1 - (1 - 1/n)^k) of k.
+    """Share of the T k rows that are sent if a token goes only once to each part in which it has chosen an expert.
 
-    A router may choose experts in M of G groups alone, in each set of M as likely (node-limited routing: DeepSeek-AI
-    2024, arXiv 2412.19437, section 2.1.2). Of the s groups of a part j are among them with the probability P(j) of
-    drawing M of G, and none of the choices falls on it with (1 - j/M)^k: n (1 - sum_j P(j) (1 - j/M)^k) of k; where a
-    group takes t parts a choice falls on one of M t of them. Groups that do not divide parts, nor parts them, count as
-    none.
+    With n parts and k independent choices: n (1 - (1 - 1/n)^k) / k.
+
+    A router may choose experts in M of G groups only, each set of M equally likely (node-limited routing: DeepSeek-AI
+    2024, arXiv 2412.19437, section 2.1.2). Of the s groups of a part, j are chosen with the probability P(j) of drawing
+    M of G. Then no choice falls on the part with probability (1 - j/M)^k, and the share is n (1 - sum_j P(j) (1 -
+    j/M)^k) / k. If a group spans t parts, a choice falls on one of M t parts. If neither the groups divide the parts
+    nor the parts the groups, groups are ignored.
     """
     if groups == 1 or chosen_groups >= groups or max(parts, groups) % min(parts, groups):
         return parts * (1 - (1 - 1 / parts) ** chosen) / chosen
@@ -119,7 +120,7 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
 
     Raises:
         CostModelError: an extent or an imbalance below 1.
-        hardware_profiles.UnknownKeyError: the device says nothing about the dtype.
+        hardware_profiles.UnknownKeyError: the device has no figures for the dtype.
     """
     rows, each, groups = _rows(shape)
     h, f = shape.hidden, shape.width
@@ -133,8 +134,17 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
 
 
 def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, rows: bool, weights: bool) -> Quantity:
-    """Seconds of the backward pass for the gradients of the `rows` (tokens and the weights of their experts), of the
-    `weights` of experts, or of both. Raises as `experts_time`."""
+    """Seconds of the backward pass, element-wise.
+
+    Args:
+        shape: extents.
+        dtype: dtype of the products.
+        device: the device.
+        rows: compute the gradients of the rows (tokens, and the weights of their experts).
+        weights: compute the gradients of the experts' weights.
+
+    Raises: as `experts_time`.
+    """
     count, each, groups = _rows(shape)
     h, f = shape.hidden, shape.width
     copied = 2 * (count * h + shape.tokens * h) + 4 * shape.sorted_again * count * h
@@ -154,12 +164,12 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
 
 
 def _indexed(shape: ExpertsShape, rows: Quantity, dtype: str) -> Quantity:
-    """What rows that come and go element by element read and write, in elements of the dtype."""
+    """Traffic of rows that are moved element by element, in elements of the dtype."""
     return _BY_ELEMENT / max(2, element_bytes(dtype)) * rows * shape.hidden if shape.by_element else 0.0
 
 
 def _rows(shape: ExpertsShape) -> tuple[Quantity, Quantity, Quantity]:
-    """Rows on the device, rows of each expert that has some, and how many those are."""
+    """Rows on the device, rows of each expert that has any, and the number of such experts."""
     if not shape.imbalance >= 1:
         raise CostModelError(f"an imbalance of {shape.imbalance:g}: the fullest device has the average or more")
     rows = shape.tokens * shape.choices * shape.imbalance
@@ -167,7 +177,7 @@ def _rows(shape: ExpertsShape) -> tuple[Quantity, Quantity, Quantity]:
 
 
 def _moved(copied: Quantity, activated: Quantity, copies: int, dtype: str, device: Device) -> Quantity:
-    """Seconds of what sorts and copies rows, and of the activation."""
+    """Seconds of sorting and copying rows, and of the activation."""
     width = max(2, element_bytes(dtype))
     copying = operator_time(
         op_class="copy", flops=0.0, bytes_moved=copied * width, dtype=dtype, device=device, kernels=copies

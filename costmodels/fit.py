@@ -2,14 +2,14 @@
 
     minimise over log p    sum_i  rho( f_i(p) / t_i - 1 )        rho: Huber's, linear beyond `_OUTLIER`
 
-by Gauss-Newton steps with Levenberg's damping and numerical derivatives, each parameter on a log scale, so that none
-turns negative and steps are relative. Huber's loss keeps the few kernels for which a library chose badly (five times
-slower than their neighbours) from pulling the others along. The relative error is what the mean absolute percentage
-error counts. The kinks of ceilings do no harm: parameters move smooth parts only.
+by Gauss-Newton steps with Levenberg's damping and numerical derivatives. Each parameter is on a log scale, so that none
+turns negative and steps are relative. With Huber's loss, the few kernels for which a library chose badly (five times
+slower than their neighbours) do not pull the others along. The relative error is what the mean absolute percentage
+error counts. The kinks of ceilings do no harm, because no parameter stands inside a ceiling.
 
-A dozen parameters and a few hundred rows take a few dozen evaluations of the formula per start, some 50 ms; starts are
-few and fixed, so a fit is deterministic. A library for this (scipy) would save about forty lines, and be one more
-dependency. Not good for: parameters that the rows say nothing about (they stay near their start).
+A dozen parameters and a few hundred rows take a few dozen evaluations of the formula per start, some 50 ms. Starts are
+few and fixed, so a fit is deterministic. A library for this (scipy) would save about forty lines and add a dependency.
+Not good for: parameters that the rows do not determine (they stay near their start).
 
 Sources: Levenberg, Quart. Appl. Math. 2, 1944; Marquardt, J. SIAM 11(2), 1963; Huber, Ann. Math. Statist. 35(1), 1964.
 """
@@ -26,20 +26,20 @@ from costmodels.units import Array, Seconds
 from hardware_profiles import AttentionKernel, Device, MatmulKernel
 
 _OUTLIER = 0.06
-"""Relative error from which on Huber's loss is linear: about that of a typical row."""
+"""Relative error above which Huber's loss is linear: about the error of a typical row."""
 
 _DIFFERENCE = 1e-3  # of a logarithm, for derivatives
-_LONGEST_STEP = 0.7  # of a logarithm: no parameter more than doubles in a step
+_LONGEST_STEP = 0.7  # of a logarithm: a step changes a parameter by a factor of 2 at most
 _STEPS = 60
-_SOFTMAX = 180.0  # FLOP per score where the rows have one head_dim and cannot tell; see `fit_attention`
+_SOFTMAX = 180.0  # FLOP per score if all rows have one head_dim, which does not determine it; see `fit_attention`
 
 Predict = Callable[[Mapping[str, float]], Array]
-"""Values of the parameters to the predicted seconds of every row, (N,)."""
+"""Takes the parameters by name, returns the predicted seconds of every row, (N,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Fitted values by name, and the logarithms of measured over predicted time, (N,)."""
+    """Fitted values by name, the residuals log(measured / predicted), (N,), and the Huber loss."""
 
     values: Mapping[str, float]
     residuals: tuple[float, ...]
@@ -47,8 +47,8 @@ class Fit:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of a log-normal with these residuals, from the middle two thirds, so that outliers do not
-        make it."""
+        """Standard deviation of a log-normal with these residuals; it uses the middle two thirds, so outliers do not
+        count."""
         return float(np.quantile(np.abs(self.residuals), 0.683))
 
 
@@ -60,12 +60,19 @@ def fit_parameters(
     *,
     logarithmic: bool = False,
 ) -> Fit:
-    """The values near `start` that bring `predict` closest to the measured seconds, (N,); none above `most`.
+    """The values near `start` that bring `predict` closest to the measured seconds.
 
-    `logarithmic`: the error is the logarithm of predicted over measured. Where times scatter by factors, a relative
-    error prefers predictions that are too short, because they are wrong by less than one.
+    Args:
+        predict: seconds of every row, (N,), from the parameters.
+        measured: measured seconds, (N,).
+        start: start value of each parameter, positive.
+        most: upper limits by name; a parameter that is not in it has none.
+        logarithmic: the error is the logarithm of predicted over measured. If times scatter by factors, a relative
+            error
+            prefers predictions that are too short, because their error is below one.
 
-    Raises `CostModelError` for no rows, fewer rows than parameters, or a measured time that is not positive.
+    Raises:
+        CostModelError: no rows, fewer rows than parameters, or a measured time that is not positive.
     """
     if len(measured) < len(start):
         raise CostModelError(f"{len(measured)} measured times are too few for {len(start)} parameters")
@@ -114,10 +121,10 @@ def _best(fits: Sequence[Fit]) -> Fit:
 
 
 def fit_matmul(m: Array, n: Array, k: Array, measured: Array, dtype: str, device: Device) -> MatmulKernel:
-    """The kernel of a dtype from products of measured seconds, (N,) each; `device` gives the datasheet's figures.
+    """The kernel of a dtype, fitted to measured products; `device` gives the datasheet figures.
 
-    fp8 operands are taken to be converted from two bytes by the measured call, as libraries that quantise on the fly
-    do.
+    `m`, `n`, `k` and `measured` (seconds) are (N,) each. For fp8 the measured calls are taken to convert their operands
+    from two bytes, as libraries that quantise on the fly do. Raises: as `fit_parameters` and `costmodels.matmul_time`.
     """
     converts = dtype == "fp8"
     fixed = MatmulKernel(
@@ -149,7 +156,12 @@ def fit_matmul(m: Array, n: Array, k: Array, measured: Array, dtype: str, device
 
 
 def fit_attention(shape: AttentionShape, measured: Array, dtype: str, device: Device) -> AttentionKernel:
-    """The kernel of a dtype from forward passes of measured seconds, (N,) each, with what the call does beside."""
+    """The kernel of a dtype, fitted to measured forward passes: extents and seconds of (N,) each.
+
+    The measured calls include what `attention_preparation` describes. If all rows have one head_dim, `softmax` is not
+    fitted (180 FLOP per score), because it cannot be told from the products. Raises: as `fit_parameters` and
+    `attention_time`.
+    """
     fixed = AttentionKernel(compute=1, softmax=_SOFTMAX, fill=0, tail=0, preparation=0, passes=0, spread=0)
 
     def kernel(values: Mapping[str, float]) -> AttentionKernel:
@@ -176,6 +188,6 @@ def _with_attention(device: Device, dtype: str, kernel: AttentionKernel) -> Devi
 
 
 def percentage_error(predicted: Array, measured: Array, least: Seconds = 0.0) -> float:
-    """Mean of |predicted / measured - 1| over the rows that took `least` or longer; nan where there are none."""
+    """Mean of |predicted / measured - 1| over the rows that took `least` seconds or longer; nan if there are none."""
     kept = measured >= least
     return float(np.mean(np.abs(predicted[kept] / measured[kept] - 1.0))) if kept.any() else float("nan")

@@ -3,16 +3,16 @@
     rows (kind, devices, bytes, seconds) ──┐
     profile ── levels(x) ── affine pieces ─┴─ r_i = predicted_i / measured_i - 1 ── x minimises sum |r_i|
 
-The model that is fitted is the one that plans are priced with (`find_pieces`), at levels whose free numbers are x:
-`setup`, `latency`, `efficiency` and `own` of each protocol and of in-network reductions. Nothing belongs to
-a single row, size or kind. Numbers that are 0 stay 0, so a profile says by zeros what is not to be fitted.
+The fitted model is the one that prices plans (`find_pieces`). Its levels have free numbers x: `setup`, `latency`,
+`efficiency` and `own` of each protocol and of in-network reductions. No number belongs to a single row, size or kind.
+Numbers that are 0 stay 0, so a profile excludes a number from the fit by setting it to 0.
 
     minimise  sum_i |r_i(x)|    by Levenberg-Marquardt on log x with weights 1 / sqrt(|r_i| + 0.02), which makes the
     (A + lambda diag A) d = -g    squares absolute values (iteratively reweighted least squares), forward differences
 
-O(iterations x parameters x rows); a few tenths of a second for 250 rows. Deterministic. Not good for: protocols that
-no row needs, which stay where they were; levels crossed by groups of one size only, where setup and latency cannot be
-told apart (`fields` holds one of them); starts that are far off (the least of several functions has local minima).
+O(iterations x parameters x rows); a few tenths of a second for 250 rows. Deterministic. Not good for: protocols that no
+row needs, which stay unchanged; levels that only groups of one size cross, where setup and latency cannot be told apart
+(give one of them in `fields`); starts that are far off (the least of several functions has local minima).
 
 Sources: Marquardt, J. SIAM 11(2), 1963; Holland, Welsch, "Robust regression using iteratively reweighted
 least-squares", Communications in Statistics 6(9), 1977.
@@ -33,7 +33,7 @@ Field: TypeAlias = Literal["setup", "latency", "efficiency", "own"]
 Errors: TypeAlias = Literal["relative", "logarithmic"]
 FIELDS: tuple[Field, ...] = ("setup", "latency", "efficiency", "own")
 ROUNDS = 40
-ALMOST = 0.02  # |r| below this weighs as if it were this: rows are not known better
+ALMOST = 0.02  # smaller |r| weigh as much as this: rows are not measured more precisely
 STEP = 1e-4  # of the differences, in log x
 FURTHEST = 1.0  # a step changes no number by more than a factor e
 
@@ -49,7 +49,7 @@ class Measured:
 
 
 class Free(NamedTuple):
-    """A free number: field of a protocol (-1: of the in-network reduction) of a level."""
+    """A free number: a field of a protocol of a level. `protocol` -1 is the in-network reduction."""
 
     level: int
     protocol: int
@@ -64,18 +64,19 @@ def fit_levels(
     fields: Sequence[Field] = FIELDS,
     errors: Errors = "relative",
 ) -> Cluster:
-    """The cluster with those numbers of its protocols that make its collectives closest to the measured ones.
+    """The cluster with the numbers of its protocols that bring its collectives closest to the measured ones.
 
     Args:
         cluster: where the search starts; its zeros stay.
-        rows: what was measured; groups of neighbours, whole nodes where they span several.
-        levels: which levels are free (None: all). Values of fixed levels are used as they are.
-        fields: which fields of their protocols are free.
-        errors: what is made small: predicted over measured less one, or the logarithm of their ratio. Where times
-            scatter by factors the former prefers predictions that are too short, which are wrong by less than one.
+        rows: measured collectives of groups of neighbours; whole nodes if a group spans several.
+        levels: indexes of the free levels (None: all). Fixed levels are used as they are.
+        fields: free fields of their protocols.
+        errors: what is minimised: "relative" is predicted over measured less one, "logarithmic" the logarithm of their
+            ratio. If times scatter by factors, "relative" prefers predictions that are too short, because their error
+            is below one.
 
     Raises:
-        CostModelError: no rows, or one that took no time.
+        CostModelError: no rows, or a row with no time.
     """
     if not rows or any(row.seconds <= 0 for row in rows):
         raise CostModelError(f"a fit needs rows that took time, got {len(rows)} rows")
@@ -87,7 +88,7 @@ def fit_levels(
 
 
 def relative_errors(cluster: Cluster, rows: Sequence[Measured]) -> Array:
-    """Predicted over measured, less one, for each row."""
+    """Predicted over measured, less one, for each row, (N,)."""
     return _Problem(cluster, rows, []).errors(np.zeros(0))
 
 
@@ -106,7 +107,7 @@ def _get(levels: Sequence[Level], name: Free) -> float:
 
 
 class _Problem:
-    """Rows grouped by kind and devices, so that each pair's pieces are found once per x."""
+    """Rows grouped by kind and devices, so that the pieces of each pair are found once per x."""
 
     def __init__(
         self, cluster: Cluster, rows: Sequence[Measured], free: list[Free], errors: Errors = "relative"
@@ -155,7 +156,7 @@ def _changed(protocol: Protocol, values: dict[str, float] | None) -> Protocol:
 
 
 def _time(kind: str, message: Array, group: Group) -> Array:
-    """As `collective_time`, but leaves no trace in the cache of pieces."""
+    """As `collective_time`, but without the cache of pieces."""
     times: Array = np.min([a + b * message for a, b in find_pieces(kind, group)], axis=0)
     return times
 

@@ -6,13 +6,13 @@
     collectives ──────────────────── fit_levels ─────────┤
     collectives beside products ──── median exposed ─────┘      share of the device that they occupy
 
-Numbers that only count as a product are told apart by convention: the best kernel has share 1 of the peak, the class
-with the highest rate share 1 of the memory bandwidth, the best protocol share 1 of the network's. A dtype whose times a
-tiled kernel does not follow better than a plain rate is described by the rate alone.
+Some numbers count only as a product. A convention separates them: the best kernel has share 1 of the peak, the class
+with the highest rate share 1 of the memory bandwidth, the best protocol share 1 of the network's. If a plain rate
+follows the times of a dtype as well as a tiled kernel does, the rate alone describes the dtype.
 
-On a CPU all of this is of one process among as many as were measured, with the cores, caches and memory that are left
-to it. Not good for: numbers of processes other than that where cores are shared; kernels that read what the last one
-left in the cache (they are faster than the class).
+On a CPU every number is that of one process among as many as were measured, with its share of cores, caches and memory.
+Not good for: another number of processes where cores are shared; kernels that read what the last one left in the cache
+(they are faster than the class).
 
 Residuals are the mean of |predicted / measured - 1| over the rows of a class, predicted by the functions that price
 plans. Takes a few seconds.
@@ -47,9 +47,9 @@ from hardware_profiles import (
 )
 
 _BY_SHAPE = ("attention", "matmul")
-_HEADROOM = 1.5  # of the peak that a fit starts from, over the best measured rate
-_FEWEST = 6  # products or calls of attention that a kernel is fitted to
-_MOST_OCCUPIED = 0.95  # of a device, so that what overlaps is worth something: an assumption
+_HEADROOM = 1.5  # the fit starts from a peak of this times the best measured rate
+_FEWEST = 6  # products or attention calls that a kernel needs for a fit
+_MOST_OCCUPIED = 0.95  # of a device, so that overlapping always gains something: an assumption
 _STARTS = (0.3, 1.0, 3.0)  # of latencies, times the guess
 
 
@@ -64,7 +64,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedMachine:
-    """A machine as a profile describes it, where each number is from (see `dump_profile`), and the residuals."""
+    """A machine as a profile describes it, the source of each number (see `dump_profile`), and the residuals."""
 
     cluster: Cluster
     origins: Mapping[str, Origin]
@@ -72,7 +72,11 @@ class FittedMachine:
 
 
 def fit_machine(measurements: Measurements) -> FittedMachine:
-    """Fit a profile. Raises `CostModelError` where a class of kernels was not measured."""
+    """Fit a profile to measured times.
+
+    Raises:
+        CostModelError: a class of kernels was not measured, or rows that `fit_parameters` or `fit_levels` refuse.
+    """
     missing = sorted(set(OP_CLASSES) - {row.op_class for row in measurements.kernels})
     if missing:
         raise CostModelError(f"no measured times of {', '.join(missing)}: a profile needs every class of kernels")
@@ -122,8 +126,12 @@ def _device(measurements: Measurements) -> Device:
 
 
 def _occupied(measurements: Measurements) -> float:
-    """Share of a collective that products beside it do not cover, which is that of the device that it occupies (see
-    `Device.overlapped`); the median, and 0 where none was measured. Some of a device is always left."""
+    """Share of the device that a collective occupies (see `Device.overlapped`): the median over the overlap
+    measurements.
+
+    It is the share of a collective's time that simultaneous products leave exposed; 0 if none was measured. Part of the
+    device is always left for computation.
+    """
     shares = [(row.together - row.computed) / row.alone for row in measurements.overlaps]
     return min(_MOST_OCCUPIED, max(0.0, float(np.median(shares)))) if shares else 0.0
 
@@ -153,7 +161,7 @@ def _columns(rows: Sequence[KernelRow]) -> tuple[Array, Array, Array]:
 
 
 def _with_shapes(device: Device, rows: Sequence[KernelRow]) -> Device:
-    """The device with kernels of products and of attention, and the peaks that they are shares of."""
+    """The device with its matmul and attention kernels, and with the peaks that their shares refer to."""
     matmuls: dict[str, MatmulKernel | None] = {}
     peaks = dict(device.peak_flops)
     for dtype in peaks:
@@ -168,7 +176,7 @@ def _with_shapes(device: Device, rows: Sequence[KernelRow]) -> Device:
 
 
 def _product(rows: Sequence[KernelRow], dtype: str, device: Device) -> tuple[FlopsPerSecond, MatmulKernel | None]:
-    """Peak and kernel of a dtype; None where a rate does as well."""
+    """Peak and kernel of a dtype; None for the kernel if a plain rate fits as well."""
     m, n, k, seconds = _shapes(rows)
     best = device.peak(dtype)
 
@@ -195,7 +203,7 @@ def _shapes(rows: Sequence[KernelRow]) -> tuple[Array, Array, Array, Array]:
 
 
 def _attention(rows: Sequence[KernelRow], dtype: str, device: Device) -> AttentionKernel | None:
-    """The kernel that comes closest to both passes."""
+    """The attention kernel closest to the measured times of both passes; None for fewer than `_FEWEST` rows."""
     if len(rows) < _FEWEST:
         return None
     seconds = np.array([row.seconds for row in rows])
@@ -223,7 +231,7 @@ def _attention_seconds(rows: Sequence[KernelRow], dtype: str, device: Device) ->
 
 
 def _level(measurements: Measurements, device: Device) -> Level:
-    """The network between the processes: one protocol for rings and trees, one between peers."""
+    """The network between the processes: one protocol for rings and trees, one for peer-to-peer."""
     rows = _measured(measurements)
     machine = measurements.machine
     name = "host" if machine.device_type == "cpu" else "node"
@@ -258,7 +266,7 @@ def _first_guess(serves: str, rows: Sequence[Measured], factor: float, several: 
     small = min((row.seconds for row in rows), default=1e-4)
     return Protocol(
         name=serves,
-        setup=factor * small if several else 0.0,  # groups of one size cannot tell it from the latency
+        setup=factor * small if several else 0.0,  # with groups of one size it cannot be told from the latency
         latency=factor * small,
         efficiency=0.25,
         serves="rings" if serves == "rings" else "peers",
@@ -291,7 +299,7 @@ def _residuals(cluster: Cluster, measurements: Measurements) -> tuple[Residual, 
 
 
 def _kernel_seconds(rows: Sequence[KernelRow], device: Device) -> Array:
-    """As plans are priced; rows of one class and, where it is priced by shape, of one dtype."""
+    """Seconds by the functions that price plans. Rows share one op class and, for matmul and attention, one dtype."""
     op_class, dtype = rows[0].op_class, rows[0].dtype
     if op_class == "matmul":
         m, n, k, _ = _shapes(rows)

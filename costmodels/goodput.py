@@ -1,4 +1,4 @@
-"""How much longer a run takes when devices fail: expected wall-clock time under checkpoints and restarts.
+"""How much longer a run takes when devices fail: expected wall-clock time with checkpoints and restarts.
 
     M      mean time between failures of the whole run, seconds: 86400 / (failures per device-day x devices)
     C      seconds that a checkpoint stops the run
@@ -11,10 +11,10 @@
     tau_best = sqrt(2 C M) (1 + sqrt(C / (2 M)) / 3 + (C / (2 M)) / 9) - C     for C < 2 M, else M
 
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22(3), 2006: the expected time and its minimum, for failures that come at a constant rate, also during
-checkpoints and restarts. The first term, sqrt(2 C M), is J. W. Young, "A first order approximation to the optimum
-checkpoint interval", Communications of the ACM 17(9), 1974. Not modelled: failures that come together, and devices that
-are slow rather than gone.
+Systems 22(3), 2006: the expected time and its minimum, if failures come at a constant rate, also during checkpoints and
+restarts. The first term, sqrt(2 C M), is J. W. Young, "A first order approximation to the optimum checkpoint interval",
+Communications of the ACM 17(9), 1974. Not modelled: failures that come together, and devices that are slow but do not
+fail.
 """
 
 import math
@@ -29,25 +29,27 @@ DAY: Seconds = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """What is assumed of failures: how many per device and day, what a checkpoint and a restart cost."""
+    """What is assumed of failures: failures per device and day, and seconds of a checkpoint and of a restart."""
 
     failures_per_device_day: float
     checkpoint: Seconds
     restart: Seconds
 
     def between_failures(self, devices: int) -> Seconds:
-        """Mean time between failures of any of the devices."""
+        """Mean time between failures of any of the devices, in seconds; infinite if devices never fail."""
         return DAY / (self.failures_per_device_day * devices) if self.failures_per_device_day else math.inf
 
     def slowdown(self, devices: int) -> float:
-        """Expected time over the time of training alone; infinite where hardly anything gets done."""
+        """Expected time over the time of training alone, at the best checkpoint interval; infinite if the formula
+        overflows."""
         mean = self.between_failures(devices)
         interval = checkpoint_interval(self.checkpoint, mean)
         return expected_time(1.0, interval, self.checkpoint, self.restart, mean)
 
 
 def checkpoint_interval(checkpoint: Seconds, between_failures: Seconds) -> Seconds:
-    """Training between two checkpoints that makes the expected time least (Daly 2006); see above."""
+    """Seconds of training between two checkpoints that minimise the expected time (Daly 2006, see the top of this
+    file)."""
     if math.isinf(between_failures) or checkpoint == 0:
         return math.inf if checkpoint else 0.0
     if checkpoint >= 2 * between_failures:
@@ -59,8 +61,12 @@ def checkpoint_interval(checkpoint: Seconds, between_failures: Seconds) -> Secon
 def expected_time(
     training: Seconds, interval: Seconds, checkpoint: Seconds, restart: Seconds, between_failures: Seconds
 ) -> Seconds:
-    """Expected wall-clock time of so much training; see above. Without failures it is the training alone, and so it is
-    with checkpoints that cost nothing but for restarts."""
+    """Expected wall-clock seconds of `training` seconds of training (formula at the top of this file); infinite on
+    overflow.
+
+    Without failures this is `training`. With `interval` 0, checkpoints are taken to cost nothing, and only restarts and
+    the work since the failure are lost: `training` e^(R/M).
+    """
     if math.isinf(between_failures):
         return training
     try:

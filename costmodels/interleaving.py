@@ -1,17 +1,17 @@
-"""Copies of a pass that take turns, so that one computes while what another has sent is on its way.
+"""Interleaved micro-batches: copies of a pass take turns, so that one computes while another communicates.
 
     computation     0 1 0 1 0   1 ..       each copy computes until it sends, then the next goes on
-    communication     0 1 0 1 0   1        what is sent goes one after the other
+    communication     0 1 0 1 0   1        collectives run one after the other
 
-The order is fixed, copy by copy and slot by slot, and it is that in which the runtime executes. A copy goes on when
-what it has sent is there and the copies before it in the round have had their turn. Each pass takes its turns where it
-sends something itself, so that what one copy sends is under all that the other computes until it sends, too:
+The order is fixed, copy by copy and slot by slot; the runtime executes the same order. A copy goes on when its
+collective is done and the copies before it in the round have had their turn. A pass yields where it sends something
+itself. So the collective of one copy also overlaps all that the other computes until it sends:
 
     forward    0 .. row-parallel product | 1 .. row-parallel product | 0 add, norm, column- and row-parallel product ..
                                     [sum of 0 ...............]  [sum of 1 ..................]
 
-With sequence parallelism a copy sends twice with next to nothing in between, which would cover nothing. So it does that
-in the middle of what another one computes, and both of its messages are under products:
+With sequence parallelism a copy sends twice with almost no work in between, which would hide nothing. So it does this
+work in the middle of a turn of another copy, and both of its collectives overlap products:
 
     forward    1 .. attention | 0 add, norm | 1 row-parallel product | 0 up | 1 add, norm | 0 down | ..
            [scatter of 0]      [gather of 0 ..............]  [scatter of 1]   [gather of 1]
@@ -29,13 +29,13 @@ from costmodels.errors import CostModelError
 from costmodels.units import Seconds
 
 Then: TypeAlias = Literal["work", "brief", "pause"]
-"""How a copy that lets others go on will go on itself: with work; with something brief that ends with a message, which
-others let it do in a pause of theirs; or with work, after such a pause."""
+"""How a copy goes on after it has yielded: with work; with something brief that ends with a collective and runs in a
+pause of another copy; or with work, after such a pause."""
 
 
 class Slot(NamedTuple):
-    """What a copy computes before it lets others go on, how long what it sends then is on its way, 0 where nothing is,
-    and how it goes on forward from there."""
+    """Seconds that a copy computes before it yields, seconds of the collective that it then starts (0: none), and how
+    the copy goes on forward after that."""
 
     computed: Seconds
     sent: Seconds
@@ -43,9 +43,14 @@ class Slot(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An operator of a pass. `sent`: how long what it sends before it computes is on its way, forward; 0 where it lets
-    others go on and sends nothing, as a weight moves in the other pass alone; None where it does not. `then` is how a
-    copy goes on with it, which lets others go on before a "pause", too."""
+    """An operator of a pass.
+
+    Attributes:
+        sent: seconds of the collective before the operator, in the forward pass; 0 if the copy yields without a
+            collective here (a weight that moves in the other pass only); None if it does not yield.
+        computed: seconds of computation.
+        then: how a copy goes on with the operator; it also yields before a "pause".
+    """
 
     sent: Seconds | None
     computed: Seconds
@@ -53,12 +58,12 @@ class Part(NamedTuple):
 
     @property
     def yields(self) -> bool:
-        """Whether others go on before it."""
+        """Whether the copy yields before the operator."""
         return self.sent is not None or self.then == "pause"
 
 
 def slots_of(parts: Iterable[Part]) -> list[Slot]:
-    """The slots of a pass: one closes wherever others go on."""
+    """The slots of a forward pass: a slot ends wherever the copy yields."""
     slots: list[Slot] = []
     computed = 0.0
     for part in parts:
@@ -70,8 +75,7 @@ def slots_of(parts: Iterable[Part]) -> list[Slot]:
 
 
 def backward_slots_of(parts: Sequence[Part]) -> list[Slot]:
-    """As `slots_of` for the backward pass, which goes through the operators in the reverse order, and in each computes
-    before it sends."""
+    """As `slots_of` for the backward pass: operators in reverse order, and each computes before it sends."""
     slots: list[Slot] = []
     computed = 0.0
     for part in reversed(parts):
@@ -83,8 +87,11 @@ def backward_slots_of(parts: Sequence[Part]) -> list[Slot]:
 
 
 def take_turns(copies: Sequence[Iterator[Then]], begin: Callable[[int], None] = lambda copy: None) -> None:
-    """Run copies to their ends, each until it says how it goes on, in the order in which they are given. In a pause of
-    one the others do what is brief. `begin` is told whose turn begins."""
+    """Run copies to their ends in the given order, each until it yields.
+
+    In a pause of one copy, the others do their brief parts. `copies` yield how they go on; `begin` is called with the
+    number of each copy whose turn begins.
+    """
     left: dict[int, Then] = dict.fromkeys(range(len(copies)), "work")
 
     def go_on(copy: int) -> bool:
@@ -108,8 +115,11 @@ def take_turns(copies: Sequence[Iterator[Then]], begin: Callable[[int], None] = 
 
 
 def turns_of(thens: Sequence[Then], copies: int, *, backward: bool = False) -> list[int]:
-    """Whose turn it is, one after the other, where copies go on as said behind each of their turns but the last. The
-    turns of a `backward` pass are those of the forward pass with these from the last to the first."""
+    """The numbers of the copies in the order of their turns.
+
+    Each copy goes on as `thens` says after each turn but its last. The turns of a `backward` pass are those of the
+    forward pass, with `thens` reversed, from the last to the first.
+    """
     found: list[int] = []
 
     def copy(number: int) -> Iterator[Then]:
@@ -123,8 +133,10 @@ def turns_of(thens: Sequence[Then], copies: int, *, backward: bool = False) -> l
 
 
 def paired_time(one: Sequence[Slot], other: Sequence[Slot]) -> Seconds:
-    """Seconds until two passes are through that take turns, of which `one` begins: each goes on until it has sent
-    something, and alone when the other is through."""
+    """Seconds until two passes that take turns are both done; `one` begins.
+
+    Each goes on until it sends something; when one is done, the other goes on alone.
+    """
     slots, at, there = (one, other), [0, 0], [0.0, 0.0]
     computing = sending = 0.0
     turn = 0
@@ -140,14 +152,14 @@ def paired_time(one: Sequence[Slot], other: Sequence[Slot]) -> Seconds:
 
 
 def interleaved_time(slots: Sequence[Slot], copies: int, *, backward: bool = False) -> Seconds:
-    """Seconds until all copies are through their slots, of a forward or `backward` pass; the plain sum for one copy.
+    """Seconds until all copies have passed through their slots, forward or `backward`; the plain sum for one copy.
 
     Raises CostModelError for less than one copy.
     """
     if copies < 1:
         raise CostModelError(f"a turn takes at least one copy, got {copies}")
-    computing = sending = 0.0  # when each of the two is free
-    there = [0.0] * copies  # when what each copy has sent is there
+    computing = sending = 0.0  # when the computation and the communication stream are free
+    there = [0.0] * copies  # when the last work or collective of each copy is done
     left = [iter(slots) for _ in range(copies)]
     for copy in turns_of([slot.then for slot in slots[:-1]], copies, backward=backward):
         computation, sent, _ = next(left[copy])

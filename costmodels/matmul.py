@@ -1,7 +1,7 @@
 """Time of a matrix product from its shape: a roofline of tiles on compute units.
 
-    C (m x n) = A (m x k) B (k x n), `batch` times. Every tile of C is the work of one of S compute units, which runs
-    along k; libraries pick the best of a few tile shapes, and cut k into parts where the tiles alone would leave units
+    C (m x n) = A (m x k) B (k x n), `batch` times. Each tile of C is the work of one of S compute units, which runs
+    along k. Libraries pick the best of a few tile shapes, and cut k into s parts if the tiles alone would leave units
     idle:
 
          n              tiles of C: ceil(m/t_m) ceil(n/t_n), times batch and the s parts of k
@@ -14,26 +14,24 @@
                         memory    = batch (m k + k n + m n) w / (b W)
                         t         = L + norm of compute and memory (+ 3 m k batch / C, where A is converted first)
 
-    P peak, times the clock; W memory bandwidth and S from the datasheet; w bytes per element (of C: 2 at least); e, b,
-    L, R, f, q, D and C the `compute`, `bandwidth`, `launch`, `feed`, `fill`, `quantisation`, `split` and `convert` of
-    the device's `MatmulKernel`. The norms (a^p + b^p)^(1/p) stand in for the maximum, which real kernels only come
-    close to: p is 6
-    inside a tile, whose loads are pipelined, and 3 between computing and memory. (4 s m n: the parts of a sum are
-    written and read back in four bytes, half of that from the cache.)
+P is the peak times the clock; W the memory bandwidth and S from the datasheet; w bytes per element (of C at least 2).
+e, b, L, R, f, q, D and C are `compute`, `bandwidth`, `launch`, `feed`, `fill`, `quantisation`, `split` and `convert` of
+the device's `MatmulKernel`. The norms (a^p + b^p)^(1/p) replace the maximum, which real kernels only approach: p is 6
+inside a tile, whose loads are pipelined, and 3 between computing and memory. (4 s m n: the partial sums are written and
+read back in four bytes, half of that from the cache. 3 m k: read in 2 bytes, written in the 1 byte of fp8.)
 
-Two laws, which the search relies on. They hold exactly, because each choice of tile and parts obeys them and a minimum
-over a fixed set keeps them:
+The search relies on two laws. They hold exactly: each choice of tile and parts obeys them, and a minimum over a fixed
+set keeps them:
 
     monotone       t does not fall when m, n, k or batch grows
     subadditive    c-fold m, n, k or batch takes at most c times as long (c a whole number)
 
-So effects that break the second one are left out on purpose: operands that happen to lie in the cache are read faster
-(the measured tables have it: skinny products of less than about 100 MB on B200 beat its memory). Power limits the clock
-of a device that is at work all the time: products of several milliseconds take 6 to 14 percent longer per operation
-than those of some 100 µs. A step of training is longer than any of them, so that all products get the clock that the
-longest have (`MatmulKernel.clock`, and `Device.clock` where the limit is lower than that of the board); a short product
-on a device that rests between is faster. Not good for: sparse products, n below 32, and libraries that were tuned for
-none of this.
+Effects that break the second law are left out on purpose. One is that operands in the cache are read faster: in the
+measured tables, skinny products of less than about 100 MB on B200 beat its memory. Another is power: it limits the
+clock of a device that works all the time, and products of several milliseconds take 6 to 14 percent longer per
+operation than those of some 100 µs. A training step is longer than any of them, so all products get the clock of the
+longest (`MatmulKernel.clock`, and `Device.clock` where the limit is lower than that of the board). A short product on a
+device that rests in between is faster. Not good for: sparse products, n below 32, and libraries that were not tuned.
 
 Costs some 25 array operations on (15, K) numbers.
 
@@ -90,19 +88,20 @@ def matmul_time(
 ) -> Quantity:
     """Seconds of `batch` products of m x k with k x n, launched together; element-wise over arrays of one dim.
 
-    For a dtype whose kernels the device has no figures of, this is `operator_time` of the class "matmul".
+    If the device has no matmul kernel for the dtype, this is `operator_time` of the class "matmul".
 
     Args:
         m, n, k, batch: extents, >= 1; whole numbers, or arrays of them of one shape (K,).
-        dtype: of the operands, one that the device has a peak for.
+        dtype: of the operands; the device must have a peak for it.
         device: the device.
-        moved: bytes of memory read and written, where they are not those of three plain matrices: a convolution reads
+        moved: bytes read and written, if they differ from those of three plain matrices. A convolution, for example,
+            reads
             elements that its windows share once.
-        slower: how many times longer than that of a plain product the work of the compute units takes.
-        converted: share of the first operand that is brought into the dtype for this product.
+        slower: factor on the time of the compute units, 1 for a plain product.
+        converted: share of the first operand that is converted to the dtype for this product.
 
     Raises:
-        hardware_profiles.UnknownKeyError: the device says nothing about the dtype.
+        hardware_profiles.UnknownKeyError: the device has no figures for the dtype.
         CostModelError: an extent below 1, or a dtype of unknown size.
     """
     least = float(np.minimum(np.minimum(m, n), np.minimum(k, batch)).min())
@@ -138,9 +137,9 @@ def weight_gradient_time(
 ) -> Quantity:
     """Seconds of `batch` weight gradients of m x n, summed over k rows.
 
-    Where it is `added` to a gradient in fp32, that is read and written, and the product keeps `MatmulKernel.added` of
-    its rate. Its operands have been brought into the dtype with those of the other products of the layer: libraries
-    cast and transpose in one pass.
+    If it is `added` to a gradient in fp32, that gradient is read and written, and the product keeps
+    `MatmulKernel.added` of its rate; `moved`, if given, must include this traffic. The operands are in the dtype
+    already: libraries cast and transpose them once, together with the operands of the layer's other products.
 
     Raises: as `matmul_time`.
     """
@@ -162,7 +161,7 @@ def element_bytes(dtype: str) -> int:
 def _tiled(
     m: Quantity, n: Quantity, k: Quantity, batch: Quantity, steps: Array, kernel: MatmulKernel, device: Device
 ) -> Array:
-    """Seconds of the compute units with the best tile, (K,)."""
+    """Seconds of the compute units with the best tile and parts, (K,)."""
     load = np.ceil(m * _PER_ROW)
     load *= np.ceil(n * _PER_COLUMN)
     load *= batch * _SPLITS
@@ -182,14 +181,14 @@ def _tiled(
 
 @lru_cache(maxsize=256)
 def _steps(kernel: MatmulKernel, peak: FlopsPerSecond, compute_units: int, width: int) -> Array:
-    """Seconds of one tile per step along k on one compute unit, for each choice of tile, (15, 1)."""
+    """Seconds of one tile per element along k on one compute unit, for each choice of tile, (15, 1)."""
     compute = 2 * _ROWS * _COLUMNS * (compute_units / (kernel.compute * peak))
     feed = (_ROWS + _COLUMNS) * (width * compute_units / kernel.feed)
     return np.asarray((compute**6 + feed**6) ** (1 / 6))
 
 
 def matmul_rate(dtype: str, device: Device) -> FlopsPerSecond:
-    """FLOP/s that no product exceeds, as `matmul_time` has it: the peak times the share that large kernels reach."""
+    """Highest FLOP/s that `matmul_time` can give: the peak times the share that large kernels reach."""
     kernel = device.matmul_kernel(dtype)
     share = device.efficiency("matmul").compute if kernel is None else kernel.compute * kernel.clock * device.clock
     return device.peak(dtype) * share

@@ -1,4 +1,4 @@
-"""Memory of one device: bytes per parameter, and what the allocator makes of the bytes that tensors need.
+"""Memory of one device: bytes per parameter, and the peak that follows from the bytes that tensors need.
 
 Source: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, section 3.1
 (mixed precision); gradients are kept in fp32 for accumulation, as Megatron-LM and FSDP2 do.
@@ -17,41 +17,47 @@ Optimizer: TypeAlias = Literal["adamw", "sgd", "lamb", "muon"]
 _FP32: Bytes = 4
 _COMPUTE_BYTES = {name: dtype.nbytes for name, dtype in TRAINED.items()}
 MOMENTS_KEPT: dict[str, int] = {"adamw": 2, "sgd": 1, "lamb": 2, "muon": 1}
-"""Values per parameter that an optimizer keeps: AdamW and LAMB two moments, SGD and Muon their momentum."""
+"""Values per parameter that an optimizer keeps: two moments for AdamW and LAMB, a momentum for SGD and Muon."""
 
 MOMENT_BYTES: dict[str, Bytes] = {"fp32": _FP32, "bf16": 2}
-"""Bytes of a moment by the word for its dtype. Updates are computed in fp32 whatever it is."""
+"""Bytes of a moment by the name of its dtype. Updates are always computed in fp32."""
 
 UPDATE_CHUNK = 2**22
-"""Parameters that the runtime updates at a time where weights or moments are narrower than fp32: an fp32 copy of one
-kind takes 16 MiB."""
+"""Parameters that the runtime updates at a time if weights or moments are narrower than fp32: an fp32 copy of one kind
+takes 16 MiB."""
 
 CONTEXT: Bytes = 0.5 * 2**30
-"""What a process that has computed nothing holds of a GPU: nvidia-smi shows 0.4 to 0.6 GiB for PyTorch on A100 and
-H100."""
+"""Bytes of a GPU that a process holds before it computes anything: nvidia-smi shows 0.4 to 0.6 GiB for PyTorch on A100
+and H100."""
 
 _SECOND_PASS: dict[str, int] = {"lamb": 3, "muon": 7}
-"""fp32 values per parameter that pass through memory once more: LAMB knows the length of its step when all of it is
-there, so it writes the direction, and reads it with the weight again. Muon draws its momentum to the gradient and the
-gradient to its momentum, 2 more; decays the weight by itself, 2; writes and reads what is made orthogonal, 3."""
+"""fp32 values per parameter that pass through memory once more. LAMB knows the length of its step only when all of it
+is there, so it writes the direction, and reads it again with the weight: 3. Muon mixes momentum and gradient once more:
+2; decays the weight in a pass of its own: 2; writes and reads the orthogonalised update: 3."""
 
 
 _FOREACH: dict[str, tuple[int, int]] = {"adamw": (6, 14)}
-"""Values per parameter, of the dtype of the weight and of that of the moments, that pass through memory where each
-operator of an optimizer is a kernel over all tensors (torch/optim/adamw.py, _multi_tensor_adamw): weight decayed 2 and
-0; first moment drawn to the gradient 1 and 2; second one scaled 0 and 2, and added to 1 and 2; its root 0 and 2,
-divided 0 and 2, added to 0 and 2; weight changed 2 and 2."""
+"""Values per parameter that pass through memory if each operator of an optimizer is a kernel over all tensors
+(torch/optim/adamw.py, _multi_tensor_adamw): those of the dtype of the weight, and those of the dtype of the moments.
+Weight decay 2 and 0; lerp of the first moment with the gradient 1 and 2; second moment scaled 0 and 2, squared gradient
+added 1 and 2; root 0 and 2, division 0 and 2, addition of eps 0 and 2; weight update 2 and 2."""
 
 _WIDENED = 4
-"""fp32 values that pass through memory once more for what is kept narrower and widened for the kernel of the update:
-the fp32 copy is written, read by the kernel, written by it, and read to be rounded. The kernel no longer touches what
-is kept, which is read and written for that instead."""
+"""fp32 values that pass through memory once more for each value that is kept narrower and widened for the update
+kernel: the fp32 copy is written, read by the kernel, written by it, and read to be rounded. The narrow value is read
+and written by the conversions instead of the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateVariant:
-    """What a plan may change about the update: gradients of the dtype of the weight instead of fp32, no fp32 master of
-    a 16-bit weight, gradients that are clipped before, moments of another dtype (see `MOMENT_BYTES`)."""
+    """What a plan may change about the update.
+
+    Attributes:
+        narrow_gradients: gradients have the dtype of the weight instead of fp32.
+        master_weights: a 16-bit weight has an fp32 master.
+        clipped: gradients are clipped before the update.
+        moment_dtype: dtype of the moments, see `MOMENT_BYTES`.
+    """
 
     narrow_gradients: bool = False
     master_weights: bool = True
@@ -64,7 +70,7 @@ PLAIN_UPDATE = UpdateVariant()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """Bytes per parameter: the weight that is computed with, its gradient, and the optimizer's state."""
+    """Bytes per parameter: the weight used in computation, its gradient, and the optimizer's state."""
 
     weight: Bytes
     gradient: Bytes
@@ -78,14 +84,20 @@ class ParameterBytes:
 def parameter_bytes(
     precision: str, optimizer: str, software: Software = PYTORCH, variant: UpdateVariant = PLAIN_UPDATE
 ) -> ParameterBytes:
-    """Bytes per parameter under a precision ("bf16", "fp16", "fp32") and an optimizer ("adamw", "sgd" with momentum,
-    "lamb", "muon" for a matrix that it updates).
+    """Bytes per parameter under a precision and an optimizer.
 
         16-bit: weight 2, gradient 4, state 4 (master weight) + 4 per moment; or as the software keeps them
         fp32:   weight 4, gradient 4, state 4 per moment
 
-    A variant has gradients of the dtype of the weight, no master weight, or narrower moments. Of what is offloaded,
-    gradients and states, nothing is on the device. Raises `CostModelError` for any other word.
+    Args:
+        precision: "bf16", "fp16" or "fp32".
+        optimizer: "adamw", "sgd" (with momentum), "lamb" or "muon" (for a matrix that it updates).
+        software: how the software stores weights, masters, gradients and moments. If it offloads, gradients and states
+            take no bytes on the device.
+        variant: gradients of the dtype of the weight, no master weight, or narrower moments.
+
+    Raises:
+        CostModelError: an unknown precision, optimizer or moment dtype.
     """
     weight, moments = _lookup(precision, optimizer)
     gradient, master, moment, stored = _FP32, 0.0, _FP32, software.stored
@@ -111,13 +123,21 @@ def optimizer_traffic(
     foreach: bool = False,
     widened: bool = False,
 ) -> Bytes:
-    """Bytes per parameter that a step of the optimizer reads and writes: fused, or operator by operator (`foreach`).
+    """Bytes per parameter that a step of the optimizer reads and writes.
 
-    reads gradient, fp32 weight and moments; writes fp32 weight and moments, and the 16-bit weight if there is one;
-    what a second pass moves (LAMB); clipping reads the gradient for its norm, and reads and writes it to scale it
+    Reads gradient, fp32 weight and moments; writes fp32 weight and moments, and the 16-bit weight if there is one. LAMB
+    and Muon add a second pass. Clipping reads the gradient for its norm, then reads and writes it to scale it.
 
-    Weights without a master and moments pass as they are kept, by a kernel that computes in fp32 (Transformer Engine's
-    FusedAdam). `widened`: by one that takes fp32 alone, before and behind which they are widened and rounded.
+    Args:
+        precision: as in `parameter_bytes`.
+        optimizer: as in `parameter_bytes`.
+        variant: as in `parameter_bytes`. Weights without a master and narrow moments pass in their own dtype, by a
+            kernel that computes in fp32 (Transformer Engine's FusedAdam).
+        foreach: operator by operator (`_FOREACH`; AdamW only), not fused.
+        widened: the kernel takes fp32 only, so narrow values are widened before it and rounded after it.
+
+    Raises:
+        CostModelError: an unknown precision, optimizer or moment dtype.
     """
     weight, moments = _lookup(precision, optimizer)
     gradient = weight if variant.narrow_gradients else _FP32
@@ -140,27 +160,32 @@ def peak_memory(
         peak = (persistent + saved + transient) (1 + slack) + reserved
 
     Persistent: weights, gradients, optimizer state. Saved: activations kept for the backward pass, of all micro-batches
-    in flight. Transient: the most that is live beside those at any moment. Slack is the device's, reserved what
-    `reserved_memory` says.
+    in flight. Transient: the most that is live besides those at any moment. `slack` is `Device.allocator_slack`,
+    `reserved` is `reserved_memory`.
     """
     return (persistent + saved + transient) * (1 + device.allocator_slack) + reserved_memory(device, software)
 
 
 def reserved_memory(device: Device, software: Software = PYTORCH) -> Bytes:
-    """Bytes of a device that no tensor gets: a context, and the rest of what the device reserves for each of the
-    process groups that the software creates; no more than that where it has less."""
+    """Bytes of a device that no tensor gets: the CUDA context, and communication buffers for each process group.
+
+    context + communicators (reserved - context), where context is `CONTEXT`, or the device's `reserved` if that is
+    less, and `communicators` is the software's.
+    """
     context = min(CONTEXT, device.reserved)
     return context + software.communicators * (device.reserved - context)
 
 
 def usable_memory(device: Device, software: Software = PYTORCH) -> Bytes:
-    """The most that persistent + saved + transient may be for `peak_memory` to fit the device."""
+    """The largest persistent + saved + transient bytes whose `peak_memory` fits the device."""
     return (device.memory - reserved_memory(device, software)) / (1 + device.allocator_slack)
 
 
 def planned_memory(device: Device, software: Software) -> Bytes:
-    """The most that the predicted peak of a plan may be, in bytes: with it the upper end of its interval still fits,
-    peak * `Software.peak_high` <= memory."""
+    """The largest predicted peak of a plan, in bytes: the upper end of its interval still fits the device.
+
+    peak * `Software.peak_high` <= memory.
+    """
     return device.memory / software.peak_high
 
 

@@ -1,19 +1,18 @@
-"""Optimizer states that are offloaded, and travel there and back around their update.
+"""Offloaded optimizer states: they are fetched for their update and stored back.
 
     fetch     f0 f1 .. f2 .. f3          from the host or a disk, over the link towards the device
     update       u0 u1 .  u2 .  u3       on the device, one parameter after the other
     store           s0 s1 .. s2 .. s3    back, over the other direction of the link
 
-Two parameters' states have room on the device at a time: while one is updated the next arrives, and that one comes when
-the last but one has left. So the step of the optimizer is a flow shop of three machines with two places,
+The device has room for the states of two parameters: while one is updated the next one is fetched, which starts when
+the last but one has been stored. So the optimizer step is a flow shop of three machines with two places,
 
     fetch_i  begins when fetch_(i-1) has ended and store_(i-2) has       (the place of i - 2 is free)
     update_i begins when update_(i-1) has ended and fetch_i has
     store_i  begins when store_(i-1) has ended and update_i has
 
-whose last store ends the step. What is hidden under what follows from that, parameter by parameter. In the long run a
-parameter takes as long as the busiest of the three machines, or as half of all three where the two places are what
-it waits for:
+and the last store ends the step. Which transfers overlap follows from that, parameter by parameter. In the long run a
+parameter takes as long as the slowest of the three machines, or half of all three if the two places are the bottleneck:
 
     pace = max(fetch, update, store, (fetch + update + store) / 2)
 
@@ -22,7 +21,7 @@ host memory; there the host updates them, here they come to the device, which co
 Rajbhandari et al., "ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", SC 2021, sections 5
 and 6 (disks behind the host, transfers in both directions beside the work, buffers of fixed size).
 
-Left out: other traffic on the link, and what host and disk make of files that are cached in memory.
+Left out: other traffic on the link, and file caches of the host.
 """
 
 from collections.abc import Iterable
@@ -34,11 +33,11 @@ from costmodels.units import Array, Bytes, QuantityT, Seconds
 from hardware_profiles import Store
 
 PLACES = 2
-"""States of parameters that are on the device at a time while they are updated."""
+"""Number of parameters whose states are on the device at a time while they are updated."""
 
 
 class Visit(NamedTuple):
-    """Seconds of one parameter's state: to the device, its update there, and back."""
+    """Seconds of one parameter's state: fetch to the device, update there, store back."""
 
     fetch: Seconds
     update: Seconds
@@ -46,24 +45,27 @@ class Visit(NamedTuple):
 
 
 def visit_seconds(nbytes: Array, store: Store, latency: Seconds) -> tuple[Array, Array]:
-    """Seconds to fetch states of so many bytes from a store, and to write them back there; each has a latency."""
+    """Seconds to fetch states of `nbytes` each from a store, and to store them back; each transfer adds `latency`."""
     return latency + nbytes / store.read, latency + nbytes / store.write
 
 
 def away_seconds(nbytes: Array | Bytes, store: Store, latency: Seconds) -> tuple[Array, Array]:
-    """Seconds to fetch values of so many bytes from a store, and to write them there; nothing for those of none."""
+    """Seconds to fetch values of `nbytes` each from a store, and to write them there; 0 for no bytes."""
     fetch, back = visit_seconds(np.asarray(nbytes), store, latency)
     return np.where(np.greater(nbytes, 0), fetch, 0.0), np.where(np.greater(nbytes, 0), back, 0.0)
 
 
 def visit_pace(fetch: Array, update: Array, store: Array) -> Array:
-    """Seconds that one more parameter of this kind takes in a long row of them: never less than its update."""
+    """Seconds that one more parameter of this kind takes in a long sequence of them; never less than its update."""
     return np.maximum(np.maximum(np.maximum(fetch, store), update), (fetch + update + store) / PLACES)
 
 
 def visits_time(visits: Iterable[Visit], before: Seconds = 0.0) -> Seconds:
-    """Seconds of an optimizer's step over offloaded states in this order, where the updates of those that are on the
-    device come first and take `before`: fetching begins with them."""
+    """Seconds of an optimizer step over offloaded states in this order.
+
+    Parameters whose state is on the device are updated first, which takes `before` seconds; fetching starts at the same
+    time.
+    """
     fetched = stored = last = 0.0
     updated = before
     for visit in visits:
@@ -75,5 +77,5 @@ def visits_time(visits: Iterable[Visit], before: Seconds = 0.0) -> Seconds:
 
 
 def offloaded_bytes(nbytes: QuantityT) -> QuantityT:
-    """Bytes of a device in which states of at most so many bytes each pass through."""
+    """Bytes of the device's buffers for states of at most `nbytes` each."""
     return PLACES * nbytes

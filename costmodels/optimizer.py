@@ -1,4 +1,4 @@
-"""Time of the optimizer step: bandwidth-bound on the bytes that it reads and writes."""
+"""Time of the optimizer step: limited by the memory bandwidth for the bytes that it reads and writes."""
 
 from typing import overload
 
@@ -53,14 +53,17 @@ def optimizer_time(
     foreach: bool = False,
     widened: bool = False,
 ) -> Quantity:
-    """Seconds for one update of `parameters` parameters (a count, or an array of them) held by one device, fused or
-    operator by operator (`foreach`), with what is kept narrower than fp32 read as it is, or `widened` before.
+    """Seconds for one update of `parameters` parameters (a count, or an array of counts) that one device holds.
 
         t = L + N T / (W e)        N parameters, T bytes per parameter from `optimizer_traffic`,
                                    L, W, e launch latency, bandwidth and efficiency of the class "optimizer"
 
-    No parameters take no time. Holds for multi-tensor (foreach or fused) optimizers, which launch a number of kernels
-    that does not grow with the parameters.
+    No parameters take no time. Holds for multi-tensor (foreach or fused) optimizers, whose number of kernels does not
+    grow with the parameters. `variant`, `foreach` and `widened` are as in `optimizer_traffic`.
+
+    Raises:
+        CostModelError: an unknown precision, optimizer or moment dtype.
+        hardware_profiles.UnknownKeyError: the device has no figure for "fp32" or for the class "optimizer".
     """
     traffic = parameters * optimizer_traffic(precision, optimizer, variant, foreach=foreach, widened=widened)
     time = operator_time(op_class="optimizer", flops=0.0, bytes_moved=traffic, dtype="fp32", device=device)

@@ -1,5 +1,5 @@
-"""Whether the turns of one rank are a step: each slice once through each chunk in each direction, in an order that what
-the rank itself makes allows. Orders of several ranks that wait for each other show in the simulation."""
+"""Checks of the turns of one rank: each slice goes once through each chunk in each direction, in an order that the
+rank's own results allow. Orders of several ranks that wait for each other are found by the simulation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,8 @@ from costmodels.schedules import Turn
 
 
 class Shape(NamedTuple):
-    """Ranks of a pipeline, chunks on each, micro-batches of a step, slices of each; whether chunks lie in a V."""
+    """Ranks of a pipeline, chunks on each, micro-batches of a step, slices of each, and whether the chunks lie in a
+    V."""
 
     ranks: int
     virtual: int
@@ -19,8 +20,13 @@ class Shape(NamedTuple):
 
 
 def check_order(rank: int, order: Sequence[Turn], shape: Shape, *, trains: bool = True) -> None:
-    """Every slice once through every chunk, forward before backward, slices forth and back; of a step that does not
-    train also forward alone."""
+    """Check that every slice goes once through every chunk, forward before backward, slices in order forward and back.
+
+    A step that does not train (`trains` false) may also have forward turns alone.
+
+    Raises:
+        CostModelError: a turn that is missing, repeated, out of range, or before one that it needs.
+    """
     turns = set(order)
     if len(turns) != len(order):
         twice = next(turn for index, turn in enumerate(order) if turn in order[:index])
@@ -49,7 +55,7 @@ def check_order(rank: int, order: Sequence[Turn], shape: Shape, *, trains: bool 
 
 
 def _local_needs(turn: Turn, slices: int) -> list[Turn]:
-    """Turns of the same rank and chunk that must come before."""
+    """Turns of the same rank and chunk that must come before this one."""
     batch, chunk, piece = turn.micro_batch, turn.chunk, turn.slice
     if turn.kind == "forward":
         return [Turn("forward", batch, chunk, piece - 1)] if piece else []

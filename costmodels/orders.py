@@ -1,4 +1,4 @@
-"""The order in which every stage of a pipeline takes its turns, for each schedule that has a name.
+"""The order in which every stage of a pipeline takes its turns, for each named schedule.
 
     gpipe          F F F F ........ B B B B       all forwards, then all backwards; holds all m micro-batches
     1f1b           F F F B F B ....               `order_1f1b`; holds at most p - s
@@ -12,35 +12,36 @@
     zb_v           two chunks a rank, down the ranks and back up; as zb_h1, and no bubble where F = B = W
     dualpipe_v     the same placement; a forward beside a backward pass in turn, backward passes whole but at the ends
 
-    forward        F F F F                        forward passes alone, of a plan that evaluates and never trains: of a
-                                                  micro-batch that is through nothing is held
+    forward        F F F F                        forward passes alone, for a plan that evaluates and never trains;
+                                                  nothing is held of a micro-batch that is through
 
-    pipedream      F F F B F B F B ....           1F1B through all batches without a flush between them; so is
-                                                  pipedream_2bw, they differ in when weights change
+    pipedream      F F F B F B F B ....           1F1B through all batches without a flush between them; pipedream_2bw
+                                                  has the same order, but changes weights at other times
 
-Eager 1F1B: stage s warms up with 2 (p-s-1) forwards in place of p-s-1. A micro-batch has a pass of another one for each
-of its transfers, forward and back, so that a step takes (m + p-1) (F + B) + 2 (p-1) t, t a transfer that takes no
-longer than F or B. 1F1B holds half as much, and waits for transfers in every round.
+Eager 1F1B: stage s warms up with 2 (p-s-1) forwards instead of p-s-1. During each transfer of a micro-batch, forward or
+back, the stage has a pass of another micro-batch. So a step takes (m + p-1) (F + B) + 2 (p-1) t, where t is a transfer
+that takes no longer than F or B. 1F1B holds half as much, and waits for transfers in every round.
 
-ZB-H1: stage s warms up with p-s-1 forwards, alternates F and B as 1F1B does, and puts each W off by s of them, so that
-the late stages pass gradients on earlier and the early ones have W to fill the end with. It holds p micro-batches at
-most on any stage (until their W), which is what 1F1B holds on its first one. The bubble is (p-1)(F + B - W) in place of
+ZB-H1: stage s warms up with p-s-1 forwards, alternates F and B as 1F1B does, and defers each W by s of them. So the
+late stages pass gradients on earlier, and the early ones have W to fill the end. Every stage holds at most p
+micro-batches (until their W), which is what 1F1B holds on its first stage. The bubble is (p-1)(F + B - W) instead of
 (p-1)(F + B + W), for stages of equal time, m >= p and W <= min(F, B).
 
-Slices: a slice attends to the slices before it, so its forward needs theirs, and its backward the gradients of keys and
-values from those behind it. p-s-1 + q-1 forwards of slices warm up, and no more than p-s + q-1 slices are held, where
-1F1B holds (p-s) q. The pipeline fills and drains q times as fast.
+Slices: a slice attends to the slices before it. So its forward needs theirs, and its backward needs the gradients of
+keys and values from the slices after it. p-s-1 + q-1 forwards of slices warm up, and at most p-s + q-1 slices are held,
+where 1F1B holds (p-s) q. The pipeline fills and drains q times as fast.
 
 Slices with v chunks a stage take the rounds of interleaved 1F1B with slices in place of micro-batches, p of them a
 round, backwards of a micro-batch from its last slice to its first. The k-th backward of a stage needs the forward of
-its slice before it, so the warm-up has w more forwards than the 2 (p-s-1) that the pipeline takes to go there and back:
-the most by which a backward comes before its forward, were both counted from 0. Where q divides p: (v-1) p + q-1.
+its slice before it, so the warm-up has w more forwards than the 2 (p-s-1) that the pipeline takes to go there and back.
+w is the most by which a backward would come before its forward if both were counted from 0. If q divides p, it is (v-1)
+p + q-1.
 
 Sources: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023, section 4 (eager 1F1B);
-Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021
-(2BW); Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble
-pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al.,
-"Seq1F1B", arXiv 2406.03488, 2024 (slices); those of `costmodels.v_orders` (the V).
+Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021 (2BW); Huang
+et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble pipeline
+parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al., "Seq1F1B",
+arXiv 2406.03488, 2024 (slices); those of `costmodels.v_orders` (the V).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -64,7 +65,7 @@ FORWARD = "forward"
 """The schedule without backward passes."""
 
 Orders = tuple[tuple[Turn, ...], ...]
-"""What each stage does, in its order; outermost the stages."""
+"""The turns of each stage, in its order; the outer tuple is over stages."""
 
 
 def _gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
@@ -99,7 +100,7 @@ def _zb_h1(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
 
 @lru_cache(maxsize=1024)
 def _sliced(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[Turn, ...]:
-    """1F1B over slices, interleaved where a stage has several chunks, backwards of a micro-batch from its last slice to
+    """1F1B over slices, interleaved if a stage has several chunks; backwards of a micro-batch from its last slice to
     its first."""
     in_flight(stage, stages, micro_batches)  # checks the numbers
     total = micro_batches * slices * virtual
@@ -142,7 +143,7 @@ def _forward(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
 
 
 def _of_unit(unit: int, chunk: int, slices: int) -> tuple[int, int, int]:
-    """Micro-batch, chunk and slice of a slice by its number in a step."""
+    """Micro-batch, chunk and slice from the number of a slice in a step."""
     return unit // slices, chunk, unit % slices
 
 
@@ -153,14 +154,18 @@ def _sliced_flights(stage: int, stages: int, micro_batches: int, virtual: int, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A pipeline schedule: all that anybody asks of it. A new one is an entry of `SCHEDULES` and its order.
+    """A pipeline schedule, with everything that the planner and the runtime ask of it.
+
+    A new schedule is an entry of `SCHEDULES`.
 
     Attributes:
-        order: stage, stages, micro-batches, chunks a stage and slices a micro-batch to the turns of that stage.
-        in_flight: the same to the micro-batches (or slices) of which each chunk holds at most all that its backward
-            pass needs: of one that is taken apart, until its first turn.
-        flushes: whether the pipeline drains before weights are updated; else micro-batches are in flight that were
-            begun with older ones.
+        order: takes stage, stages, micro-batches, chunks per stage and slices per micro-batch; returns the turns of
+            that stage.
+        in_flight: takes the same; returns for each chunk the most micro-batches (or slices) that are held whole, with
+            all that their backward pass needs. A micro-batch whose backward is split is whole until the first of its
+            two turns.
+        flushes: whether the pipeline drains before weights are updated; else micro-batches are in flight that began
+            with older weights.
         interleaved: stages hold several chunks.
         virtual: stages may hold several chunks; all others hold one.
         v_shaped: the two chunks of a rank lie in a V: stages 0 to p-1 on ranks 0 to p-1, the others back.
@@ -168,11 +173,11 @@ class Schedule:
         sliced: a stage takes a sequence in slices; all others take it whole.
         splits_backward: gradients of inputs and of weights are turns of their own.
         holds_all: every stage holds all micro-batches of a step.
-        versions: of the weights that a stage holds; None for one for each micro-batch in flight, two at least.
-        updates_each: whether every micro-batch is a batch of its own.
-        in_rows: whether `costmodels.rank_ends` gives what its simulation does.
-        compared: whether the search tries it for plans that it has found for 1F1B.
-        trains: whether there are backward passes; else the pipeline evaluates.
+        versions: versions of the weights that a stage holds; None for one per micro-batch in flight, at least two.
+        updates_each: whether weights are updated after every micro-batch.
+        in_rows: whether `costmodels.rank_ends` gives the same result as the simulation.
+        compared: whether the search also tries this schedule for the plans that it has found for 1F1B.
+        trains: whether there are backward passes; else the pipeline only evaluates.
     """
 
     order: Callable[[int, int, int, int, int], tuple[Turn, ...]]
@@ -192,7 +197,7 @@ class Schedule:
     trains: bool = True
 
     def rank_of(self, stage: int, ranks: int) -> int:
-        """The pipeline rank, of so many, that holds a stage."""
+        """The pipeline rank, of `ranks`, that holds a stage."""
         chunk, place = divmod(stage, ranks)
         return ranks - 1 - place if self.v_shaped and chunk % 2 else place
 
@@ -210,8 +215,10 @@ def _flights(stage: int, stages: int, micro_batches: int, virtual: int, slices: 
 
 
 def _v_shaped(order: Callable[[int, int, int], tuple[Turn, ...]], *, paired: bool = False) -> Schedule:
-    """A schedule with two chunks a rank in a V, whose backward passes come apart; `order` takes stage, stages and
-    micro-batches."""
+    """A schedule with two chunks a rank in a V and split backward passes.
+
+    `order` takes stage, stages and micro-batches.
+    """
 
     def flights(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[int, ...]:
         return tuple(_whole_in_flight(order(stage, stages, micro_batches), chunk) for chunk in range(2))
@@ -287,7 +294,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 @lru_cache(maxsize=256)
 def paired_turns(turns: tuple[Turn, ...]) -> frozenset[int]:
-    """The places of forward turns that are followed by a backward turn of the other chunk."""
+    """The indexes of forward turns that are directly followed by a backward turn of the other chunk."""
     return frozenset(
         at
         for at, (one, other) in enumerate(pairwise(turns))
@@ -296,13 +303,17 @@ def paired_turns(turns: tuple[Turn, ...]) -> frozenset[int]:
 
 
 def ends(turn: Turn) -> bool:
-    """Whether a turn is the last of its micro-batch (or slice of one) through its chunk: what was kept for it goes."""
+    """Whether a turn is the last of its micro-batch (or slice) in its chunk; after it, nothing is kept for the
+    micro-batch."""
     return turn.kind in ("backward", "weight_gradient")
 
 
 def most_in_flight(turns: Iterable[Turn]) -> int:
-    """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
-    what `runtime.step.pipeline` counts on the processes. Without backward turns it is the one that runs."""
+    """Most micro-batches at once between their forward turn and the last of their backward turns.
+
+    Each chunk counts. `runtime.step.pipeline` counts the same on the processes. Without backward turns it is 1, the
+    micro-batch that runs.
+    """
     turns = tuple(turns)
     if not any(map(ends, turns)):
         return min(1, len(turns))
@@ -317,7 +328,7 @@ def schedule_orders(schedule: str, stages: int, micro_batches: int, *, virtual: 
     """The turns of all stages of a schedule.
 
     Raises:
-        CostModelError: an unknown schedule, chunks or slices that it has no place for, or numbers it cannot take.
+        CostModelError: an unknown schedule, chunks or slices that it does not support, or numbers that it cannot take.
     """
     known = SCHEDULES.get(schedule)
     if known is None:

@@ -1,4 +1,4 @@
-"""A product and the collective of its operand or its result, both in chunks, so that one runs under the other.
+"""A product and the collective of its operand or of its result, both in chunks, so that they overlap.
 
     arrives    sent     0 1 2 3             chunk k is multiplied when it has arrived, while chunk k + 1 does
                product    0 1 2 3
@@ -11,9 +11,9 @@ Dependent Computation via Decomposition in Large Deep Learning Models", section 
     arrives    c + (C - 1) max(p, c) + p + u
     leaves     max(p + (C - 1) max(p, c) + c,  C p + u)
 
-The first chunk or the last is always waited for, but for other work. Products of few rows take longer than their share,
-and every message has its latency: both are the caller's, in p and c. Not good for: communication that takes cores or
-memory bandwidth from products.
+The first chunk (or the last) is always exposed, unless other work covers it. Products of few rows take longer than
+their share, and every collective has its latency; the caller puts both into p and c. Not good for: communication that
+takes cores or memory bandwidth from products.
 """
 
 import numpy as np
@@ -23,20 +23,18 @@ from costmodels.units import Quantity
 
 
 def arriving_time(product: Quantity, sent: Quantity, chunks: int, under: Quantity = 0.0) -> Quantity:
-    """Seconds until all chunks are multiplied and the work behind them is done, with `product` and `sent` of a chunk;
-    element-wise where they are arrays.
+    """Seconds until all chunks have arrived and are multiplied, and the work `under` after them is done; element-wise.
 
-    Raises CostModelError for less than one chunk.
+    `product` and `sent` are seconds of one chunk. Raises CostModelError for less than one chunk.
     """
     _check(chunks)
     return sent + (chunks - 1) * _longer(product, sent) + product + under
 
 
 def leaving_time(product: Quantity, sent: Quantity, chunks: int, under: Quantity = 0.0) -> Quantity:
-    """Seconds until all chunks are made and summed up, and the work `under` the last of them is done; element-wise
-    where they are arrays.
+    """Seconds until all chunks are made and sent, and the work `under` beside the last one is done; element-wise.
 
-    Raises CostModelError for less than one chunk.
+    `product` and `sent` are seconds of one chunk. Raises CostModelError for less than one chunk.
     """
     _check(chunks)
     return _longer(product + (chunks - 1) * _longer(product, sent) + sent, chunks * product + under)

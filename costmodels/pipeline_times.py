@@ -1,4 +1,4 @@
-"""How long the passes and communications of each pipeline rank take: what `costmodels.timeline` simulates."""
+"""Seconds of the passes and communications of each pipeline rank: the input of `costmodels.timeline`."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from costmodels.units import Bytes, Seconds
 class PassSeconds:
     """One pass of a micro-batch, or of a slice of it, through a chunk.
 
-    `blocking` is communication inside the pass that its computation waits for, `overlapped` such that needs only to be
-    done when the pass is.
+    `blocking` is communication inside the pass that computation waits for. `overlapped` is communication that only has
+    to end when the pass ends.
     """
 
     computation: Seconds
@@ -24,15 +24,20 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSeconds:
-    """What one chunk of one rank takes and holds.
+    """Time and memory of one chunk of one rank.
 
-    `forward`, `backward` and `weight_gradient` have an entry per slice of the sequence (one where it is whole). Where
-    `weight_gradient` is given, `backward` is the gradient of the input alone, and a schedule that does not take the
-    backward pass apart does both in one turn. `gather` comes before each pass but that of the weight gradient. The
-    `reductions` are those of the buckets of gradients in the order in which the backward pass makes them, in equal
-    shares of its time; once a step, or with each backward pass (`reduce_each`: gradients that are stored sharded).
-    `held` is what one slice of a micro-batch keeps from its forward until its backward pass, or until its weight
-    gradient where that is a turn of its own.
+    Attributes:
+        forward: one entry per slice of the sequence (a single one if it is whole).
+        backward: as `forward`; the gradient of the input alone if `weight_gradient` is given.
+        weight_gradient: as `forward`, or empty. A schedule that does not split the backward pass does both in one turn.
+        gather: all-gather of the weights before each pass, except that of the weight gradient.
+        reductions: one for each bucket of gradients, in the order in which the backward pass fills them; each bucket
+            takes an equal share of its time.
+        reduce_each: reductions run in each backward pass (gradients that are stored sharded), not once a step.
+        send_forward: transfer of the output to the next chunk.
+        send_backward: transfer of the gradient to the previous chunk.
+        held: bytes that one slice of a micro-batch keeps from its forward until its backward pass, or until its weight
+            gradient if that is a turn of its own.
     """
 
     forward: tuple[PassSeconds, ...]
@@ -49,8 +54,11 @@ class ChunkSeconds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeconds:
     """One rank: its chunks in model order (chunk c of rank r is c p + r of the model), and the end of its step.
-    `paired` has for each chunk what its forward turn and the backward turn of the other chunk take less together, where
-    such turns run together (`costmodels.paired_turns`); nothing where none do."""
+
+    `paired` has an entry for each chunk where turns run together (`costmodels.paired_turns`), else it is empty: the
+    seconds that its forward turn and the backward turn of the other chunk save together. `optimizer` and
+    `weight_gather` are seconds at the end of the step.
+    """
 
     chunks: tuple[ChunkSeconds, ...]
     paired: tuple[Seconds, ...] = ()
@@ -59,6 +67,11 @@ class RankSeconds:
 
 
 def check_times(ranks: Sequence[RankSeconds], orders: Orders) -> None:
+    """Check that ranks, orders, chunks and slices match, and that all seconds and bytes are finite and not negative.
+
+    Raises:
+        CostModelError: they do not.
+    """
     if not ranks or len(ranks) != len(orders):
         raise CostModelError(
             f"a pipeline needs an order for each rank, got {len(ranks)} ranks and {len(orders)} orders"

@@ -1,24 +1,24 @@
-"""When every rank of a pipeline is through with its step: `costmodels.timeline` without events, for long steps.
+"""When each rank of a pipeline ends its step: `costmodels.timeline` without events, for long steps.
 
     row i:   rank 0  F_i  B_(i-w_0)      w_s forwards warm rank s up (1F1B: p-s-1, interleaved: 2(p-s-1) + (v-1)p),
-             rank 1  F_i  B_(i-w_1)      then forwards and backwards alternate; what a row has no F or B for is left out
+             rank 1  F_i  B_(i-w_1)      then forwards and backwards alternate; a row may have no F or no B for a rank
              ...
 
 1F1B and interleaved 1F1B give every rank the same rows, so all ranks take a row at once, in numpy. In 1F1B the F of a
-row go from rank to rank, free(s) being when rank s is through with the row before:
+row go from rank to rank. free(s) is when rank s is through with the row before:
 
     F_i(s)       = max(A_i(s-1), free(s)) + f_s
-    A_i(s)       = max(F_i(s), queue(s)) + t_s           when what rank s sends is there: its sends go one by one
+    A_i(s)       = max(F_i(s), queue(s)) + t_s           when the transfer of rank s arrives: its sends go one by one
                  = G_s + max_(r<=s) (max(queue(r), free(r) + f_r) + t_r - G_r),   G_s = f_0 + t_0 + .. + f_s + t_s
     B_(i-w_s)(s) = max(free(s), A_(i-w_s)(s+1)) + b_s    rank s+1 took that B, and sent it, in its row i-1
 
-Interleaved, rank s takes row i in wave i + s, for then all that a turn waits for was made in the wave before: F number
-i by rank s-1, or of the chunk before by the last rank, B by rank s+1 in its row i-2, or of the chunk behind by the
-first rank. Every micro-batch is gone through, none is extrapolated: how many it takes until the slowest rank alone sets
-the pace depends on the durations. About 10 microseconds for a micro-batch of a chunk, whatever the number of ranks.
+Interleaved, rank s takes row i in wave i + s. Then every input of a turn was made in the wave before: F number i by
+rank s-1, or of the chunk before by the last rank; B by rank s+1 in its row i-2, or of the chunk after by the first
+rank. Every micro-batch is computed, none is extrapolated: how many it takes until the slowest rank alone sets the pace
+depends on the durations. About 10 microseconds for a micro-batch of a chunk, whatever the number of ranks.
 
-Not good for: what runs beside the passes but sends and reductions (gathers), slices, other orders; see
-`costmodels.simulate`, which this equals.
+Not good for: gathers and other work beside the passes (only sends and reductions are modelled), slices, other orders;
+for these see `costmodels.simulate`, which gives the same result here.
 
 Source: the orders are those of `costmodels.schedules`; the recurrence is max-plus linear, see Baccelli et al.,
 "Synchronization and linearity", 1992.
@@ -36,26 +36,26 @@ from costmodels.units import Array, Seconds
 
 
 class RankEnd(NamedTuple):
-    """When a rank has taken its last backward pass, and when its step is over."""
+    """When a rank ends its last backward pass, and when its step ends, in seconds."""
 
     passes: Seconds
     step: Seconds
 
 
 def rank_ends(ranks: Sequence[RankSeconds], micro_batches: int) -> tuple[RankEnd, ...]:
-    """The ends of all ranks in 1F1B, interleaved where they have several chunks.
+    """The ends of all ranks in 1F1B, interleaved if they have several chunks.
 
     `max` over the ends of the steps is `simulate(...).seconds`.
 
     Raises:
-        CostModelError: numbers that the schedule cannot take, or communication that `simulate` alone knows.
+        CostModelError: numbers that the schedule cannot take, or communication that only `simulate` models.
     """
     _check(ranks, micro_batches)
     forward = np.array([[_pass_seconds(chunk.forward[0]) for chunk in rank.chunks] for rank in ranks])
     backward = np.array([[_pass_seconds(chunk.backward[0]) for chunk in rank.chunks] for rank in ranks])
     sends = np.array([[(chunk.send_forward, chunk.send_backward) for chunk in rank.chunks] for rank in ranks])
-    sends[-1, -1, 0] = sends[0, 0, 1] = 0.0  # nobody is behind the last stage, nor before the first
-    if len(ranks) == 1 and forward.shape[1] == 1:  # waits for nobody
+    sends[-1, -1, 0] = sends[0, 0, 1] = 0.0  # the last stage sends nothing forward, the first nothing back
+    if len(ranks) == 1 and forward.shape[1] == 1:  # a single rank has nothing to wait for
         ends = micro_batches * (forward + backward)
     elif forward.shape[1] == 1:
         ends = _plain(forward[:, 0], backward[:, 0], sends[:, 0, 0], sends[:, 0, 1], micro_batches)[:, None]
@@ -65,11 +65,14 @@ def rank_ends(ranks: Sequence[RankSeconds], micro_batches: int) -> tuple[RankEnd
 
 
 def _plain(forward: Array, backward: Array, ahead: Array, back: Array, micro_batches: int) -> Array:
-    """Ends of the last backward passes under 1F1B, (ranks,); `ahead` and `back` are seconds of sends."""
+    """Ends of the last backward passes under 1F1B, (ranks,); all arguments but the last are seconds, (ranks,).
+
+    `ahead` and `back` are sends forward and backward.
+    """
     count = len(forward)
     through = np.cumsum(forward + ahead)
     free, queue = np.zeros(count), np.zeros(count)
-    returned = np.zeros(count + 1)  # the last gradient that each rank has sent; behind the last nothing is waited for
+    returned = np.zeros(count + 1)  # when the last gradient of each rank arrives; the last rank waits for none
     came = np.zeros(count)
     for row in range(micro_batches + count - 1):
         if row < micro_batches:
@@ -85,12 +88,14 @@ def _plain(forward: Array, backward: Array, ahead: Array, back: Array, micro_bat
 
 
 def _interleaved(forward: Array, backward: Array, ahead: Array, back: Array, micro_batches: int) -> Array:
-    """Ends of the last backward passes under interleaved 1F1B, (ranks, chunks); `ahead` and `back` are seconds of
-    sends."""
+    """Ends of the last backward passes under interleaved 1F1B, (ranks, chunks), from seconds of the same shape.
+
+    `ahead` and `back` are sends forward and backward.
+    """
     count, virtual = forward.shape
     cycle, total = count * virtual, micro_batches * virtual
     place, waves = np.arange(count), np.arange(cycle)[:, None]
-    late = 2 * (count - 1) + (virtual - 1) * count  # rank 0 takes its first backward so many rows after its first row
+    late = 2 * (count - 1) + (virtual - 1) * count  # rows from the first row of rank 0 to its first backward
     # chunks of the forward and the backward that each rank takes in a wave, (cycle, ranks)
     forwards = (waves - place) % cycle // count
     backwards = virtual - 1 - (waves + place - late) % cycle // count
@@ -119,7 +124,7 @@ def _interleaved(forward: Array, backward: Array, ahead: Array, back: Array, mic
 
 
 def _end(rank: RankSeconds, ends: Array, backward: Array) -> RankEnd:
-    """What comes behind the last passes, whose reductions run in the order in which the chunks are through."""
+    """The end of a rank: after its last passes, reductions run in the order in which the chunks are done."""
     queue = 0.0
     for chunk in reversed(range(len(rank.chunks))):
         queue = reductions_end(rank.chunks[chunk].reductions, float(ends[chunk]), float(backward[chunk]), queue)
@@ -128,8 +133,10 @@ def _end(rank: RankSeconds, ends: Array, backward: Array) -> RankEnd:
 
 
 def reductions_end(buckets: Sequence[Seconds], end: Seconds, seconds: Seconds, free: Seconds = 0.0) -> Seconds:
-    """When the last of some buckets has travelled, one after the other from when the link is `free`: each is full
-    behind its part, of equal ones, of a backward pass that takes so many `seconds` and is over at `end`."""
+    """When the last of some buckets is reduced; they are reduced one after the other, from when the link is `free`.
+
+    The buckets are filled in equal parts of a backward pass that takes `seconds` and is over at `end`.
+    """
     for number, bucket in enumerate(buckets, start=1):
         free = max(free, end - seconds * (1 - number / len(buckets))) + bucket
     return free

@@ -1,4 +1,4 @@
-"""The rate that no kernel of an op class exceeds: what lower bounds are made of."""
+"""The rate that no kernel of an op class exceeds, for lower bounds."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from hardware_profiles import Device
 
 
 def _fp32_rate(_: str, device: Device) -> FlopsPerSecond:
-    """No matrix is multiplied: whatever the operands are, it is computed in float32."""
+    """FLOP/s of kernels without matrix products, which compute in float32 whatever their operands are."""
     return device.peak("fp32") * device.efficiency("elementwise").compute
 
 
@@ -26,9 +26,9 @@ _RATES: Mapping[str, Callable[[str, Device], FlopsPerSecond]] = {
 
 
 def best_rate(op_class: str, dtype: str, device: Device) -> FlopsPerSecond:
-    """FLOP/s such that every formula of this package says flops / rate or more for a kernel of the class.
+    """The largest FLOP/s of an op class: every formula of this package gives its kernels flops / rate seconds or more.
 
-    Raises `hardware_profiles.UnknownKeyError` where the device has no figure for the class or the dtype.
+    Raises `hardware_profiles.UnknownKeyError` if the device has no figure for the class or the dtype.
     """
     rate = _RATES.get(op_class)
     if rate is not None:

@@ -3,19 +3,20 @@
     x_1 ... x_s ──one product──> what inputs add to the gates of all steps        s b rows, g columns, i deep
     h_0 ─> step ─> h_1 ─> step ─> ... ─> h_s                                      each b rows, g columns, o deep
 
-The inputs of all steps are multiplied at once; then steps follow each other, each a product of the state before with
-the other matrix and a pass over the gates:
+The inputs of all steps are multiplied at once. Then steps follow each other; each is a product of the previous state
+with the other matrix and a pass over the gates:
 
     forward     P(s b, g, i) + s (P(b, g, o) + E(2 g + 3 h))
     backward    P(s b, i, g) + s (P(b, o, g) + E(3 g + 4 h)) + P(g, i, s b) + P(g, o, s b)
 
-P is `matmul_time` and E the time of a pass over so many elements of each sample (gates, states, and what is kept of
-them), with a launch each. Directions follow each other. Steps launch one by one, which decides where b is small: a
-device computes a short step no faster than it can launch it.
+P is `matmul_time`. E is the time to read or write that many elements of each sample (gates, states and saved values),
+with a launch. If o is not h, each step also projects its state: P(b, o, h) forward, twice that backward. Directions
+follow each other. Steps launch one by one, which decides the time where b is small: a step is never faster than its
+launch.
 
 Monotone in every extent; c times the samples or the steps take at most c times as long. Not good for kernels that keep
 the matrix of the steps in registers over all of them (cuDNN's persistent ones, of small layers), which need no launch
-for a step. No measured kernel of a GPU stands behind it.
+for a step. No GPU measurement supports this formula.
 
 Source: Appleyard, Kocisky, Blunsom, "Optimizing performance of recurrent neural networks on GPUs", arXiv 1604.01946
 (section 3.1: one product for the inputs of all steps, one for each step; pointwise operations in one kernel).
@@ -31,8 +32,17 @@ from hardware_profiles import Device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentShape:
-    """What one device has: numbers, or arrays of one shape (K,). `outputs` are what a step hands on: `hidden` elements,
-    or fewer, where they are projected."""
+    """Extents on one device: numbers, or arrays of one shape (K,).
+
+    Attributes:
+        batch: b, samples.
+        steps: s, of a sample.
+        inputs: i, elements of an input.
+        outputs: o, elements that a step passes on: `hidden`, or fewer if they are projected.
+        gates: g, elements of all gates.
+        hidden: h, elements of a state.
+        directions: 1, or 2 if bidirectional.
+    """
 
     batch: Quantity
     steps: Quantity
@@ -44,7 +54,10 @@ class RecurrentShape:
 
 
 def recurrent_time(shape: RecurrentShape, dtype: str, device: Device) -> Quantity:
-    """Seconds of the forward pass, element-wise."""
+    """Seconds of the forward pass, element-wise.
+
+    Raises: as `costmodels.matmul_time` and `costmodels.operator_time`.
+    """
     inputs = matmul_time(shape.batch * shape.steps, shape.gates, shape.inputs, shape.directions, dtype, device)
     step = matmul_time(shape.batch, shape.gates, shape.outputs, _one(shape), dtype, device)
     passed = _passed(shape, 2 * shape.gates + 3 * shape.hidden, dtype, device)
@@ -52,7 +65,10 @@ def recurrent_time(shape: RecurrentShape, dtype: str, device: Device) -> Quantit
 
 
 def recurrent_backward_time(shape: RecurrentShape, dtype: str, device: Device) -> Quantity:
-    """Seconds of the backward pass, element-wise: libraries compute the gradients of everything at once."""
+    """Seconds of the backward pass, element-wise: libraries compute all gradients at once.
+
+    Raises: as `recurrent_time`.
+    """
     rows, one = shape.batch * shape.steps, shape.directions
     inputs = matmul_time(rows, shape.inputs, shape.gates, one, dtype, device)
     step = matmul_time(shape.batch, shape.outputs, shape.gates, _one(shape), dtype, device)
@@ -69,7 +85,7 @@ def _one(shape: RecurrentShape) -> Quantity:
 
 
 def _projected(shape: RecurrentShape, dtype: str, device: Device) -> Quantity:
-    """Seconds of the projection of one step, 0 where states are handed on as they are."""
+    """Seconds of the projection of one step; 0 where states are not projected."""
     time = matmul_time(shape.batch, shape.outputs, shape.hidden, _one(shape), dtype, device)
     return time * (shape.outputs != shape.hidden)
 

@@ -1,13 +1,13 @@
 """The 1F1B pipeline schedules with a flush at the end of the step (PipeDream-flush), plain and interleaved.
 
-    stage 0   F F F F     B F B F B B B          stage s warms up with p-s forwards, then alternates,
+    stage 0   F F F F     B F B F B B B          stage s takes p-s forwards, then alternates,
     stage 1     F F F   B F B F B B  B           so it holds min(m, p-s) micro-batches of activations
     stage 2       F F B F B F B B                m micro-batches, p stages
     stage 3         F B F B F B F B
 
-Interleaved, a device holds v chunks of the model instead of one, chunk c on device c mod p, and takes them in turn, p
-micro-batches at a time. A chunk is a v-th of the work, so the pipeline fills and drains v times as fast, for v times
-the transfers and more micro-batches in flight:
+Interleaved, a device holds v chunks of the model instead of one, chunk c on device c mod p. It takes them in turn, p
+micro-batches at a time. A chunk is 1/v of the work of a stage, so the pipeline fills and drains v times as fast, for v
+times the transfers and more micro-batches in flight:
 
     stage 0   0 0 1 1 0 . 0 ...                  p = 2, v = 2: chunk 0 of micro-batches 0 and 1, then chunk 1 of them
     stage 1     0 0 1 1 ...
@@ -38,17 +38,20 @@ def step_time(
 
         T = m max_s t_s + (sum_s t_s - max_s t_s) / v + max_s u_s
 
-    The slowest stage sets the pace of all micro-batches, the first of which must pass the other stages too, forward and
-    backward: one chunk of each, a v-th of its time, because the other chunks come while the pipeline is full. What a
-    stage does once a step comes after its last backward. Exact for chunks of equal time; otherwise the work that a
-    faster stage could hide under the slowest one is not counted as hidden.
+    The slowest stage sets the pace of all micro-batches. The first micro-batch must also pass the other stages, forward
+    and backward: one chunk of each, 1/v of its time, because the other chunks come while the pipeline is full. What a
+    stage does once a step comes after its last backward. Exact for chunks of equal time. Otherwise this counts work of
+    a faster stage that could overlap the slowest one.
 
     Args:
-        stage_micro_batch_seconds: t_s, forward and backward of one micro-batch through all chunks of stage s, with the
-            transfers it waits for.
+        stage_micro_batch_seconds: t_s, forward and backward of one micro-batch through all chunks of stage s, with its
+            exposed transfers.
         once_seconds: u_s, what stage s does once per step (gradient reduction, optimizer).
         micro_batches: m >= 1, a multiple of the number of stages where v > 1.
         virtual: v >= 1, the chunks of a stage.
+
+    Raises:
+        CostModelError: numbers out of these ranges, or lists of different lengths.
     """
     _check(len(stage_micro_batch_seconds), micro_batches, virtual)
     if len(once_seconds) != len(stage_micro_batch_seconds):
@@ -65,14 +68,14 @@ def step_time(
 def least_step_time(
     stage_micro_batch_seconds: Sequence[float], once_seconds: Sequence[float], micro_batches: int, virtual: int = 1
 ) -> Seconds:
-    """No step of 1F1B takes less, however the stages divide their time between forward and backward; arguments as in
-    `step_time`.
+    """Lower bound on a step of 1F1B, in seconds, however the stages divide their time between forward and backward.
 
+        T >= max_s (m t_s + u_s)
         T >= sum_s t_s + (m-1) t_r - sum_(s>r) (t_r - t_s) + u_0      for r = p-1 and each r with m > p-r, where v = 1
 
-    The way of the first micro-batch to the last stage and back to r, stage r at work without a break on all that it has
-    not warmed up with, and the way of the last micro-batch to the last stage and back to the first. Close to the step
-    where a single stage sets the pace.
+    The second bound adds up three parts: the first micro-batch on its way to the last stage and back to r; stage r at
+    work without a break on all that it has not warmed up with; the last micro-batch on its way to the last stage and
+    back to the first. It is close to the step if a single stage sets the pace. Arguments and errors as in `step_time`.
     """
     stages = len(stage_micro_batch_seconds)
     _check(stages, micro_batches, virtual)
@@ -88,9 +91,9 @@ def least_step_time(
 
 
 def bubble_fraction(stage_micro_batch_seconds: Sequence[Quantity], micro_batches: int, virtual: int = 1) -> Quantity:
-    """Share of the p devices' time, without the once-a-step part, in which they wait; in [0, 1).
+    """Share of the p devices' time in which they wait, without the once-a-step part; in [0, 1).
 
-    1 - m sum_s t_s / (p T),    (p-1)/(mv+p-1) for stages of equal time
+    1 - m sum_s t_s / (p T); (p-1)/(mv+p-1) for stages of equal time. Arguments and errors as in `step_time`.
     """
     once = [0.0] * len(stage_micro_batch_seconds)
     time = step_time(stage_micro_batch_seconds, once, micro_batches, virtual)
@@ -105,8 +108,8 @@ TurnKind: TypeAlias = Literal["forward", "backward", "input_gradient", "weight_g
 class Turn:
     """One turn of a stage: a pass of one micro-batch (0 first), or of one slice of its sequence, through one chunk.
 
-    A backward pass is one turn, or two where a schedule takes it apart: the gradient of the input, which the stage
-    before waits for, and the gradient of the weights, which nobody waits for until the optimizer.
+    A backward pass is one turn, or two if the schedule splits it: the gradient of the input, which the stage before
+    waits for, and the gradient of the weights, which only the optimizer waits for.
     """
 
     kind: TurnKind
@@ -116,13 +119,15 @@ class Turn:
 
 
 def order_1f1b(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
-    """What a stage does in which order: p-s-1 forwards to warm up, then one forward and one backward in turn, then the
-    backwards that are left. Never more than `in_flight` forwards without their backward."""
+    """The turns of a stage under 1F1B, with never more than `in_flight` forwards without their backward.
+
+    p-s-1 forwards warm up, then forwards and backwards alternate, then the remaining backwards follow.
+    """
     return in_turn(in_flight(stage, stages, micro_batches) - 1, micro_batches)
 
 
 def in_turn(warm_up: int, micro_batches: int) -> tuple[Turn, ...]:
-    """So many forwards to warm up, then one forward and one backward in turn, then the backwards that are left."""
+    """`warm_up` forwards, then forwards and backwards alternate, then the remaining backwards follow."""
     turns = [Turn("forward", index) for index in range(warm_up)]
     for index in range(micro_batches - warm_up):
         turns += [Turn("forward", warm_up + index), Turn("backward", index)]
@@ -131,18 +136,25 @@ def in_turn(warm_up: int, micro_batches: int) -> tuple[Turn, ...]:
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:
-    """Micro-batches whose activations stage `stage` (0 first) holds at most: min(m, p-s)."""
+    """The most micro-batches whose activations stage `stage` (0 first) holds: min(m, p-s).
+
+    Raises:
+        CostModelError: fewer than one stage or micro-batch, or a stage that is out of range.
+    """
     _check(stages, micro_batches)
     _check_stage(stage, stages)
     return min(micro_batches, stages - stage)
 
 
 def order_interleaved_1f1b(stage: int, stages: int, virtual: int, micro_batches: int) -> tuple[Turn, ...]:
-    """What a stage of v chunks does in which order; that of Megatron-LM.
+    """The turns of a stage of v chunks, as in Megatron-LM.
 
     The k-th forward is of chunk (k mod pv) div p and of micro-batch k mod p of the round k div pv; backwards go through
-    the chunks from the last to the first. min(2 (p-s-1) + (v-1) p, m v) forwards to warm up, then one forward and one
-    backward in turn, then the backwards that are left.
+    the chunks from the last to the first. min(2 (p-s-1) + (v-1) p, m v) forwards warm up, then forwards and backwards
+    alternate, then the remaining backwards follow.
+
+    Raises:
+        CostModelError: as `in_flight`; also where v > 1 and p does not divide m.
     """
     _check(stages, micro_batches, virtual)
     _check_stage(stage, stages)
@@ -163,21 +175,23 @@ def order_interleaved_1f1b(stage: int, stages: int, virtual: int, micro_batches:
 
 @lru_cache(maxsize=4096)
 def in_flight_of_chunks(stage: int, stages: int, virtual: int, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches whose activations a stage holds at most, for each of its chunks in model order: of one chunk
-    `in_flight`, of several the most of each in `moments_in_flight`. The chunks are not all at their most at the same
-    moment, so the sum over them is an upper bound."""
+    """The most micro-batches whose activations a stage holds, for each of its chunks in model order.
+
+    With one chunk it is `in_flight`, with several the maximum of each chunk in `moments_in_flight`. The chunks do not
+    reach their maximum at the same moment, so their sum is an upper bound.
+    """
     return tuple(np.max(moments_in_flight(stage, stages, virtual, micro_batches), axis=0).tolist())
 
 
 @lru_cache(maxsize=4096)
 def moments_in_flight(stage: int, stages: int, virtual: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
-    """Micro-batches whose activations a stage holds of each of its chunks, at every moment at which it may hold the
-    most: behind the forwards of the steady phase.
+    """Micro-batches of each chunk whose activations a stage holds, at every moment at which it may hold the most.
 
-    One chunk: `in_flight`. Several, by counting over `order_interleaved_1f1b`: after w + i + 1 forwards and i backwards
-    chunk c holds f_c(w + i + 1) - f_(v-1-c)(i), where f_c(n) = p (n div pv) + min(p, max(0, n mod pv - c p)) of n
-    forwards are of chunk c. That repeats every pv turns. Behind the warm-up all chunks together hold w + 1 at each of
-    these moments, and those of the first chunks are more as time goes on, until the next round.
+    These moments are after the forwards of the steady phase. With one chunk there is one moment, `in_flight`. With
+    several, count over `order_interleaved_1f1b`: after w + i + 1 forwards and i backwards, chunk c holds f_c(w + i + 1)
+    - f_(v-1-c)(i), where f_c(n) = p (n div pv) + min(p, max(0, n mod pv - c p)) of n forwards are of chunk c. This
+    repeats every pv turns. After the warm-up all chunks together hold w + 1 at each of these moments, and the first
+    chunks hold more and more of them until the next round.
     """
     if virtual == 1:
         return ((in_flight(stage, stages, micro_batches),),)

@@ -2,7 +2,7 @@
 
     rank 0  computation   F0 F1 F2 .  .  B0 F3 B1 ...           passes in the order of the schedule
             inside           ==                                 communication of a pass that may run under its work
-            parameters    gather ......... reduce reduce        weights before a pass, gradients behind it, in order
+            parameters    gather ......... reduce reduce        weights before a pass, gradients after it, in order
             transfers       0>1 0>1                             results to the rank that waits for them, in order
     rank 1  computation         F0 F1 B0 ...
 
@@ -11,23 +11,23 @@ the step is a graph of events without choices, and the end of an event is
 
     end(e) = max over what it waits for of end + seconds(e)
 
-a longest path. From this follows what a search may rely on: no duration can be longer and the step shorter (a list
-scheduler that picked what is ready could do that: Graham's anomalies), and waiting for a communication is never faster
-than overlapping it, because it only adds edges. One pass over the turns; a rank goes on until it waits for another,
-which wakes it. O(turns), a few microseconds each.
+a longest path. A search may rely on two consequences. A longer duration never makes the step shorter (a list scheduler
+that picks any ready work can do that: Graham's anomalies). And waiting for a communication is never faster than
+overlapping it, because it only adds edges. One pass over the turns: a rank goes on until it waits for another, which
+wakes it. O(turns), a few microseconds each.
 
-    pass        computation + blocking + what of `overlapped` is longer than the computation
+    pass        computation + blocking + the part of `overlapped` that is longer than the computation
     gather      before each pass that reads the weights; prefetched: while the pass before runs (two sets of weights)
-    reduction   of each bucket, as soon as the share of the last backward pass is done that makes it
+    reduction   of each bucket, as soon as its share of the last backward pass is done
     transfer    to the next or the previous chunk; the sender goes on
-    pair        a forward and a backward turn that run together: when the inputs of both are there, for as long as both
-                take less what one covers of the other; what either has made leaves when both are through
+    pair        a forward and a backward turn that run together: they start when the inputs of both are there, and take
+                as long as both less what they save; their outputs leave when both are done
     at the end  optimizer once all reductions of the rank are done, then the gathering of new weights
 
 Not good for: contention. The four queues of a rank do not slow each other down, though they may share links, and
-communication takes nothing from computation (some percent of the cores of a device, in truth). There is no global
-barrier before the optimizer (the norm of all gradients), which takes ranks that finish early nothing: the step ends
-with the last of them.
+communication takes nothing from computation (in reality it takes some percent of a device's cores). There is no global
+barrier before the optimizer (the norm of all gradients). It would cost nothing on ranks that finish early: the step
+ends with the last rank.
 
 Sources: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17(2), 1969; Baccelli et al.,
 "Synchronization and linearity", 1992 (max-plus systems are monotone); for the schedules see `costmodels.orders`.
@@ -63,7 +63,7 @@ EventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Which communication runs beside computation; what does not, the computation waits for where it comes up."""
+    """Which communication runs beside computation; for the rest, computation waits when it comes up."""
 
     inside: bool = True
     gathers: bool = True
@@ -72,7 +72,10 @@ class Overlap:
 
 
 class Event(NamedTuple):
-    """Something that a stream of a rank does; `micro_batch` is -1 where there is none."""
+    """Something that a stream of a rank does, in seconds from the start of the step.
+
+    `micro_batch` and `chunk` are -1 where there is none.
+    """
 
     start: Seconds
     end: Seconds
@@ -86,10 +89,14 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUse:
-    """How a rank spends the step, busy + exposed + idle = seconds of the step, and what it holds at most.
+    """How a rank spends the step, and the most that it holds; busy + exposed + idle = seconds of the step.
 
-    `busy` computes, `exposed` waits for communication of its own (inside passes, gathers, reductions, sends where they
-    are waited for), `idle` waits for other ranks, their transfers included. `live` counts slices of micro-batches.
+    Attributes:
+        busy: computation.
+        exposed: waits for its own communication: inside passes, gathers, reductions, and sends that do not overlap.
+        idle: waits for other ranks, their transfers included.
+        live: the most slices of micro-batches at once.
+        live_bytes: the most bytes that they hold at once.
     """
 
     busy: Seconds
@@ -101,7 +108,7 @@ class RankUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A simulated step. Events stand rank by rank, in the order of the turns that cause them."""
+    """A simulated step. Events are listed rank by rank, in the order of the turns that cause them."""
 
     seconds: Seconds
     ranks: tuple[RankUse, ...]
@@ -122,17 +129,17 @@ def simulate(
     """One step of a pipeline of `ranks`, each taking its turns in its order (`costmodels.schedule_orders`).
 
     Args:
-        ranks: what each rank takes, all with the same number of chunks and slices.
+        ranks: the times of each rank, all with the same number of chunks and slices.
         orders: the turns of each rank.
         overlap: which communication is overlapped.
-        record: whether events are listed; without them it takes about half the time.
-        v_shaped: whether the two chunks of a rank lie in a V (`costmodels.Schedule`); what crosses from one to the
-            other on the last rank takes no time.
+        record: whether events are listed; without them the simulation takes about half the time.
+        v_shaped: whether the two chunks of a rank lie in a V (`costmodels.Schedule`). Between the two chunks of the
+            last rank there is no transfer.
 
     Raises:
         CostModelError: durations that are negative or not finite, ranks that do not match the orders, an order that
-            leaves out or repeats a turn or takes a backward pass before its forward, or orders that wait for each
-            other for ever; the message names rank, turn and what it waits for.
+            leaves out or repeats a turn or takes a backward pass before its forward, or orders that wait for each other
+            forever. The message names rank, turn and what it waits for.
     """
     check_times(ranks, orders)
     count = len(ranks)
@@ -169,13 +176,13 @@ class _Arrivals:
         units = shape.micro_batches * shape.slices
         self.forward: list[Seconds | None] = [None] * size
         self.backward: list[Seconds | None] = [None] * size
-        self.forward[:units] = [0.0] * units  # the data is there
+        self.forward[:units] = [0.0] * units  # the first chunk reads its data without waiting
         self.backward[size - units :] = [0.0] * units  # the loss is part of the last chunk
         self.units = units
 
 
 class _Run:
-    """A rank on its way through its turns."""
+    """The state of a rank while it goes through its turns."""
 
     def __init__(
         self, number: int, times: RankSeconds, order: Sequence[Turn], arrived: _Arrivals, overlap: Overlap, record: bool
@@ -185,9 +192,9 @@ class _Run:
         self.events: list[Event] = []
         self.turn = 0
         self.free = 0.0  # computation
-        self.parameters = 0.0  # end of what the queue of gathers and reductions has
+        self.parameters = 0.0  # when the queue of gathers and reductions is empty
         self.transfers = 0.0
-        self.gathered = 0.0  # end of the gathering for the next turn
+        self.gathered = 0.0  # when the gather for the next turn ends
         self.busy, self.exposed = 0.0, 0.0
         self.passes = _passes(times, order, overlap)
         self.reducing = _reducing(times, order)
@@ -196,7 +203,7 @@ class _Run:
         self._gather(0, 0.0)
 
     def advance(self) -> list[int]:
-        """Take turns until one lacks its input; the ranks that may go on because of it."""
+        """Take turns until one lacks its input; returns the ranks that may go on because of it."""
         shape, arrived, order = self.arrived.shape, self.arrived, self.order
         forward, backward, units, slices = arrived.forward, arrived.backward, arrived.units, shape.slices
         count, last = shape.ranks, shape.ranks * shape.virtual - 1
@@ -261,7 +268,7 @@ class _Run:
         return [(self.number + step) % count for step, wake in ((1, wake_next), (-1, wake_previous)) if wake]
 
     def _later(self, came: Seconds, turn: Turn) -> Seconds | None:
-        """When the input of a backward turn is there, too; None where nobody knows yet."""
+        """When the inputs of both turns of a pair are there; None if that of the backward `turn` is not known yet."""
         shape = self.arrived.shape
         down = not shape.v_shaped or not turn.chunk % 2
         chunk = turn.chunk * shape.ranks + (self.number if down else shape.ranks - 1 - self.number)
@@ -269,7 +276,7 @@ class _Run:
         return None if other is None else max(came, other)
 
     def finish(self) -> Seconds:
-        """Optimizer and gathering of the new weights; the end of the rank's step."""
+        """Run the optimizer and gather the new weights; returns the end of the rank's step."""
         start = max(self.free, self.parameters)
         end = start + self.times.optimizer
         self.busy += self.times.optimizer
@@ -286,7 +293,7 @@ class _Run:
         return RankUse(busy=self.busy, exposed=self.exposed, idle=idle, live=self.live, live_bytes=self.live_bytes)
 
     def _gather(self, index: int, ready: Seconds) -> None:
-        """Queue the gathering of the weights of a turn."""
+        """Queue the gather of the weights of a turn."""
         if index >= len(self.order):
             return
         turn = self.order[index]
@@ -311,7 +318,7 @@ class _Run:
             )
 
     def _reduce(self, turn: Turn, start: Seconds, end: Seconds, buckets: tuple[Seconds, ...]) -> Seconds:
-        """Queue the reductions behind a turn; the end of the last one."""
+        """Queue the reductions of a turn; returns the end of the last one."""
         for index, seconds in enumerate(buckets):
             ready = start + (end - start) * ((index + 1) / len(buckets)) if self.overlap.reductions else end
             begin = max(ready, self.parameters)
@@ -345,7 +352,8 @@ class _Run:
     def _record_pass(
         self, turn: Turn, start: Seconds, computation: Seconds, seconds: Seconds, inner: tuple[Seconds, Seconds]
     ) -> None:
-        """The pass, and the communication inside it: what overlaps from its start, the rest behind it."""
+        """Record the pass and the communication inside it: the overlapped part from its start, the blocking part at its
+        end."""
         rest = self.number, turn.micro_batch, turn.chunk, turn.slice
         overlapped, blocking = inner
         self.events.append(
@@ -390,8 +398,10 @@ def _paired(
     order: Sequence[Turn],
     passes: Mapping[tuple[TurnKind, int, int], tuple[Seconds, Seconds, tuple[Seconds, Seconds]]],
 ) -> dict[int, tuple[Seconds, Seconds]]:
-    """For the turns of pairs what each takes less; and of the first of the two how long the other one goes on, at whose
-    end what it has made leaves."""
+    """For each turn of a pair: the seconds that it saves, and how long the other turn goes on after it.
+
+    The output of a first turn leaves at the end of the second one.
+    """
     found = {}
     for at in paired_turns(tuple(order)):
         one, other = (passes[turn.kind, turn.chunk, turn.slice][0] for turn in order[at : at + 2])
@@ -403,7 +413,8 @@ def _paired(
 
 
 def _reducing(times: RankSeconds, order: Sequence[Turn]) -> frozenset[int]:
-    """Turns behind which gradients are reduced: the last of a chunk that makes some, or each of them."""
+    """Indexes of the turns after which gradients are reduced: the last backward of each chunk, or each one
+    (`reduce_each`)."""
     last: dict[int, int] = {}
     each = []
     for index, turn in enumerate(order):
@@ -415,8 +426,10 @@ def _reducing(times: RankSeconds, order: Sequence[Turn]) -> frozenset[int]:
 
 
 def _held(times: RankSeconds, order: Sequence[Turn]) -> tuple[int, Bytes]:
-    """Most slices of micro-batches at once between forward and the last of their backward turns, and most bytes; where
-    there are no backward turns nothing is held from one turn to the next."""
+    """The most slices of micro-batches, and bytes, at once between forward turns and the last of their backward turns.
+
+    Without backward turns, nothing is held from one turn to the next.
+    """
     if all(turn.kind == "forward" for turn in order):
         return min(1, len(order)), max((times.chunks[turn.chunk].held for turn in order), default=0.0)
     live = most = 0

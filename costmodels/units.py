@@ -1,4 +1,4 @@
-"""The unit aliases of `hardware_profiles.units`, and what a formula takes and gives: a number or an array of them."""
+"""The unit aliases of `hardware_profiles.units`, and the input and output type of formulas: a number or an array."""
 
 from typing import TypeAlias, TypeVar
 

@@ -4,20 +4,21 @@
     rank 1     stage 1      stage 2p-2          last stage, and what the last rank hands on stays where it is
     rank 2       stage 2  stage 2p-3            (p = 3)
 
-The backward pass of a micro-batch begins on the rank on which its forward pass began, and all ranks hold as much: 2p
+The backward pass of a micro-batch begins on the rank on which its forward pass began. All ranks hold the same: 2p
 stages of a micro-batch, which is what 1F1B holds on its first rank. A turn is half as long as with one stage a rank.
 
     zb_v         rank r warms up with 2(p-r)-1 forwards, r pairs of forwards of both chunks, p-r forwards of the second
                  chunk with its backwards, then F0 B0 W0 F1 B1 W1 in turn; weight gradients fill the end
     dualpipe_v   DualPipe cut in half: 2(p-r-1) forwards, r+1 pairs, p-r-1 times B1 W1 F1, then F0 B1 F1 B0 in turn;
-                 backward passes are whole (B, and W at once) but where weight gradients fill bubbles, at both ends
+                 backward passes are whole (B, then W at once), except at the ends, where weight gradients fill bubbles
 
-Both are made for 2p-1 or 2p micro-batches, or more. Of fewer the turns of those that are not there are left out, which
-leaves every wait for another rank as it is.
+Both are made for at least 2p-1 or 2p micro-batches. With fewer, the turns of the missing ones are left out; every wait
+for another rank stays as it is.
 
 Sources: Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024, section 4 (V-ZB is the ZB-V of Qi et
 al., "Zero bubble pipeline parallelism", 2024); DeepSeek-AI, "DualPipe" (github.com/deepseek-ai/DualPipe), dualpipev.py,
-and arXiv 2412.19437, section 3.2.1. Not modelled of the latter: a forward and a backward pass at the same time.
+and arXiv 2412.19437, section 3.2.1. Its forward and backward passes at the same time are the pairs of
+`costmodels.timeline`.
 """
 
 from collections import deque
@@ -27,7 +28,7 @@ from costmodels.schedules import Turn, TurnKind, in_flight
 
 
 class _Turns:
-    """The turns of a rank as they are written down, each chunk and kind in the order of micro-batches."""
+    """The turns of a rank while they are written down; each chunk and kind goes through the micro-batches in order."""
 
     def __init__(self, micro_batches: int) -> None:
         self.micro_batches = micro_batches
@@ -39,20 +40,20 @@ class _Turns:
         self._next("forward", chunk)
 
     def backward(self, chunk: int, *, apart: bool = False) -> None:
-        """The gradient of the input, and that of the weights at once, or later where they come `apart`."""
+        """The gradient of the input; then that of the weights at once, or deferred if they come `apart`."""
         later = self._next("input_gradient", chunk)
         self.deferred.append(Turn("weight_gradient", later, chunk))
         if not apart:
             self._append(self.deferred.pop())
 
     def weights(self, chunk: int | None = None) -> None:
-        """The oldest weight gradients that are deferred, of any chunk or of one."""
+        """The oldest deferred weight gradient, of any chunk or of one."""
         oldest = next(turn for turn in self.deferred if chunk in (None, turn.chunk))
         self.deferred.remove(oldest)
         self._append(oldest)
 
     def all_weights(self, chunk: int) -> None:
-        """All weight gradients of a chunk that are deferred."""
+        """All deferred weight gradients of a chunk."""
         for _ in range(sum(turn.chunk == chunk for turn in self.deferred)):
             self.weights(chunk)
 
@@ -69,7 +70,10 @@ class _Turns:
 
 @lru_cache(maxsize=256)
 def order_zb_v(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
-    """The turns of a rank, of so many `stages` (ranks), under ZB-V."""
+    """The turns of rank `stage` of `stages` ranks under ZB-V.
+
+    Raises: as `costmodels.in_flight`.
+    """
     in_flight(stage, stages, micro_batches)  # checks the numbers
     turns, total = _Turns(micro_batches), max(2 * stages - 1, micro_batches)
     for _ in range(2 * (stages - stage) - 1):
@@ -100,7 +104,10 @@ def order_zb_v(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
 
 @lru_cache(maxsize=256)
 def order_dualpipe_v(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
-    """The turns of a rank, of so many `stages` (ranks), under DualPipeV."""
+    """The turns of rank `stage` of `stages` ranks under DualPipeV.
+
+    Raises: as `costmodels.in_flight`.
+    """
     in_flight(stage, stages, micro_batches)  # checks the numbers
     turns, total, later = _Turns(micro_batches), max(2 * stages, micro_batches), stages - stage - 1
     for _ in range(2 * later):
