@@ -1,4 +1,5 @@
-"""Machines as facts: devices and the networks between them, every number with its source. Imports nothing of ours."""
+"""Machines as facts: devices and the networks between them, every number with its source. Imports no other package of
+ours."""
 
 from hardware_profiles.accuracy import FitError, RunError, dump_records, recorded, with_records
 from hardware_profiles.cluster import Cluster, Fact

@@ -1,10 +1,9 @@
-"""How far off predictions are on each machine, as it was last recorded, in two small tables beside the profiles.
+"""The last recorded prediction errors on each machine, in two small tables beside the profiles.
 
-    fit_errors.csv    the numbers of a profile beside the times of kernels and collectives that they are fitted to
-    run_errors.csv    the whole model beside training runs that others measured and published
+    fit_errors.csv    profiles against the times of kernels and collectives that they are fitted to
+    run_errors.csv    the whole model against published measurements of training runs
 
-They are figures to read, not to compute with: no price depends on them. Whoever changes the model or a profile records
-them anew:
+The tables are for readers; no price depends on them. Record them anew after a change of the model or of a profile:
 
     python -m tests.validation.fit_errors
     plan validate RUNS.csv --record hardware_profiles/run_errors.csv
@@ -32,9 +31,9 @@ _Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitError:
-    """Predicted over measured time less one, of `rows` kernels or collectives of one `part` of a profile.
+    """Errors (predicted over measured time, less one) of `rows` kernels or collectives of one `part` of a profile.
 
-    `date` in ISO form says when it was recorded, `source` which table the rows are from.
+    `date` is the day of the record in ISO form, `source` the table that the rows are from.
     """
 
     __pydantic_config__ = _STRICT
@@ -50,10 +49,10 @@ class FitError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunError:
-    """Predicted over measured less one, of the training runs of a file `runs` that were made on one machine.
+    """Errors (predicted over measured, less one) of the training runs in a file `runs` that were made on one machine.
 
-    `rows` runs were evaluated. `timed` of them say how long a step took, `with_memory` what the fullest device held;
-    the errors are theirs, None where there are none. `median_tau` is over the rank groups (see `planner.validation`).
+    `rows` runs were evaluated; `timed` of them state a step time, `with_memory` the memory of the fullest device. The
+    errors are over those runs, None if there are none. `median_tau` is over the rank groups (see `planner.validation`).
     """
 
     __pydantic_config__ = _STRICT
@@ -77,9 +76,9 @@ _FILES = {FitError: "fit_errors.csv", RunError: "run_errors.csv"}
 
 
 def recorded(kind: type[Record], path: Path | None = None) -> tuple[Record, ...]:
-    """What is recorded in the packaged table of a kind, or in another file of its form.
+    """The records of one kind, from the packaged table or from another file of its form.
 
-    Raises `MeasurementsError` where that cannot be read, with the place and the reason in one line.
+    Raises `MeasurementsError` if the file cannot be read, with the place and the reason in one line.
     """
     where = str(path) if path is not None else _FILES[kind]
     try:
@@ -103,7 +102,7 @@ def recorded(kind: type[Record], path: Path | None = None) -> tuple[Record, ...]
 
 
 def with_records(old: Iterable[Record], new: Iterable[Record]) -> tuple[Record, ...]:
-    """Records sorted by profile; those of profiles that `new` speaks of are its own."""
+    """Records sorted by profile; `new` replaces the `old` ones of the profiles that it names."""
     records = list(new)
     told = {record.profile for record in records}
     records += [record for record in old if record.profile not in told]
@@ -111,7 +110,7 @@ def with_records(old: Iterable[Record], new: Iterable[Record]) -> tuple[Record, 
 
 
 def dump_records(kind: type[Record], records: Iterable[Record]) -> str:
-    """The text of a table; shares with four digits behind the point."""
+    """The text of a table; shares with four digits after the point."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     names = [item.name for item in fields(kind)]

@@ -7,15 +7,14 @@
 Devices are numbered innermost level first: device 9 above is d1 of the second node. Every level gives its bandwidth per
 device and direction, so a node of eight devices reaches the cluster network with eight times the figure of that level.
 
-Groups that communicate at once. A collective is priced as if every device in use took part in one like it at the same
-time, because that is how a mesh axis runs: all shifts of a group together. Whether they contend is settled by what a
-bandwidth belongs to:
+Simultaneous groups. A collective is priced as if every device in use took part in one like it at the same time, because
+a mesh axis runs that way: all shifts of a group together. Whether they contend depends on what a bandwidth belongs to:
 
     own port         each device has its own, so shifts never meet: eight groups of one device a node each have a port
     shared uplink    the devices of a unit share links that carry less than their ports together, `oversubscription`
                      times less; with all of them active each has that share, whatever group it is in
 
-Not modelled: a group that has a shared uplink to itself while others are silent (it is then faster than we say),
+Not modelled: a group that has a shared uplink to itself while others are silent (it is then faster than predicted),
 collectives of different axes that overlap in time, and traffic of other jobs.
 """
 
@@ -37,7 +36,7 @@ FactKind = Literal["datasheet", "measured", "fitted", "assumed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One number of a profile as it was published: its path in the file, value in the unit of that path, and source."""
+    """One number of a profile: its path in the file, its value in the unit of that path, its source and its kind."""
 
     key: str
     value: float
@@ -47,11 +46,11 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """`devices` devices of one kind under a hierarchy of levels (innermost first), and where the numbers come from.
+    """`devices` devices of one kind under a hierarchy of levels (innermost first), and the source of each number.
 
     `composition` says how the levels differ from those of the profile called `name` (see `hardware_profiles.compose`);
-    empty: not at all. `software` runs on it. `host` is what a device has outside of itself, None where the profile says
-    nothing of it; it is no part of the digest, because plans that offload nothing there do not depend on it.
+    it is empty if they do not. `software` runs on the cluster. `host` is a device's part of its host, None if the
+    profile does not describe it; it is not part of the digest, because plans that offload nothing do not depend on it.
     """
 
     name: str
@@ -83,7 +82,7 @@ class Cluster:
     def with_devices(self, devices: int) -> "Cluster":
         """The same cluster with `devices` in use: any number that fits one node, or whole nodes.
 
-        Raises `TopologyError` with the nearest legal numbers otherwise.
+        Raises `TopologyError` otherwise; the message has the nearest legal numbers, or the capacity.
         """
         if devices < 1:
             raise TopologyError(f"cluster {self.name} needs at least 1 device, got {devices}")
@@ -100,12 +99,12 @@ class Cluster:
         return replace(self, devices=devices)
 
     def with_software(self, software: Software) -> "Cluster":
-        """The same machines, run by other software."""
+        """The same machines with other software."""
         return replace(self, software=software)
 
     def store(self, home: str) -> Store:
-        """Where a device may offload what it does not need for now: "host" or "disk". Raises `UnknownKeyError` where
-        the profile does not describe it."""
+        """The offload target called `home`, "host" or "disk". Raises `UnknownKeyError` if the profile does not describe
+        it."""
         if self.host is None:
             raise UnknownKeyError(
                 f"profile {self.name} says nothing of the host beside its devices; add a section [host] to it"
@@ -118,14 +117,15 @@ class Cluster:
     def group(self, size: int, stride: int) -> Group:
         """The group of devices 0, stride, 2*stride, ... (`size` of them), as every shift of it sees the hierarchy.
 
-        Members count at the innermost level where they share a unit; a size or stride that does not divide the fan-out
-        of a level is counted at the next outer one, which is never too fast. Raises `TopologyError` if the group
-        reaches beyond the devices in use.
+        Members count at the innermost level where they share a unit. A size or stride that does not divide the fan-out
+        of a level counts at the next outer one, which is never too fast. Raises `TopologyError` if the group reaches
+        beyond the devices in use.
         """
         return _group(self, size, stride)
 
     def digest(self) -> str:
-        """sha256 over the canonical content; the number of devices, the software and the sources are left out."""
+        """sha256 over name, device and levels; without the number of devices, the software, the host and the
+        sources."""
         content = {
             "name": self.name,
             "device": _plain(self.device),
@@ -174,8 +174,11 @@ def _group(cluster: Cluster, size: int, stride: int) -> Group:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses to dicts, for a text that two equal values share; left out are derived
-    fields, and younger ones at their defaults, so that a profile that does not use them keeps its digest."""
+    """Dataclasses as dicts, so that two equal values have the same text.
+
+    Derived fields are left out. So are fields with metadata (`OPTIONAL_IN_DIGEST`) at their defaults: a profile that
+    does not use them keeps its digest.
+    """
     if is_dataclass(value):
         values = {item: getattr(value, item.name) for item in fields(value) if item.init}
         return {item.name: _plain(one) for item, one in values.items() if not (item.metadata and one == item.default)}

@@ -3,14 +3,16 @@
     h100-80gb       node=8@450,cluster@50                     as the profile has it
     compose         node=8@450,rack=4@50,cluster=16@25/2      four nodes a rack, 16 racks behind uplinks shared by two
 
-A text names every level that there is, innermost first: NAME=COUNT@BANDWIDTH/OVERSUBSCRIPTION. COUNT units of the level
-below form one unit of this one; BANDWIDTH is in GB/s (1e9 bytes/s) per device and direction; the devices of a unit have
-ports for OVERSUBSCRIPTION times more than its uplink carries. What is left out is the profile's, and so are kind of
-network, latencies and efficiencies of protocols at all times: another bandwidth is a faster link, not another library.
+A text names every level, innermost first: NAME=COUNT@BANDWIDTH/OVERSUBSCRIPTION. COUNT units of the level below form
+one unit of this one. BANDWIDTH is in GB/s (1e9 bytes/s) per device and direction. The ports of a unit's devices
+together carry OVERSUBSCRIPTION times as much as its uplink. What the text leaves out is taken from the profile. The
+kind of network, and the latencies and efficiencies of protocols, always are: another bandwidth means a faster link, not
+another library.
 
-A level that the profile does not have is like the next level outwards that it has, or like its outermost one. A level
-of the profile that is not named is not there. Never guessed are counts that the profile cannot know, and the bandwidth
-of a mesh of direct links whose count changes, because it is the number of a device's links.
+A level that the profile does not have is made from the next outer level that it has, or from its outermost one. A level
+of the profile that the text does not name is left out. Two things are never guessed: counts that the profile cannot
+know, and the bandwidth of a mesh of direct links whose count changes, because it depends on the number of a device's
+links.
 """
 
 import difflib
@@ -34,7 +36,7 @@ _LEVEL = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChoice:
-    """What is asked of one level; None: as the profile has it. `bandwidth` is per device and direction."""
+    """What is asked of one level; None: as in the profile. `bandwidth` is in bytes/s per device and direction."""
 
     name: str
     fan_out: int | None = None
@@ -43,19 +45,19 @@ class LevelChoice:
 
 
 def compose(profile: Cluster | str, levels: str | Sequence[LevelChoice]) -> Cluster:
-    """The devices of a profile under the levels that are named, with one node of them in use.
+    """The devices of a profile under the given levels, with one node of them in use.
 
     Args:
-        profile: as `load_profile` gives it, or its name; not what is composed already.
-        levels: all levels, innermost first, as `LevelChoice` or as a text (see above).
+        profile: a cluster from `load_profile`, or the name of a profile; it must not be composed already.
+        levels: all levels, innermost first, as `LevelChoice` or as a text (see the top of this file).
 
     Returns:
-        A cluster of the same name whose `composition` is the text that makes it from the profile again; the profile
-        itself where nothing differs.
+        A cluster of the same name. Its `composition` is the text that makes it from the profile again. If nothing
+            differs, the profile itself.
 
     Raises:
         UnknownProfileError: no profile of that name.
-        TopologyError: a text that does not read, or levels that do not go together; the message says what to do.
+        TopologyError: a text that cannot be read, or levels that do not fit together; the message says what to do.
     """
     profile = load_profile(profile) if isinstance(profile, str) else profile
     if profile.composition:
@@ -76,7 +78,7 @@ def with_network(
     bandwidth: Mapping[str, BytesPerSecond] | None = None,
     devices_per_node: int | None = None,
 ) -> Cluster:
-    """The cluster with the network that somebody stated for it, as published runs do.
+    """The cluster with stated figures of its network, as published runs give them.
 
         with_network(load_profile("a100-40gb"), bandwidth={"cluster": 4 * 100e9 / 8 / 8})     4 x 100 Gb/s for 8 devices
 
@@ -108,7 +110,8 @@ def with_network(
 
 
 def parse_levels(text: str) -> tuple[LevelChoice, ...]:
-    """The levels that a text names, see above. Raises `TopologyError`, which quotes what does not read."""
+    """The levels that a text names (see the top of this file). Raises `TopologyError`, which quotes the part it cannot
+    read."""
     found = []
     for word in text.split(","):
         match = _LEVEL.fullmatch(word.strip())
@@ -144,7 +147,7 @@ def _check_names(profile: Cluster, choices: Sequence[LevelChoice]) -> None:
 
 
 def _model(profile: Cluster, choices: Sequence[LevelChoice], place: int) -> tuple[int, bool]:
-    """Which level of the profile a level is made from, and whether it is that level itself."""
+    """Index of the profile's level that a level is made from, and whether it is that level itself."""
     known = [level.name for level in profile.levels]
     if choices[place].name in known:
         return known.index(choices[place].name), True
@@ -153,7 +156,7 @@ def _model(profile: Cluster, choices: Sequence[LevelChoice], place: int) -> tupl
 
 
 def _made(profile: Cluster, choices: Sequence[LevelChoice], place: int) -> Level:
-    """One level, from the level of the profile that it is or is like."""
+    """One level, made from the level of the profile that it is or resembles."""
     choice, (index, itself) = choices[place], _model(profile, choices, place)
     model, fan_out = profile.levels[index], _fan_out(profile, choices, place)
     level = replace(model, name=choice.name)
@@ -165,7 +168,7 @@ def _made(profile: Cluster, choices: Sequence[LevelChoice], place: int) -> Level
 
 
 def _fan_out(profile: Cluster, choices: Sequence[LevelChoice], place: int) -> int | None:
-    """How many units a level joins: as asked, or as in the profile where the level counts the same units there."""
+    """How many units a level joins: as asked, or as in the profile if the level joins the same units there."""
     choice, (index, itself) = choices[place], _model(profile, choices, place)
     if choice.fan_out is not None:
         return choice.fan_out
@@ -183,7 +186,7 @@ def _fan_out(profile: Cluster, choices: Sequence[LevelChoice], place: int) -> in
 
 
 def _resized(profile: str, level: Level, fan_out: int | None, bandwidth: BytesPerSecond | None) -> Level:
-    """A level with another fan-out; that of a mesh needs its bandwidth said."""
+    """A level with another fan-out; a mesh then needs a stated bandwidth."""
     if fan_out is not None and fan_out < 2:
         raise TopologyError(f"level {level.name}={fan_out}: a level joins 2 or more; leave it out")
     if level.network == "mesh" and fan_out != level.fan_out and bandwidth is None:
@@ -195,7 +198,7 @@ def _resized(profile: str, level: Level, fan_out: int | None, bandwidth: BytesPe
 
 
 def _with_levels(base: Cluster, levels: tuple[Level, ...], origins: Sequence[int]) -> Cluster:
-    """The cluster with those levels, each made from the level of `base` that `origins` names."""
+    """The cluster with these levels; `origins` has for each the index of the level of `base` that it is made from."""
     for level in levels:
         if not (is_rate(level.bandwidth) and is_rate(level.bandwidth / max(1.0, level.oversubscription))):
             over = f" / {level.oversubscription:g}" if level.oversubscription != 1 else ""
@@ -209,7 +212,7 @@ def _with_levels(base: Cluster, levels: tuple[Level, ...], origins: Sequence[int
 
 
 def _facts(base: Cluster, levels: Sequence[Level], origins: Sequence[int], text: str) -> Iterator[Fact]:
-    """Where the numbers come from: those of a level move with it, those that were asked for say so."""
+    """The sources of the numbers: those of a level move with it, and numbers that were asked for say so."""
     yield from (fact for fact in base.facts if not fact.key.startswith("level."))
     for place, (level, origin) in enumerate(zip(levels, origins, strict=True)):
         start, old = f"level.{origin}.", base.levels[origin]
@@ -228,7 +231,8 @@ def _facts(base: Cluster, levels: Sequence[Level], origins: Sequence[int], text:
 
 
 def _text(level: Level, also_one: bool) -> str:
-    """A level as it is written, everything said; an oversubscription of 1 where the profile may have another."""
+    """A level as text, with everything stated; `also_one`: also an oversubscription of 1, as the profile may have
+    another."""
     count = "" if level.fan_out is None else f"={level.fan_out}"
     over = f"/{level.oversubscription!r}".removesuffix(".0") if also_one or level.oversubscription != 1 else ""
     return f"{level.name}{count}@{_gigabytes(level.bandwidth)}{over}"
@@ -239,5 +243,5 @@ def _gigabytes(bandwidth: BytesPerSecond) -> str:
 
 
 def _rounded(bandwidth: BytesPerSecond) -> BytesPerSecond:
-    """The bandwidth that its text reads back to, so that whoever keeps the text knows the very same machine."""
+    """The bandwidth that its text reads back to, so that the text always gives exactly the same machine."""
     return float(_gigabytes(bandwidth)) * GB

@@ -1,11 +1,11 @@
-"""A profile file with some of its numbers corrected: everything else stays as it is written, comments apart.
+"""A profile file with some of its numbers corrected; everything else stays as it is written, except comments.
 
     compute    rates of all kernels but the optimizer's up, and their fixed times down, by one factor
     update     rates of the optimizer
     messages   bandwidth of every level up, and latencies down
 
-A share of a peak that would pass 1 raises the peak instead. Every number that changes says so in its source,
-behind which stands what it was; a profile that was corrected before has all of its rounds there.
+If a share of a peak would exceed 1, the peak is raised instead. The source of every changed number says so and keeps
+the old source; a profile that was corrected several times has all of its rounds there.
 """
 
 import re
@@ -44,14 +44,18 @@ FACTORS = tuple(_RATES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
-    """`factors` by `FACTORS`: how many times faster than the profile says; and their `source`."""
+    """`factors` by the names in `FACTORS`: how many times faster than the profile says; and the `source` of the
+    factors."""
 
     factors: Mapping[str, float]
     source: str
 
 
 def corrected_profile(profile: str, corrections: Corrections, name: str, comment: str) -> str:
-    """The text of a profile called `name`, made of another one by its id or its file. Raises as `load_profile`."""
+    """The text of a profile called `name`, made from another profile, given by its id or its file.
+
+    Raises: as `load_profile`.
+    """
     table = _table(profile)
     table["id"] = name
     facts = dict(_facts("", table))
@@ -84,7 +88,7 @@ def _table(profile: str) -> dict[str, Any]:
 
 
 def _facts(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every number with its path, as the tables that they are."""
+    """Every number of a profile file: its path, and the table that has its value, source and kind."""
     if isinstance(value, dict) and "value" in value:
         yield path, value
         return

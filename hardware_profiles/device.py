@@ -24,15 +24,15 @@ OP_CLASSES: tuple[str, ...] = (
 """Classes of kernels that a profile gives an efficiency for. The class "view" costs nothing and is in no profile."""
 
 POWER_EXPONENT = 0.38
-"""Rates of products follow the power limit to this power: large ones in bf16 reach 0.742 of the peak on the A100 PCIe
-board, limited to 300 W (SimuMax@4dcaae513b configs/system/a100_pcie.json, median of 122), and 0.828 on the SXM board,
-400 W (aiconfigurator@095f58a51, median of 415 of 0.5 ms and more). A voltage that follows the clock would make it
-1/3."""
+"""Rates of products are proportional to the power limit to this power. Large products in bf16 reach 0.742 of the peak
+on the A100 PCIe board, limited to 300 W (SimuMax@4dcaae513b configs/system/a100_pcie.json, median of 122), and 0.828 on
+the SXM board, 400 W (aiconfigurator@095f58a51, median of 415 of 0.5 ms and more). If the voltage followed the clock, it
+would be 1/3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Achieved share of the peak, in (0, 1], of large kernels of one op class."""
+    """Share of the peak, in (0, 1], that large kernels of one op class reach."""
 
     compute: float
     bandwidth: float
@@ -42,18 +42,32 @@ class Efficiency:
 class Device:
     """One accelerator, or one process on a CPU.
 
-    A kernel costs at least `launch_latency`, and an operator that a framework launches one by one what its host needs
-    for that, `host_latency`, before it where the host is the device (`in_line`). `memory` is what the driver leaves of
-    the `installed` one (None: it is not known what that leaves, and `memory` is all). Of `memory`, `reserved` is never
-    available to tensors (driver context, communication buffers), and `allocator_slack` is the share by which the
-    allocator holds more than it hands out.
-    `compute_units` is the number of parts that work on one tile of a kernel each (SMs of a GPU, cores of an NPU).
-    `matmul_kernels` and `attention_kernels` name dtypes; None says that the class efficiency is all there is.
-    `generations` says how many times longer older attention kernels take than those, of heads of 64 elements under a
-    name that ends in _64, where these differ; `misaligned` how many times longer
-    a 16-bit matrix product takes whose rows are no multiples of 16 bytes. `power_share` is the power limit that is set
-    over that of the board whose kernels those are: it costs clock, not peak (see `clock`). `communication_units` are
-    the compute units that a collective occupies while it overlaps with computation (see `overlapped`).
+    Attributes:
+        name: name of the device.
+        device_type: "cuda", "npu" or "cpu".
+        memory: bytes that the driver leaves of the `installed` ones.
+        reserved: bytes of `memory` that tensors never get (driver context, communication buffers).
+        allocator_slack: share by which the allocator holds more than it hands out.
+        memory_bandwidth: bytes/s.
+        launch_latency: the least seconds of a kernel.
+        peak_flops: dense peak by dtype, FLOP/s.
+        efficiencies: by op class.
+        compute_units: units that each work on one tile of a kernel (SMs of a GPU, cores of an NPU).
+        matmul_kernels: by dtype; None: use the efficiency of the op class.
+        attention_kernels: by dtype; None: use the efficiency of the op class.
+        host_latency: seconds that the host needs to launch one operator of a framework. If the host is the device
+            (`in_line`), they come before the operator.
+        misaligned: how many times longer a 16-bit matrix product takes if its rows are no multiples of 16 bytes.
+        generations: how many times longer older attention kernels take than `attention_kernels`; names that end in _64
+            are for heads of 64 elements, where these differ.
+        power_share: the power limit over that of the board whose kernels these are; it lowers the clock, not the peak
+            (see `clock`).
+        installed: bytes of memory on the board; None: unknown what the driver leaves, and `memory` is all of it.
+        communication_units: compute units that a collective occupies while it overlaps with computation (see
+            `overlapped`).
+
+    Raises:
+        HardwareProfileError: a number is NaN.
     """
 
     name: str
@@ -83,25 +97,29 @@ class Device:
 
     @property
     def clock(self) -> float:
-        """Share of the rate of products and attention that the power limit leaves, (P / P_board)^x with x the
-        `POWER_EXPONENT`; memory keeps its clock."""
+        """Share of the rate of products and attention that the power limit leaves; the memory clock does not change.
+
+        (P / P_board)^x, with x the `POWER_EXPONENT`, and 1 at most.
+        """
         return float(min(1.0, self.power_share**POWER_EXPONENT))
 
     @property
     def in_line(self) -> bool:
-        """Whether what launches a kernel also computes it, so that no launch is ahead of another kernel."""
+        """Whether the host is the device, as on a CPU: then no kernel is launched ahead while another one runs."""
         return self.device_type == "cpu"
 
     @property
     def overlapped(self) -> float:
-        """Share of the seconds of a collective that costs nothing where it overlaps with computation.
+        """Share of a collective's seconds that costs nothing if the collective overlaps with computation.
 
-        Its kernels occupy s = communication_units / compute_units of the device, so computation of w seconds beside a
-        collective of c seconds takes max(w + s c, c) = s c + max(w, (1 - s) c): s c are exposed, (1 - s) c overlap."""
+        Its kernels occupy s = communication_units / compute_units of the device. So computation of w seconds beside a
+        collective of c seconds takes max(w + s c, c) = s c + max(w, (1 - s) c): s c are exposed, (1 - s) c overlap.
+        """
         return 1.0 - self.communication_units / self.compute_units
 
     def peak(self, dtype: str) -> FlopsPerSecond:
-        """Dense peak for a dtype ("bf16", "fp32", ...); raises `UnknownKeyError` for one that has no figure."""
+        """Dense peak of a dtype ("bf16", "fp32", ...), FLOP/s; raises `UnknownKeyError` if there is no figure for
+        it."""
         for name, value in self.peak_flops:
             if name == dtype:
                 return value
@@ -109,11 +127,11 @@ class Device:
         raise UnknownKeyError(f"device {self.name} has no peak FLOP/s for dtype {dtype!r}; it has {known}")
 
     def multiplies(self, dtype: str) -> bool:
-        """Whether it multiplies matrices of a dtype."""
+        """Whether the device has a peak and a matmul entry for a dtype."""
         return dtype in dict(self.peak_flops) and dtype in dict(self.matmul_kernels)
 
     def efficiency(self, op_class: str) -> Efficiency:
-        """Efficiency of an op class; raises `UnknownKeyError` for one that has no figure."""
+        """Efficiency of an op class; raises `UnknownKeyError` if there is no figure for it."""
         for name, value in self.efficiencies:
             if name == op_class:
                 return value
@@ -121,7 +139,8 @@ class Device:
         raise UnknownKeyError(f"device {self.name} has no efficiency for op class {op_class!r}; it has {known}")
 
     def matmul_kernel(self, dtype: str) -> MatmulKernel | None:
-        """How it multiplies matrices of a dtype; None: by class efficiency. Raises `UnknownKeyError` if unknown."""
+        """The matmul kernel of a dtype; None: use the class efficiency. Raises `UnknownKeyError` for an unknown
+        dtype."""
         for name, kernel in self.matmul_kernels:
             if name == dtype:
                 return kernel
@@ -131,7 +150,8 @@ class Device:
         )
 
     def attention_kernel(self, dtype: str) -> AttentionKernel | None:
-        """How it computes attention in a dtype; None: by class efficiency. Raises `UnknownKeyError` if unknown."""
+        """The attention kernel of a dtype; None: use the class efficiency. Raises `UnknownKeyError` for an unknown
+        dtype."""
         for name, kernel in self.attention_kernels:
             if name == dtype:
                 return kernel
@@ -139,11 +159,11 @@ class Device:
         raise UnknownKeyError(f"device {self.name} does not say how it computes attention in {dtype!r}; it has {known}")
 
     def attention_slowdown(self, kernels: AttentionKernels, *, narrow: bool = False) -> float:
-        """How many times longer than its best ones these kernels take, with heads of 128 elements, or `narrow` ones of
-        64; raises `UnknownKeyError` if unknown.
+        """How many times longer these attention kernels take than the device's best ones.
 
-        A profile that says nothing of PyTorch's own ("sdpa", "cudnn") has its figures of them, as those of `plan
-        calibrate` are; where it has those of the former alone, PyTorch calls no cuDNN on such a device.
+        Heads have 128 elements, or 64 if `narrow`. A profile without a figure for PyTorch's own kernels ("sdpa",
+        "cudnn") is fitted to them, as those of `plan calibrate` are. If it has "sdpa" but not "cudnn", PyTorch does not
+        call cuDNN on such a device. Raises `UnknownKeyError` for a generation without a figure.
         """
         if kernels == "best":
             return 1.0

@@ -1,4 +1,4 @@
-"""What of a profile its digest leaves out."""
+"""Fields that a profile's digest leaves out."""
 
 OPTIONAL_IN_DIGEST = {"left out of digests at its default": True}
-"""Metadata of a field that is younger than plans that hold digests."""
+"""Metadata of a field that is newer than plans that store digests: at its default, the digest leaves it out."""

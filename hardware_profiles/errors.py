@@ -1,12 +1,11 @@
-"""What can go wrong with hardware descriptions.
+"""Errors of hardware descriptions.
 
-ValueError
-└── HardwareProfileError      anything below; catch this one
+ValueError └── HardwareProfileError      anything below; catch this one
     ├── UnknownProfileError   no profile of that name
-    ├── InvalidProfileError   a profile file that does not read, naming file, key and reason
-    ├── UnknownKeyError       a dtype or an op class that the device has no figure for
-    ├── MeasurementsError     a file of measured times that does not read, naming file, key and reason
-    └── TopologyError         device counts or groups that the hierarchy cannot hold
+    ├── InvalidProfileError   a profile file that cannot be read; names file, key and reason
+    ├── UnknownKeyError       a dtype or an op class without a figure for the device
+    ├── MeasurementsError     a file of measured times that cannot be read; names file, key and reason
+    └── TopologyError         device counts or groups that do not fit the hierarchy
 """
 
 import difflib
@@ -14,8 +13,7 @@ from collections.abc import Sequence
 
 
 def suggestion(name: str, known: Sequence[str], begun: Sequence[str] = ()) -> str:
-    """What may have been meant by an unknown name: what has `begun` so, else what is spelled nearly like it; else all
-    that is known."""
+    """A hint for an unknown name: the names in `begun`, else those with a similar spelling, else all known names."""
     nearest = begun or difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
     return f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(known)}"
 
@@ -37,7 +35,7 @@ class MeasurementsError(HardwareProfileError):
 
 
 class UnknownKeyError(HardwareProfileError):
-    """A dtype or an op class for which the device has no figure."""
+    """A dtype or an op class without a figure for the device."""
 
 
 class TopologyError(HardwareProfileError):

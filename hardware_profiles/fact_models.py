@@ -1,4 +1,4 @@
-"""Numbers of files with their source and kind, as pydantic models: what profiles and stacks are made of."""
+"""Numbers in files with their source and kind, as pydantic models; profiles and stacks are made of them."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -11,8 +11,8 @@ Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 _LEAST, _MOST = 1e-9, 1e12
-"""Of numbers in the units of files (GB/s, TFLOP/s, GiB, us), and of shares: what is beyond is no machine, and what is
-priced by it no number, as times of infinite seconds have no differences."""
+"""Limits of numbers in the units of files (GB/s, TFLOP/s, GiB, us), and of shares. No machine has numbers outside of
+them, and prices made of such numbers would be useless: times of infinite seconds have no differences."""
 
 
 class Strict(BaseModel):
@@ -42,7 +42,7 @@ class Portion(Number):
 
 
 def facts_of(path: str, value: object) -> Iterator[Fact]:
-    """Every number of the file with its path, in the order of the file's schema."""
+    """Every number in `value` with its path, in the order of the file's schema."""
     if isinstance(value, Number):
         yield Fact(key=path, value=value.value, source=value.source, kind=value.kind)
     elif isinstance(value, BaseModel):

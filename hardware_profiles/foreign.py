@@ -1,11 +1,11 @@
-"""Files that others wrote, read within limits: whatever is in them, reading ends, takes little memory and runs nothing.
+"""Files from outside, read within limits: whatever they contain, reading ends, takes little memory and runs nothing.
 
     path ─ read_text ─▶ text ─ parse_json, parse_toml, parse_csv, parse_python ─▶ plain values ─ pydantic ─▶ our values
            regular file        size, depth, number of values, duplicate keys,
            size, UTF-8         numbers of 64 bits, no NaN
 
-Every reader of such files goes through here; `parse_yaml` (`export.files.yaml_files`) keeps the same limits. All
-raise `ForeignTextError`, which does not name the file: whoever knows its name, and what it should be, adds that.
+Every reader of such files goes through here; `parse_yaml` (`export.files.yaml_files`) keeps the same limits. All raise
+`ForeignTextError`, which does not name the file: the caller adds its name, and what it should be.
 """
 
 import ast
@@ -25,25 +25,25 @@ from pydantic import ValidationError
 
 from hardware_profiles.errors import HardwareProfileError
 
-_WORD = 2**63  # numbers are below that, as in 64 bits with a sign
-_POINTS = 1000  # of keys and numbers in one line of TOML: its parser takes quadratic time for a.a.a.a
+_WORD = 2**63  # numbers must be below this, the limit of signed 64 bits
+_POINTS = 1000  # points in one line of TOML: its parser takes quadratic time for a.a.a.a
 _COLUMNS = 1000
 _CELL = 2**14  # characters
-_NO_OBJECT = frozenset({"model_type", "dict_type", "dataclass_type"})  # pydantic names a class of ours in its message
+_NO_OBJECT = frozenset({"model_type", "dict_type", "dataclass_type"})  # pydantic's message would name one of our classes
 
 
 class ForeignTextError(HardwareProfileError):
-    """A file, or a text, that cannot be read: the reason and, where it is known, the line."""
+    """A file or a text that cannot be read; has the reason and, if known, the line."""
 
 
 class AbsentFileError(ForeignTextError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a text: bytes; how deep values nest; values in all, with what aliases repeat. `finite`: without NaN and
-    infinity."""
+    """Limits of a text: `size` in bytes, nesting `depth`, number of `values` in all (aliases count each time), and
+    whether all numbers must be `finite`."""
 
     size: int = 2**26
     depth: int = 64
@@ -53,19 +53,26 @@ class Limits:
 
 USUAL = Limits()
 SETTINGS = Limits(size=2**20, values=2**17)
-"""Of files that people write by hand: profiles, settings, scripts."""
+"""Limits of files that people write by hand: profiles, settings, scripts."""
 
 
 def read_bytes(path: str | os.PathLike[str], size: int = USUAL.size, *, follow: bool = True) -> bytes:
-    """The content of a regular file that is not larger than `size`. Pipes and devices are refused: these may never end.
-    Symbolic links are followed unless `follow` is False."""
+    """The content of a regular file of at most `size` bytes.
+
+    Pipes and devices are refused, because reading them may never end. Symbolic links are followed unless `follow` is
+    False.
+
+    Raises:
+        AbsentFileError: there is no such file.
+        ForeignTextError: it cannot be read, is not a regular file, or is too large.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     except FileNotFoundError as error:
         raise AbsentFileError(f"cannot be read: {error.strerror}") from error
     except OSError as error:
         raise ForeignTextError(f"cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a zero byte, or half a surrogate pair
+    except ValueError as error:  # the name has a zero byte, or half a surrogate pair
         raise ForeignTextError(f"cannot be read: its name: {error}") from error
     try:
         content = _regular(descriptor, size)
@@ -79,7 +86,7 @@ def read_bytes(path: str | os.PathLike[str], size: int = USUAL.size, *, follow: 
 
 
 def _regular(descriptor: int, size: int) -> bytes:
-    """What a file has, and a byte more than `size` of what is too large."""
+    """The content of a file, at most `size` + 1 bytes of it."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         what = "it is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, and not a regular file"
@@ -89,12 +96,13 @@ def _regular(descriptor: int, size: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], size: int = USUAL.size, *, follow: bool = True) -> str:
-    """The text of a regular file, in UTF-8; a byte order mark is left out."""
+    """The text of a regular file in UTF-8, without a byte order mark. Raises: as `read_bytes`, and for other
+    encodings."""
     return decoded(read_bytes(path, size, follow=follow))
 
 
 def decoded(content: bytes) -> str:
-    """Bytes as text."""
+    """Bytes as text. Raises `ForeignTextError` if they are not UTF-8, or contain a zero."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -105,7 +113,8 @@ def decoded(content: bytes) -> str:
 
 
 def parse_json(text: str, limits: Limits = USUAL) -> Any:
-    """The value of a JSON text whose keys are unique."""
+    """The value of a JSON text whose keys are unique. Raises `ForeignTextError` if it is not valid or exceeds
+    `limits`."""
     _check_size(text, limits)
     if text.count(",") + text.count("[") + text.count("{") > limits.values:
         raise ForeignTextError(f"it has more than {limits.values} values")
@@ -122,7 +131,7 @@ def parse_json(text: str, limits: Limits = USUAL) -> Any:
 
 
 def parse_toml(text: str, limits: Limits = SETTINGS) -> dict[str, Any]:
-    """The tables of a TOML text."""
+    """The tables of a TOML text. Raises `ForeignTextError` if it is not valid or exceeds `limits`."""
     _check_size(text, limits)
     for number, line in enumerate(text.splitlines(), start=1):
         if line.count(".") > _POINTS:
@@ -140,7 +149,10 @@ def parse_toml(text: str, limits: Limits = SETTINGS) -> dict[str, Any]:
 
 
 def parse_csv(text: str, limits: Limits = USUAL) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV text, each with the number of its first line; empty lines are left out."""
+    """The rows of a CSV text, each with the number of its first line; empty lines are left out.
+
+    Raises `ForeignTextError` for the first row that cannot be read.
+    """
     for line, cells in parse_csv_leniently(text, limits):
         if isinstance(cells, str):
             raise ForeignTextError(f"line {line}: {cells}")
@@ -148,13 +160,13 @@ def parse_csv(text: str, limits: Limits = USUAL) -> Iterator[tuple[int, list[str
 
 
 def parse_csv_leniently(text: str, limits: Limits = USUAL) -> Iterator[tuple[int, list[str] | str]]:
-    """The same, with the reason in place of a row that is none.
+    """As `parse_csv`, but yields the reason in place of a row that cannot be read.
 
         3   "Llama 8B,64          a quote opens here
         4   "Mixtral 8x7B",64     and seems to be closed here
 
-    Of lines that make no row together, or one that is not as wide as the first, the first alone is bad: reading goes on
-    at the second, so that a quote that nobody closed costs one row.
+    If several lines make no row together, or a row of another width than the first row, only the first of them is bad:
+    reading goes on at the second. So an unclosed quote costs one row.
     """
     _check_size(text, limits)
     lines = _Lines(list(io.StringIO(text, newline="")))
@@ -185,7 +197,7 @@ def parse_csv_leniently(text: str, limits: Limits = USUAL) -> Iterator[tuple[int
 
 
 class _Lines:
-    """Lines from any one on."""
+    """An iterator over lines whose position can be set."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines, self.at = lines, 0
@@ -201,11 +213,14 @@ class _Lines:
 
 
 def parse_python(text: str, limits: Limits = SETTINGS) -> ast.Module:
-    """The syntax tree of a Python text, of which nothing is run; no deeper than what walks along it can go."""
+    """The syntax tree of a Python text; nothing is run. Its depth is limited, so that walks along it cannot overflow.
+
+    Raises `ForeignTextError` if it is not valid or exceeds `limits`.
+    """
     _check_size(text, limits)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of strange escapes, on stderr
+            warnings.simplefilter("ignore")  # warnings about strange escapes, on stderr
             tree = ast.parse(text)
     except SyntaxError as error:
         where = f" at line {error.lineno}" if error.lineno else ""
@@ -223,7 +238,7 @@ def parse_python(text: str, limits: Limits = SETTINGS) -> ast.Module:
 
 
 def literal(node: ast.expr, limits: Limits = SETTINGS) -> Any:
-    """The value that a part of a syntax tree writes down."""
+    """The plain value that a node of a syntax tree denotes. Raises `ForeignTextError` for anything else."""
     try:
         found = ast.literal_eval(node)
     except (ValueError, TypeError) as error:  # a name or a call; a list as a key
@@ -233,8 +248,8 @@ def literal(node: ast.expr, limits: Limits = SETTINGS) -> Any:
 
 
 def check_values(value: Any, limits: Limits) -> None:
-    """Raise ForeignTextError where a value nests deeper, or has more in it, than it may, or a number or a text in it is
-    none that we can hold or write."""
+    """Raise `ForeignTextError` if a value nests too deeply, has too many values, or contains an unreadable number or
+    text."""
     level, count = [value], 0
     for depth in range(limits.depth + 2):
         count += len(level)
@@ -257,7 +272,7 @@ def check_values(value: Any, limits: Limits) -> None:
 
 
 def _fault(value: Any, limits: Limits) -> str | None:
-    """Why a single value is none that we read; None where it is."""
+    """Why a single value cannot be read; None if it can."""
     if isinstance(value, int) and not -_WORD <= value < _WORD:
         return f"the number {_short(value)} does not fit in 64 bits"
     if isinstance(value, float) and limits.finite and not math.isfinite(value):
@@ -268,13 +283,13 @@ def _fault(value: Any, limits: Limits) -> str | None:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text that others may have written as people see it: line breaks, control characters, marks of direction and
-    halves of characters are spelled out, but for those in `keep`."""
+    """Foreign text made safe to print: characters that are not printable are written as escapes, except those in
+    `keep`."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def _place_of(wanted: Any, value: Any) -> str:
-    """Where a value stands in another, as in groups.3.name; of a key, where its mapping stands."""
+    """The path of a value inside another one, as in groups.3.name; for a key, the path of its mapping."""
     waiting = [("", value)]
     while waiting:
         place, node = waiting.pop()
@@ -288,7 +303,7 @@ def _place_of(wanted: Any, value: Any) -> str:
 
 
 def _short(value: int) -> str:
-    """A number that may have more digits than are worth writing, or than Python writes."""
+    """A number as text; its bits if it has too many digits to write."""
     bits = value.bit_length()
     return str(value) if bits < 200 else f"of {bits} bits"
 
@@ -320,14 +335,14 @@ def _too_deep(limits: Limits) -> ForeignTextError:
 
 
 def _said(error: ValueError) -> ForeignTextError:
-    """An error of a parser that has no place: our own, or that of a number with thousands of digits."""
+    """An error of a parser without a place: our own, or that of a number with thousands of digits."""
     if isinstance(error, ForeignTextError):
         return error
     return ForeignTextError(f"a number is too long ({str(error).partition(';')[0]})")
 
 
 def form_fault(error: ValidationError) -> str:
-    """The first place that does not have the form of a pydantic model, and how many more there are."""
+    """The first place that does not fit a pydantic model, the reason, and how many more there are."""
     first, count = error.errors(include_url=False)[0], error.error_count()
     place = ".".join(str(part) for part in first["loc"]) or "the file"
     reason = "it should be an object with named values" if first["type"] in _NO_OBJECT else first["msg"]

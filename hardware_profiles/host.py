@@ -1,9 +1,9 @@
-"""What stands beside the devices of a node: the memory of its host, the link to it, and its disks.
+"""Offload storage of the devices of a node: the memory of its host, the link to it, and its disks.
 
     device ══ link ══ host memory ══ disk        bytes and bytes/s of one device, while all devices of a host do alike
 
-A profile says what a whole host has; here that is shared out. Devices behind one uplink (a PCIe switch) have their part
-of it each, because a training step moves the state of all devices at the same time.
+A profile describes a whole host; here each device gets its share. Devices behind one uplink (a PCIe switch) share it
+equally, because a training step moves the state of all devices at the same time.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from hardware_profiles.errors import UnknownKeyError
 from hardware_profiles.units import Bytes, BytesPerSecond
 
 Home: TypeAlias = Literal["device", "host", "disk"]
-"""Where something is kept while nothing computes with it."""
+"""Where a value is kept while nothing computes with it."""
 
 HOMES: tuple[str, ...] = get_args(Home)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """Room that one device has outside of itself, and how quickly it `read`s from there and `write`s to there."""
+    """Offload storage of one device: its bytes, and the bytes/s at which the device reads from it and writes to it."""
 
     capacity: Bytes
     read: BytesPerSecond
@@ -29,12 +29,14 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One device's part of its host.
+    """One device's share of its host.
 
-    `memory` is that of the host over its devices, `link` what a device has of its uplink in each direction while all
-    devices that share it transfer. `bandwidth` is its part of that of the memory, reading and writing counted, None
-    where the profile does not say it. `disk` has the part of the disks, as they read and write by themselves; None
-    where the profile says nothing of any.
+    Attributes:
+        memory: bytes of the host's memory, divided by its devices.
+        link: bytes/s of the device in each direction of its uplink while all devices that share it transfer.
+        disk: the device's share of the disks, at their own rates; None if the profile does not describe any.
+        bandwidth: the device's share of the memory bandwidth, bytes/s read and written together; None if the profile
+            does not state it.
     """
 
     memory: Bytes
@@ -44,14 +46,16 @@ class Host:
 
     @property
     def memory_rate(self) -> BytesPerSecond:
-        """Bytes/s at which the host moves what it looks up in its memory; where the profile does not say it, those of
-        the link, which memory is hardly slower than."""
+        """Bytes/s at which the host moves data in its memory; if the profile does not state it, the rate of the
+        link."""
         return self.link if self.bandwidth is None else self.bandwidth
 
     def store(self, home: str) -> Store:
-        """The store of that name, "host" or "disk", as a device reaches it: what comes from a disk comes through the
-        memory of the host and over its link, in pieces, so that the slower of the two sets the pace. Raises
-        `UnknownKeyError` for a disk that the profile does not describe, and for another word."""
+        """The offload storage of that name, "host" or "disk", as a device reaches it.
+
+        Data from a disk pass through the host's memory and its link in pieces, so the slower of the two sets the rate.
+        Raises `UnknownKeyError` for a disk that the profile does not describe, and for another name.
+        """
         if home == "host":
             return Store(capacity=self.memory, read=self.link, write=self.link)
         if home != "disk":

@@ -1,29 +1,31 @@
-"""How far measured steps lie from predicted ones, by what is known of the source of a run and of its machine.
+"""How far measured step times lie from predicted ones, by what is known of a run's source and machine.
 
-The runs of one source err together (one cluster, one version, one way to measure), and differ among themselves:
+The runs of one source have errors in common (one cluster, one version, one way to measure), and differ among
+themselves:
 
     log(measured / predicted)  =  b + r
 
-    b    mean of a source, of all sources of a kind (dense on GPUs; experts or NPUs), each once. A mean of n runs varies
-         by w / n from chance alone, w the variance of r, so that it is pulled to the mean of all sources m:
+    b    mean of a source. Sources are of two kinds (dense on GPUs; experts or NPUs); each source counts once. A mean
+         of n runs varies by w / n from chance alone, w being the variance of r. So it is shrunk to the mean m of all:
              b = m + (mean - m) v / (v + w / n),     v = variance of the means - mean of w / n
          (James, Stein 1961, "Estimation with quadratic loss"; Efron, Morris 1975)
-         Sources that the model was improved with say too little of others. A run of one that is known
-         (`known_sources.csv`) has their b
-    r    deviations of runs from the mean of their source, of a class: a family of machines, with or without experts.
-         Sources weigh the same, those of fewer than `SCATTERING` runs say nothing
+         Sources that were used to improve the model tell little about other sources. Only runs of a known source
+         (`known_sources.csv`) are predicted with these b
+    r    deviations of runs from the mean of their source, by class: a family of machines, with or without experts.
+         Sources weigh the same; those of fewer than `SCATTERING` runs are left out
 
-An interval is the prediction times the exponentials of quantiles of b + r, of all pairs of a source and a deviation. No
-distribution is assumed of either.
+An interval is the prediction times the exponentials of quantiles of b + r, over all pairs of a source and a deviation.
+No distribution is assumed for either.
 
-Any other run, and a plan, is of a source like those that were predicted before anybody had looked at them, as they were
-predicted then (tests/benchmarks/data/unseen_runs.csv.gz). Sources are exchangeable, runs of one are not, so sources are
-counted: the interval of the class "new" is the shortest one that holds `MOST` of the runs of `SOURCES` of them, and
-`COVERAGE` in their mean (after Dunn, Wasserman, Ramdas 2023, "Distribution-free prediction sets for two-layer
-hierarchical models"). Two ends move over the sorted errors, and neither goes back.
+Any other run, and every plan, counts as one of a source that was predicted before anybody had looked at it; those
+predictions are kept as they were made (tests/benchmarks/data/unseen_runs.csv.gz). Sources are exchangeable, runs of one
+source are not, so sources are counted. The interval of the class "new" is the shortest one that holds the share `MOST`
+of the runs in the share `SOURCES` of the sources, and the share `COVERAGE` on average over the sources (after Dunn,
+Wasserman, Ramdas 2023, "Distribution-free prediction sets for two-layer hierarchical models"). To find it, two ends
+move over the sorted errors, and neither goes back.
 
-Machines that nobody published a run of get the class "other", all runs together, twice as wide, if that is wider than
-"new". How often intervals hold in sources that were left out is counted by `tests/benchmarks/bench_sources.py`.
+Machines without published runs get the class "other", which is all runs together, twice as wide, if that is wider than
+"new". `tests/benchmarks/bench_sources.py` counts how often intervals hold in sources that were left out.
 """
 
 import csv
@@ -35,23 +37,24 @@ from math import exp
 from statistics import fmean, pvariance
 
 COVERAGE = 0.8
-"""How often an interval should hold."""
+"""Share of runs that an interval should hold."""
 
 TAIL = 0.085
-"""Share of b + r beyond each end. Of 741 runs (24 November 2026) 85 of 100 lie inside the intervals that other sources
-make; with 0.1 it is 81, but two sources of four runs and more have half of theirs outside. Chosen on these runs."""
+"""Share of b + r beyond each end. Of 741 runs (24 November 2026), 85 of 100 lie inside the intervals that other sources
+make. With 0.1 it is 81, but two sources of four runs and more have half of theirs outside. Chosen on these runs."""
 
 MOST = 0.6
 SOURCES = 0.9
-"""The interval of sources that are not known holds `MOST` of the runs of at least `SOURCES` of them."""
+"""The interval for unknown sources holds the share `MOST` of the runs in at least the share `SOURCES` of the
+sources."""
 
 FEWEST = 12
-"""Runs below which a class says nothing of its own."""
+"""Classes with fewer runs have no interval of their own."""
 
 _ROUNDING = 1e-9
 
 SCATTERING = 3
-"""Runs of a source from which on they say how much runs of one source differ."""
+"""Sources with fewer runs are not used for the deviations r."""
 
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "ampere": ("a100", "a800"),
@@ -68,7 +71,7 @@ _COLUMNS = ("machines", "experts", "runs", "low", "high")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What a prediction is multiplied by at the ends of its interval, and how many runs say so."""
+    """Factors on a prediction at the ends of its interval, and the number of runs that they are made of."""
 
     low: float
     high: float
@@ -77,17 +80,22 @@ class Spread:
 
 Spreads = Mapping[tuple[str, bool], Spread]
 _Error = tuple[float, str]
-"""Of a run: log(measured / predicted), and its source."""
+"""log(measured / predicted) of a run, and its source."""
 
 
 def machines_of(profile: str) -> str:
-    """The class of a profile, by its name; "other" for machines without published runs, and for people's own."""
+    """The family of a profile, by its name; "other" for machines without published runs, and for users' own
+    profiles."""
     return next((name for name, starts in _FAMILIES.items() if profile.startswith(starts)), OTHER)
 
 
 def spread_of(profile: str, experts: bool, spreads: Spreads | None = None, *, known: bool = False) -> Spread:
-    """That of runs whose source is not known, or of the class of runs whose source is; of machines that nobody
-    published a run of, the wider one of all runs twice as wide, and of sources that are not known."""
+    """The interval of a prediction for a profile, with or without experts.
+
+    If the source of the run is `known`, it is the interval of the machine's class. Else it is that of the class "new";
+    for machines without published runs, or with too few, the wider one at each end of "new" and "other". `spreads`
+    defaults to the packaged table.
+    """
     said = table() if spreads is None else spreads
     own = said.get((machines_of(profile), experts), said[OTHER, False])
     new = said.get((NEW, experts or machines_of(profile) == "ascend"))
@@ -101,8 +109,12 @@ def spread_of(profile: str, experts: bool, spreads: Spreads | None = None, *, kn
 def spreads_of(
     errors: Iterable[tuple[str, bool, float, str]], first: Iterable[tuple[str, bool, float, str]] = ()
 ) -> dict[tuple[str, bool], Spread]:
-    """Quantiles of errors log(measured / predicted), given with profile, whether there are experts, and source; those
-    of sources that were not known are `first`. There are few of these with experts or on NPUs, to which all count."""
+    """Intervals by class, from the errors of runs.
+
+    An error is (profile, whether it has experts, log(measured / predicted), source). `first` has the errors of sources
+    as they were before the sources were known. Few of them have experts or are on NPUs, so the class "new" of that kind
+    is made of all of them.
+    """
     classes: dict[tuple[str, bool], list[_Error]] = {}
     kinds: dict[bool, list[_Error]] = {}
     every: list[_Error] = []
@@ -126,7 +138,7 @@ def spreads_of(
 
 
 def _hard(key: tuple[str, bool]) -> bool:
-    """Which kind of sources a class is of: means differ more of runs with experts, and of those on NPUs."""
+    """Whether a class has experts or is on NPUs; means of such sources differ more."""
     return key[1] or key[0] == "ascend"
 
 
@@ -138,7 +150,7 @@ def _of_sources(runs: Iterable[_Error]) -> dict[str, list[float]]:
 
 
 def _deviations(runs: Iterable[_Error]) -> list[tuple[float, float]]:
-    """r of the header, each with its weight."""
+    """The deviations r (see the top of this file), each with its weight."""
     return [
         (error - fmean(some), 1 / len(some))
         for some in _of_sources(runs).values()
@@ -148,7 +160,7 @@ def _deviations(runs: Iterable[_Error]) -> list[tuple[float, float]]:
 
 
 def _means(runs: Sequence[_Error]) -> list[float]:
-    """b of the header."""
+    """The means b of the sources (see the top of this file)."""
     sources = _of_sources(runs)
     means = {name: fmean(some) for name, some in sources.items()}
     centre = fmean(means.values())
@@ -170,7 +182,7 @@ def _spread(means: Sequence[float], runs: Sequence[_Error]) -> Spread:
 
 
 def _shortest(runs: Sequence[_Error]) -> Spread:
-    """The class "new" of the header."""
+    """The interval of the class "new" (see the top of this file)."""
     errors, sizes = sorted(runs), {name: len(some) for name, some in _of_sources(runs).items()}
     inside = dict.fromkeys(sizes, 0)
 
@@ -194,7 +206,7 @@ def _shortest(runs: Sequence[_Error]) -> Spread:
 
 
 def _end(weighted: Sequence[tuple[float, float]]) -> float:
-    """The first error with `TAIL` of the weight up to it."""
+    """The first error at which the weight up to it reaches the share `TAIL`."""
     beyond = TAIL * sum(weight for _, weight in weighted)
     for error, weight in weighted:
         beyond -= weight
@@ -204,20 +216,20 @@ def _end(weighted: Sequence[tuple[float, float]]) -> float:
 
 
 def is_known(source: str) -> bool:
-    """Whether the intervals of known sources are made of runs of this one, too."""
+    """Whether the intervals for known sources use runs of this source."""
     return source.strip().lower() in known_sources()
 
 
 @lru_cache(maxsize=1)
 def known_sources() -> frozenset[str]:
-    """Sources of published runs that intervals are made of, in lower case."""
+    """Sources of the published runs that intervals are made of, in lower case."""
     text = resources.files("hardware_profiles").joinpath(_SOURCES).read_text(encoding="utf-8")
     return frozenset(row["source"].lower() for row in csv.DictReader(text.splitlines()))
 
 
 @lru_cache(maxsize=1)
 def table() -> Spreads:
-    """The packaged spreads."""
+    """The packaged intervals by (machine family, whether with experts)."""
     text = resources.files("hardware_profiles").joinpath(_TABLE).read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
     return {
@@ -229,7 +241,7 @@ def table() -> Spreads:
 
 
 def dump_spreads(spreads: Spreads) -> str:
-    """The content of the packaged table."""
+    """The text of the packaged table for these intervals."""
     lines = [",".join(_COLUMNS)]
     for (machines, experts), one in sorted(spreads.items()):
         lines.append(f"{machines},{'yes' if experts else 'no'},{one.runs},{one.low:.4g},{one.high:.4g}")

@@ -1,7 +1,7 @@
-"""Fitted facts about the two kinds of kernels that decide a training step: matrix products and attention.
+"""Fitted facts about the two kinds of kernels that dominate a training step: matrix products and attention.
 
-They are parameters of the formulas in `costmodels.matmul` and `costmodels.attention`, where each is explained. One set
-per device and dtype; a dtype without one has None, which means: the roofline with the efficiency of the op class.
+They are parameters of the formulas in `costmodels.matmul` and `costmodels.attention`, which explain each one. There is
+one set per device and dtype. None for a dtype means: use the roofline with the efficiency of the op class.
 """
 
 from dataclasses import dataclass, field
@@ -14,17 +14,22 @@ from hardware_profiles.units import BytesPerSecond, Flops, Seconds
 class MatmulKernel:
     """How a device multiplies matrices of one dtype, and how far measured times are from that.
 
-    `compute` and `bandwidth` are shares of the datasheet's figures that large kernels reach, `launch` the time of a
-    kernel that does next to nothing, `feed` the rate at which all compute units together take operands in from the
-    cache, `fill` the steps along k that filling and draining the pipeline of a tile costs, `quantisation` how far a
-    last wave that is not full costs a whole one (0: persistent kernels share it out; 1: all of it), `split` what
-    cutting k and adding the parts up costs. `convert` is the rate, in bytes read and written, at which the first
-    operand is brought into this dtype; None where it comes in it. `spread` is the standard deviation of the logarithm
-    of measured over predicted time.
-
-    Those are of single kernels on a device that has not been working. `clock` is the share of their rate that is left
-    under the load of training, where power limits the clock; `added` the share of that which a product keeps that adds
-    its result to one in fp32, as weight gradients do.
+    Attributes:
+        compute: share of the datasheet's peak that large kernels reach.
+        bandwidth: share of the datasheet's memory bandwidth that large kernels reach.
+        launch: seconds of a kernel that does almost nothing.
+        feed: bytes/s at which all compute units together read operands from the cache.
+        fill: elements of k that filling and draining the pipeline of a tile costs.
+        quantisation: how far a last wave that is not full costs a full one (0: persistent kernels share it; 1: all of
+            it).
+        split: seconds to cut k and to add up the parts.
+        convert: bytes/s, read and written, at which the first operand is converted to this dtype; None if it has it
+            already.
+        spread: standard deviation of log(measured / predicted) time.
+        clock: share of the rates that is left under the load of training, where power limits the clock. All others are
+            those of single kernels on a device that was idle before.
+        added: share of the remaining rate that a product keeps if it adds its result to one in fp32, as weight
+            gradients do.
     """
 
     compute: float
@@ -44,11 +49,15 @@ class MatmulKernel:
 class AttentionKernel:
     """How a device computes fused attention in one dtype, and how far measured times are from that.
 
-    `compute` is the share of the peak with head_dim 128, long sequences and many heads; `softmax` the work of the
-    softmax per score, in floating point operations of the peak rate; `fill` the keys that starting a tile costs; `tail`
-    the share of the longest tile by which compute units finish after one another. `preparation` and `passes` are what
-    the measured call does beside: seconds, and how often it reads and writes queries, keys and values (to rotate them
-    and to store them in a cache). `spread` is as in `MatmulKernel`.
+    Attributes:
+        compute: share of the peak with head_dim 128, long sequences and many heads.
+        softmax: FLOP of the softmax per score, at the peak rate.
+        fill: keys that starting a tile costs.
+        tail: share of the longest tile by which compute units finish at different times.
+        preparation: seconds that the measured call needs outside attention.
+        passes: how often the measured call also reads and writes queries, keys and values (to rotate them and to store
+            them in a cache).
+        spread: as in `MatmulKernel`.
     """
 
     compute: float

@@ -1,4 +1,4 @@
-"""Reading profiles: those that are packaged, by id, and any other TOML file of the same form, by path."""
+"""Reading profiles: packaged ones by id, and any other TOML file of the same form by path."""
 
 from functools import lru_cache
 from importlib import resources
@@ -36,7 +36,7 @@ def load_profile(name_or_path: str | Path) -> Cluster:
 
     Raises:
         UnknownProfileError: no such profile or file; the message names the nearest ids.
-        InvalidProfileError: the file does not read; the message has the file, the key and the reason in one line.
+        InvalidProfileError: the file cannot be read; the message has the file, the key and the reason in one line.
     """
     name = str(name_or_path)
     if name in profile_names():

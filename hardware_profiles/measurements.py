@@ -1,7 +1,7 @@
 """Measured times of one machine's kernels and collectives, and the file that keeps them.
 
-A measurements file is JSON with exact keys and a `schema_version`. It says when, where and with which software it was
-measured, so that every number that is fitted to it can say so too. All quantities are SI base units.
+A measurements file is JSON with exact keys and a `schema_version`. It states when, where and with which software it was
+measured, so that every fitted number can state it too. All quantities are SI base units.
 """
 
 import json
@@ -20,7 +20,7 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
 EXTENTS = {"matmul": 3, "attention": 6}
-"""Extents of a call, where its class needs any; see `KernelRow`."""
+"""Number of extents of a call, for the op classes that have any; see `KernelRow`."""
 
 _STRICT = ConfigDict(extra="forbid")
 _WANTED = "give what plan calibrate or plan run --measure writes (plan compare --log reads logs)"
@@ -28,9 +28,12 @@ _WANTED = "give what plan calibrate or plan run --measure writes (plan compare -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachine:
-    """What was measured on: `processes` ranks of `threads` threads, each with `memory` bytes of which `reserved` were
-    taken before the first tensor; `compute_units` as in `Device`; `slack` as `allocator_slack` there, and `host`: what
-    an operator takes whose kernel is next to nothing, launched one by one."""
+    """The machine of the measurements: `processes` ranks of `threads` threads each.
+
+    Each rank has `memory` bytes, of which `reserved` were taken before the first tensor. `compute_units` is as in
+    `Device`, `slack` is its `allocator_slack`. `host` is the seconds of an operator whose kernel does almost nothing,
+    launched one by one.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -50,9 +53,9 @@ class MeasuredMachine:
 class KernelRow:
     """One timed pass of one call, while all ranks did the same.
 
-    `op_class` is one of `OP_CLASSES`. `flops`, `bytes_moved` and `kernels` count what the pricing of a plan counts for
-    the call. `extents` are (m, n, k) of a product and (batch, heads, key_heads, queries, keys, head_dim) of attention;
-    other classes need none.
+    `op_class` is one of `OP_CLASSES`. `flops`, `bytes_moved` and `kernels` are counted as in the pricing of a plan.
+    `extents` are (m, n, k) of a product and (batch, heads, key_heads, queries, keys, head_dim) of attention; other
+    classes need none.
     """
 
     __pydantic_config__ = _STRICT
@@ -70,8 +73,11 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """One timed collective over `devices` neighbours, while all groups of neighbours did the same; `message` in bytes,
-    as `costmodels.collective_time` counts it. On a CPU it is what one between two products adds to them."""
+    """One timed collective over `devices` neighbours, while all groups of neighbours did the same.
+
+    `message` is in bytes, as in `costmodels.collective_time`. On a CPU, `seconds` is what a collective between two
+    products adds to their time.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -83,8 +89,11 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapRow:
-    """A collective, as in `CollectiveRow`, that was started before products and waited for behind them: seconds of it
-    `alone`, of the products (`computed`), which take longer, and of both `together`."""
+    """A collective, as in `CollectiveRow`, that was started before products and waited for after them.
+
+    `alone` is the seconds of the collective, `computed` those of the products, which take longer, `together` those of
+    both.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -98,8 +107,10 @@ class OverlapRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """A whole measurements file: `date` in ISO form, `software` the versions that were measured with. Those of before
-    27 November 2026 have no `overlaps`."""
+    """A whole measurements file: `date` in ISO form, `software` the versions that were used.
+
+    Files from before 27 November 2026 have no `overlaps`.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -113,14 +124,14 @@ class Measurements:
 
     @property
     def source(self) -> str:
-        """Where the numbers come from, for the source of a fact."""
+        """Where the numbers come from, as the source of a fact."""
         machine = self.machine
         ranks = f"{machine.processes} processes of {machine.threads} thread{'s' if machine.threads > 1 else ''}"
         return f"{machine.name}, {self.software}, {machine.backend}, {ranks} at once, {self.date}"
 
 
 def dump_measurements(measurements: Measurements) -> str:
-    """The text of a measurements file, one row a line."""
+    """The text of a measurements file, with one row per line."""
     content = asdict(measurements)
     rows = {name: content.pop(name) for name in ("kernels", "collectives", "overlaps")}
     head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
@@ -132,7 +143,7 @@ def dump_measurements(measurements: Measurements) -> str:
 
 
 def parse_measurements(text: str | bytes, where: str) -> Measurements:
-    """Read a measurements file. Raises `MeasurementsError` with the place and the reason in one line."""
+    """Read the text of a measurements file. Raises `MeasurementsError` with the place and the reason in one line."""
     try:
         content = parse_json(decoded(text) if isinstance(text, bytes) else text)
         found = TypeAdapter(Measurements).validate_python(content)
@@ -151,7 +162,7 @@ def parse_measurements(text: str | bytes, where: str) -> Measurements:
 
 
 def load_measurements(path: str | Path) -> Measurements:
-    """Read a measurements file. Raises `MeasurementsError` where it is not there or not one."""
+    """Read a measurements file. Raises `MeasurementsError` if it is missing or not a measurements file."""
     try:
         content = read_bytes(path)
     except ForeignTextError as error:

@@ -1,11 +1,11 @@
 """How far measured peaks of memory lie from predicted ones, by training stack.
 
-Quantiles of measured / predicted of published runs that say what their peak counts and that fill a quarter of a device
-or more: of smaller ones constants are most of what is off, and nothing runs out of memory. A run that ran out of memory
-though it was predicted to fit has no peak, and would be left out just because it is the worst there is: it counts with
-the least that its peak can have been, the capacity. A stack with fewer than `FEWEST` such runs takes those of all
-stacks. What the upper end has over 1 is the margin that a plan leaves free, so that of twenty plans that are called
-feasible nineteen are, by the runs that there are. `python tests/benchmarks/bench_memory.py --write` makes the table.
+The ends are quantiles of measured / predicted over published runs that state what their peak counts and that fill a
+quarter of a device or more. In smaller runs constants make most of the error, and nothing runs out of memory. A run
+that ran out of memory although it was predicted to fit has no peak. Leaving it out would leave out the worst case, so
+it counts with the least peak that it can have had, the capacity. A stack with fewer than `FEWEST` such runs takes those
+of all stacks. A plan leaves free what the upper end has over 1, so that nineteen of twenty plans that are called
+feasible are feasible, by the runs that there are. `python tests/benchmarks/bench_memory.py --write` makes the table.
 """
 
 import csv
@@ -20,21 +20,21 @@ TAIL = 0.05
 """Share of the runs beyond each end."""
 
 FEWEST = 19
-"""Runs below which a stack says nothing of its own: of n runs of one kind the next exceeds all in 1 / (n + 1) of
-the cases, whatever their distribution, so that the largest of fewer than 1 / TAIL - 1 is no end that one in twenty
-exceeds."""
+"""A stack with fewer runs has no interval of its own. Of n runs of one kind, the next one exceeds all with probability
+1 / (n + 1), whatever their distribution. So with fewer than 1 / TAIL - 1 runs, more than one in twenty exceed the
+largest."""
 
 OTHER = "other"
 _TABLE = "memory_intervals.csv"
 
 
 def peak_spread(stack: str) -> Spread:
-    """That of a stack, else that of all."""
+    """The interval of a stack, or that of all stacks if it has none."""
     return table().get(stack, table()[OTHER])
 
 
 def peak_spreads(ratios: Iterable[tuple[str, float]]) -> dict[str, Spread]:
-    """Ends of the intervals from measured / predicted, each with its stack."""
+    """Intervals by stack, from measured / predicted peaks, each given as (stack, ratio)."""
     stacks: dict[str, list[float]] = {OTHER: []}
     for stack, ratio in ratios:
         stacks.setdefault(stack, []).append(ratio)
@@ -50,7 +50,7 @@ def _spread(ratios: list[float]) -> Spread:
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, Spread]:
-    """The packaged ends."""
+    """The packaged intervals by stack."""
     text = resources.files("hardware_profiles").joinpath(_TABLE).read_text(encoding="utf-8")
     return {
         row["stack"]: Spread(low=float(row["low"]), high=float(row["high"]), runs=int(row["runs"]))
@@ -59,7 +59,7 @@ def table() -> dict[str, Spread]:
 
 
 def dump_peak_spreads(spreads: dict[str, Spread]) -> str:
-    """The content of the packaged table."""
+    """The text of the packaged table for these intervals."""
     lines = ["stack,runs,low,high"]
     lines += [f"{name},{one.runs},{one.low:.4g},{one.high:.4g}" for name, one in sorted(spreads.items())]
     return "\n".join(lines) + "\n"

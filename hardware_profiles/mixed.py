@@ -4,12 +4,12 @@
        |  between                                         are those of the first group
     group 1  a100-80gb:32        stage 2   stage 3        a stage lies within one group
 
-A group is a profile and a number of its devices, `h100-80gb:32`, with levels in brackets where its network differs from
-the profile (see `hardware_profiles.compose`): `h100-80gb[node=8,cluster@25]:32`. Groups are separated by commas;
-`between@12.5` says how many GB/s per device and direction pass from one group to another. Where that is not said, a
-message from one group to another takes as long as over the slower of their outermost levels.
+A group is a profile and a number of its devices, `h100-80gb:32`. Levels stand in brackets if its network differs from
+the profile (see `hardware_profiles.compose`): `h100-80gb[node=8,cluster@25]:32`. Commas separate groups. `between@12.5`
+is the bandwidth between groups in GB/s per device and direction. Without it, a message between two groups takes as long
+as over the slower of their outermost levels.
 
-Not modelled: messages between groups that contend with those inside of one, and a group that reaches different groups
+Not modelled: messages between groups that contend with those inside a group, and a group that reaches different groups
 over different networks.
 """
 
@@ -36,7 +36,7 @@ _BETWEEN = re.compile(r"between@(?P<bandwidth>[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupChoice:
-    """What a text says of one group: profile, levels that differ from it, and how many devices."""
+    """One group of a text: its profile, the levels that differ from it, and the number of devices."""
 
     profile: str
     levels: str
@@ -45,9 +45,9 @@ class GroupChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedCluster:
-    """Groups of devices, in the order of the pipeline, each with its devices in use; all run the same software.
+    """Groups of devices in the order of the pipeline, each with its devices in use; all run the same software.
 
-    `bandwidth` is that between groups, per device and direction; None: that of the slower outermost level.
+    `bandwidth` is that between groups, bytes/s per device and direction; None: that of the slower outermost level.
     """
 
     groups: tuple[Cluster, ...]
@@ -58,7 +58,8 @@ class MixedCluster:
 
     @property
     def name(self) -> str:
-        """The text that describes it, groups in the order of the pipeline; it holds all that differs from profiles."""
+        """The text that describes the machine, groups in the order of the pipeline, with all differences from the
+        profiles."""
         words = [f"{one.name}{f'[{one.composition}]' if one.composition else ''}:{one.devices}" for one in self.groups]
         if self.bandwidth is not None:
             words.append(f"between@{self.bandwidth / GB:.12g}")
@@ -66,30 +67,30 @@ class MixedCluster:
 
     @property
     def composition(self) -> str:
-        """Nothing: the name holds that of every group."""
+        """Empty: the name has the composition of every group."""
         return ""
 
     @property
     def devices(self) -> int:
-        """Devices in all."""
+        """Number of devices in all groups."""
         return sum(one.devices for one in self.groups)
 
     @property
     def software(self) -> Software:
-        """What runs on all of them."""
+        """The software of all groups."""
         return self.groups[0].software
 
     @property
     def device_type(self) -> DeviceType:
-        """What all devices are for their driver."""
+        """The device type of all groups."""
         return self.groups[0].device.device_type
 
     def with_software(self, software: Software) -> "MixedCluster":
-        """The same machines, run by other software."""
+        """The same machines with other software."""
         return replace(self, groups=tuple(one.with_software(software) for one in self.groups))
 
     def with_devices(self, devices: int) -> "MixedCluster":
-        """Itself: the groups say how many devices there are. Raises `TopologyError` for another number."""
+        """The same machine, whose groups state the number of devices. Raises `TopologyError` for another number."""
         if devices != self.devices:
             raise TopologyError(
                 f"{self.name} has {self.devices} devices, asked for {devices}; say how many of each group, or leave the"
@@ -102,12 +103,15 @@ class MixedCluster:
         return replace(self, groups=tuple(self.groups[at] for at in order))
 
     def digest(self) -> str:
-        """sha256 over the digests of the groups, their devices and what is between them."""
+        """sha256 over the digests of the groups, their devices and the bandwidth between them."""
         words = [f"{one.digest()}:{one.devices}" for one in self.groups]
         return hashlib.sha256(",".join([*words, f"{self.bandwidth}"]).encode()).hexdigest()
 
     def group_of_rank(self, rank: int, ranks: int) -> int:
-        """Number of the group that holds one of so many pipeline ranks of equally many devices."""
+        """Number of the group that holds pipeline rank `rank` of `ranks` ranks of equally many devices.
+
+        Raises `TopologyError` for a rank out of range, or ranks that do not fit the groups.
+        """
         _check_ranks(self, ranks)
         first, ends = rank * (self.devices // ranks), 0
         for number, group in enumerate(self.groups):
@@ -117,37 +121,38 @@ class MixedCluster:
         raise TopologyError(f"pipeline rank {rank} of {ranks}: they are counted from 0")
 
     def between(self, one: int, other: int, count: int = 2) -> tuple[Group, ...]:
-        """The links over which `count` devices of several groups meet, where these are two of the groups: the slowest
-        of them counts."""
+        """The links over which `count` devices in groups `one` and `other` meet; the slowest link counts."""
         return tuple(
             Group(spans=(_span(self.groups[at], self.bandwidth, count),)) for at in dict.fromkeys((one, other))
         )
 
 
 Machine = Cluster | MixedCluster
-"""What a plan may be for."""
+"""A machine that a plan can be made for."""
 
 
 def parts_of(machine: Machine) -> tuple[Cluster, ...]:
-    """The groups of a machine; a cluster of one kind is its only one."""
+    """The groups of a machine; a cluster of one kind is its only group."""
     return machine.groups if isinstance(machine, MixedCluster) else (machine,)
 
 
 def device_type_of(machine: Machine) -> DeviceType:
-    """What all devices of a machine are for their driver."""
+    """The device type of all devices of a machine."""
     return parts_of(machine)[0].device.device_type
 
 
 def clusters_of_ranks(machine: Machine, ranks: int) -> tuple[Cluster, ...]:
-    """The cluster that each pipeline rank is on. Raises `TopologyError` where one would lie in two groups."""
+    """The cluster of each pipeline rank. Raises `TopologyError` if a rank would lie in two groups."""
     if isinstance(machine, Cluster):
         return (machine,) * ranks
     return tuple(machine.groups[machine.group_of_rank(rank, ranks)] for rank in range(ranks))
 
 
 def links_of_ranks(machine: Machine, one: int, other: int, ranks: int, stride: int) -> tuple[Group, ...]:
-    """The links over which a device of one pipeline rank, of `stride` devices each, meets that of another rank: the
-    slowest of them counts."""
+    """The links between a device of one pipeline rank and one of another; the slowest link counts.
+
+    Ranks have `stride` devices each. Raises: as `MixedCluster.group_of_rank` and `Cluster.group`.
+    """
     distance = abs(one - other) * stride
     if isinstance(machine, Cluster):
         return (machine.group(2, distance),)
@@ -158,7 +163,7 @@ def links_of_ranks(machine: Machine, one: int, other: int, ranks: int, stride: i
 
 
 def links_of_all(machine: Machine, ranks: int, stride: int) -> tuple[Group, ...]:
-    """The links over which devices of all pipeline ranks meet, one of each: the slowest of them counts."""
+    """The links over which one device of each pipeline rank meet; the slowest link counts."""
     if isinstance(machine, Cluster):
         return (machine.group(ranks, stride),)
     return tuple(
@@ -167,7 +172,7 @@ def links_of_all(machine: Machine, ranks: int, stride: int) -> tuple[Group, ...]
 
 
 def of_one_kind(machine: Machine, what: str) -> Cluster:
-    """The machine, where it has one kind of devices; else raises `TopologyError`, which says what is not there."""
+    """The machine as a cluster of one kind. Raises `TopologyError` for several kinds, which have no `what`."""
     if isinstance(machine, MixedCluster):
         raise TopologyError(
             f"{machine.name} has several kinds of devices, for which there is no {what}; name one profile"
@@ -176,13 +181,15 @@ def of_one_kind(machine: Machine, what: str) -> Cluster:
 
 
 def is_mixed(text: str) -> bool:
-    """Whether a text describes groups rather than naming a profile or its file."""
+    """Whether a text describes groups and not a profile or its file."""
     return not text.endswith(".toml") and ("," in text or re.search(r":[0-9]+$", text) is not None)
 
 
 def parse_mixed(text: str) -> tuple[tuple[GroupChoice, ...], BytesPerSecond | None]:
-    """The groups that a text names, and the bandwidth between them. Raises `TopologyError`, which quotes what does not
-    read."""
+    """The groups that a text names, and the bandwidth between them in bytes/s, or None.
+
+    Raises `TopologyError`, which quotes the part it cannot read.
+    """
     groups, bandwidth = list[GroupChoice](), None
     for word in _words(text):
         if match := _BETWEEN.fullmatch(word):
@@ -200,11 +207,11 @@ def parse_mixed(text: str) -> tuple[tuple[GroupChoice, ...], BytesPerSecond | No
 
 
 def load_mixed(text: str, load: Callable[[str], Cluster] = load_profile) -> MixedCluster:
-    """The machine that a text describes (see above); `load` gives the cluster of a profile.
+    """The machine that a text describes (see the top of this file); `load` gives the cluster of a profile.
 
     Raises:
-        TopologyError: groups that do not read, or do not go together; the message says what to do.
-        UnknownProfileError, InvalidProfileError: a profile that is not there or does not read.
+        TopologyError: groups that cannot be read, or that do not fit together; the message says what to do.
+        UnknownProfileError, InvalidProfileError: a profile that does not exist or cannot be read.
     """
     choices, bandwidth = parse_mixed(text)
     if len(choices) == 1:
@@ -223,17 +230,18 @@ def load_mixed(text: str, load: Callable[[str], Cluster] = load_profile) -> Mixe
 
 
 def load_machine(text: str) -> Machine:
-    """A profile by its name or file, or a machine of several kinds of devices. Raises as those do."""
+    """A profile by its name or file, or a machine of several kinds of devices. Raises: as `load_mixed` and
+    `load_profile`."""
     return load_mixed(text) if is_mixed(text) else load_profile(text)
 
 
 def _words(text: str) -> Iterator[str]:
-    """What stands between commas that are not in brackets."""
+    """The parts between commas that are not in brackets."""
     yield from (word.strip() for word in re.split(r",(?![^\[]*\])", text))
 
 
 def _span(cluster: Cluster, bandwidth: BytesPerSecond | None, count: int) -> Span:
-    """The outermost level of a group as a way out of it."""
+    """The outermost level of a group as a link to other groups."""
     level = replace(cluster.levels[-1], network="switch", fan_out=None)
     if bandwidth is not None:
         level = replace(level, bandwidth=bandwidth, oversubscription=1.0)

@@ -15,12 +15,17 @@ Serves = Literal["all", "rings", "peers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """One way in which a communication library drives a level: little latency, or much bandwidth.
+    """One way in which a communication library drives a level: with low latency, or with high bandwidth.
 
-    `setup` is paid once per collective whose outermost level this is, `latency` once per step over this level, and
-    `efficiency` is the share of the level's bandwidth that large messages reach. `own` is what the part that a device
-    keeps seems to cost it, relative to sending that part (a fitted term in 1/n, see `costmodels.collectives`). Some
-    libraries send between `peers` (all-to-all, neighbours) by other kernels than along `rings` and trees.
+    Attributes:
+        name: name of the protocol.
+        setup: seconds once per collective whose outermost level this is.
+        latency: seconds once per step over this level.
+        efficiency: share of the level's bandwidth that large messages reach.
+        own: cost of the part of a message that a device keeps, relative to sending that part (a fitted term in 1/n, see
+            `costmodels.collectives`).
+        serves: some libraries send between "peers" (all-to-all, neighbours) with other kernels than along "rings" and
+            trees.
     """
 
     name: str
@@ -32,14 +37,14 @@ class Protocol:
 
 
 _LEAST, _MOST = 1e3, 1e15
-"""Bytes/s of networks, per device and direction: a modem is faster, and no memory is. What is beyond is a slip
-of the unit."""
+"""Limits of network bandwidths, bytes/s per device and direction: even a modem is faster than the least, and no memory
+is as fast as the most. Anything beyond is a wrong unit."""
 
 RATES = f"links carry {_LEAST / GB:f} to {_MOST / GB:,.0f} GB/s per device and direction"
 
 
 def is_rate(bandwidth: BytesPerSecond) -> bool:
-    """Whether a bandwidth that somebody states is one that links have; not where it is NaN."""
+    """Whether a stated bandwidth is within the limits of links; False for NaN."""
     return _LEAST <= bandwidth <= _MOST
 
 
@@ -47,11 +52,15 @@ def is_rate(bandwidth: BytesPerSecond) -> bool:
 class Level:
     """One level of the network hierarchy.
 
-    `fan_out` units of the level below form one unit of this one (None: as many as there are, outermost level only).
-    `bandwidth` is per device and direction. In a "switch" any subset of devices has all of it; in a "mesh" of direct
-    links a group of c devices has only (c-1)/(fan_out-1) of it. All levels of a cluster list the same protocols, in the
-    same order. `in_network` is the protocol of an all-reduce done by the switches themselves (NVLink SHARP), if any.
-    `oversubscription` is how many times more the ports of a unit's devices carry together than its uplink here.
+    Attributes:
+        name: name of the level.
+        fan_out: units of the level below that form one unit of this one (None: any number; outermost level only).
+        network: in a "switch" any subset of devices has all of the bandwidth; in a "mesh" of direct links a group of c
+            devices has only (c-1)/(fan_out-1) of it.
+        bandwidth: bytes/s per device and direction.
+        protocols: all levels of a cluster list the same protocols, in the same order.
+        in_network: the protocol of an all-reduce that the switches compute (NVLink SHARP), if any.
+        oversubscription: bandwidth of the ports of a unit's devices together, over that of the unit's uplink.
     """
 
     name: str
@@ -64,7 +73,7 @@ class Level:
 
     @property
     def latency(self) -> Seconds:
-        """Least latency of a step over this level."""
+        """Lowest latency of a step over this level, in seconds."""
         return min(protocol.latency for protocol in self.protocols)
 
     @property
@@ -75,16 +84,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What a group has at one level: `count` units of the level below, joined by `level`."""
+    """A group's part at one level: `count` units of the level below, joined by `level`."""
 
     level: Level
     count: int
 
     @property
     def bandwidth(self) -> BytesPerSecond:
-        """Bandwidth per device and direction that a group of `count` has while all shifts of it communicate.
+        """Bytes/s per device and direction that a group of `count` units has while all shifts of it communicate.
 
-        All of a switch, its links of a mesh; on a shared uplink the device's part of it.
+        All of a switch; the group's links of a mesh; on a shared uplink the device's share of it.
         """
         level = self.level
         if level.network == "mesh" and level.fan_out is not None:
@@ -94,9 +103,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The devices of a collective, as a collective sees them: spans of more than one, innermost first.
+    """The devices of a collective as spans of more than one unit, innermost first.
 
-    The product of the counts is the size of the group; a group of one device has no spans.
+    The product of the counts is the size of the group; a group of one device has no spans. Raises `TopologyError` for a
+    span of fewer than two.
     """
 
     spans: tuple[Span, ...]
@@ -113,10 +123,11 @@ class Group:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Group, spans=self.spans), ()  # hashes of text differ between processes: compute anew
+        return partial(Group, spans=self.spans), ()  # hashes of text differ between processes, so it is computed anew
 
 
 def capacity_of(levels: tuple[Level, ...]) -> int | None:
+    """The most devices that the levels hold; None if unbounded."""
     capacity = 1
     for level in levels:
         if level.fan_out is None:
@@ -126,6 +137,10 @@ def capacity_of(levels: tuple[Level, ...]) -> int | None:
 
 
 def check_levels(name: str, levels: tuple[Level, ...]) -> None:
+    """Check that levels fit together: protocols, fan-outs, bandwidths, oversubscription.
+
+    Raises `TopologyError` for the first fault.
+    """
     if not levels:
         raise TopologyError(f"cluster {name} has no levels")
     protocols = [(protocol.name, protocol.serves) for protocol in levels[0].protocols]

@@ -1,6 +1,6 @@
-"""Short names of profiles, as people say them: `h100` for `h100-80gb`, `910b` for `ascend-910b-64gb`.
+"""Short names of profiles, as people use them: `h100` for `h100-80gb`, `910b` for `ascend-910b-64gb`.
 
-Only where a person names hardware; profiles, plans and tables of runs keep whole names.
+They are accepted only where a person names hardware; profiles, plans and tables of runs keep full names.
 """
 
 import re
@@ -39,20 +39,20 @@ _NICKNAMES: Mapping[str, str] = {
     "pro6000": "rtx-pro-6000-96gb",
     "v100": "v100-32gb",
 }
-"""Of several sizes of a device the one that most have: A100 80 GB, H100 80 GB."""
+"""If a device has several sizes, the most common one: A100 80 GB, H100 80 GB."""
 
 _MAKERS = ("nvidia", "huawei", "amd", "instinct", "geforce")
 _EDITIONS = ("blackwell", "serveredition")
-"""What a full name has that tells no device from another."""
+"""Parts of full names that do not distinguish devices."""
 
 _NAME = re.compile(r"(?P<name>[^\[\],:]+)(?P<rest>(?:\[[^\[\]]*\])?(?::[0-9]+)?)")
 _GROUPS = re.compile(r",(?![^\[]*\])")
 
 
 def full_profile(text: str) -> str:
-    """What `--hardware` says, with whole names in the place of nicknames; a text without any as it is.
+    """The value of `--hardware` with full names in place of nicknames; a text without any is returned as it is.
 
-    Groups of a heterogeneous pipeline are looked at one by one: `h100:32,a100:32` is `h100-80gb:32,a100-80gb:32`.
+    Groups of a heterogeneous pipeline are replaced one by one: `h100:32,a100:32` is `h100-80gb:32,a100-80gb:32`.
     """
     return ",".join(_full(part) for part in _GROUPS.split(text))
 

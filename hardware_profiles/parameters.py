@@ -1,7 +1,7 @@
-"""The fitted numbers of a profile, part by part, with what each of them means and in which unit.
+"""The fitted numbers of a profile, part by part, with their meanings and units.
 
-They are the facts of a profile that no datasheet has: how kernels and protocols use the peaks. Values are in the units
-of the profile's file, because that is what a person compares them with.
+They are the facts that no datasheet states: how kernels and protocols use the peaks. Values are in the units of the
+profile's file, because readers compare them with it.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ _GENERATION = ("times", "longer than the best kernels of the device")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One fitted number: `value` in `unit`, `part` of the machine, and where it is from as in `Fact`."""
+    """One fitted number: `value` in `unit`, `part` of the machine, and its kind and source as in `Fact`."""
 
     part: str
     name: str
@@ -66,7 +66,7 @@ class Parameter:
 def fitted_parameters(cluster: Cluster) -> tuple[Parameter, ...]:
     """The fitted numbers of products and attention by dtype, of other op classes, and of every protocol of every level.
 
-    A machine that was not loaded from a file has no facts, and none of these.
+    Empty for a machine that was not loaded from a file, because it has no facts.
     """
     return tuple(_parameters(cluster))
 
@@ -94,7 +94,7 @@ def _parameters(cluster: Cluster) -> Iterator[Parameter]:
 
 
 def _parameter(part: str, key: str, fact: Fact, known: dict[str, tuple[str, str]]) -> Parameter:
-    unit, meaning = known[key]  # a key that the schema has and this file has not is our mistake, and a test finds it
+    unit, meaning = known[key]  # a test finds keys that the schema has and this file lacks
     name = key.removesuffix("_us").removesuffix("_gb_per_s")
     return Parameter(
         part=part, name=name, value=fact.value, unit=unit, meaning=meaning, kind=fact.kind, source=fact.source

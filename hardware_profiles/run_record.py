@@ -1,10 +1,10 @@
-"""What a run of a plan took, term by term, and the file that keeps it (`plan run PLAN --measure FILE`).
+"""Times of a run of a plan, term by term, and the file that keeps them (`plan run PLAN --measure FILE`).
 
     step    |- forward -|- backward -|- transfer -|- update -|- rest -|
                  communication in it      waits        reduction in it        waiting for ranks that come later in both
 
-A file is JSON with exact keys, a `kind` and a `schema_version`. Seconds are those of the host. On a CPU that is all
-there is to a step; an accelerator is waited for at the ends of passes, so that work counts where it was asked for.
+A file is JSON with exact keys, a `kind` and a `schema_version`. Seconds are those of the host. On a CPU they are the
+whole step. An accelerator is synchronised at the ends of passes, so that work counts in the pass that launched it.
 """
 
 import json
@@ -21,11 +21,11 @@ from hardware_profiles.errors import MeasurementsError
 from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_json, read_bytes
 
 TERMS = ("forward", "backward", "communication", "transfer", "update", "reduction", "waiting", "rest")
-"""Parts of a step. `forward` and `backward` (with what is computed again, and gradients that are added up) without the
-collectives in them, which are `communication`; `transfer`: values and gradients between stages, and waiting for them;
-`update`: the optimizer without the collectives in it, which are `reduction`; `waiting`: what collectives took on a rank
-beyond the least that they took on a rank of their group, which is the one that came last; `rest`: whatever else, the
-host between."""
+"""Parts of a step. `forward` and `backward` (with recomputation and accumulation of gradients) exclude their
+collectives, which are `communication`. `transfer`: values and gradients between stages, and waits for them. `update`:
+the optimizer without its collectives, which are `reduction`. `waiting`: the time of collectives on a rank beyond the
+least time on a rank of their group, which is the rank that came last. `rest`: everything else, such as the host in
+between."""
 
 VERSION: Literal[2] = 2
 
@@ -34,16 +34,18 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
-_Words = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]  # they get into the sources of numbers of profiles
+_Words = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]  # they end up in the sources of profile numbers
 _STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The plan that was run, as far as it must be the one that a record is held against; `predicted` has the seconds
-    that it said for a step, by `TERMS`. `profile_digest` is that of the machine by which it said so, with the levels
-    that `composition` makes; records of before November 2026 have neither. `choices` has a digest of each part of what
-    was chosen, as its layouts; records of before 27 November 2026 have none."""
+    """The plan that was run, with the fields that are compared with a given plan.
+
+    `predicted` has the plan's seconds of a step, by `TERMS`. `profile_digest` is that of the machine of the prediction,
+    with the levels of `composition`; records from before November 2026 have neither. `choices` has a digest of each
+    part of the plan's choices, such as its layouts; records from before 27 November 2026 have none.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -68,7 +70,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMachine:
-    """What it was run on."""
+    """The machine of the run."""
 
     __pydantic_config__ = _STRICT
 
@@ -80,8 +82,11 @@ class RunMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTerms:
-    """Seconds of a step of one rank by `TERMS`, which sum to the step, and CPU seconds of the thread that computes, by
-    the terms in which it does; its peak, and the bytes of what it keeps by class."""
+    """Times and memory of one rank in a step.
+
+    `seconds` are by `TERMS` and sum to the step. `cpu_seconds` are those of the computing thread, in the terms in which
+    it computes. `memory` has the bytes that the rank keeps, by class.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -94,10 +99,21 @@ class RankTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A run. `step_seconds` are those of every step behind the warm-up, of which the middle half makes the terms;
-    `profiled_seconds` what a step took under the profiler, which is not among them. `operators` has seconds by class of
-    operator of all ranks in the mean, of that step; `collectives` by phase and function: calls, seconds and bytes of a
-    step of rank 0, with its waiting. `peak_kind` says what peaks count."""
+    """A measured run.
+
+    Attributes:
+        kind: always "measured run".
+        schema_version: version of the file's form.
+        date: date of the run.
+        plan: the plan that was run.
+        machine: the machine of the run.
+        step_seconds: every step after the warm-up; the middle half of them makes the terms.
+        profiled_seconds: a step under the profiler, which is not among `step_seconds`.
+        ranks: one entry per rank.
+        operators: seconds of the profiled step by class of operator, mean over all ranks.
+        collectives: by phase and function: calls, seconds and bytes in a step of rank 0, waits included.
+        peak_kind: what peaks count.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -131,19 +147,19 @@ _ADAPTER = TypeAdapter(MeasuredRun)
 
 
 def middle_half(seconds: Sequence[float]) -> list[int]:
-    """Places of the middle half of steps by their times: outliers of a busy machine are at the ends."""
+    """Indexes of the middle half of steps by their times; outliers of a busy machine are at the ends."""
     order = sorted(range(len(seconds)), key=lambda at: seconds[at])
     quarter = len(order) // 4
     return sorted(order[quarter : len(order) - quarter])
 
 
 def is_run_record(value: Any) -> bool:
-    """Whether the value of a JSON file says that it is a measured run."""
+    """Whether the value of a JSON file claims to be a measured run."""
     return isinstance(value, dict) and value.get("kind") == KIND
 
 
 def load_run_record(path: Path) -> MeasuredRun:
-    """The record in a file. Raises `MeasurementsError`, which names it, where it is none."""
+    """The record in a file. Raises `MeasurementsError`, which names the file, if it is not a record."""
     try:
         return parse_run_record(decoded(read_bytes(path)))
     except ForeignTextError as error:
@@ -153,7 +169,7 @@ def load_run_record(path: Path) -> MeasuredRun:
 
 
 def parse_run_record(text: str) -> MeasuredRun:
-    """The record in a text. Raises `MeasurementsError` where it is none."""
+    """The record in a text. Raises `MeasurementsError` if it is not a record."""
     try:
         value = parse_json(text)
     except ForeignTextError as error:
@@ -181,8 +197,8 @@ _ROUNDING = 1e-6  # seconds
 
 
 def _fault(run: MeasuredRun) -> str | None:
-    """Why numbers that have the right form are those of no run; None where they may be of one. Clocks leave what is
-    `rest` a little below 0."""
+    """Why numbers of the right form cannot be those of a run; None if they can. Clock errors may put `rest` slightly
+    below 0."""
     if len(run.ranks) != run.plan.devices:
         return f"ranks: it has {len(run.ranks)}, and plan.devices is {run.plan.devices}"
     for at, rank in enumerate(run.ranks):
@@ -197,5 +213,5 @@ def _fault(run: MeasuredRun) -> str | None:
 
 
 def dump_run_record(run: MeasuredRun) -> str:
-    """The content of the file."""
+    """The text of a file with this record."""
     return json.dumps(asdict(run), indent=1) + "\n"

@@ -2,7 +2,7 @@
 
     memory_gib = { value = 80, source = "NVIDIA A100 datasheet, June 2021", kind = "datasheet" }
 
-`to_cluster` converts to SI units; nothing after it knows the units of the file.
+`to_cluster` converts to SI units; no other code knows the units of the file.
 """
 
 from typing import Annotated, Literal
@@ -37,13 +37,13 @@ class _Units(Number):
 
 
 class _ByEfficiency(Strict):
-    """No fitted kernel: the roofline with the efficiency of the op class."""
+    """No fitted kernel: use the roofline with the efficiency of the op class."""
 
     form: Literal["efficiency"]
 
 
 class _Like(Strict):
-    """The kernel of another dtype, of which the profile has figures."""
+    """Use the fitted kernel of another dtype of this profile."""
 
     form: Literal["like"]
     dtype: Text
@@ -147,7 +147,7 @@ class _Level(Strict):
 
 
 class _Power(Strict):
-    """The limit that is set, and that of the board whose kernels are those of the profile, in W."""
+    """The power limit that is set, and that of the board whose kernels the profile has, in W."""
 
     limit_w: Positive
     board_w: Positive
@@ -256,8 +256,8 @@ class _Disk(Strict):
 
 
 class _Host(Strict):
-    """One host: `memory_gib` and the disks are shared by its `devices`, `link_gb_per_s`, a direction of an uplink, by
-    the devices behind it."""
+    """One host. Its `devices` share `memory_gib`, the memory bandwidth and the disks; the devices behind one uplink
+    share `link_gb_per_s`, which is one direction of an uplink."""
 
     devices: _Units
     memory_gib: Positive
@@ -295,7 +295,8 @@ class ProfileFile(Strict):
     host: _Host | None = None
 
     def to_cluster(self) -> Cluster:
-        """One unit of the innermost level, in SI units; a single device where that level is unbounded."""
+        """The cluster in SI units, with one unit of the innermost level in use; a single device if that level is
+        unbounded."""
         levels = tuple(level.convert() for level in self.level)
         return Cluster(
             name=self.id,

@@ -1,4 +1,4 @@
-"""How software runs what a plan leaves open: facts that change seconds and bytes, not results."""
+"""How training software runs what a plan leaves open: facts that change seconds and bytes, but not results."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,37 +6,43 @@ from typing import Literal
 from hardware_profiles.units import Bytes, Seconds
 
 AttentionKernels = Literal["best", "cudnn", "sdpa", "flash2", "flash1", "unfused"]
-"""The fastest of the device, what `scaled_dot_product_attention` of PyTorch calls there (2.11 on Hopper: cuDNN; before:
-"sdpa"), the second or first generation of FlashAttention, or score matrices in memory."""
+"""Attention kernels: the device's fastest; those that PyTorch's `scaled_dot_product_attention` calls (2.11 on Hopper:
+cuDNN; before: "sdpa"); FlashAttention 2 or 1; or unfused, with score matrices in memory."""
 
 
 _FP32 = 4  # bytes of a gradient
 
 Dispatcher = Literal["alltoall", "once"]
-"""How rows of tokens get to their experts: one row for each expert of a token, or one for each device (or node, where
-they are on several) that has any of them, summed up there before it comes back (DeepEP, HybridEP)."""
+"""How rows of tokens reach their experts: one row for each expert of a token; or one row for each device (or node, if
+experts are on several nodes) that has any of them, summed up there before it returns (DeepEP, HybridEP)."""
 
 Graphs = Literal["none", "router", "attention", "step"]
-"""What of a block with experts is in CUDA graphs, which the host launches at once: the router and what sorts rows for
-their exchange; all that is not of the experts; or all."""
+"""The part of a block with experts that is in CUDA graphs, which the host launches at once: the router and the sorting
+of rows for their exchange; everything but the experts; or everything."""
 
 ComposedLoss = Literal["", "megatron", "pytorch"]
-"""A cross entropy in one kernel, or in the kernels of Megatron-LM, or of PyTorch."""
+"""A cross entropy in one kernel (empty), or in the kernels of Megatron-LM or of PyTorch."""
 
 HiddenDropout = Literal["none", "fused", "apart"]
-"""Whether branches are dropped before they are added to the residual stream, and by which kernel."""
+"""Whether branches are dropped out before they are added to the residual stream, and by which kernel."""
 
 LossMemory = Literal["whole", "in place", "pieces"]
-"""What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
-the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused with the projection (Liger)."""
+"""How much memory logits take. "whole": logits, their fp32 copy and its softmax. "in place": the softmax replaces the
+fp32 copy, and the gradient replaces the softmax (Megatron-LM). "pieces": one piece at a time, fused with the projection
+(Liger)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """Shares of communication, in [0, 1], that computation hides: 0 waits for all of it. Of activations (`tensor`), of
-    parameters that are gathered for use or after the update (`gathers`), of gradients (`reductions`), and of the pieces
-    that come round a ring (`ring`), which run while the piece that is there is computed with wherever rings are run;
-    and of rows on their way to experts and back (`exchange`)."""
+    """Shares of communication, in [0, 1], that overlap with computation; 0: all of it is exposed.
+
+    Attributes:
+        tensor: collectives of activations.
+        gathers: all-gathers of parameters for their use or after the update.
+        reductions: reductions of gradients.
+        ring: pieces that move along a ring, which overlap the computation with the current piece wherever rings run.
+        exchange: rows on their way to experts and back.
+    """
 
     tensor: float = 0.0
     gathers: float = 0.0
@@ -47,14 +53,19 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Bytes per parameter that a stack keeps where it trains in 16 bits. In fp32 weights, gradients and moments have 4
-    bytes and there is no master weight.
+    """Bytes per parameter that a stack keeps in 16-bit training.
 
-    `weight` 2, or 4 where the fp32 master weight is what is stored and a 16-bit copy is made for its use. `fp16` and
-    `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the
-    fp32 weight, 0 where that is the stored one. `update`: gradients in fp16 that the optimizer copies together or casts
-    while it steps, for each parameter that a device updates. `moment`: each moment of the optimizer. `beside`:
-    copies of the weight that stay beside it, sharded as it is (Transformer Engine's fp8 weights, also transposed).
+    In fp32 weights, gradients and moments have 4 bytes each, and there is no master weight.
+
+    Attributes:
+        weight: 2, or 4 if the fp32 master weight is stored and a 16-bit copy is made for each use.
+        fp16: the gradient with fp16; 6 if it is kept in 16 bits and accumulated in fp32 beside that.
+        bf16: the gradient with bf16; otherwise as `fp16`.
+        master: the fp32 weight; 0 if that is the stored one.
+        update: gradients in fp16 that the optimizer copies together or casts during its step, for each parameter that a
+            device updates.
+        moment: each moment of the optimizer.
+        beside: additional copies of the weight, sharded as it is (Transformer Engine's fp8 weights, also transposed).
     """
 
     weight: Bytes = 2
@@ -73,130 +84,131 @@ class Software:
     Attributes:
         name: of the stack.
         passes: how often the bytes of elementwise work, norms and losses pass through memory, in units of one kernel
-            for each operator of the graph: more where casts, bias and dropout are kernels of their own, less where a
+            for each operator of the graph. It is higher if casts, bias and dropout are kernels of their own, lower if a
             compiler fuses chains.
-        composed_loss: whose kernels compute the loss one after the other, in fp32, instead of one for all.
+        composed_loss: whose kernels compute the loss one after the other, in fp32, instead of one kernel for all of it.
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
-        host: what the host takes to launch an operator, in units of `Device.host_latency`.
+        host: time of the host to launch an operator, in units of `Device.host_latency`.
         attention: which attention kernels.
-        scores: with unfused attention, how many elements are kept for the backward pass of each score: 1 is the
-            softmax, 2 what dropout makes of it too, and its mask of a byte.
-        whole_blocks: whether recomputation runs a block to its end (Megatron), or only until all that its backward
-            pass needs is there (torch's checkpoint).
-        communicators: share of the process groups, whose buffers `Device.reserved` counts, that it creates.
-        modules: whether selective recomputation runs modules of a block again, their inputs saved (Megatron's
-            --recompute-modules), so that nothing outside of them is computed or moved again; else the block is run
-            again but for the results that it keeps (torch's selective checkpoint).
-        accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
-        sums_narrow: whether gradients are added up in the dtype of their weights (autograd), whatever dtype they are
+        scores: with unfused attention, how many elements per score are kept for the backward pass: 1 is the softmax, 2
+            adds its result after dropout, and a mask of one byte comes on top.
+        whole_blocks: whether recomputation runs a block to its end (Megatron), or stops when all that its backward pass
+            needs is there (torch's checkpoint).
+        communicators: share of the process groups that the stack creates; `Device.reserved` counts the buffers of all.
+        modules: whether selective recomputation reruns modules of a block whose inputs are saved (Megatron's
+            --recompute-modules), so that nothing outside them is recomputed or communicated again. Else the whole block
+            is rerun, except for the results that it keeps (torch's selective checkpoint).
+        accumulates: whether the accumulation of gradients is a pass of its own, and not part of the weight gradient's
+            kernel.
+        sums_narrow: whether gradients are accumulated in the dtype of their weights (autograd), whatever dtype they are
             reduced in.
-        hidden: communication that computation hides.
-        products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
-        keeps_fp8: whether products in fp8 keep of their operands the fp8 copies that they have multiplied, not what
-            those were made of (Transformer Engine).
-        gained: share that is left of what products in fp8 save, where each row of an operand has a scale of its own.
+        hidden: communication that overlaps with computation.
+        products: dtype of matrix products, as "fp8" or "tf32"; empty: that of their operands.
+        keeps_fp8: whether fp8 products keep the fp8 copies of their operands for the backward pass, and not the
+            operands (Transformer Engine).
+        gained: share of the time saved by fp8 products that remains if each row of an operand has a scale of its own.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
-        bucket_parameters: how many parameters, or their gradients, are sent together, in software that counts these
-            (Megatron-Core); it cuts its buffers into buckets only where reductions overlap the backward pass.
-        bucket_per_device: as many for each device of the group, where that is more.
+        bucket_parameters: number of parameters, or of their gradients, that are sent together, in software that counts
+            these (Megatron-Core); it cuts its buffers into buckets only if reductions overlap the backward pass.
+        bucket_per_device: number of parameters per device of the group, if that gives a larger bucket.
         stored: bytes kept for each parameter.
-        fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
-            backward pass (fused SwiGLU, compilers) instead of kept.
-        fuses_chains: whether a rotation by rotary positions is one kernel, and a gated activation with its product
-            another (compilers, Liger), each with its passes over memory alone.
-        ahead: where weights are gathered for their use, how many blocks at the same time; 0 gathers each weight by
-            itself.
-        copies_out: whether weights that were gathered together are copied out of the buffer that came, and gradients
-            into the one that leaves (FSDP2).
-        rearranges: whether what is gathered or scattered along the sequence is copied from or into the order of
-            devices, as the first dim is the batch (`torch.cat` in torch/distributed/_functional_collectives.py).
-        regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
-            pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
-        recomputed_in_backward: classes of operators that are computed again for their own backward pass, and keep
-            nothing beside their operands and results: ("attention",) is selective recomputation of Korthikanti et al.
-            2022.
-        buffers: bytes of buffers for communication that are there all the time.
-        loss: what of logits stands in memory.
-        peak_low, peak_high: between which shares of the predicted peak of a device peaks were measured, of nine runs in
-            ten; the latter is what a plan leaves free for the error of its prediction.
-        offloaded: whether gradients and the optimizer's state live in the memory of the host.
-        offloads_inputs: whether blocks that offload what they save do so with what flows into them, too (Transformer
-            Engine's cpu_offload).
-        remakes: what is made again in the backward pass from what is kept anyway, at next to no cost (Megatron's
-            recompute-modules layernorm and moe_act): "normalisation" the results of norms, "experts" the activations
-            of experts.
-        views_heads: whether attention stores heads as the projection behind it reads them, so that both keep the same
-            memory (modules of transformers). Queries, keys and values of one projection are views of what that makes,
-            all of which stays for the values, so that frameworks with such keep as much as if heads were copied.
-        copies_inputs: whether tensor-parallel products each keep a copy of their own of what they read together
+        fused: whether results of elementwise operators whose operands are kept anyway are recomputed in the backward
+            pass (fused SwiGLU, compilers) instead of kept.
+        fuses_chains: whether a rotary embedding is one kernel, and a gated activation with its product another
+            (compilers, Liger), each passing over memory once.
+        ahead: how many blocks' weights are gathered for use at the same time; 0 gathers each weight by itself.
+        copies_out: whether gathered weights are copied out of the receive buffer, and gradients into the send buffer
+            (FSDP2).
+        rearranges: whether tensors that are gathered or scattered along the sequence are copied from or into device
+            order, because the first dim is the batch (`torch.cat` in torch/distributed/_functional_collectives.py).
+        regathers: whether a value that is gathered for use is kept sharded and regathered in the backward pass, not
+            kept whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
+        recomputed_in_backward: classes of operators that are recomputed for their own backward pass and keep only their
+            operands and results: ("attention",) is selective recomputation of Korthikanti et al. 2022.
+        buffers: bytes of communication buffers that exist all the time.
+        loss: how much memory logits take.
+        peak_low, peak_high: nine of ten measured peaks lie between these shares of the predicted peak; a plan leaves
+            free what the prediction may be too low by, according to the latter.
+        offloaded: whether gradients and optimizer states live in host memory.
+        offloads_inputs: whether blocks that offload what they save also offload their inputs (Transformer Engine's
+            cpu_offload).
+        remakes: what the backward pass recomputes from values that are kept anyway, almost free (Megatron's
+            recompute-modules layernorm and moe_act): "normalisation" the results of norms, "experts" the activations of
+            experts.
+        views_heads: whether attention stores heads in the layout that the projection after it reads, so that both keep
+            the same memory (modules of transformers). Queries, keys and values of one projection are views of its
+            result, which stays as a whole for the values. So frameworks with such a projection keep as much as if heads
+            were copied.
+        copies_inputs: whether tensor-parallel products each keep their own copy of an input that they share
             (PaddlePaddle, phi/kernels/impl/c_identity_kernel_impl.h: a copy for every ColumnParallelLinear).
         gates_in_place: whether elementwise kernels write gradients over the operands that they have kept (Liger's gated
             activations).
-        grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
-            kernel computes those of all experts.
-        current_scaling: whether operands of products in fp8 have the scale of their own largest element, which a kernel
-            finds before another casts them (Transformer Engine csrc/extensions/normalization.cpp: a norm computes in 16
-            bits, `nvte_compute_amax`, then quantises), so that none is written in fp8 by what makes it.
-        gathers_narrow: whether weights of products in fp8 are gathered in fp8.
-        gathers_inputs_narrow: whether what products in fp8 read, and gradients of their results, are in fp8 before
-            tensor parallel devices gather them (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
-        dispatcher: how rows get to their experts.
-        fused_experts: whether one kernel multiplies the rows of all experts, activates them, and brings operands into
-            fp8 on the way.
+        grouped: extra seconds per expert if the products of experts are launched one by one; 0 if one kernel computes
+            all.
+        current_scaling: whether operands of fp8 products are scaled by their own largest element. A kernel finds it
+            before another one casts them (Transformer Engine csrc/extensions/normalization.cpp: a norm computes in 16
+            bits, `nvte_compute_amax`, then quantises), so the kernel that makes an operand never writes it in fp8.
+        gathers_narrow: whether weights of fp8 products are gathered in fp8.
+        gathers_inputs_narrow: whether inputs of fp8 products, and gradients of their results, are cast to fp8 before
+            tensor-parallel devices gather them (torchao's Float8ColwiseParallel and Float8RowwiseParallel).
+        dispatcher: how rows reach their experts.
+        fused_experts: whether one kernel multiplies the rows of all experts, applies the activation, and casts operands
+            to fp8.
         routes_fused: whether Transformer Engine's kernels choose experts and compute the auxiliary loss
             (moe-router-fusion of Megatron-LM).
-        sinks: how many times longer attention with learned sinks takes than the same without.
+        sinks: how many times longer attention takes with learned sinks than without.
         has_sinks: whether attention has learned sinks.
-        window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
-        biased: whether fused attention reads a bias for every score (ALiBi as `attn_mask`), which stands in memory, and
-            leaves out nothing of what causality masks, as the mask is part of it.
+        window: the most keys that a query attends to in every layer, which kernels make use of; 0: all.
+        biased: whether fused attention reads a bias for every score (ALiBi as `attn_mask`). The bias is in memory;
+            causal masking then saves no work, because the mask is part of the bias.
         attention_dropout: how many times longer fused attention takes with dropout of its probabilities, forward and
             backward.
-        ordered: whether the backward pass of FlashAttention-2 adds up gradients of queries in one order
+        ordered: whether the backward pass of FlashAttention-2 adds up gradients of queries in a fixed order
             (`planner.pricing.ordered_attention`).
-        hidden_dropout: whether a branch is dropped where it joins the residual stream: not at all, by the kernel that
-            adds it (Megatron's bias_dropout_fusion), or by one of its own.
-        drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
-        sorts_elements: whether rows are brought to experts and added up element by element, with an index for each.
-        graphs: what of blocks with experts is in CUDA graphs.
-        softmax_heads: with unfused attention, of how many heads, each of a sample, the heads of a device must be a
-            multiple for its fused softmax; of others PyTorch computes it in fp32, kernel by kernel.
-        casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
-            others are written so by the norm or the activation before. Gradients always take a kernel.
-        scatter_gather: whether a pipeline stage sends a part of its result from each device that holds all of it, and
-            the next one gathers it (Megatron-LM's --scatter-gather-tensors-in-pipeline, Narayanan et al. 2021, section
-            4.1; pipe_partitioned of DeepSpeed), instead of all from each.
-        waits_to_send: whether a stage computes no further before its result has arrived at the next one.
-        adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
-            gradient).
-        exchanges_at_once: whether rows go to experts by one all-to-all among all devices that share these out, not by
+        hidden_dropout: dropout of a branch where it joins the residual stream: none, in the kernel that adds the branch
+            (Megatron's bias_dropout_fusion), or in a kernel of its own.
+        drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known in
+            advance.
+        sorts_elements: whether rows are moved to experts and added up element by element, with an index for each.
+        graphs: the part of blocks with experts that is in CUDA graphs.
+        softmax_heads: with unfused attention, the fused softmax needs a multiple of this many (sample, head) pairs on a
+            device. Otherwise PyTorch computes it in fp32, kernel by kernel.
+        casts: share of the operands of fp8 products that a kernel of its own casts in the forward pass; the others are
+            written in fp8 by the norm or the activation before. Gradients always take a kernel.
+        scatter_gather: whether each of the devices that hold a stage's whole result sends a part of it, and the next
+            stage gathers the parts (Megatron-LM's --scatter-gather-tensors-in-pipeline, Narayanan et al. 2021, section
+            4.1; pipe_partitioned of DeepSpeed), instead of each sending all of it.
+        waits_to_send: whether a stage waits until the next one has received its result.
+        adds: whether kernels of weight gradients add to the gradient kept for the step (Megatron's main gradient).
+        exchanges_at_once: whether rows go to experts by one all-to-all among all devices that share the experts, not by
             one along each axis of the mesh.
-        owns_whole: whether its ZeRO 1 shares optimizer states out by whole parameters: gradients are all-reduced, and
-            each owner broadcasts what it has updated.
-        sums_biases: whether gradients of biases are sums over all rows that take a kernel of their own (autograd), not
-            the epilogue of another product (Transformer Engine).
+        owns_whole: whether its ZeRO 1 shards optimizer states by whole parameters: gradients are all-reduced, and each
+            owner broadcasts the parameters that it has updated.
+        sums_biases: whether the gradient of a bias is a kernel of its own that sums over all rows (autograd), not the
+            epilogue of another product (Transformer Engine).
         repeats_keys: whether keys and values are copied for every query head before attention.
-        looks_first: whether the largest elements of blocks of fp8 are found by a kernel before that which casts them,
-            not by the same.
-        expert_by_expert: whether products of experts in fp8 are launched one expert after the other, also where one
-            kernel computes those of all experts in 16 bits.
-        counts_gradients: whether `host` is of every kernel that autograd launches, also of those for gradients and for
-            their sums, and of what is done for each parameter in an update; else of one for an operator of the graph in
-            each pass, as it was fitted.
-        composes_scans: whether scans are PyTorch's operators on GPUs, too, as where the packages with their kernels are
-            not installed; elsewhere they are in any case.
-        foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
-            one kernel.
-        frees_gradients: whether gradients have no memory between an update and the backward pass that makes them anew
-            (torch.optim's zero_grad(set_to_none=True)).
-        keeps_buckets: whether buckets of all gradients stand beside them (DistributedDataParallel, unless it has
-            gradient_as_bucket_view). Counts with `frees_gradients`.
-        views_buckets: whether gradients are views of such buckets, which stand in their place. Counts likewise.
-        autocasts: whether weights are gathered in fp32 and rounded where they are used, and blocks hand on values in
-            fp32 (torch.autocast around FSDP without MixedPrecision: products alone make 16 bits).
-        roots_moments: whether the optimizer makes the roots of all second moments at once, in memory of their own
-            (torch.optim's _multi_tensor_adam, its default on GPUs: `exp_avg_sq_sqrt`). Counts with `frees_gradients`.
+        looks_first: whether one kernel finds the largest elements of fp8 blocks and another one casts them.
+        expert_by_expert: whether fp8 products of experts are launched one expert after the other, even if one kernel
+            computes those of all experts in 16 bits.
+        counts_gradients: whether `host` is the time of every kernel that autograd launches, those for gradients and
+            their sums included, and of the work for each parameter in an update. Else it is the time of one operator of
+            the graph in each pass, as it was fitted.
+        composes_scans: whether scans are PyTorch operators on GPUs too, as without the packages of their kernels; on
+            other devices they always are.
+        foreach: whether the optimizer is a chain of operators over all tensors (`foreach` of torch.optim), not one
+            kernel.
+        frees_gradients: whether gradients have no memory between an update and the backward pass that computes the next
+            ones (torch.optim's zero_grad(set_to_none=True)).
+        keeps_buckets: whether buckets for all gradients exist in addition to them (DistributedDataParallel without
+            gradient_as_bucket_view). Counts only with `frees_gradients`.
+        views_buckets: whether gradients are views of such buckets, which replace them. Counts only with
+            `frees_gradients`.
+        autocasts: whether weights are gathered in fp32 and rounded for use, and blocks pass on values in fp32
+            (torch.autocast around FSDP without MixedPrecision: only products give 16 bits).
+        roots_moments: whether the optimizer computes the roots of all second moments at once, in memory of their own
+            (torch.optim's _multi_tensor_adam, its default on GPUs: `exp_avg_sq_sqrt`). Counts only with
+            `frees_gradients`.
     """
 
     name: str
@@ -280,18 +292,24 @@ class Software:
 
     @property
     def one_bucket(self) -> bool:
-        """Whether all that is sent once a step is in one bucket: where reductions do not overlap the backward pass,
-        Megatron-Core sets bucket_size = None (distributed_data_parallel.py), and Megatron-LM before it had no other."""
+        """Whether everything that is sent once a step is in one bucket.
+
+        If reductions do not overlap the backward pass, Megatron-Core sets bucket_size = None
+        (distributed_data_parallel.py), and older Megatron-LM always has a single bucket.
+        """
         return bool(self.bucket_parameters) and not self.hidden.reductions
 
     def bucket_bytes(self, devices: int, element: Bytes) -> Bytes:
-        """Bytes of a full bucket in a group of so many devices, with elements of so many bytes."""
+        """Bytes of a full bucket in a group of `devices` devices, with elements of `element` bytes."""
         return self.bucket or element * max(self.bucket_parameters, self.bucket_per_device * devices)
 
     @property
     def counts_rows(self) -> bool:
-        """Whether the host must know how many rows each expert gets before it launches what computes them: products of
-        experts are launched one by one, or in one call that takes their sizes, and no capacity sets these before."""
+        """Whether the host must know the number of rows of each expert before it launches the experts.
+
+        It must if products of experts are launched one by one, or in one call that takes their sizes, and no capacity
+        fixes the sizes.
+        """
         return bool(self.grouped) and not self.drops_tokens
 
     def adds_in_fp32(self, dtype: str) -> bool:
@@ -315,5 +333,5 @@ PYTORCH = Software(
     expert_by_expert=True,
     counts_gradients=True,
 )
-"""The operators of the graph one by one, as `runtime` executes them: nothing is fused, hidden or sent together. The
-host takes 21 us for each kernel, where PyTorch by hand takes 12.8 to 15.9 (docs/device.md)."""
+"""The operators of the graph one by one, as `runtime` executes them: nothing is fused, overlapped or sent together. The
+host takes 21 us for each kernel, where hand-written PyTorch takes 12.8 to 15.9 (docs/device.md)."""

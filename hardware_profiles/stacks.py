@@ -1,4 +1,4 @@
-"""Training stacks as files, by name: `stacks/*.toml`, in which every number has its source.
+"""Training stacks by name, read from `stacks/*.toml`, where every number has its source.
 
 passes = { value = 1.8, source = "...", kind = "fitted" }
 """
@@ -39,7 +39,7 @@ class _Stored(Strict):
 
 
 class _StackFile(Strict):
-    """A whole stack file; `of` says of which software and when."""
+    """A whole stack file; `of` states the software and its date."""
 
     schema_version: Literal[1]
     id: Text
@@ -142,15 +142,17 @@ def software_names() -> tuple[str, ...]:
 
 
 def load_software(name: str) -> Software:
-    """A stack by its name, with the interval of its peaks; raises `UnknownProfileError`, which names the nearest
-    ones."""
+    """A stack by its name, with the interval of its peaks.
+
+    Raises `UnknownProfileError`, which names the nearest stacks.
+    """
     software = PYTORCH if name == PYTORCH.name else _stack(name).to_software()
     spread = peak_spread(name)
     return replace(software, peak_low=spread.low, peak_high=spread.high)
 
 
 def software_facts(name: str) -> tuple[Fact, ...]:
-    """The numbers of a stack with their sources; raises as `load_software`."""
+    """The numbers of a stack with their sources. Raises: as `load_software`."""
     known = () if name == PYTORCH.name else tuple(facts_of("", _stack(name)))
     return (*known, *_peak_facts(name))
 

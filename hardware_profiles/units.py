@@ -1,7 +1,7 @@
-"""Units: every quantity inside the code is an SI base unit; this file is the only place that converts.
+"""Units: every quantity inside the code is an SI base unit; only this file converts.
 
-Human units (GiB, GB/s, TFLOP/s, µs) appear in the keys of profile files and in reports, nowhere else. GB is 1e9 bytes
-and GIB is 2**30 bytes; the two are never mixed under one name.
+Human units (GiB, GB/s, TFLOP/s, µs) appear only in the keys of profile files and in reports. GB is 1e9 bytes and GIB is
+2**30 bytes; the two never share a name.
 """
 
 from typing import TypeAlias

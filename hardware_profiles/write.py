@@ -1,7 +1,7 @@
 """Writing a profile file: the inverse of `load_profile`, for a machine whose numbers were measured or fitted.
 
-`facts` says for every number where it is from, by the path that it has in the file; a number without one is refused, so
-no number gets into a file without its source.
+The caller states the origin of every number by its path in the file. A number without an origin is refused, so no
+number gets into a file without its source.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,12 +37,16 @@ class Origin:
 
 
 def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) -> str:
-    """The text of a profile file for a cluster, which reads back to an equal one up to rounding.
+    """The text of a profile file for a cluster that `plan calibrate` has fitted.
+
+    It reads back to an equal cluster up to rounding. Not written, because no calibration sets them: `misaligned`,
+    `generations` and the power limit of a device, `clock` and `added` of matmul kernels, `in_network` and
+    `oversubscription` of levels, the memory bandwidth of a host.
 
     Args:
-        origins: by the beginning of a number's path in the file ("device.efficiency.copy"); the longest that matches
-            counts.
-        comment: what stands above everything.
+        cluster: the cluster.
+        origins: by the beginning of a number's path in the file ("device.efficiency.copy"); the longest match counts.
+        comment: the comment at the top of the file.
 
     Raises:
         InvalidProfileError: a number without an origin, or a value that no profile may have.
@@ -67,7 +71,7 @@ def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) 
 
 
 def dump_tables(content: Mapping[str, Any], comment: str) -> str:
-    """The text of plain tables as a profile file has them, each number with its source in a line."""
+    """The text of plain tables in the form of a profile file, with each number and its source on one line."""
     import tomlkit
 
     document = tomlkit.document()
@@ -80,7 +84,7 @@ def dump_tables(content: Mapping[str, Any], comment: str) -> str:
 
 
 def _inline(value: Any) -> Any:
-    """Plain values, in which numbers with their sources stand in one line."""
+    """Plain values, with each number and its source as an inline table."""
     from tomlkit import inline_table
 
     if isinstance(value, list):
@@ -119,7 +123,7 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
 
 
 def _host(host: Host) -> Iterator[tuple[str, Value]]:
-    """The part of one device, as that of a host with one."""
+    """The share of one device, written as a host with one device."""
     yield "devices", 1
     yield "memory_gib", gib_from_bytes(host.memory)
     yield "link_gb_per_s", gb_per_s_from_bytes_per_second(host.link)
