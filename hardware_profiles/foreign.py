@@ -29,7 +29,7 @@ _WORD = 2**63  # numbers must be below this, the limit of signed 64 bits
 _POINTS = 1000  # points in one line of TOML: its parser takes quadratic time for a.a.a.a
 _COLUMNS = 1000
 _CELL = 2**14  # characters
-_NO_OBJECT = frozenset({"model_type", "dict_type", "dataclass_type"})  # pydantic's message would name one of our classes
+_NO_OBJECT = frozenset({"model_type", "dict_type", "dataclass_type"})  # pydantic's message names one of our classes
 
 
 class ForeignTextError(HardwareProfileError):
