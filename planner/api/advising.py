@@ -159,7 +159,7 @@ def words_of(d: "Description", names: tuple[str, ...]) -> str:
         words = [f"{what} on the {where}" for what, where in away.items() if where != "device"]
         found.append(" and ".join(words) or "nothing offloaded")
     if "zero" in names:
-        found.append(f"ZeRO {d.zero}" + (f" in {d.replicas} copies" if d.replicas > 1 else ""))
+        found.append(f"ZeRO {d.zero}" + (f" in {d.replicas} replicas" if d.replicas > 1 else ""))
     if "data" in names:
         degrees = {"data": d.data, "tensor": d.tensor, "context": d.context, "pipeline": d.pipeline}
         degrees |= {"virtual stages": d.virtual_stages, "expert": d.expert or 1}

@@ -125,7 +125,7 @@ def give_up_replicas(giving: Giving) -> None:
     """Groups that share everything out, each for itself."""
     d = giving.description
     if d.replicas > 1:
-        here = f"over {d.shards} devices, in {d.replicas} copies"
+        here = f"over {d.shards} devices, in {d.replicas} replicas"
         giving.up(f"ZeRO {d.zero}", here, f"over {d.data * d.context}", replicas=1)
 
 

@@ -44,7 +44,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "tensor overlap": tensor_overlap_words(plan.training.tensor_overlap),
         "expert overlap": expert_overlap_words(plan.training.expert_overlap),
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
-        "ZeRO": roles.zero.partition(" ")[0] + (f" in {roles.replicas} copies" if roles.replicas > 1 else ""),
+        "ZeRO": roles.zero.partition(" ")[0] + (f" in {roles.replicas} replicas" if roles.replicas > 1 else ""),
         "recomputation": recomputation_words(plan),
         "offload": roles.offload,
     }

@@ -55,11 +55,11 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows.append(("tensor overlap", tensor_overlap_words(plan.training.tensor_overlap)))
     if plan.training.expert_overlap:
         rows.append(("expert overlap", expert_overlap_words(plan.training.expert_overlap)))
-    copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
+    replicas = f", in {roles.replicas} replicas" if roles.replicas > 1 else ""
     if plan.schedule_kind.trains:
         rows.append(("optimizer sharding", _optimizer_sharding(roles)))
     else:
-        rows.append(("weights", f"gathered for use{copies}" if roles.zero != "off" else "as they are used"))
+        rows.append(("weights", f"gathered for use{replicas}" if roles.zero != "off" else "as they are used"))
     together = f", {plan.training.interleave} interleaved" if plan.training.interleave > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:
@@ -88,11 +88,11 @@ def _recomputation(plan: Plan, roles: Roles) -> str:
 
 def _optimizer_sharding(roles: Roles) -> str:
     """The ZeRO stage of the parameters; of which shares of them, where there are several."""
-    copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
+    replicas = f", in {roles.replicas} replicas" if roles.replicas > 1 else ""
 
     def words(zero: str) -> str:
-        called = (", HSDP" if copies else ", FSDP") if zero.startswith("3") else ""
-        return f"ZeRO {zero}{copies}{called}" if zero != "off" else "off"
+        called = (", HSDP" if replicas else ", FSDP") if zero.startswith("3") else ""
+        return f"ZeRO {zero}{replicas}{called}" if zero != "off" else "off"
 
     several = [(zero, share) for zero, share in roles.zero_shares if share >= _TOLD]
     if len(several) < 2:
@@ -127,8 +127,9 @@ def _experts(plan: Plan, roles: Roles) -> Rows:
     if roles.expert == 1:
         return ()
     once = ("", "each token is sent once to each part of the outer expert axis")
+    tensor = " x tensor" if any(axis.experts and axis.role == "tensor" for axis in roles.axes) else ""
     return (
-        ("", f"expert {roles.expert}, over the devices that split tokens"),
+        ("", f"expert {roles.expert}, divides data x context{tensor}"),
         *([once] if plan.training.tokens_once else []),
         ("expert load", f"maximum {plan.training.imbalance:g} times the mean"),
     )

@@ -128,7 +128,7 @@ def table_of(model: str, only: list[str]) -> None:
 def main() -> None:
     """The table, as Markdown."""
     named = [word for word in sys.argv[1:] if not word.startswith("--")]
-    print("| model | plan | stack | step | beside the free plan | memory | gap | what it is | read back | search |")
+    print("| model | plan | stack | step | against the free plan | memory | gap | what it is | read back | search |")
     print("|---" * 10 + "|")
     for model in [name for name in named if name in MODELS] or WITHIN[extent()]:
         table_of(model, [name for name in named if name in SPACES])

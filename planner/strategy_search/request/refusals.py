@@ -198,7 +198,8 @@ def _experts(request: SearchRequest, template: Template) -> Fault | None:
         return None
     given = [f"{name} = {number}" for name in _DEGREES if (number := getattr(pinned, name)) is not None]
     words = ", ".join([f"{devices} devices", *given])
-    reason = f"does not divide the devices that split tokens, of {words}"
+    product = "data x context x tensor" if pinned.whole_experts else "data x context"
+    reason = f"does not divide {product}, of {words}"
     return Fault(option="expert", value=f"{parts}", reason=reason, numbers=("expert", *_DEGREES))
 
 

@@ -184,8 +184,8 @@ class Pinned:
             where it saves time.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
-        expert: the expert-parallel degree, over devices that split tokens: a part of the context and data axes,
-            innermost first. It is not a further factor of the device count.
+        expert: the expert-parallel degree, which divides data x context: a part of the context and data axes, innermost
+            first. It is not a further factor of the device count.
         whole_experts: whether a tensor axis leaves experts whole and is one of the axes over which they are
             distributed, instead of splitting each of them. Needs `expert`; None means no.
         zero: 0 to 3, what is sharded over the data (and context) axes: nothing, optimizer states, gradients too,

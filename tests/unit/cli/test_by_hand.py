@@ -130,9 +130,7 @@ def test_experts(plan: Any) -> None:
     assert [axis["role"] for axis in content["mesh"]] == ["data", "tensor"]
     assert plan.json("estimate", *mixture)["degrees"]["expert"] == 1
     assert "does not divide the 8 experts" in plan.refused(*mixture[:-1], "6", "--expert", "3")
-    assert "expert = 4 does not divide the devices that split tokens" in plan.refused(
-        *mixture, "--tensor", "2", "--expert", "4"
-    )
+    assert "expert = 4 does not divide data x context" in plan.refused(*mixture, "--tensor", "2", "--expert", "4")
     whole = ("--data", "4", "--tensor", "1", "--pipeline", "1", "--context", "1", "--expert", "4")
     even = plan.json(*mixture, *whole)
     assert even["degrees"]["expert"] == 4

@@ -256,14 +256,14 @@ REFUSALS = [
     ),
     Refusal(
         asked={"expert": 4},
-        words="expert = 4 does not divide the devices that split tokens, of 2 devices",
+        words="expert = 4 does not divide data x context, of 2 devices",
         near={"expert": (2,)},
         model="mixture",
         devices=2,
     ),
     Refusal(
         asked={"expert": 4},
-        words="expert = 4 does not divide the devices that split tokens, of 6 devices",
+        words="expert = 4 does not divide data x context, of 6 devices",
         near={"expert": (2,)},
         model="mixture",
         devices=6,
@@ -271,7 +271,7 @@ REFUSALS = [
     ),
     Refusal(
         asked={"data": 2, "tensor": 2, "expert": 4},
-        words="expert = 4 does not divide the devices that split tokens, of 4 devices, data = 2, tensor = 2",
+        words="expert = 4 does not divide data x context, of 4 devices, data = 2, tensor = 2",
         near={"expert": (2,), "tensor": (1,)},
         model="mixture",
     ),

@@ -24,7 +24,7 @@ def run(folder: Path, **changes: str) -> Run:
     ("changes", "whole"),
     [
         ({"date": "2024-06", "ep": "4"}, False),
-        ({"date": "2024-06", "ep": "8"}, True),  # more parts than devices that split tokens
+        ({"date": "2024-06", "ep": "8"}, True),  # more than data x context
         ({"date": "2025-07", "ep": "4"}, True),
         ({"date": "2025-07", "ep": "4", "other_flags": "ETP=2"}, False),
         ({"date": "2025-07", "ep": "4", "moe_ffn_hidden": "4096"}, False),  # wider than the model
