@@ -1,39 +1,38 @@
 """Seconds of an operator's kernels on local shapes, forward and backward, by the class of the operator.
 
-Matrix products and attention are priced by shape, everything else by the roofline of its class. A rule says enough to
-find the shape of a product C = A B, on extents that a strategy has divided:
+Matrix products and attention are priced by shape, everything else by the roofline of its class. A rule is enough to
+find the shape of a product C = A B, on the extents that a strategy leaves on a device:
 
     batch   factors of A, B and C             linear   b s i, o i -> b s o       m = b s,  n = o,  k = i
     k       of A and B, not of C              bmm      e m k, e k n -> e m n     batch = e
     m       of A, not of B
     n       of B, not of A
 
-A convolution is the product that an implicit GEMM makes of it, whose extents its rule names as roles: rows m = n h w
-and columns n = o of the result, k = i and the kernel, batch = groups. Elements that overlapping windows share are read
-from memory once, so its bytes are those of its tensors. Depthwise ones have no columns (`depthwise.py`).
+A convolution is priced as its implicit GEMM. The roles of its rule name the extents: rows m = n h w and columns n = o
+of the result, k = i and the kernel, batch = groups. Elements that overlapping windows share are read from memory once,
+so its bytes are those of its tensors. Depthwise convolutions have no columns (`depthwise.py`).
 
-Its gradients are products too, dA = dC B^T of shape (m, k, n) and dB of shape (n, k, m), one kernel each. A third
-operand, which joins the sum, is added by the kernel that writes C, which is free. Its gradient is summed up by one that
-reads dC, which is free where that is the epilogue of another product (else `Software.sums_biases`). In 16 bits rows of
-n or k elements that are no multiples of 16 bytes cannot be loaded in whole words: such products take
-`Device.misaligned` times longer.
+The gradients are products too, dA = dC B^T of shape (m, k, n) and dB of shape (n, k, m), one kernel each. A third
+operand (a bias) is added by the kernel that writes C, at no cost. Its gradient is a sum over dC. That is free if it is
+the epilogue of another product, else see `Software.sums_biases`. In 16 bits, rows of n or k elements that are no
+multiples of 16 bytes cannot be loaded in whole words: such products take `Device.misaligned` times longer.
 
-What software adds (`hardware_profiles.Software`):
+Effects of the software (`hardware_profiles.Software`):
 
     every operator        t >= host latency: kernels that are shorter wait for the host, unless it is ahead of them
     elementwise and such  bytes times `passes`; norms that no kernel computes at once: see `composed_norms.py`;
                           rotations operator by operator, or with `fuses_chains` one that reads and writes, and
-                          activations of gates within the product behind them
+                          activations of gates within the product after them
     attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
                           see `runtime.ops.attention`): scores through memory, see `unfused_attention.py`;
-                          with dropout inside of a fused kernel longer by `attention_dropout`, and by what
-                          `ordered_attention.py` says where gradients are added up in one order
+                          with dropout inside a fused kernel longer by `attention_dropout`, and by
+                          `ordered_attention.py` if gradients are added up in a fixed order
     residual sums         with dropout of a branch: see `dropped_branches.py`
 
-A mask is assumed to be taken by a fused kernel as fast as attention without one, which reads it once forward and once
-backward; a gradient of it is written as large as the scores and summed up. Of devices whose fused kernels take no mask
-(FlashAttention-2) this is too little: say "unfused" of their software. No work is saved where a mask hides half of the
-scores, as nobody knows what is in it; attention that is said to be causal does half.
+With a mask, a fused kernel is assumed to be as fast as without one. It reads the mask once forward and once backward; a
+gradient of the mask is written as large as the scores and summed up. For devices whose fused kernels take no mask
+(FlashAttention-2) this is too little: choose "unfused" for their software. A mask that hides half of the scores saves
+no work, because its content is unknown; attention that is marked as causal does half.
 """
 
 import math
@@ -84,57 +83,62 @@ from planner.pricing.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, 
 from planner.sharding.rules.experts import matrices_of
 
 EXPERTS_KERNELS = 12
-"""Operators that a framework launches for experts: rows are counted, sorted, and their weights; moved to their experts;
-two products, the activation; moved back, weighted and summed."""
+"""Operators that a framework launches for experts: count the rows, sort them and their weights; move them to their
+experts; two products, the activation; move back, weight and sum."""
 
 DROPLESS_KERNELS = 50
-"""Those of Megatron, which sorts once more behind the exchange and hands out tensors expert by expert. Counted in
-megatron/core/transformer/moe at d98e8a64dd, forward, all-to-all dispatcher: router 12, its auxiliary loss 14, counts of
-rows and their copies to the host 12, rows put together 7, exchanges 3, sorted there and back 3, products and activation
-5, put back 3, which makes 59, and 45 without the loss; kernels that Transformer Engine fuses are 10 fewer. 14 runs that
-wait for the host lie between (docs/validate-findings.md), least off with this number."""
+"""Operators that Megatron launches for experts; it sorts once more after the exchange and splits tensors expert by
+expert. Counted in megatron/core/transformer/moe at d98e8a64dd, forward, all-to-all dispatcher: router 12, its auxiliary
+loss 14, counts of rows and their copies to the host 12, gathering of rows 7, exchanges 3, sorting there and back 3,
+products and activation 5, putting back 3. That makes 59, and 45 without the loss; kernels that Transformer Engine fuses
+are 10 fewer. 14 runs that wait for the host lie in between (docs/validate-findings.md); this number gives them the
+smallest error."""
 
 ROUTER_KERNELS = 12
-"""Of these the router, and what counts and sorts rows before their exchange, which CUDA graphs may hold."""
+"""Those of the operators of experts that CUDA graphs may hold: the router, and the counting and sorting of rows before
+their exchange."""
 
 FUSED_ROUTER_KERNELS = 15
-"""Operators that Transformer Engine's router saves of these: of softmax, the largest, the two maps that they are
-scattered to and their casts one is left of 8, of those for the auxiliary loss one of 6, of the loss itself one of 4
+"""Operators that Transformer Engine's router saves: 7 of 8 for the softmax, the largest values, the two maps that they
+are scattered to and their casts; 5 of 6 for those of the auxiliary loss; 3 of 4 for the loss itself
 (megatron/core/transformer/moe/moe_utils.py at d98e8a64dd: topk_routing_with_score_function,
 compute_routing_scores_for_aux_loss, switch_load_balancing_loss_func)."""
 
 APART_KERNELS = 6
-"""Operators that a framework launches in either pass for each matrix of each expert, where its products in fp8 are
-launched by themselves: half of three products, each with the casts of both operands, and a copy of its result."""
+"""Operators that a framework launches in each pass for each matrix of each expert, if its fp8 products are launched one
+by one: half of three products, each with the casts of both operands, and a copy of its result."""
 
 APART_IN_BLOCKS = 14
-"""The same with scales of blocks of 128: two of the three products make scales of their own and bring them to where
-cuBLAS reads them, 12 operators each (clamp, division, cast, padding and copy of either, the product, its copy)."""
+"""As `APART_KERNELS`, with scales of blocks of 128: two of the three products make scales of their own and move them to
+where cuBLAS reads them, 12 operators each (clamp, division, cast, padding and copy of both operands, the product, its
+copy)."""
 
 _APART_EACH = 1.5
-"""Kernels of a matrix for each of the two products that an expert has in a pass by `costmodels.experts`: one for each
-matrix, each with two casts."""
+"""Kernels per matrix for each of the two products of an expert in a pass (`costmodels.experts`): one for each matrix,
+each with two casts."""
 
 CAST_KERNELS = 5
-"""Operators that a framework launches for a product of operands that it casts: the largest element of each, the cast of
+"""Operators that a framework launches for a product whose operands it casts: the largest element of each, the cast of
 each, the product."""
 
 _DECAY = 3
-"""Where the decay stands among the operands of the gated delta rule."""
+"""Index of the decay among the operands of the gated delta rule."""
 
 _NARROW, _WIDE = 64, 128
-"""Elements of the heads that `Device.generations` tells apart."""
+"""Head sizes, in elements, that `Device.generations` distinguishes."""
 
 _FURTHER = 3
-"""Operands of attention from here on stand behind queries, keys and values. A mask has keys; sinks have none, nor have
-numbers of documents."""
+"""Index of the first operand of attention after queries, keys and values. A mask has a dim of keys; sinks and document
+numbers have none."""
 
 _PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
 
 
 def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
-    """Seconds of the forward and the backward kernels, (K,) each; no gradients, no backward pass. Of dims without
-    elements there is no work, whatever the shapes: results, if there are any, are filled with zeros."""
+    """Seconds of the forward and the backward kernels, (K,) each; 0 backward without gradients.
+
+    A dim of 0 elements makes no work, whatever the other extents; results, if there are any, are filled with zeros.
+    """
     empty = any(not factor.extent for factor in call.rule.factors)
     return _by_work(call) if empty else _BY_SHAPE.get(call.rule.op_class, _by_work)(call)
 
@@ -152,14 +156,14 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
         own = dropped_launches(call)
         launched, back = launched + own, back + own
     if call.rule.op_class in _SCANS:
-        within = _SCANS[call.rule.op_class](call).launched  # between these there is nothing but PyTorch
+        within = _SCANS[call.rule.op_class](call).launched  # PyTorch launches these itself, without other software
         ahead, behind = (call.device.host_latency * count for count in within)
         return np.asarray(each * launched + ahead), np.asarray(each * back + behind)
     return np.asarray(each * (launched + more)), np.asarray(each * (back + more))
 
 
 def _launched(call: KernelCall) -> int:
-    """Operators that a framework launches for one of the graph."""
+    """Operators that a framework launches forward for one operator of the graph."""
     experts, graphs = call.rule.op_class == "experts", call.software.graphs
     if call.rule.op_class == FREE_OP_CLASS or graphs == "step" or (graphs == "attention" and not experts):
         return 0
@@ -183,10 +187,12 @@ def _launched(call: KernelCall) -> int:
 
 
 def _launched_besides(call: KernelCall) -> int:
-    """Operators that autograd launches for one of the graph beyond as many as forward, where software counts them: a
-    product for the gradient of each operand and a sum for that of a bias, a kernel for that of each factor. The
-    gradients of a sum are that of its result, and need none, but where it adds what something else reads, too, as in a
-    residual, their sum does."""
+    """Operators that autograd launches in the backward pass beyond as many as forward, if the software counts them.
+
+    A product needs one for the gradient of each further operand, and a sum for that of a bias; an elementwise operator
+    one for each further factor. The gradients of a sum are that of its result and need none. But if the sum adds a
+    value that something else reads too, as in a residual connection, the sum of their gradients needs one.
+    """
     rule, worked = call.rule, max(1, call.worked)
     if not call.software.counts_gradients:
         return 0
@@ -231,13 +237,15 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
 
 
 def _joins_product(call: KernelCall) -> bool:
-    """Whether an operator is an activation that the kernel of the product behind it computes, which reads what this
-    reads, and writes its gradient with its own."""
+    """Whether the operator is an activation that the kernel of the product after it computes.
+
+    That kernel reads the activation's operands, and writes their gradients with its own.
+    """
     return call.software.fuses_chains and call.rule.joins_product
 
 
 def _one_by_one(call: KernelCall) -> tuple[Array, Array]:
-    """An operator that is run as several of PyTorch's, each of which passes over memory."""
+    """An operator that runs as several PyTorch operators, each of which passes over memory."""
     forward, backward = np.zeros(len(call.extents)), np.zeros(len(call.extents))
     for one in call.rule.composed:
         ahead, back = (
@@ -300,7 +308,7 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
 
 
 def _cast_matmul(call: KernelCall) -> tuple[Array, Array]:
-    """A linear layer each of whose products has operands that are cast for it, or none (`Rule.computed`)."""
+    """A linear layer whose products have operands that are cast for each product, or none (`Rule.computed`)."""
     m, n, k, batch = _product_shape(call, 0, 1)
     result, inputs, weights = call.rule.computed
     share, weight = call.software.casts, 0.0 if call.rule.narrow else 1.0
@@ -325,13 +333,15 @@ def _cast_product(
     *,
     in_columns: bool = False,
 ) -> Array:
-    """Seconds of products C (m x n) = A B, and of casting so many elements for them: `in_columns` where scales are
-    those of columns under any recipe but of tensors and of lines of 32. A device without products of the
-    dtype computes in that of the tensors, on operands that are cast there and back."""
+    """Seconds of products C (m x n) = A B, and of casting `cast` elements for them.
+
+    `in_columns`: scales are those of columns in every recipe except those of tensors and of blocks of 32. A device
+    without products of the dtype computes in the dtype of the tensors, on operands that are cast there and back.
+    """
     m, n, k, batch = extents
     device, width = call.device, element_bytes(call.dtype)
     if not device.multiplies(dtype):
-        there_and_back = 3 * width + 2 * element_bytes(dtype)  # for the largest, and to be cast; and written again
+        there_and_back = 3 * width + 2 * element_bytes(dtype)  # find the largest: r; cast: r, w; back: r, w
         product = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
         return product + passed(call, there_and_back * cast)
     blocks = call.rule.scaled_in_blocks and (dtype == "mxfp8" or not in_columns)
@@ -345,9 +355,12 @@ def _cast_product(
 
 
 def _cast(call: KernelCall, dtype: str, elements: Array, *, scaled: bool = False) -> Array:
-    """Seconds of casting so many elements: read for the largest of them, but where they are `scaled` by what another
-    product has found, read and written. Both operands of a weight gradient are: torchao keeps what they were made of,
-    and casts that once more, along the other dim (float8_linear.py: matmul_with_hp_or_float8_args)."""
+    """Seconds of casting `elements` elements.
+
+    They are read for the largest element, unless they are `scaled` by a value that another product has found, then read
+    and written. Both operands of a weight gradient are cast: torchao keeps the original values and casts them once
+    more, along the other dim (float8_linear.py: matmul_with_hp_or_float8_args).
+    """
     reads = 1 if scaled else 2
     moved = (reads * element_bytes(call.dtype) + element_bytes(dtype)) * elements
     kernel = call.device.matmul_kernel(dtype) if call.device.multiplies(dtype) else None
@@ -355,18 +368,23 @@ def _cast(call: KernelCall, dtype: str, elements: Array, *, scaled: bool = False
 
 
 def _cast_in_blocks(call: KernelCall, dtype: str, elements: Array) -> Array:
-    """Seconds of casting so many elements with a scale for each block: the largest of 128 is found in registers, and
-    they are read once. Kernels of torchao take 4,096 columns of bf16 at 2.63 to 2.90 TB/s on H100
-    (benchmarks/prototype/blockwise_fp8_training/README.md at 55c56d08), elementwise ones 2.58 in its profile. Software
-    that `looks_first` reads them twice."""
+    """Seconds of casting `elements` elements with a scale for each block.
+
+    The largest of 128 is found in registers, so they are read once. Kernels of torchao process 4,096 columns of bf16 at
+    2.63 to 2.90 TB/s on H100 (benchmarks/prototype/blockwise_fp8_training/README.md at 55c56d08); elementwise kernels
+    reach 2.58 in its profile. Software that `looks_first` reads the elements twice.
+    """
     reads = 2 if call.software.looks_first else 1
     return passed(call, (reads * element_bytes(call.dtype) + element_bytes(dtype)) * elements)
 
 
 def _own_shares(call: KernelCall, first: int, second: int) -> tuple[Array, Array]:
-    """Share of the operand of a product, and of the gradient of its result, that a device casts, (K,) each. Where
-    devices share out a dim that an operand lacks, each has it whole; with sequence parallelism each had a part before,
-    which Transformer Engine casts before it is gathered (pytorch/module/layernorm_linear.py)."""
+    """Share of the first operand, and of the gradient of the result, that a device casts, (K,) each.
+
+    If a dim that an operand lacks is sharded, each device has the whole operand. With sequence parallelism each device
+    had a part of it before, and Transformer Engine casts that part before the gather
+    (pytorch/module/layernorm_linear.py).
+    """
     rule = call.rule
     if not call.software.regathers:
         return np.ones(len(call.extents)), np.ones(len(call.extents))
@@ -388,7 +406,7 @@ def _factors(dims: Sequence[Sequence[int]]) -> frozenset[int]:
 
 
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:
-    """Extents m, n, k and batch of the forward product: by the roles of the rule, or by what its operands share."""
+    """Extents m, n, k and batch of the forward product, (K,) each: from the roles of the rule, or from its operands."""
     rule = call.rule
     if rule.roles:
         extents = {role: call.extent(factors) for role, factors in rule.roles}
@@ -425,16 +443,21 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
 
 
 def _older(call: KernelCall, shape: AttentionShape) -> Array:
-    """How many times longer the kernels of the software take than the best, (K,): measured with heads of 64 and of 128
-    elements, a line between them."""
+    """How many times longer the software's kernels take than the best ones, (K,).
+
+    Measured with heads of 64 and of 128 elements, linear in between.
+    """
     wide, narrow = (call.device.attention_slowdown(call.software.attention, narrow=one) for one in (False, True))
     share = np.clip((np.asarray(shape.head_dim, dtype=np.float64) - _NARROW) / (_WIDE - _NARROW), 0.0, 1.0)
     return np.asarray(narrow + (wide - narrow) * share)
 
 
 def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
-    """Seconds beside the kernels of a ring, for every hop but the first: their launches, and the passes that join its
-    result to that of the others, forward, and that add up gradients, backward."""
+    """Extra seconds of ring attention for every hop but the first, forward and backward, (K,) each.
+
+    Forward: launches, and the passes that join a hop's result to the others. Backward: launches, and the passes that
+    add up gradients.
+    """
     width, wide = element_bytes(call.dtype), max(4, element_bytes(call.dtype))
     queries = shape.batch * shape.heads * shape.queries
     keys = shape.batch * shape.key_heads * shape.keys / call.hops * (shape.head_dim + shape.value_dim)
@@ -446,8 +469,10 @@ def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
 
 
 def _repeated(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
-    """Seconds in which keys and values are copied for every query head, forward, and the gradients of the copies are
-    added up, backward; none where each has its own."""
+    """Seconds of copying keys and values for every query head, forward, and of summing their gradients, backward.
+
+    0 where each query head has its own keys and values.
+    """
     width = element_bytes(call.dtype)
     tokens = shape.batch * shape.keys * (shape.head_dim + shape.value_dim)
     copied = passed(call, np.asarray(width * tokens * (shape.heads + shape.key_heads), dtype=np.float64))
@@ -456,14 +481,16 @@ def _repeated(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
 
 
 def _windowed(shape: AttentionShape, window: int) -> Array:
-    """Share of the work of causal attention over k keys that a window of w leaves: min(w, i) keys for query i of k,
-    2 w/k - (w/k)^2 of all."""
+    """Share of the work of attention that a window of w keys leaves, (K,).
+
+    Causal attention over k keys: query i of k sees min(w, i) keys, which is 2 w/k - (w/k)^2 of all. Otherwise w/k.
+    """
     seen = np.minimum(1.0, window / np.asarray(shape.keys, dtype=np.float64))
     return np.asarray(2 * seen - seen * seen if shape.causal else seen)
 
 
 def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
-    """Seconds for the mask, forward and backward; nothing without one."""
+    """Seconds for the mask, forward and backward, (K,) each; 0 without a mask."""
     nothing = np.zeros(len(call.extents))
     keys, operands = set(dict(call.rule.roles)["keys"]), enumerate(call.rule.operands)
     masks = [(at, _factors(dims)) for at, dims in operands if at >= _FURTHER and keys & _factors(dims)]
@@ -479,8 +506,11 @@ def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
 
 
 def _experts(call: KernelCall) -> tuple[Array, Array]:
-    """Operands are tokens, their weights, the experts chosen, and the matrices of all experts. A device has rows of as
-    many tokens as its share of all experts is of the tokens that it can get."""
+    """Seconds of a mixture of experts, forward and backward, (K,) each.
+
+    Operands are tokens, their weights, the chosen experts, and the matrices of all experts. Of the tokens that can
+    reach a device, its rows are as many as its share of all experts.
+    """
     dtype = call.multiplied
     roles = {role: call.extent(factors) for role, factors in call.rule.roles}
     matrices = matrices_of(call.rule)
@@ -508,9 +538,11 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
 
 
 def _cast_experts(call: KernelCall, shape: ExpertsShape, wide: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Experts whose products are in fp8, from what they take without that: products at another rate, of which what a
-    recipe leaves is gained, and casts of what each of them multiplies. A device without such products casts there and
-    back, and multiplies as it does without."""
+    """Experts with fp8 products, from their seconds without fp8 (`wide`).
+
+    The products run at another rate, of whose gain the recipe leaves a part (`_gained`), and the operands of each are
+    cast. A device without fp8 products casts there and back, and multiplies as without fp8.
+    """
     rows = np.asarray(shape.tokens * shape.choices * shape.imbalance)
     products = np.asarray(shape.experts * shape.hidden * shape.width)
     share, (of_results, _, of_weights) = call.software.casts, call.rule.computed
@@ -548,20 +580,20 @@ def _expert_by_expert(call: KernelCall) -> bool:
 
 
 def _gained(call: KernelCall, wide: Array, narrow: Array) -> Array:
-    """What is left of what products in fp8 save."""
+    """Seconds with fp8 products after the part of their gain that the recipe leaves."""
     gained = call.rule.gained
     return np.asarray(narrow if gained == 1.0 else gained * narrow + (1 - gained) * np.maximum(narrow, wide))
 
 
 def _exchanged(call: KernelCall, most: Array) -> Array:
-    """1.0 where a device has some of the experts only, (K,)."""
+    """1.0 where a device has only some of the experts, else 0.0, (K,)."""
     if "e" not in call.rule.index:
         return np.zeros_like(most)
     return np.asarray(most < call.rule.factors[call.rule.index["e"]].extent, dtype=np.float64)
 
 
 def _held_experts(call: KernelCall, most: Array) -> Array:
-    """Experts whose weights a device has, where the extents are those of the device with `most` work."""
+    """Experts whose weights a device has, (K,). `most` is the extent on the device with the most work."""
     if "e" not in call.rule.index:
         return most
     factor = call.rule.factors[call.rule.index["e"]]
@@ -586,7 +618,7 @@ def _delta_rule_shape(call: KernelCall) -> DeltaRuleShape:
 
 def _state_space_shape(call: KernelCall) -> StateSpaceShape:
     extents = {role: call.extent(factors) for role, factors in call.rule.roles}
-    chunk = int(call.rule.work[0].coefficient / 2)  # as many pairs of a step and another
+    chunk = int(call.rule.work[0].coefficient / 2)  # the coefficient is 2 chunk
     return StateSpaceShape(**extents, chunk=chunk, composed=_lacks_kernels(call), again=call.software.counts_gradients)
 
 
@@ -610,7 +642,7 @@ def _lacks_kernels(call: KernelCall) -> bool:
 
 
 def lacks_kernels(device: Device, software: Software) -> bool:
-    """Whether nobody has kernels of scans and of indexers there: they are called on GPUs."""
+    """Whether the device has no fused kernels of scans and indexers; those exist on GPUs only."""
     return software.composes_scans or (software.counts_gradients and device.device_type != "cuda")
 
 
@@ -623,7 +655,7 @@ _SCANS: Mapping[str, Callable[[KernelCall], Any]] = {
 
 
 def _scan(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[[KernelCall], tuple[Array, Array]]:
-    """Seconds of a scan, from what its shape takes."""
+    """A function for the seconds of a scan, from the functions for its forward and backward pass."""
 
     def seconds(call: KernelCall) -> tuple[Array, Array]:
         shape, dtype = _SCANS[call.rule.op_class](call), call.multiplied
