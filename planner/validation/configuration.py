@@ -19,6 +19,8 @@ from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
 from planner.validation.contradictions import refuse_contradictions
+from planner.validation.experts import CAPACITY
+from planner.validation.losses import gathers_logits
 from planner.validation.nanotron import is_nanotron, nanotron_vocabulary
 from planner.validation.otherwise import refuse_otherwise
 from planner.validation.recipes import virtual_stages_by_recipe
@@ -26,8 +28,8 @@ from planner.validation.recomputation import repeated, running, spared_of
 from planner.validation.replicas import hybrid_stage, replicas_of
 from planner.validation.row_adapters import adapters_of_row
 from planner.validation.rows import Row, readings_of, unread_of
-from planner.validation.software import gathers_logits, pads_vocabulary
 from planner.validation.spared import NOTHING_SPARED, Spared
+from planner.validation.stack_names import pads_vocabulary
 from planner.validation.stage_layers import stage_layers
 from planner.validation.states import USUAL, States, states_of
 from planner.validation.unsupported import UnsupportedError
@@ -317,7 +319,7 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
     if shared is None and mentions(words, r"shared[-_ ]expert") and not row.latent:
         notes.append("an MLP for all tokens of unknown width: left out")
     dense = _first_dense(words, _needed(row, "n_layers"))
-    if mentions(words, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
+    if mentions(words, CAPACITY):
         notes.append("rows over the capacity of an expert are dropped: priced as if none were")
     count, chosen = _needed(row, "n_experts"), _needed(row, "topk")
     if chosen > count:

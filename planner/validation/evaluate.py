@@ -28,6 +28,7 @@ from planner.sharding.update import DEFAULT, PARAMETERS
 from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.space import Pinned
+from planner.validation.allocation import as_allocated
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
 from planner.validation.contradictions import refuse_peak, refuse_rate
@@ -41,7 +42,7 @@ from planner.validation.peak import (
     peak_of,
 )
 from planner.validation.rows import Row
-from planner.validation.software import as_allocated, machine_of_run
+from planner.validation.software import machine_of_run
 from planner.validation.spared import fewest_recomputed, spared_plan
 from planner.validation.unpriced import NAME, not_priced, words
 

@@ -10,9 +10,11 @@ from hardware_profiles import Cluster, load_profile, load_software
 from planner.errors import RequestError
 from planner.validation import read_rows
 from planner.validation.evaluate import gradient_dtype
+from planner.validation.losses import gathers_logits
 from planner.validation.network import stated_bandwidth
+from planner.validation.recipes import release_of
 from planner.validation.rows import Row
-from planner.validation.software import gathers_logits, machine_of_run, release_of
+from planner.validation.software import machine_of_run
 from tests.unit.validation.runs import row
 
 

@@ -1,0 +1,62 @@
+"""Which kernels compute attention: those that a row names, else those of its stack at its date.
+
+FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels of cuDNN a year later; frameworks followed within
+half a year. In fp32 there are none of them.
+"""
+
+from hardware_profiles import AttentionKernels, Device, Software, UnknownKeyError
+from planner.validation.dropout import lacks_cudnn
+from planner.validation.rows import Row
+from planner.validation.traits import BLACKWELL, uses_torchtitan
+
+_SECOND, _THIRD = "2024", "2024-07"
+"""Dates from which on runs are taken to use the second and the third generation of fused kernels."""
+
+_CUDNN_FIRST = "2026-04"
+"""Month from which on runs are taken to have PyTorch 2.11, whose attention calls cuDNN on Hopper and Blackwell."""
+
+_CUDNN_ON_BLACKWELL = "2025-05-14"
+"""Date from which on torchtitan asks for cuDNN's attention first on Blackwell (3b85aa31f)."""
+
+
+def attention_of(row: Row, stack: Software, device: Device) -> AttentionKernels:
+    """The kernels of a row on a device; the best ones of a device that lacks them."""
+    kernels = _asked(row, stack)
+    try:
+        if kernels != "unfused":
+            device.attention_slowdown(kernels)
+    except UnknownKeyError:
+        return "best"
+    return kernels
+
+
+def _asked(row: Row, stack: Software) -> AttentionKernels:
+    """The kernels by the words and the date of a row, whatever its device has."""
+    named, date = row.attention(), row.date()
+    own = "sdpa" if stack.attention == "cudnn" else stack.attention
+    by_torch = row.text("flash_attention").lower() == "sdpa" or (own == "sdpa" and named in (None, "fused"))
+    if by_torch and row.latent:
+        return "flash1"  # the memory-efficient kernel: others want values as wide as keys (sdp_utils.cpp of PyTorch)
+    if by_torch and row.precision() != "fp32" and _calls_cudnn(row):
+        return "cudnn"
+    if row.precision() == "fp32" and own != "sdpa":
+        # FlashAttention takes 16 bits alone (flash_attn_interface.py); PyTorch has other fused kernels
+        return "unfused"
+    if named == "unfused" or (named is None and own == "unfused"):
+        return "unfused"
+    if named == "latest":
+        return "flash2" if lacks_cudnn(row) else "best"
+    if named in ("flash1", "flash2"):
+        return named
+    if stack.name == "internevo":
+        return "flash2"
+    if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
+        return "best" if own == "unfused" else own
+    return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"
+
+
+def _calls_cudnn(row: Row) -> bool:
+    """Whether PyTorch's attention calls cuDNN at the date of a row."""
+    date, blackwell = row.date(), row.text("profile").startswith(BLACKWELL)
+    first = _CUDNN_ON_BLACKWELL if blackwell and uses_torchtitan(row) else _CUDNN_FIRST
+    return date >= (first if len(date) > len("2025-05") else first[:7])

@@ -1,0 +1,108 @@
+"""What attention looks at: all keys, those in a window, keys with a bias for their distance (ALiBi), learned sinks.
+
+mistral-7b before v0.3                                 a window of 4,096 keys
+sliding_window=4096, window size 4096                  a window of as many, in every layer
+window_pattern SSSL                                    the window of as much work, of layers that differ
+alibi, BLOOM, Baichuan 13B                             a bias, which PyTorch's kernels read as a mask
+GPT-OSS                                                learned sinks
+"""
+
+import math
+import re
+from dataclasses import replace
+
+from hardware_profiles import AttentionKernels, Software, load_software
+from planner.errors import RequestError
+from planner.validation.recipes import release_of
+from planner.validation.rows import Row
+from planner.validation.traits import flags_of
+from planner.validation.words import mentions, says
+
+MISTRAL_WINDOW = 4096
+"""Keys that Mistral 7B looks back at (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""
+
+_PATTERN = r"\bwindow[-_ ]pattern\W+([sl]+)\b"
+"""Words for layers in turn that look back at half of a sequence (S) and at all of it (L), the last one at all of it
+(nanochat/gpt.py at 348fbb3: _compute_window_sizes)."""
+
+_WINDOW = r"sliding[-_ ]window(?:[-_ ]size)?|\bwindow[-_ ]size\b|\bswa\b"
+
+_ALIBI = r"\balibi\b"
+_WITH_ALIBI = (
+    r"(?<![a-z])baichuan[-_ ]?2?[-_ ]?13b(?![a-z0-9])|(?:^|/|(?:run|tune)_)bloomz?(?![a-z]|[-_ ](?:like|style))"
+)
+"""Words for slopes as positions, and models that have them by their own name, not by a part of it."""
+
+_FAST_SINKS, _SLOW_SINKS = "26.06", "26.06.01"
+"""Container from which on attention with learned sinks is fast, and the one after it whose notes tell of slow sinks
+again (issue 256 of cudnn-frontend)."""
+
+
+def with_window(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with the window of a row's model or flags. Raises RequestError for one that cannot be priced."""
+    mistral = re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower())
+    window = MISTRAL_WINDOW if mistral else window_of(row)
+    if window is None:
+        return stack
+    notes.append(f"attention in a window of {window} keys")
+    return replace(stack, window=window)
+
+
+def window_of(row: Row) -> int | None:
+    """Keys that attention looks back at, as flags say; None where they say nothing of a window. Raises RequestError for
+    one of unknown length, or of some layers alone."""
+    flags = row.words("model", "other_flags")
+    if mentions(flags, _PATTERN) and (pattern := re.search(_PATTERN, flags)) is not None:
+        return _same_work(pattern[1], row.integer("n_layers") or 0, row.integer("seq_len") or 0)
+    if not mentions(flags, _WINDOW):
+        return None
+    keys = re.search(rf"(?:{_WINDOW})(?: of)?\s*[=: ]\s*(\d{{2,9}})\b", flags)
+    if keys is None or re.search(r"alternat|every \w+ layer|global layers|local[-/ ]global", flags):
+        raise RequestError("attention has a window in flags: of all layers, and sliding_window=4096, are priced")
+    return int(keys[1])
+
+
+def _same_work(pattern: str, layers: int, sequence: int) -> int:
+    """Keys of a window in all layers that leaves attention as much work as windows of a pattern do: one of a share x of
+    the keys leaves 2 x - x^2 (`planner.pricing.kernels`)."""
+    shares = [0.5 if pattern[at % len(pattern)] == "s" and at < layers - 1 else 1.0 for at in range(layers)]
+    work = sum(2 * share - share**2 for share in shares) / max(1, layers)
+    return round(sequence * (1 - math.sqrt(1 - work)))
+
+
+def with_alibi(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with ALiBi as a mask in memory, where its fused kernels know no slopes."""
+    if stack.attention == "unfused" or not _has_alibi(row):
+        return stack
+    if stack.name != "paddle" and not _by_torch(row, stack.attention):
+        return stack
+    notes.append("ALiBi is a mask that attention reads, and hides nothing from its kernels")
+    return replace(stack, biased=True)
+
+
+def _has_alibi(row: Row) -> bool:
+    """Whether positions are slopes, by what a row says or by its model."""
+    named = says(row.words("model", "other_flags", "notes"), _ALIBI)
+    return mentions(row.text("model").lower(), _WITH_ALIBI) if named is None else named
+
+
+def _by_torch(row: Row, attention: AttentionKernels) -> bool:
+    """Whether attention is torch's scaled_dot_product_attention, which knows no slopes."""
+    return row.text("flash_attention").lower() == "sdpa" or attention == "sdpa"
+
+
+def has_sinks(row: Row) -> bool:
+    """Whether attention has learned sinks, as in GPT-OSS."""
+    return bool(re.search(r"gpt[-_ ]?oss", row.text("model").lower()))
+
+
+def with_sinks(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with learned sinks, as slow as in its release."""
+    if not has_sinks(row):
+        return stack
+    release = release_of(row)
+    fast = release >= _FAST_SINKS and release != _SLOW_SINKS
+    flexible = mentions(flags_of(row), r"flex[- ]?attention")
+    slow = 1.0 if fast or flexible else load_software("nemo").sinks
+    notes.append(f"attention with learned sinks takes {slow:g} times as long")
+    return replace(stack, has_sinks=True, sinks=slow)

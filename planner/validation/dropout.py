@@ -1,0 +1,84 @@
+"""Dropout, of probabilities in attention and of branches that join the residual stream, and determinism: a backward
+pass of attention that adds up in one order."""
+
+from dataclasses import replace
+
+from hardware_profiles import AttentionKernels, Software
+from planner.validation.rows import Row
+from planner.validation.traits import AMPERE, BLACKWELL, HOPPER, TRANSFORMER_ENGINE
+from planner.validation.words import mentions, says
+
+_DETERMINISTIC = r"deterministic[-_]mode|nvte[-_]allow[-_]nondeterministic[-_]algo\s*[=: ]\s*0\b"
+_SHARE = r"\s*[=: ]\s*0?\.\d*[1-9]"
+_DROPS_PROBABILITIES = rf"attention[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
+_DROPS_BRANCHES = rf"hidden[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
+"""Words for a backward pass of attention that adds up in one order, for dropout in attention, and for that of branches
+that join the residual stream; "dropout 0.1" is both."""
+
+_FUSED_DROPOUT = r"bias[-_]dropout[-_](?:add[-_])?fusion"
+_FLASH_DROPOUT = (1.05, 1.05)
+"""FlashAttention-2 with dropout over without: 0.728 and 0.695 ms, forward and backward together, on GB200 with four
+sequences of 1,024 tokens and 16 heads of 128 (NVIDIA/TransformerEngine pull request 3313, flash-attn 2.7.4). The first
+generation is taken to lose as much."""
+
+_CUDNN_DROPOUT = (1.03, 1.03)
+_FAST_DROPOUT = (1.25, 1.54)
+"""Other kernels with dropout over without. cuDNN on H200, 0.614 and 0.594 ms of the same (issue 3312, layout sbhd): the
+least, as kernels as short wait for the host. FlashAttention-4 on GB200, with 32,768 tokens: 75 to 85% of the FLOP/s
+forward, and 60 to 70% backward (Dao-AILab/flash-attention pull request 2597: cuDNN with dropout is slower backward).
+Numbers for each score are hardly drawn behind what else such kernels do (Ma, Liu and Krashinsky 2024, arXiv
+2410.07531)."""
+
+
+def with_dropout(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with the dropout that the flags of a row name. `passes` of `megatron-2021` were fitted to runs with
+    dropout, and have that of branches in them."""
+    flags = row.text("other_flags").lower()
+    if mentions(flags, _DROPS_PROBABILITIES):
+        stack = _with_dropped_probabilities(row, stack, notes)
+    if mentions(flags, _DROPS_BRANCHES) and stack.name != "megatron-2021":
+        apart = stack.name not in TRANSFORMER_ENGINE or says(flags, _FUSED_DROPOUT) is False
+        kernel = "a kernel of its own" if apart else "the kernel that adds a branch"
+        notes.append(f"dropout of hidden states by {kernel}, whose mask is kept")
+        stack = replace(stack, hidden_dropout="apart" if apart else "fused")
+    return stack
+
+
+def _with_dropped_probabilities(row: Row, stack: Software, notes: list[str]) -> Software:
+    if stack.attention == "unfused":
+        return replace(stack, scores=max(2.0, stack.scores))
+    longer = _longer(row, stack.attention)
+    if longer is None:
+        notes.append("dropout in attention is not priced: no figure of these kernels is known")
+        return stack
+    notes.append(f"dropout: attention takes {longer[0]:g} times as long forward, {longer[1]:g} backward")
+    return replace(stack, attention_dropout=longer)
+
+
+def _longer(row: Row, attention: AttentionKernels) -> tuple[float, float] | None:
+    """How many times longer fused attention takes with dropout, forward and backward; None if that is not known."""
+    device = row.text("profile")
+    if attention in ("flash1", "flash2", "sdpa") or device.startswith(AMPERE):
+        return _FLASH_DROPOUT
+    return _FAST_DROPOUT if device.startswith(BLACKWELL) else _CUDNN_DROPOUT if device.startswith(HOPPER) else None
+
+
+def in_one_order(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with the order in which flags say that the backward pass of attention adds up. On A100 Transformer
+    Engine calls no cuDNN then (get_attention_backend: device_compute_capability < (9, 0)), but FlashAttention-2."""
+    if stack.attention == "unfused" or not mentions(row.words("other_flags", "flag"), _DETERMINISTIC):
+        return stack
+    if stack.attention == "flash2" or (stack.attention == "best" and row.text("profile").startswith(AMPERE)):
+        notes.append("deterministic: FlashAttention-2 adds up gradients of queries in one order")
+        return replace(stack, ordered=True)
+    notes.append("deterministic: what attention takes longer is not priced, as no figure of these kernels is known")
+    return stack
+
+
+def lacks_cudnn(row: Row) -> bool:
+    """Whether Transformer Engine has no kernel of cuDNN for what a row asks of attention: on Blackwell, dropout in a
+    backward pass of one order. It takes FlashAttention-2 then ("determinism on Blackwell" in
+    transformer_engine/common/fused_attn/fused_attn.cpp; nvcr.io/nvidia/pytorch has flash-attn)."""
+    flags = row.words("other_flags", "flag")
+    blackwell = row.text("profile").startswith(BLACKWELL)
+    return blackwell and mentions(flags, _DETERMINISTIC) and mentions(flags, _DROPS_PROBABILITIES)

@@ -1,0 +1,98 @@
+"""How a stack runs experts: the dispatcher that sends rows of tokens to them, the kernels that route and multiply, and
+what is in CUDA graphs. Flags say so; else the recipe of NVIDIA decides (`planner.validation.recipes`)."""
+
+from dataclasses import replace
+
+from hardware_profiles import Dispatcher, Graphs, Software
+from planner.validation.attention_masks import has_sinks
+from planner.validation.recipes import recipe_of, release_of
+from planner.validation.rows import Row
+from planner.validation.traits import TRANSFORMER_ENGINE, Trait, flags_of
+from planner.validation.versions import SORTED_ROWS
+from planner.validation.words import mentions, mentions_of, says
+
+_FUSED_RECIPES = "26.06"
+"""Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
+
+_ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
+"""Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
+
+_ALL_TO_ALL = r"dispatcher[-_]type\s*[=: ]\s*\W?alltoall"
+"""Words for the dispatcher of Megatron-Core that sends rows to their experts, and only there."""
+
+_GRAPHS = r"cuda[-_ ]graphs?"
+_STEP_IN_GRAPH = rf"full[-_ ](?:iteration[-_ ])?{_GRAPHS}"
+"""Words for CUDA graphs, of parts of blocks where these stand behind (Megatron-Core's `cuda_graph_scope`), or of a step
+(`cuda_graph_impl`; FULL_CUDA_GRAPH of MLPerf's NeMo)."""
+
+CAPACITY = r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"
+"""Words for experts that drop the rows beyond their capacity."""
+
+_DROPS = Trait(words=CAPACITY, changes={"drops_tokens": True})
+
+_KERNELS = (
+    # a router of few kernels (Megatron-LM, on Transformer Engine)
+    Trait(words=r"moe[-_]router[-_]fusion", changes={"routes_fused": True}),
+    # experts in one kernel of Transformer Engine, which Megatron-LM's paged stash needs
+    # (docs/user-guide/features/paged_stash.md)
+    Trait(
+        words=r"paged[-_ ]stash|transformer[-_]engine[-_]op[-_]fuser",
+        changes={"fused_experts": True, "grouped": 0.0},
+    ),
+)
+
+
+def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with what flags say, or else recipes decide, about experts, and how its dispatcher sorts rows."""
+    flags = flags_of(row)
+    stack = _DROPS.given(f"{row.text('model')}; {flags}; {row.text('notes')}".lower(), stack, notes)
+    for trait in _KERNELS:
+        stack = trait.given(flags, stack, notes)
+    sent, moe = _sent_by_flags(flags), row.text("arch").lower() == "moe"
+    if moe and stack.name == "nemo" and (release := release_of(row)):
+        recipe = recipe_of(row, release)
+        sent, stack = sent or recipe.dispatcher, replace(stack, graphs=recipe.graphs)
+    if stack.name == "mindspeed" and row.date() < SORTED_ROWS and sent is None:
+        return replace(stack, sorts_elements=True)
+    if moe and sent is not None:
+        word = "once to a node, whichever experts they go to" if sent == "once" else "for each expert"
+        notes.append(f"rows are sent {word}")
+        stack = replace(stack, dispatcher=sent)
+    return stack
+
+
+def with_graphs(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with what flags put into CUDA graphs, else what its recipe does."""
+    if stack.name not in TRANSFORMER_ENGINE or (graphs := _graphs_by_flags(flags_of(row)) or stack.graphs) == "none":
+        return stack
+    notes.append(f"in CUDA graphs: {graphs}")
+    return replace(stack, graphs=graphs)
+
+
+def fuses_experts(row: Row) -> bool:
+    """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200, GB300 and, but for GPT-OSS,
+    on B300 (perf_recipes at 067f987d)."""
+    if row.text("arch").lower() != "moe" or row.precision() != "fp8" or release_of(row) < _FUSED_RECIPES:
+        return False
+    if _graphs_by_flags(row.text("other_flags").lower()) in ("router", "attention"):
+        return False
+    return row.text("profile").startswith(("gb", "vr") if has_sinks(row) else ("gb", "vr", "b300"))
+
+
+def _sent_by_flags(flags: str) -> Dispatcher | None:
+    """How flags say that rows get to their experts."""
+    if mentions(flags, _ONCE):
+        return "once"
+    return "alltoall" if mentions(flags, _ALL_TO_ALL) else None
+
+
+def _graphs_by_flags(flags: str) -> Graphs | None:
+    """What flags say to be in CUDA graphs, by modules of Megatron-Core (`cuda_graph_scope`) or as a whole; None where
+    they name neither."""
+    if says(flags, _GRAPHS) is False or says(flags, rf"{_GRAPHS}[-_ ]impl") is False:
+        return "none"
+    if mentions(flags, _STEP_IN_GRAPH) or mentions_of(flags, _GRAPHS, r"\bfull[-_ ]iteration"):
+        return "step"
+    if mentions_of(flags, _GRAPHS, r"\battn\b(?!\s*[=:])"):
+        return "attention"
+    return "router" if mentions_of(flags, _GRAPHS, r"\bmoe_(?:router|preprocess)\b") else None

@@ -1,0 +1,58 @@
+"""Products in fp8 and TF32: what is stored, gathered and kept in fp8 for them, and how operands are scaled."""
+
+import re
+from dataclasses import replace
+
+from hardware_profiles import Software
+from planner.fp8_recipes import MXFP8, ROWWISE
+from planner.validation.flagged import gathers_float8, stores_fp8
+from planner.validation.gradients import NARROW_RECIPES, share_of_blocks
+from planner.validation.recipes import of_bridge
+from planner.validation.rows import Row
+from planner.validation.traits import TRANSFORMER_ENGINE, flags_of
+from planner.validation.words import mentions
+
+
+def products_of(row: Row) -> str:
+    """The dtype of matrix products where it is not that of the tensors: recipes in fp8 keep all else in bf16."""
+    if row.precision() == "fp8":
+        return "fp8"
+    return "tf32" if mentions(row.text("precision_detail").lower(), "tf32") else ""
+
+
+def with_narrow_gathers(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with weights that are gathered in fp8, or not, as flags and recipes have it."""
+    flags = flags_of(row)
+    if stack.name in TRANSFORMER_ENGINE and stores_fp8(f"{flags}; {row.text('precision_detail').lower()}"):
+        return replace(stack, gathers_narrow=True)
+    if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
+        return replace(stack, gathers_narrow=True)
+    if stack.gathers_narrow and not re.search(NARROW_RECIPES, row.text("source").lower()):
+        return replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
+    return stack
+
+
+def with_products(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with the dtype of its products, and what that changes of what it keeps and gathers."""
+    products, detail = products_of(row), row.words("precision", "precision_detail")
+    engine = products == "fp8" and stack.name in TRANSFORMER_ENGINE
+    if engine:
+        stack = replace(stack, keeps_fp8=True)
+        if not stack.gathers_narrow and stack.name != "llm-foundry":  # which has them of one block at a time
+            stack = replace(stack, stored=replace(stack.stored, beside=2.0 * share_of_blocks(row)))
+    gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxf(?:p|loat)8|fp8[-_ ]mx", detail) else 1.0
+    if products == "fp8" and stack.name.startswith("fsdp") and gained == 1.0:
+        stack = replace(stack, gathers_inputs_narrow=gathers_float8(f"{detail}; {flags_of(row)}"))
+    scaled = engine and _scales_as_they_are(row, detail)
+    if scaled:
+        notes.append("fp8 with current scaling: the largest element of each operand is found before it is cast")
+    return replace(stack, products=products, gained=gained, current_scaling=scaled)
+
+
+def _scales_as_they_are(row: Row, detail: str) -> bool:
+    """Whether products in fp8 use current scaling: rows say so, or are of Megatron Bridge, in fp8 and of no other
+    recipe (the "FP8" of its tables is fp8_cs of perf_recipes)."""
+    if mentions(detail, r"current[-_ ]scaling|fp8[-_ ]?cs\b|tensorwise"):
+        return True
+    other = mentions(detail, r"mx|delayed|block|rowwise|nvfp4")
+    return not other and of_bridge(row)

@@ -1,0 +1,126 @@
+"""In which dtype a stack keeps and reduces gradients and the optimizer's state, where these are, and in which buckets.
+
+optimizer offload                                   gradients and states on the host
+flags, or recipes of NVIDIA                         gradients in bf16; of recipes narrower states, too
+ZeRO 3 of DeepSpeed                                 gradients in the dtype of weights, unless grad_accum_dtype
+                                                    says more
+DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million
+NeMo before September 2024                          buckets of a layer or of a virtual stage
+gradient accumulation fusion denied                 gradients are added up by a pass of its own
+"""
+
+import math
+import re
+from dataclasses import replace
+
+from hardware_profiles import Software
+from planner.validation.flagged import narrow_gradients
+from planner.validation.recipes import BRIDGE, of_bridge
+from planner.validation.rows import Row
+from planner.validation.traits import Trait, flags_of, sharding_flags
+from planner.validation.words import mentions
+
+NARROW_RECIPES = rf"{BRIDGE}|dgxc|nemo[- ](?:\d|framework)"
+"""Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),
+NeMo (scripts/performance: the same), and its launcher before (dgxc-benchmarking v24.11.1: grad_sync_dtype: bf16)."""
+
+_RECIPES = "the recipes of NVIDIA for benchmarks have it"
+
+_ON_THE_HOST = Trait(
+    words=r"offload\S* (?:of )?(?:adam|optim)|optimizer[-_ ]offload|offload[-_]optimizer",
+    changes={"offloaded": True},
+    note="the optimizer's state is on the host",
+)
+
+_UNFUSED_SUMS = Trait(
+    words=r"gradient[-_ ]accumulation[-_ ]fusion",
+    denied=True,
+    changes={"accumulates": True},
+)
+
+_WIDE_SUMS = r"grad_accum_dtype\W+(?:fp|float)32"
+
+_BUCKET = 5e8
+"""Elements of gradients that DeepSpeed reduces at once (runtime/pipe/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
+
+_NEMO_2 = "2024-09"
+"""Month in which NeMo 2 got its buckets of 128 Mi parameters (1d5de59460)."""
+
+_NEMO_1 = "mlperf training v4.1"
+"""Source that used NeMo 1 later (optim@model.optim=distributed_fused_adam in run_and_time.sh of GPT-3)."""
+
+
+def with_gradients(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with what a row says of gradients, or else its recipe or engine does."""
+    words = sharding_flags(row)
+    stack = _ON_THE_HOST.given(words, stack, notes)
+    recipes = mentions(f"{words}; {row.text('source').lower()}", NARROW_RECIPES)
+    told = narrow_gradients(words)
+    if told or (recipes and told is None):
+        notes.append(f"gradients are kept in bf16, as {'flags say' if told else _RECIPES}")
+        states = _narrow_states(row) if recipes else {}
+        stack = replace(stack, stored=replace(stack.stored, bf16=2.0, **states))
+    if stack.name == "deepspeed-zero3" and not mentions(words, _WIDE_SUMS):
+        notes.append(
+            "gradients are kept and reduced in the dtype of weights, unless data_types.grad_accum_dtype says more"
+        )
+        stack = replace(stack, stored=replace(stack.stored, bf16=2.0))
+    if stack.name == "deepspeed" and row.precision() == "bf16":
+        notes.append("gradients are reduced in fp32, in buckets of 500 million")
+        stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
+    return stack
+
+
+def with_sums(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with a pass of its own that adds up gradients, where flags deny the fused one."""
+    return _UNFUSED_SUMS.given(flags_of(row), stack, notes)
+
+
+def with_buckets_of_nemo_1(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with the buckets of NeMo 1, if a row is that old."""
+    date = row.date()[:7]
+    first = (date and date < _NEMO_2) or _NEMO_1 in row.text("source").lower()
+    if stack.name == "nemo" and first and (parameters := _nemo_1_bucket(row)):
+        return replace(stack, bucket_parameters=parameters)
+    return stack
+
+
+def share_of_blocks(row: Row) -> float:
+    """Share of the parameters that are in blocks, not in embedding and head."""
+    tables = 2 * (row.integer("vocab") or 0) * (row.integer("hidden") or 0)
+    return 1.0 if row.parameters is None else max(0.0, 1 - tables / row.parameters)
+
+
+def _nemo_1_bucket(row: Row) -> int:
+    """Parameters in a bucket of NeMo 1: those that a device has of a layer, or of a virtual stage where there are any
+    (v1.23.0, megatron_gpt_model.py: `distributed_adam_buckets`). 0 where the row does not say how many, or has experts,
+    whose gradients are reduced among fewer devices."""
+    layers, stages = row.integer("n_layers"), row.integer("vpp") or 1
+    if not layers or row.parameters is None or row.text("arch").lower() == "moe":
+        return 0
+    together = layers / ((row.integer("pp") or 1) * stages) if stages > 1 else 1.0
+    return round(row.parameters * share_of_blocks(row) / layers / (row.integer("tp") or 1) * together)
+
+
+def _flat_gradients(row: Row) -> float:
+    """Bytes by which the buffers of Megatron-DeepSpeed are larger in bf16 than in fp16, whose buckets of 16 bits are
+    among what devices reserve, as fitted to such runs: gradients in fp32 are copied into a flat tensor of `_BUCKET`
+    elements for their reduction (deepspeed/runtime/engine.py: allreduce_bucket). No block that activations have left
+    is as large, so that the allocator takes it beside them."""
+    shards = (row.integer("tp") or 1) * (row.integer("pp") or 1)
+    parameters = (row.parameters or math.inf) / shards
+    flat, cast, narrow = 4, 2, 2  # bytes of an element: in fp32, cast for the all-reduce, and in the bucket of fp16
+    return (flat + cast - narrow) * min(_BUCKET, parameters)
+
+
+def _narrow_states(row: Row) -> dict[str, float]:
+    """What NVIDIA's recipes keep in less than fp32. In bf16 the lower half of a master weight beside the weight itself:
+    NeMo 1 (megatron_base_model.py: store_param_remainders) and Megatron Bridge (use_precision_aware_optimizer), but not
+    under FSDP; DeepSeek's moments in Megatron Bridge (deepseek_v3.py: exp_avg_dtype, exp_avg_sq_dtype)."""
+    narrow = {}
+    bridge = of_bridge(row)
+    if row.precision() == "bf16" and row.zero_stage() != 3 and (bridge or row.date() < "2025"):
+        narrow["master"] = 2.0
+    if bridge and row.zero_stage() != 3 and re.search(r"deepseek|kimi", row.text("model").lower()):
+        narrow["moment"] = 2.0
+    return narrow

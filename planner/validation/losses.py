@@ -1,0 +1,143 @@
+"""The loss of a stack, and what of the logits stands in memory while it is computed.
+
+one kernel of Triton or CUDA, Liger                    its gradient takes the place of the logits
+fused linear cross entropy (Liger), a loss in chunks   a piece of the logits at a time
+eager cross entropy in a compiled stack                all logits in fp32
+logits held, use_cache                                 logits in fp32 through the backward pass
+tensor parallelism of PyTorch without loss_parallel    logits of all words on every device
+PyTorch's cross entropy of whole logits                copies in fp32 beside those that every loss has
+"""
+
+from dataclasses import replace
+
+from hardware_profiles import Software
+from planner.validation.aleph_alpha import is_aleph_alpha
+from planner.validation.flagged import HUGGING_FACE, liger_kernels
+from planner.validation.rows import Row
+from planner.validation.stack_names import stack_of
+from planner.validation.traits import OWN_VOCABULARY, Trait, flags_of, sharding_flags, told_of
+from planner.validation.words import mentions
+
+_FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
+"""Words for a loss in one kernel of Triton or CUDA, under FSDP (unsloth's, FlashAttention's). Models of transformers
+hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
+4.45: `logits.float()`, `shift_logits.contiguous()`)."""
+
+_PLAIN_LOSS = Trait(
+    # not compiled, where layers are (prime-rl's sft/train.py: CrossEntropyLoss, all logits)
+    words=r"\beager (?:loss|cross[- ]entropy)",
+    stacks=("fsdp-compiled",),
+    changes={"loss": "whole"},
+    note="the loss is not compiled, and has all logits in fp32",
+)
+
+_HELD_LOGITS = r"\blogits (?:are )?held\b"
+"""Words for logits in fp32 that a variable still has while gradients are computed, though PyTorch's cross entropy needs
+them no more (prime-rl's sft/train.py deletes `logits`, and not the `out` that has them)."""
+
+_CACHE = r"\buse[-_ ]cache\b"
+
+_CHUNKED_LOSS = (
+    r"(?<!\b1 )(?<!\bone )chunk(?:s|ed)?[-_ ](?:of the |of )?(?:loss|cross[-_ ]entropy|ce\b)"
+    r"|(?:loss|cross[-_ ]entropy|\bce)[-_ ](?:in )?(?!(?:num[-_ ])?chunks?\s*[=: ]\s*1\b)chunk"
+)
+"""Words for logits and their loss in parts of the tokens, the projection with them (torchtitan's ChunkedCELoss)."""
+
+_CHUNKED_PROJECTION = "2026-04-27"
+"""Date from which on torchtitan's loss in chunks has the projection in them (786e26f8e); before it cut logits that were
+whole, and kept the logarithms of each chunk in fp32 for the backward pass (components/loss.py at e23bb707d)."""
+
+_OWN_LOSS = ("megatron", "megatron-2021")
+"""Stacks that compute the loss kernel by kernel unless they are told otherwise (`_VocabParallelCrossEntropy`, in
+Megatron-LM since 2020). `passes` of deepspeed was fitted to runs whose losses were so, and has it in it."""
+
+_MEGATRON_LOSS = r"\bnanotron\b"
+"""Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
+tensor_parallel/functional.py)."""
+
+_OTHER_LOSS = r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b"
+"""Words for a loss in one kernel, or for that of PyTorch in a framework of one's own."""
+
+_FSDP = r"\bfsdp2?\b|\bdtensor\b|parallelize_module"
+"""Words for PyTorch's own parallelism in a row with tensor parallelism."""
+
+
+def logits_of(row: Row) -> float:
+    """Logits of a micro-batch on a device."""
+    tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0) / (row.integer("cp") or 1)
+    tensor = 1 if gathers_logits(row) else row.integer("tp") or 1
+    return tokens * (row.integer("vocab") or 0) / tensor
+
+
+def gathers_logits(row: Row) -> bool:
+    """Whether tensor parallel devices hold the logits of all words: in Aleph Alpha's framework, and where a row names
+    FSDP beside PyTorch's own tensor parallelism (the head is ColwiseParallel(output_layouts=Replicate()),
+    pytorch/tutorials intermediate_source/TP_tutorial.rst) but no `loss_parallel`, which torchtitan has by default."""
+    if is_aleph_alpha(row):
+        return True
+    if (row.integer("tp") or 1) == 1 or not stack_of(row, row.zero_stage() or 0).startswith("fsdp"):
+        return False
+    return mentions(told_of(row), _FSDP) and not mentions(told_of(row), r"torchtitan|loss[-_ ]parallel")
+
+
+def with_loss(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with the loss that flags name, and with logits that something holds beside it."""
+    words = sharding_flags(row)
+    liger = liger_kernels(words)
+    if (mentions(words, _FUSED_LOSS) or "loss" in liger) and stack.name in OWN_VOCABULARY and stack.loss == "whole":
+        notes.append("the loss is one kernel, which leaves its gradient where logits were")
+        shifted = 4.0 * logits_of(row) if mentions(f"{row.text('stack')}; {words}".lower(), HUGGING_FACE) else 0.0
+        stack = replace(stack, loss="in place", buffers=stack.buffers + shifted)
+    stack = _PLAIN_LOSS.given(words, stack, notes)
+    if mentions(words, _HELD_LOGITS):
+        notes.append("logits in fp32 are held through the backward pass")
+        stack = replace(stack, buffers=stack.buffers + 4.0 * logits_of(row))
+    if mentions(words, _CACHE) and row.recomputation() == "full":
+        notes.append("outputs hold keys and values of all layers, and logits in fp32 (use_cache)")
+        stack = replace(stack, buffers=stack.buffers + _cached(row) + 4.0 * logits_of(row))
+    if "linear loss" in liger:
+        notes.append("the loss is computed a piece at a time (Liger)")
+        stack = replace(stack, loss="pieces")
+    return stack
+
+
+def with_chunked_loss(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with a loss in chunks of the tokens, if flags name one."""
+    if not mentions(sharding_flags(row), _CHUNKED_LOSS):
+        return stack
+    whole = "torchtitan" in told_of(row) and "" < row.date() < _CHUNKED_PROJECTION
+    notes.append("the loss is computed a piece at a time" + (", of logits that are whole" if whole else ""))
+    return replace(stack, loss="in place" if whole else "pieces")
+
+
+def with_loss_of_pytorch(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with PyTorch's own cross entropy, kernel by kernel, where its loss has whole logits."""
+    if stack.loss != "whole" or not (stack.name.startswith("fsdp") or gathers_logits(row)):
+        return stack
+    return replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")
+
+
+def with_loss_of_megatron(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with Megatron's loss, kernel by kernel, unless flags name another one."""
+    flags = flags_of(row)
+    own = mentions(flags, _MEGATRON_LOSS) or not mentions(flags, _OTHER_LOSS)
+    return replace(stack, composed_loss="megatron") if stack.name in _OWN_LOSS and own else stack
+
+
+def _further_copies(row: Row) -> float:
+    """Bytes of logits in fp32 beside the two that `loss` counts: the backward pass of PyTorch's own cross entropy holds
+    the softmax, the gradient that nll_loss_backward makes, and that which _log_softmax_backward_data makes of both.
+    Where tensor parallel devices share out the words, its loss_parallel adds the exponential of the softmax to such a
+    gradient, and has four at once (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)."""
+    shared = not gathers_logits(row) and (row.integer("tp") or 1) > 1
+    return (2 if shared else 1) * 4.0 * logits_of(row)
+
+
+def _cached(row: Row) -> float:
+    """Bytes of keys and values in 16 bits of all layers, which models of transformers return with their logits unless
+    `use_cache` is off (its own gradient_checkpointing switches it off, torch's checkpoint_wrapper around layers does
+    not). Layers that are not recomputed keep the same for their backward pass."""
+    heads = row.integer("n_kv_heads") or row.integer("n_heads") or 0
+    size = row.integer("head_dim") or (row.integer("hidden") or 0) / (row.integer("n_heads") or 1)
+    tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0)
+    return 2 * 2.0 * (row.integer("n_layers") or 0) * tokens * heads * size

@@ -1,0 +1,72 @@
+"""A trait that words of a row give a training stack, the texts in which words are looked for, and groups of
+stacks and devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hardware_profiles import Software
+from planner.validation.flagged import HUGGING_FACE
+from planner.validation.rows import Row
+from planner.validation.words import mentions, says
+
+TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606", "llm-foundry")
+"""Stacks whose products in fp8 are those of Transformer Engine: they keep operands in fp8. Where weights are not stored
+in fp8, they also keep two fp8 copies of each, as it is and transposed (transformer_engine/pytorch/module)."""
+
+OWN_VOCABULARY = ("fsdp", "fsdp-compiled", "deepspeed-zero3", "llm-foundry")
+"""Stacks whose models have the vocabulary that they are told; engines after Megatron-LM pad it."""
+
+AMPERE = ("a100", "a800")
+HOPPER = ("h100", "h200", "h800", "h20", "gh200")
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
+"""How the names of profiles of a generation of devices begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """Words, and what they change in a stack.
+
+    Attributes:
+        words: the pattern that a text has to mention.
+        changes: fields of `Software` and their values.
+        note: what is noted for the reader; empty: nothing.
+        stacks: names of the stacks that it holds for; empty: all.
+        denied: whether the text has to deny the words instead ("no-bias-swiglu-fusion").
+    """
+
+    words: str
+    changes: Mapping[str, Any]
+    note: str = ""
+    stacks: tuple[str, ...] = ()
+    denied: bool = False
+
+    def given(self, text: str, stack: Software, notes: list[str]) -> Software:
+        """The stack with this trait if the text gives it."""
+        wanted = not self.denied
+        if (self.stacks and stack.name not in self.stacks) or says(text, self.words) is not wanted:
+            return stack
+        if self.note:
+            notes.append(self.note)
+        return replace(stack, **self.changes)
+
+
+def flags_of(row: Row) -> str:
+    """The flags of a row, with the name of its stack in front where that names Hugging Face."""
+    named, flags = row.text("stack").lower(), row.text("other_flags").lower()
+    return f"{named}; {flags}" if mentions(named, HUGGING_FACE) else flags
+
+
+def sharding_flags(row: Row) -> str:
+    """The flags of a row and what it says of its distributed optimizer."""
+    return row.words("other_flags", "distributed_optimizer")
+
+
+def told_of(row: Row) -> str:
+    """All that a row says of its software: source, stack, flags and notes."""
+    return row.words("source", "stack", "other_flags", "notes")
+
+
+def uses_torchtitan(row: Row) -> bool:
+    """Whether a row names torchtitan."""
+    return mentions(told_of(row), "torchtitan")
