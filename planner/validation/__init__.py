@@ -1,4 +1,4 @@
-"""Predictions beside what was measured in real training runs: read, evaluate, summarise."""
+"""Predictions compared with measurements of real training runs: read, evaluate, summarise."""
 
 from planner.validation.evaluate import Evaluated, evaluate_rows
 from planner.validation.record import run_errors

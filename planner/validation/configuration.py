@@ -1,8 +1,8 @@
-"""What a row asks of the planner: a model, a machine, and a configuration with everything decided.
+"""A row as a request to the planner: a model, a machine, and a configuration with every decision fixed.
 
-A cell that is empty is unknown. Then we take what frameworks do unless they are told otherwise, and note it: no
-recomputation, no ZeRO without a distributed optimizer, no sequence parallelism, one sample in a micro-batch. Nothing is
-assumed of the model and the number of devices.
+An empty cell means unknown. Then the usual default of frameworks is taken and noted: no recomputation, no ZeRO without
+a distributed optimizer, no sequence parallelism, micro-batches of one sample. Nothing is assumed about the model and
+the number of devices, except what a note says.
 """
 
 import math
@@ -36,16 +36,16 @@ from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions, says
 
 VOCABULARY_MULTIPLE = 128
-"""Megatron pads vocabularies to a multiple, so that they can be cut."""
+"""Megatron pads vocabularies to a multiple of this, so that they can be sharded."""
 
 _ALIGNED = 8
-"""Elements of 16 bits whose rows tensor cores read at their full rate."""
+"""16-bit elements whose rows tensor cores read at their full rate."""
 
 USUAL_VOCABULARY = 32000
-"""Of Llama 2, where a row does not say."""
+"""Llama 2's vocabulary, if a row does not state one."""
 
 AGREEING = 0.07
-"""How far the parameters of the dimensions may be from those that are published, relatively."""
+"""Largest relative difference between the parameters of the dimensions and the published ones."""
 
 LARGEST: Mapping[str, int] = {
     "n_layers": 1024, "hidden": 2**20, "ffn_hidden": 2**22, "n_heads": 2**16, "n_kv_heads": 2**16, "head_dim": 2**16,
@@ -53,18 +53,17 @@ LARGEST: Mapping[str, int] = {
     "tp": 2**20, "cp": 2**20, "ep": 2**20, "pp": 2**12, "vpp": 2**10, "dp": 2**20, "micro_batch": 2**20,
     "global_batch": 2**26,
 }  # fmt: skip
-"""Beyond every run that was published: a row with more is not evaluated, which might never end."""
+"""Limits beyond every published run. A row with more is not evaluated, because that might never end."""
 
 MEASURED: Mapping[str, tuple[float, float]] = {
     "iter_time_s": (1e-4, 1e5), "tokens_per_s_per_device": (1e-2, 1e8), "peak_mem_GB": (1e-3, 1e4),
 }  # fmt: skip
-"""Likewise the least and the most that was measured of a run: what is beyond is a slip of the unit, whose error would
-be that of all rows."""
+"""Limits of measured values. Anything beyond is a wrong unit, and its error would dominate that of all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be trained, and with what: runs of one job differ in their configuration only."""
+    """What is trained, and on what; runs of one job differ only in their configuration."""
 
     model: Dimensions
     profile: str
@@ -74,15 +73,24 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A job, its configuration, and what had to be assumed. `stages` has the layers of every stage, virtual ones too,
-    in the order of the model, where they are not equally many; `pinned` has one stage on a rank then, and the plan
-    that is found for it is cut anew. `spared` is what some of its blocks do to save memory, `states` what its optimizer
-    keeps. `untold`: neither the row nor a recipe says anything of recomputation."""
+    """A job, its configuration, and the assumptions about it.
+
+    Attributes:
+        job: the model, machine and batch.
+        pinned: the fixed decisions. If `stages` is given, it has one stage on a rank, and the resulting plan is cut
+            anew.
+        notes: what was assumed.
+        recomputed_in_backward: see `Software.recomputed_in_backward`.
+        stages: layers of every stage, virtual ones too, in the order of the model; None if all have the same number.
+        spared: what some of its blocks do to save memory.
+        states: what its optimizer keeps.
+        untold: neither the row nor a recipe says anything about recomputation.
+    """
 
     job: Job
     pinned: Pinned
     notes: tuple[str, ...]
-    recomputed_in_backward: tuple[str, ...] = ()  # see Software.recomputed_in_backward
+    recomputed_in_backward: tuple[str, ...] = ()  # see above
     stages: tuple[int, ...] | None = None
     spared: Spared = NOTHING_SPARED
     states: States = USUAL
@@ -95,7 +103,7 @@ def padded_vocabulary(size: int) -> int:
 
 
 def run_of(row: Row) -> Run:
-    """A row as a request. Raises UnsupportedError with the reason where there is none."""
+    """A row as a request. Raises UnsupportedError with the reason if that is impossible."""
     notes: list[str] = []
     _check_sizes(row)
     if not row.text("profile"):
@@ -112,7 +120,7 @@ def run_of(row: Row) -> Run:
         pinned = replace(pinned, virtual_stages=1, schedule="1f1b", even=False)
     job = Job(model=model, profile=row.text("profile"), devices=devices, global_batch=global_batch)
     recomputed_in_backward: tuple[str, ...] = ()
-    if pinned.never_kept == ("attention",):  # Megatron checkpoints attention alone: the block is run as one that is not
+    if pinned.never_kept == ("attention",):  # Megatron checkpoints only attention: the block runs without recomputation
         recomputed_in_backward = pinned.never_kept
         pinned = replace(pinned, recompute="none", never_kept=())
     if spared is not None and row.text("recompute") and spared.recomputed >= _longest(model, pinned, stages):
@@ -141,7 +149,7 @@ def _longest(model: Dimensions, pinned: Pinned, stages: tuple[int, ...] | None) 
 
 
 def _check_sizes(row: Row) -> None:
-    """Raise UnsupportedError for numbers that no run has."""
+    """Raise UnsupportedError for numbers beyond `LARGEST`, `MEASURED` or the most passes of a pipeline."""
     for column, largest in LARGEST.items():
         if (row.integer(column, least=0) or 0) > largest:
             raise UnsupportedError(f"{column} is {row.text(column):.40}; runs with {largest} at most are evaluated")
@@ -161,7 +169,10 @@ def _check_sizes(row: Row) -> None:
 
 
 def model_of(row: Row, notes: list[str]) -> Dimensions:
-    """The decoder of the row's dimensions whose parameters agree best with those that are published."""
+    """The decoder with the row's dimensions whose number of parameters is closest to the published one.
+
+    Raises UnsupportedError for other architectures, missing dimensions, or parameters that do not agree.
+    """
     if row.text("arch").lower() not in ("", "dense", "gqa", "moe"):
         raise UnsupportedError(
             f"the architecture is {row.text('arch')}; dense decoders and mixtures of experts are built from dimensions"
@@ -169,7 +180,7 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
     candidates = _candidates(row, _precision(row, notes), notes)
     published = row.parameters or _parameters_of_its_kind(candidates[0])
     if published is None:
-        if candidates[0].ffn == 4 * candidates[0].hidden:  # both families have such models
+        if candidates[0].ffn == 4 * candidates[0].hidden:  # gpt and llama models both have this width
             notes.append(f"n_params_B unknown: taken for a {candidates[0].family}")
         return candidates[0]
     best = min(candidates, key=lambda model: abs(model.parameters - published))
@@ -182,12 +193,12 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
 
 
 def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
-    """Decoders of these dimensions, the usual one first."""
+    """Decoders with these dimensions, the most usual one first."""
     hidden, heads, head = _needed(row, "hidden"), _needed(row, "n_heads"), row.integer("head_dim")
     experts = _experts(row, notes)
     like = _latent_like(row, notes) if row.latent else ""
     if like:
-        assert experts is not None, row  # of which `like` was found by their number
+        assert experts is not None, row  # `like` was found by their number
         experts, head = _with_unsaid(experts, row, like), None
     ffn, kv_heads = row.integer("ffn_hidden"), row.integer("n_kv_heads")
     if kv_heads is None:
@@ -250,23 +261,23 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
 
 
 _BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"
-"""Context parallelism by heads: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
+"""Words for Ulysses context parallelism: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
 
 _NORMED_HEADS = (
     r"(?<![a-z])qwen[-_ ]?3(?![\d.b]|[-_ ]next)|(?<![a-z])olmo[-_ ]?(?:[23]|1124)(?![\d.b])"
     r"|(?<![a-z])qk[-_ ]?(?:(?:layer|rms|l2)?[-_ ]?norm|ln(?![a-z]))"
 )
-"""Models whose queries and keys are normalised (Qwen3: arXiv 2505.09388; OLMo 2 and 3, of all heads together, which
-moves as much: arXiv 2501.00656, `olmo3_7B` of OLMo-core), and words for it."""
+"""Models with normalised queries and keys (Qwen3: arXiv 2505.09388; OLMo 2 and 3, which normalise all heads together
+and move as much: arXiv 2501.00656, `olmo3_7B` of OLMo-core), and words for it."""
 
 
 def normalises_heads(row: Row) -> bool:
-    """Whether a row says that its queries and keys are normalised, by the name of its model or by flags."""
+    """Whether a row says, by its model's name or by flags, that queries and keys are normalised."""
     return mentions(row.words("model", "other_flags"), _NORMED_HEADS)
 
 
 def _latent_like(row: Row, notes: list[str]) -> str:
-    """The DeepSeek of the zoo of whose layers a row has some: no row says how large latent vectors are."""
+    """The DeepSeek model of the zoo with the row's layers; no row states the sizes of latent vectors."""
     columns = {"hidden": "hidden_size", "n_heads": "num_heads", "n_experts": "num_experts", "topk": "experts_per_token"}
     said = {column: _needed(row, column) for column in columns}
     for name, entry in DEEPSEEK_MODELS.items():
@@ -282,7 +293,7 @@ def _latent_like(row: Row, notes: list[str]) -> str:
 
 
 def _with_unsaid(experts: ExpertDimensions, row: Row, like: str) -> ExpertDimensions:
-    """Experts with the MLP for all tokens and the dense layers of a model of the zoo, where the flags name none."""
+    """Experts with the shared experts and the dense layers of a model of the zoo, if the flags name none."""
     sizes: dict[str, Any] = dict(DEEPSEEK_MODELS[like].dimensions)
     if not re.search(_LAYERS_OF_EXPERTS, _words(row)):
         experts = replace(experts, dense_layers=min(sizes["dense_layers"], _needed(row, "n_layers")))
@@ -290,7 +301,7 @@ def _with_unsaid(experts: ExpertDimensions, row: Row, like: str) -> ExpertDimens
 
 
 def _parameters_of_its_kind(model: Dimensions) -> float | None:
-    """Of a whole model of the zoo, where a run is of one; a run of fewer layers has none that are published."""
+    """Parameters of a whole model of the zoo; None for a run of fewer layers, which have no published number."""
     if not model.like:
         return None
     whole: dict[str, Any] = dict(DEEPSEEK_MODELS[model.like].dimensions)
@@ -307,7 +318,7 @@ def _parameters_of_its_kind(model: Dimensions) -> float | None:
 
 
 def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
-    """The experts of a row; None where it is dense. Flags are those of Megatron."""
+    """The experts of a row; None if it is dense. Flags are those of Megatron."""
     if row.text("arch").lower() != "moe" and (row.integer("n_experts", least=0) or 0) <= 1:
         return None
     words = _words(row)
@@ -338,11 +349,11 @@ _LAYERS_OF_EXPERTS = (
     rf"moe[-_]layer[-_]freq\s*[=: ]\s*(?:[\"']?(\(?\s*{_LAYERS}(?:\s*\+\s*{_LAYERS})*\s*\)?)|([^\s;,]+))"
     r"|first[-_]k[-_]dense[-_]replace\s*[=: ]\s*([^\s;,]+)"
 )
-"""Which layers have experts, as Megatron-LM says it, and as configurations of Hugging Face do."""
+"""Which layers have experts, in the words of Megatron-LM and of Hugging Face configurations."""
 
 
 def _first_dense(words: str, layers: int) -> int:
-    """How many of the first layers have no experts. Raises UnsupportedError where other layers have none."""
+    """Number of first layers without experts. Raises UnsupportedError if other layers have none."""
     found = re.search(_LAYERS_OF_EXPERTS, words)
     if found is None:
         return 0
@@ -446,16 +457,18 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
 
 
 _FOLDED = "2025"
-"""Date from which on Megatron-LM shares experts out over tensor-parallel devices, too (expert_tensor_parallel_size,
-Megatron-Core 0.10), and published recipes for experts that are no wider than the model ask for it: Megatron Bridge,
+"""Date from which Megatron-LM shards experts over tensor-parallel devices too (expert_tensor_parallel_size,
+Megatron-Core 0.10). Published recipes for experts that are no wider than the model ask for it: Megatron Bridge,
 Megatron-MoE-ModelZoo (model_configs/benchmarking at e865051), Pai-Megatron-Patch (examples/qwen3 at a098ca5)."""
 
 
 def _expert_degrees(
     row: Row, model: Dimensions, tensor: int, shards: int, notes: list[str]
 ) -> tuple[int | None, bool | None]:
-    """Into how many parts experts are cut, and whether tensor parallel devices leave them whole. `shards` devices split
-    tokens beside those of tensor parallelism."""
+    """The expert-parallel degree, and whether experts are whole on each tensor-parallel device (None: does not apply).
+
+    `shards` devices split tokens, those of tensor parallelism excluded.
+    """
     expert = row.integer("ep")
     if model.experts is None:
         if (expert or 1) > 1:
@@ -487,12 +500,12 @@ _INTERLEAVED = (
     r"|\b(?:1f1b|pipeline|stages|schedule)[\s_-]+interleav(?:ed|ing)\b"
     r"|(?:^|(?<=[;,(])|(?<=[;,(] ))interleav(?:ed|ing)(?=\s*(?:[;,.)=:]|$))"
 )
-"""Words for a rank of several stages (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Positions of RoPE and
+"""Words for a rank with several stages (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). RoPE positions and
 layers with a window are called interleaved, too."""
 
 
 def _virtual_stages(row: Row, layers: int, notes: list[str]) -> int:
-    """Stages of a pipeline rank, which has so many layers."""
+    """Virtual stages of a pipeline rank that has `layers` layers."""
     known = virtual_stages_by_recipe(row)
     if known is not None:
         notes.append(f"{known} virtual stages, by the script of the release")
@@ -512,12 +525,12 @@ def _degree(row: Row, column: str, notes: list[str]) -> int:
 
 
 def _shared_out(row: Row, data: int, others: int, context: int, notes: list[str]) -> tuple[int, int | None]:
-    """The ZeRO stage, and in how many copies of groups that share states out; None of one group alone."""
+    """The ZeRO stage, and the number of replicas of the groups that shard states; None for a single group."""
     copies = replicas_of(row, data, others, notes)
     if copies is None:
         return _zero(row, data * context, notes), None
     said = row.zero_stage()
-    if copies == data and data > 1:  # every group is one device: DistributedDataParallel
+    if copies == data and data > 1:  # every group is one device: plain DistributedDataParallel
         return 0, None
     if copies > 1 and said == 0:
         raise UnsupportedError(f"zero_stage is 0, and {data // copies} devices share states out (HSDP)")
@@ -526,11 +539,11 @@ def _shared_out(row: Row, data: int, others: int, context: int, notes: list[str]
 
 
 _RESHARDS = r"reshard[-_ ]after[-_ ]forward"
-"""FSDP2 gathers weights twice a step; once where this is false, or "never" (torchtitan)."""
+"""FSDP2 gathers weights twice a step, or once if this is false or "never" (torchtitan)."""
 
 
 def _zero(row: Row, shards: int, notes: list[str]) -> int:
-    """The ZeRO stage; where none is said, what a distributed optimizer is."""
+    """The ZeRO stage; if none is stated, 1 with a distributed optimizer, else 0 (3 for DeepSpeed)."""
     stage = row.zero_stage()
     if stage == 1 and "mindformers" in row.text("source").lower() and _one_micro_batch(row, shards):
         notes.append("parallel optimizer of MindSpore: gradients are shared out as they come, no micro-batches add up")
@@ -560,5 +573,5 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
 
 
 def _one_micro_batch(row: Row, shards: int) -> bool:
-    """Whether a step is one micro-batch, so that there are no gradients to add up."""
+    """Whether a step has a single micro-batch, so that no gradients are accumulated."""
     return (row.integer("micro_batch") or 1) * shards >= (row.integer("global_batch") or 1)

@@ -1,12 +1,11 @@
-"""What a row says twice, otherwise: it is refused, as nobody knows which is meant.
+"""Statements of a row that contradict each other: the row is refused, because the right one is unknown.
 
-device              another chip, or another memory, than the profile names
-global_batch        more tokens a step than any run had: it was counted in tokens
-flags               gradients accumulated over other micro-batches than make the batch; recomputation that the
-                    column `recompute` denies
-precision_detail    products in fp8 of a run in 16 bits
-peak_mem_GB         more than the device has: another unit
-iter_time_s         less than the model's FLOP take at the peak of all devices
+device              another chip, or another memory size, than the profile global_batch        more tokens a step than
+any published run: it was counted in tokens flags               gradients accumulated over another number of
+micro-batches than make the batch; recomputation that
+                    the column `recompute` denies
+precision_detail    fp8 products in a 16-bit run peak_mem_GB         more than the device has: another unit iter_time_s
+less than the model's FLOP take at the peak of all devices
 """
 
 import re
@@ -17,14 +16,14 @@ from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions
 
 TOKENS = 2**28
-"""Of a step: beyond every run that was published (DeepSeek-V3 has 2^26)."""
+"""Tokens of a step that no published run reaches (DeepSeek-V3 has 2^26)."""
 
 _CHIPS = (
     r"\b(v100|a100|a800|h100|h800|h200|h20|gh200|gb200|gb300|b200|b300|mi\d{3}x?|tpu|trainium\d?|gaudi\d?|l40s?|rtx|910[abc])"
     r"(?![0-9])"
 )
 _MEMORY = r"\b(\d{2,3})\s?gb\b(?!/s)"
-_ROUNDED = 0.1  # memory is published in units of 1e9 or 2^30 bytes, with or without what the driver keeps
+_ROUNDED = 0.1  # memory is published in 1e9 or 2^30 bytes, with or without the driver's part
 _ACCUMULATED = r"\bgrad(?:ient)?[-_ ]accum(?:ulation)?(?:[-_ ]steps?)?\s*[=: ]\s*(\d{1,7})\b"
 _RECOMPUTED = (
     r"recompute[-_]granularity\s*[=: ]\s*\W?(?:full|selective)|(?:gradient|activation)s?[-_ ]checkpointing\s*"
@@ -33,7 +32,7 @@ _RECOMPUTED = (
 
 
 def refuse_contradictions(row: Row) -> None:
-    """Raise UnsupportedError for what a row says twice, otherwise."""
+    """Raise UnsupportedError if statements of a row contradict each other."""
     _check_device(row)
     batch, length = row.integer("global_batch"), row.integer("seq_len")
     if batch and length and batch * length > TOKENS:
@@ -51,8 +50,8 @@ def refuse_contradictions(row: Row) -> None:
 
 
 def refuse_rate(row: Row, flops: float, peak: float) -> None:
-    """Raise UnsupportedError for a step that no device can do in that time: the model's FLOP of one, over the peak of
-    all devices, are more."""
+    """Raise UnsupportedError if a step is faster than possible: `flops` of the model at the `peak` FLOP/s of all
+    devices."""
     seconds, least = row.measured_seconds, flops / peak
     if seconds is not None and seconds < least:
         raise UnsupportedError(
@@ -62,7 +61,7 @@ def refuse_rate(row: Row, flops: float, peak: float) -> None:
 
 
 def refuse_peak(row: Row, memory: Bytes) -> None:
-    """Raise UnsupportedError for a peak that is more than the device has, by more than rounding."""
+    """Raise UnsupportedError if the measured peak exceeds the device's `memory` in bytes by more than rounding."""
     peak = row.measured_peak_bytes
     if peak is not None and peak > (1 + _ROUNDED) * memory:
         raise UnsupportedError(
@@ -83,7 +82,7 @@ def _check_device(row: Row) -> None:
 
 
 def _check_accumulation(row: Row, flags: str) -> None:
-    """Gradients are accumulated over the micro-batches of a data-parallel group, where no pipeline runs them."""
+    """Without a pipeline, the accumulated micro-batches of all data-parallel devices must make the batch."""
     said, micro, data = re.search(_ACCUMULATED, flags), row.integer("micro_batch"), row.integer("dp")
     batch = row.integer("global_batch")
     if "mindformers" in row.text("source").lower():  # whose micro-batches are other parts of a batch

@@ -1,10 +1,10 @@
-"""Rows evaluated by the search with everything pinned, so that it prices the one configuration that was run.
+"""Rows evaluated by the search with every decision pinned, so that it prices the one configuration that was run.
 
-A configuration is evaluated on a machine with memory without end, so that nothing is chosen for what fits: one that
-does not fit by our model of memory has a time all the same, and a peak that says how far we are off.
+A configuration is evaluated on a machine with unlimited memory, so that no choice depends on what fits. A configuration
+that does not fit by our memory model still has a time, and a peak that shows how far we are off.
 
-Rows of one model share its traced graph. With several processes the rows are dealt out in chunks of one model each;
-results come back in the order of the rows, whatever the number of processes.
+Rows of one model share its traced graph. With several processes, rows are handed out in chunks of one model each.
+Results come back in the order of the rows, whatever the number of processes.
 """
 
 import signal
@@ -50,22 +50,23 @@ CHUNK = 60
 """Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""
 
 FEW = 12
-"""Rows for which it does not pay to start processes."""
+"""With this many rows or fewer, starting processes does not pay."""
 
 _ENDLESS = 1e18  # bytes
 _NARROW = ("deepspeed-zero3", "internevo")
 
 INFERRED = "recomputation inferred"
-"""How the note begins that says what a run must have recomputed, as it does not fit otherwise."""
+"""Start of the note that says what a run must have recomputed, because it does not fit otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """A row and what we predict for it; None where there is nothing to say, then `error` is the reason.
+    """A row and its prediction. Without a prediction, values are None and `error` is the reason.
 
-    The step should be measured between `low_seconds` and `high_seconds`, multiples of what is priced, the peak between
-    `low_peak_bytes` and `high_peak_bytes`; `time` has the parts of the step. Peaks are counted as the row counts them
-    (`peak_kind`), but for `needed_bytes` of the `capacity_bytes` of the device: with less the run would have ended.
+    The step should be measured between `low_seconds` and `high_seconds`, multiples of the priced time, and the peak
+    between `low_peak_bytes` and `high_peak_bytes`. `time` has the parts of the step. Peaks are counted as the row
+    counts them (`peak_kind`). Only `needed_bytes` is not: with less than this of the device's `capacity_bytes`, the run
+    would have stopped.
     """
 
     row: Row
@@ -84,30 +85,30 @@ class Evaluated:
 
     @property
     def feasible(self) -> bool | None:
-        """Whether it fits by our model of memory."""
+        """Whether it fits by our memory model; None if unknown."""
         if self.needed_bytes is None or self.capacity_bytes is None:
             return None
         return self.needed_bytes <= self.capacity_bytes
 
     @property
     def inferred(self) -> bool:
-        """Whether what was recomputed follows from the memory of the device alone."""
+        """Whether the recomputation was inferred from the memory of the device alone."""
         return any(note.startswith(INFERRED) for note in self.notes)
 
     @property
     def ran(self) -> bool:
-        """Whether the run was made, and did not run out of memory."""
+        """Whether the run was made and did not run out of memory."""
         row = self.row
         return not row.out_of_memory and (row.measured_seconds or row.measured_peak_bytes) is not None
 
     @property
     def seconds_error(self) -> float | None:
-        """Relative error of the step time; positive where we predict too much."""
+        """Relative error of the step time; positive if the prediction is too long. None if unknown."""
         return _relative(self.predicted_seconds, self.row.measured_seconds)
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured time lies between the ends; None where something is unknown."""
+        """Whether the measured time lies between the ends; None if either is unknown."""
         measured = self.row.measured_seconds
         if measured is None or self.low_seconds is None or self.high_seconds is None:
             return None
@@ -115,12 +116,12 @@ class Evaluated:
 
     @property
     def memory_error(self) -> float | None:
-        """Relative error of the peak."""
+        """Relative error of the peak; None if unknown."""
         return _relative(self.predicted_peak_bytes, self.row.measured_peak_bytes)
 
     @property
     def peak_inside(self) -> bool | None:
-        """Whether the measured peak lies between the ends; None where something is unknown."""
+        """Whether the measured peak lies between the ends; None if either is unknown."""
         measured = self.row.measured_peak_bytes
         if measured is None or self.low_peak_bytes is None or self.high_peak_bytes is None:
             return None
@@ -132,7 +133,7 @@ def _relative(predicted: float | None, measured: float | None) -> float | None:
 
 
 Change = Callable[[Cluster], Cluster]
-"""What makes another machine of that on which a row ran; it must be a function that pickles."""
+"""Makes another machine of the one on which a row ran; must be a function that pickles."""
 
 
 def as_it_is(cluster: Cluster) -> Cluster:
@@ -146,8 +147,18 @@ def evaluate_rows(
     on_done: Callable[[int], None] = lambda _: None,
     change: Change = as_it_is,
 ) -> tuple[Evaluated, ...]:
-    """All rows, in their order; `on_done` hears how many more are done. `change` is made to every machine."""
-    found: dict[int, Evaluated] = {}  # by line: of two rows of one name the second is there too, refused
+    """Evaluate all rows; results are in their order.
+
+    Args:
+        rows: the rows.
+        processes: number of processes.
+        on_done: is called with the number of rows that were just finished.
+        change: is applied to every machine.
+
+    Raises:
+        RequestError: a process was killed.
+    """
+    found: dict[int, Evaluated] = {}  # by line: of two rows with one name, the second is also there, as refused
     chunks = list(chunks_of(rows))
     if processes <= 1 or len(rows) <= FEW:
         for chunk in chunks:
@@ -168,10 +179,10 @@ def evaluate_rows(
                 raise RequestError(
                     f"one of {processes} processes was killed, for want of memory perhaps; give --processes 1"
                 ) from error
-            except BaseException:  # else the rows that processes have already would be evaluated to their end
+            except BaseException:  # else processes would first finish the rows that they have
                 for process in set(active_children()) - before:
                     process.terminate()
-                pool.shutdown(cancel_futures=True)  # the pool waits for them: of two that wait, one may return early
+                pool.shutdown(cancel_futures=True)  # the pool waits for them: of two waiters one may return early
                 raise
     return tuple(found[row.line] for row in rows)
 
@@ -179,8 +190,10 @@ def evaluate_rows(
 def evaluate_chunk(
     rows: Iterable[Row], change: Change = as_it_is, graphs: dict[Dimensions, OperatorGraph] | None = None
 ) -> list[Evaluated]:
-    """Rows one after the other; the graph of a model is kept while the next rows are of that model, in `graphs` for
-    other calls, too."""
+    """Evaluate rows one after the other.
+
+    The graph of a model is kept while the next rows have the same model; with `graphs` also across calls.
+    """
     graphs = {} if graphs is None else graphs
     results = []
     for row in rows:
@@ -237,8 +250,10 @@ def evaluate_chunk(
 
 
 def machine_of(row: Row, run: Run) -> tuple[Cluster, tuple[str, ...]]:
-    """The machine of a row, run by the software that it used, and the notes of the run with what that assumes. Raises
-    HardwareProfileError."""
+    """The machine of a row with the software that it used, and the run's notes with those on the software.
+
+    Raises HardwareProfileError.
+    """
     notes = list(run.notes)
     cluster = machine_of_run(row, run.job.devices, run.pinned.zero or 0, notes)
     software = replace(
@@ -247,16 +262,16 @@ def machine_of(row: Row, run: Run) -> tuple[Cluster, tuple[str, ...]]:
         offloads_inputs=run.spared.offloaded > 0,
         remakes=run.spared.remade,
     )
-    if not run.states.master_weights:  # the weight itself is what is stored, in 16 bits
+    if not run.states.master_weights:  # only the weight itself is stored, in 16 bits
         narrow = TRAINED[run.job.model.precision].nbytes
-        whole = software.name.startswith("fsdp") and run.pinned.zero == 2  # as it was gathered, beside its shard
+        whole = software.name.startswith("fsdp") and run.pinned.zero == 2  # the gathered weight, beside its shard
         weight = 1.0 if whole and software.gathers_narrow else narrow
         software = replace(software, stored=replace(software.stored, weight=weight, master=0.0))
     return cluster.with_software(software), tuple(notes)
 
 
 def traced(model: Dimensions) -> OperatorGraph:
-    """The graph of a model with those dimensions, with `TRACED_BATCH` samples."""
+    """The graph of a model with those dimensions and `TRACED_BATCH` samples."""
     from planner.graph.trace import trace
 
     module, args = build(model)
@@ -264,7 +279,7 @@ def traced(model: Dimensions) -> OperatorGraph:
 
 
 def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Rows of one model together, in the order of the first of each; those without a model by themselves."""
+    """Rows grouped by model, in the order of the first row of each; rows without a model are a group."""
     groups: dict[Dimensions | None, list[Row]] = {}
     for row in rows:
         model = None
@@ -278,8 +293,8 @@ def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
 def _priced(
     row: Row, run: Run, cluster: Cluster, graph: OperatorGraph, memory: Bytes
 ) -> tuple[Plan, Prediction, tuple[str, ...]]:
-    """The plan of a run on devices that have so many bytes, its prediction on some without end, and notes on what had
-    to be inferred from them."""
+    """The plan of a run on devices with `memory` bytes, its prediction on unlimited ones, and notes on inferred
+    recomputation."""
 
     def fits(one: Prediction) -> bool:
         return least_needed(Peaks.of(one), cluster.device, cluster.software) <= memory
@@ -318,17 +333,22 @@ def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
 
 
 def shared_out_by(software: Software, pinned: Pinned) -> str:
-    """How a stack shares optimizer states out under ZeRO 1: in slices, or by whole parameters. Those of which there are
-    copies (HSDP) are priced in slices, which comes to the same within a node."""
+    """How a stack shards optimizer states under ZeRO 1: in slices, or by whole parameters.
+
+    With replicas (HSDP) they are priced in slices, which is the same within a node.
+    """
     whole = software.owns_whole and pinned.zero == 1 and (pinned.replicas or 1) == 1
     return PARAMETERS if whole else DEFAULT.zero_by
 
 
 def gradient_dtype(software: Software, precision: str, zero: int | None = None) -> str:
-    """How a stack adds up and reduces gradients: in fp16 where it keeps nothing wider of them (`Stored.fp16`), so do
-    ZeRO 3 of DeepSpeed, and InternEvo, in bf16 (`Stored.bf16`), else as plans do. (Recipes of NVIDIA do so in bf16,
-    too; what they hide of it was fitted to messages in fp32.) Under Megatron that is what ZeRO 2 reduces of every
-    micro-batch, too (Megatron-LLaMA@25306de megatron/optimizer/overlapped_dist_optimizer.py: `collect_param_grad`)."""
+    """The dtype in which a stack accumulates and reduces gradients, as a word of a plan's update.
+
+    It is the dtype of parameters in fp16 if the stack keeps nothing wider (`Stored.fp16`). DeepSpeed ZeRO 3 and
+    InternEvo do the same in bf16 (`Stored.bf16`). Else it is the default of plans. (NVIDIA's recipes also reduce in
+    bf16, but their overlapped shares were fitted to messages in fp32.) In Megatron ZeRO 2 reduces fp32 gradients of
+    every micro-batch (Megatron-LLaMA@25306de megatron/optimizer/overlapped_dist_optimizer.py: `collect_param_grad`).
+    """
     kept = {"fp16": software.stored.fp16, "bf16": software.stored.bf16 if software.name in _NARROW else None}
     narrow = kept.get(precision) == TRAINED[precision].nbytes
     if not narrow and zero == 2 and software.name == "megatron" and software.stored.bf16 == TRAINED["fp32"].nbytes:
@@ -337,7 +357,7 @@ def gradient_dtype(software: Software, precision: str, zero: int | None = None) 
 
 
 def _cut(plan: Plan, layers: tuple[int, ...], graph: OperatorGraph, cluster: Cluster) -> Plan:
-    """A plan of one stage on each rank with other stages, of so many layers each."""
+    """A plan with one stage per rank, cut into other stages of `layers` layers each."""
     firsts = (0, *accumulate(layers))
     virtual = len(layers) // plan.pipeline
     moved = replace(

@@ -1,23 +1,22 @@
-"""What flags of a row say of how its stack ran, which changes the stack.
+"""Changes to a row's stack that its flags state.
 
     overlap-grad-reduce, overlap-param-gather, tp-comm-overlap, overlap-moe-expert-parallel-comm
-                                                                 what is hidden
+                                                                 what overlaps
     --grad-reduce-in-bf16, grad_reduce_in_fp32=False, --main-grads-dtype bf16
                                                                  gradients have 16 bits
     --fp8-param-gather, fp8_params, "weights stored in fp8"      weights are stored and gathered in fp8
     fused RMSNorm with fused SwiGLU, Liger                       elementwise work passes memory as often as in Megatron
     Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, and
                                                                  RMS norms are chains of operators
-    autocast                                                     FSDP gathers weights in fp32, to round them where they
-                                                                 are used
+    autocast                                                     FSDP gathers weights in fp32 and rounds them for use
     eager                                                        operators are kernels of their own, RMS norms chains of
                                                                  them, and gradients have the dtype of weights, also
-                                                                 where they are added up,
+                                                                 while they are accumulated,
     accumulate_grad_in_fp32                                      unless flags say this
-    RMSNorm kernel, fused RMSNorm                                RMS norms are one kernel all the same
-    nanotron, until July 2024                                    what sequence parallelism gathers is kept whole
+    RMSNorm kernel, fused RMSNorm                                RMS norms are one kernel nevertheless
+    nanotron, until July 2024                                    values gathered by sequence parallelism are kept whole
 
-A word that is denied ("no", "=False") does not count, or says that it was not so.
+A denied word ("no", "=False") does not count, or states the opposite.
 """
 
 from collections.abc import Mapping
@@ -29,22 +28,21 @@ from planner.validation.states import PURE
 from planner.validation.words import mentions, said_of, says
 
 OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
-"""Shares that named overlaps hide: those that the stack nemo hides, which overlaps the same."""
+"""Shares of communication that named overlaps hide: those of the stack nemo, which overlaps the same."""
 
 _OVERLAPS = {
     "reductions": "overlap[-_]grad[-_]reduce",
     "gathers": "overlap[-_]param[-_]gather",
     "tensor": "use[-_](?:ascend[-_])?mc2|tp[-_]comm[-_]overlap",
 }
-"""Words for what hides communication; MC2 (ModelLink's --use-mc2) and --tp-comm-overlap (Megatron-LM on Transformer
-Engine) are products and collectives of tensor parallelism, piece by piece."""
+"""Words for overlapped communication. MC2 (ModelLink's --use-mc2) and --tp-comm-overlap (Megatron-LM on Transformer
+Engine) overlap the products and collectives of tensor parallelism piece by piece."""
 
 _OVERLAPPED_EXCHANGE = r"overlap[-_]moe[-_]expert[-_]parallel[-_]comm"
-"""Words for rows that go to experts under the work of another micro-batch (Megatron-Core)."""
+"""Words for rows that go to experts while another micro-batch computes (Megatron-Core)."""
 
 _ASYNC_TENSOR = r"\basync[- ]tp\b"
-"""Words for collectives of tensor parallelism in pieces under their products in torchtitan, which hides what else it
-does as ever."""
+"""Words for collectives of tensor parallelism in pieces under their products in torchtitan; its other overlaps stay."""
 
 _GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
 """Words for weights that torchtitan gathers in fp8; its recipes with float8 ask for it (train_configs/llama3_405b.toml
@@ -70,8 +68,8 @@ _LIGER_KERNELS: Mapping[str, str] = {
     "loss": r"cross[-_ ]?entropy|(?<![a-z])ce(?![a-z])|flce",
     "linear loss": r"fused[-_ ]linear|linear[-_ ]cross|(?<![a-z])flce(?![a-z])|chunk",
 }
-"""Words for kernels of Liger by themselves. Its losses: one kernel for logits, and one with the projection, which never
-holds all of them; that one where no kernel is named."""
+"""Words for single kernels of Liger. It has two losses: one kernel for logits, and one fused with the projection, which
+never holds all logits; the latter is assumed if no kernel is named."""
 
 _FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
 _FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
@@ -80,32 +78,34 @@ HUGGING_FACE = (
     r"(?<!from )(?<!tokenizer of )(?<!weights of )(?<!checkpoint of )(?<!dataset of )"
     r"(?:hugging[- ]?face|\btransformers\b|\baccelerate\b)(?!['s]*\W?(?:data|checkpoint|weight|format|config))"
 )
-"""Words for modules of Hugging Face; its files and vocabularies are in many runs of other modules."""
+"""Words for modules of Hugging Face; its files and vocabularies also occur in many runs of other modules."""
 
 
 _EAGER = ("fsdp", "deepspeed-zero3")
 _EAGER_WORD = r"\beager\b"
 MEGATRON_WORDS = r"megatron|transformer engine|\bte\b|\bapex\b"
-"""Words for kernels that are there whatever else is eager."""
+"""Words for kernels that are used even if everything else is eager."""
 
 _AUTOCAST = r"\bautocast\b"
 _MIXED_BY_FSDP = (
     r"\b(?:bf)?16[-_ ]mixed\b|\bmixed[-_ ]?precision\b"
     r"|param_dtype\W+(?:torch\.)?(?:b?float16|bf16|fp16)"
 )
-"""Words for torch.autocast, and for what FSDP rounds by itself (MixedPrecision; Lightning's "bf16-mixed" has both)."""
+"""Words for rounding by FSDP itself (MixedPrecision), and not by torch.autocast; Lightning's "bf16-mixed" has both."""
 
 _GATHERED_AGAIN = "2024-07-17"
-"""Date of nanotron's tp_recompute_allgather (commit 1e02a9ce), on by default: before, a column-parallel layer under
+"""Date of nanotron's tp_recompute_allgather (commit 1e02a9ce), on by default. Before, a column-parallel layer under
 sequence parallelism kept its gathered input for the weight gradient."""
 
 _NO_HEADS = 2**31
-"""Of how many heads there must be a multiple for a fused softmax where there is none."""
+"""The multiple of heads that a fused softmax needs, for a stack without one: no number of heads reaches it."""
 
 
 def with_overlaps(stack: Software, flags: str) -> Software:
-    """The stack with what flags say to be hidden, and without what they deny. NeMo's recipes hide all else that they
-    can; elsewhere nothing else is hidden, where flags say of anything that it is."""
+    """The stack with the overlaps that flags state, and without those that they deny.
+
+    If flags state any overlap, all others are off, except in NeMo, whose recipes overlap everything they can.
+    """
     named = {part: says(flags, word) for part, word in _OVERLAPS.items()}
     shares = {part: OVERLAPPED[part] if on else 0.0 for part, on in named.items() if on is not None}
     if stack.name.startswith("nemo") or not any(named.values()):
@@ -113,7 +113,7 @@ def with_overlaps(stack: Software, flags: str) -> Software:
     else:
         stack = replace(stack, hidden=Hidden(**{**dict.fromkeys(_OVERLAPS, 0.0), **shares}))
     if mentions(flags, _OVERLAPPED_EXCHANGE):
-        share = load_software("nemo-2606").hidden.exchange  # recipes of which ask for the same
+        share = load_software("nemo-2606").hidden.exchange  # its recipes ask for the same
         stack = replace(stack, hidden=replace(stack.hidden, exchange=share))
     if mentions(flags, _ASYNC_TENSOR):
         stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]), rearranges=False)
@@ -121,13 +121,13 @@ def with_overlaps(stack: Software, flags: str) -> Software:
 
 
 def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", precision: str = "") -> Software:
-    """The stack with kernels and modules that flags name, or words for its `precision`, and notes on them.
+    """The stack with the kernels and modules that flags or words for its `precision` name; adds notes on them.
 
     Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
-    Modules of Hugging Face launch their operators from Python, as Megatron's do, and where no kernel computes attention
-    whole, mask, scale and softmax are kernels of their own (modeling_gpt2.py: `_attn`). What is eager, but not FSDP or
-    ZeRO 3, computes as InternEvo does, autograd adds up its gradients in the dtype of weights, and logits are whole.
-    What changed since goes by the `date` of a row.
+    Modules of Hugging Face launch their operators from Python, as Megatron's do. If no kernel computes attention whole,
+    mask, scale and softmax are kernels of their own (modeling_gpt2.py: `_attn`). Eager stacks other than FSDP and ZeRO
+    3 compute as InternEvo does: autograd accumulates gradients in the dtype of weights, and logits are whole. Changes
+    over time go by the `date` of a row.
     """
     megatron = load_software("megatron")
     hugging_face = mentions(flags, HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
@@ -168,7 +168,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
 
 
 def narrow_gradients(words: str) -> bool | None:
-    """Whether gradients have 16 bits; None where the words do not say."""
+    """Whether gradients have 16 bits; None if the words do not say."""
     narrow, wide = says(words, _NARROW), says(words, _WIDE)
     if narrow or wide is None:
         return narrow
@@ -176,8 +176,11 @@ def narrow_gradients(words: str) -> bool | None:
 
 
 def liger_kernels(words: str) -> frozenset[str]:
-    """Kernels of Liger that words name (`_LIGER_KERNELS`): those that are listed behind its name, else all but those
-    that are denied there."""
+    """Kernels of Liger that words name (`_LIGER_KERNELS`).
+
+    These are the kernels listed after its name. Without a list they are all kernels, except those that are denied
+    there.
+    """
     found: set[str] = set()
     for statement in said_of(words, OF_LIGER):
         named = {kernel: says(statement, word) for kernel, word in _LIGER_KERNELS.items()}

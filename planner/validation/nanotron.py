@@ -1,9 +1,9 @@
-"""What nanotron does otherwise than Megatron-LM with what a row says of a model (its repository, from 2024 to 2025).
+"""Differences of nanotron from Megatron-LM (its repository, from 2024 to 2025).
 
-vocabulary   padded to a multiple of the tensor parallel degree alone (`make_vocab_size_divisible_by` is 1,
-             `_vocab_size_with_padding` of helpers.py), so that rows of odd length stay odd
-stages       layers, and at their end the head, are dealt out by weights: a stage takes them until all up to there
-             are more than its share, with the one that makes it more (`build_model` of models/base.py). A layer
+vocabulary   padded to a multiple of the tensor-parallel degree only (`make_vocab_size_divisible_by` is 1,
+             `_vocab_size_with_padding` of helpers.py), so rows of odd length stay odd
+stages       layers, and the head after them, are assigned by weight: a stage takes them until the sum so far exceeds
+             its share, the one that exceeds it included (`build_model` of models/base.py). A layer
              counts 4 heads d_head h + 3 f h, the head v h (`get_block_compute_costs` of models/llama.py)
 """
 
@@ -23,12 +23,12 @@ def is_nanotron(row: Row) -> bool:
 
 
 def nanotron_vocabulary(size: int, tensor: int) -> int:
-    """The vocabulary as it is padded for so many tensor parallel devices."""
+    """The vocabulary padded for `tensor` tensor-parallel devices."""
     return -(-size // tensor) * tensor
 
 
 def nanotron_stages(model: Dimensions, pipeline: int) -> tuple[int, ...]:
-    """Layers of each stage; the last may have the head alone."""
+    """Layers of each stage; the last stage may have only the head."""
     head = model.head_size or model.hidden // model.heads
     layer = 4 * model.heads * head * model.hidden + 3 * model.ffn * model.hidden
     sums = [*accumulate([layer] * model.layers), layer * model.layers + model.vocabulary * model.hidden]

@@ -2,11 +2,11 @@
 
     inter_bw             bandwidth between nodes: "8x200Gb/s HDR IB per node", "400Gb/s per GPU", ...
     intra_bw             "4 inter-gpu connects": links of NVLink 3; "NVL36": devices of one NVLink domain
-    devices_per_node     devices that are joined as those of a node, where that is not what the profile has
+    devices_per_node     devices that are joined as a node, if the profile has another number
 
-On machines named NVL72 the profile joins 64 of 72 devices, as jobs do that divide by powers of two. Devices that are no
-multiple of 64 are taken for the fewest equal parts that each fit a domain: 72 and 144 fill whole ones. A node is a
-tray, four devices inside a domain, and says nothing of links.
+On machines named NVL72 the profile joins 64 of 72 devices, as jobs with powers of two do. Devices that are no multiple
+of 64 are split into the fewest equal parts that fit a domain: 72 and 144 fill whole domains. There a node is a tray,
+four devices inside a domain, and says nothing about links.
 """
 
 import math
@@ -21,28 +21,30 @@ NVL72 = ("gb200", "gb300")
 """Profiles whose devices are joined by NVLink across nodes."""
 
 _PORTS = {"v100": 100, "a100": 200, "a800": 200, "h100": 400, "h800": 400, "h200": 400}
-"""Gb/s of the fastest port that servers have for each device; a bare number above is a node's."""
+"""Gb/s of the fastest port per device that servers have; a larger bare number is that of a node."""
 
 _NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
 _GIGABIT = 1e9 / 8
 
 _PARTS = r"(?i:nics?|gpus?|ports?|links?|hcas?|cards?|rails?) "
-"""Words for what a node may have several of: the rate before them is that of one."""
+"""Words for parts of which a node may have several: a rate before them is that of one part."""
 
 _QUAD = 4
-"""V100 of a node in which all six NVLinks of each go to the others, as those of eight do in a DGX-1: an all-reduce on
-four of Jean Zay brings 124 of 150 GB/s (bigscience-workshop/bigscience
+"""Devices of a V100 node in which all six NVLinks of each device go to the others, as those of eight do in a DGX-1: an
+all-reduce on four of Jean Zay reaches 124 of 150 GB/s (bigscience-workshop/bigscience
 experiments/bandwidth/n1_32gb_all_reduce_bench.txt)."""
 
 
 def machine_as_stated(row: Row, devices: int, notes: list[str]) -> Cluster:
-    """The machine of a row's profile, joined and limited as the row states. Raises `HardwareProfileError`,
-    RequestError."""
+    """The machine of a row's profile, with the network and power limit that the row states.
+
+    Raises `HardwareProfileError`, RequestError.
+    """
     return limited(row, network_of(row, devices, notes), notes)
 
 
 def network_of(row: Row, devices: int, notes: list[str]) -> Cluster:
-    """The machine of a row's profile, joined as the row states. Raises `HardwareProfileError`."""
+    """The machine of a row's profile, with the network that the row states. Raises `HardwareProfileError`."""
     cluster = load_profile(row.text("profile"))
     bandwidth = stated_bandwidth(row)
     outer, inner = cluster.levels[-1].name, cluster.levels[0].name
@@ -68,7 +70,7 @@ def network_of(row: Row, devices: int, notes: list[str]) -> Cluster:
 
 
 def _joined(row: Row, cluster: Cluster, devices: int) -> int | None:
-    """Devices of the innermost level where they are not those of the profile. Raises TopologyError."""
+    """Devices of the innermost level if the profile has another number, else None. Raises TopologyError."""
     usual = cluster.devices_per_node
     if usual is None or len(cluster.levels) > 2:  # Ascend's nodes inside supernodes
         return None
@@ -83,8 +85,10 @@ def _joined(row: Row, cluster: Cluster, devices: int) -> int | None:
 
 
 def _equal_parts(devices: int, domain: int) -> int:
-    """Devices of each of the fewest equal parts that a domain holds. Raises TopologyError where domains would be less
-    than half full: no such job is known."""
+    """Devices in each of the fewest equal parts that fit a domain.
+
+    Raises TopologyError if domains would be less than half full: no such job is known.
+    """
     part = max(size for size in range(1, domain + 1) if devices % size == 0)
     if 2 * part < domain:
         raise TopologyError(f"{devices} devices do not fill NVLink domains of {domain} evenly, nor half of each")
@@ -92,8 +96,11 @@ def _equal_parts(devices: int, domain: int) -> int:
 
 
 def stated_bandwidth(row: Row) -> float | None:
-    """Bytes/s per device and direction between nodes, from texts such as "8x200Gb/s HDR IB per node", "400Gb/s per
-    GPU", "4 Omni-Path links per node; 100Gb/s each" or "800Gb/s per node"; None where nothing is said for sure."""
+    """Bytes/s per device and direction between nodes; None if nothing is stated for certain.
+
+    Texts are such as "8x200Gb/s HDR IB per node", "400Gb/s per GPU", "4 Omni-Path links per node; 100Gb/s each" or
+    "800Gb/s per node".
+    """
     text, node = _in_gigabits(row.text("inter_bw")), row.integer("devices_per_node") or 8
     per_gpu = re.search(r"(\d+)\s*Gb/s (?:\w+ )?per GPU", text)
     if per_gpu:
@@ -111,18 +118,18 @@ def stated_bandwidth(row: Row) -> float | None:
 
 
 def _in_gigabits(text: str) -> str:
-    """A text with "3.2Tbps" as "3200Gbps"."""
+    """The text with "3.2Tbps" as "3200Gbps"."""
     return re.sub(r"(\d+(?:\.\d+)?)\s*Tb(?=/s|ps)", lambda found: f"{round(1000 * float(found[1]))}Gb", text)
 
 
 _BOARD_WATTS = {"a100": 400, "a800": 400, "h100": 700, "h800": 700, "h200": 700, "b200": 1000}
-"""Of an SXM board, by NVIDIA's datasheets."""
+"""Power of an SXM board in W, by NVIDIA's datasheets."""
 
 _WATTS = r"(?:power|tdp)[^;,\d]{0,20}(\d{3,4})\s?w(?:atts?)?\b|\b(\d{3,4})\s?w(?:atts?)? (?:power|cap|limit|tdp)"
 
 
 def limited(row: Row, cluster: Cluster, notes: list[str]) -> Cluster:
-    """The machine with the power limit that the row names. Raises RequestError where nobody knows the board's power."""
+    """The machine with the power limit that the row names. Raises RequestError if the board's power is unknown."""
     found = re.search(_WATTS, row.words("device", "other_flags", "notes"))
     if found is None or cluster.device.power_share < 1:
         return cluster

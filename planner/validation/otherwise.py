@@ -1,4 +1,4 @@
-"""Words of a row that say it was run in a way that is not priced: it is refused, instead of read as something else.
+"""Words for runs of a kind that is not priced: such a row is refused, and not read as something else.
 
     models                  BERT, T5, ViT, Mamba and others that are no decoders of attention and MLPs; DPO
     passes                  inference, frozen weights, documents that attention keeps apart
@@ -8,12 +8,11 @@
     activations             on the host, by copies that PyTorch waits for
     sharding                ZeRO++, weights outside of the device
     JAX                     no stack of ours runs it
-    PCIe                    every profile of a data center has NVLink, or what its vendor has instead, in a node
-    context                 a2a+p2p: heads inside, a ring outside
+    PCIe                    every profile of a data center has NVLink, or its vendor's equivalent, in a node
+    context                 a2a+p2p: Ulysses inside, a ring outside
 
-Flags and the name of the model count, notes for schedules and optimizers that they say to be those of the
-run: else notes compare with other runs. A word that is denied
-("no LoRA") does not count.
+Flags and the name of the model count. Notes count for schedules and optimizers only if they say that these are the
+run's own, because other notes compare with other runs. A denied word ("no LoRA") does not count.
 """
 
 import re
@@ -70,10 +69,10 @@ _UNUSUAL = (
         "what was measured is more than a step",
     ),
 )
-"""Patterns of notes, too."""
+"""Patterns that also count in notes."""
 
 _BY_PCIE = ("l40s", "rtx-")
-"""Beginnings of the profiles whose devices are joined by PCIe."""
+"""Beginnings of the names of profiles whose devices are joined by PCIe."""
 
 _SCHEDULES = (
     r"\bgpipe\b|zero[-_ ]?bubble|\bzb[-_]?(?:h1|h2|v|1p)\b|\bdual[-_ ]?pipe|\bafab\b|\bpipedream|\bchimera\b|\bhanayo\b"
@@ -83,7 +82,7 @@ _SCHEDULE_OF_THE_RUN = rf"schedule\W+(?:{_SCHEDULES})"
 
 
 def refuse_otherwise(row: Row) -> None:
-    """Raise UnsupportedError where a row says in words that it was run in a way that is not priced."""
+    """Raise UnsupportedError if the words of a row say that its run is of a kind that is not priced."""
     flags = row.words(*FLAGS)
     own = row.text("notes").lower()
     notes = f"{flags}; {own}"

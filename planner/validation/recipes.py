@@ -1,5 +1,5 @@
-"""What NVIDIA's recipes decide and no row says: how rows of tokens get to their experts, what of a block is in CUDA
-graphs, what saves memory, and into how many virtual stages a pipeline is cut.
+"""Decisions of NVIDIA's recipes that no row states: how rows of tokens reach their experts, what of a block is in CUDA
+graphs, what saves memory, and the number of virtual stages.
 
     NeMo, and Megatron Bridge 25.09      DeepEP on H100 from 25.07 on, else one row for each expert of a token
     Megatron Bridge 25.11 to 26.04       DeepEP or HybridEP (`moe_flex_dispatcher_backend`), or one row for each expert
@@ -8,7 +8,7 @@ graphs, what saves memory, and into how many virtual stages a pipeline is cut.
 
 Sources: NVIDIA-NeMo/Megatron-Bridge, tags v0.1.0rc4 (run_script.py) and v0.2.0 to v0.4.0, scripts/performance/configs,
 `*workload_base_configs.py`; NVIDIA/NeMo, tags v2.3.0 and v2.4.0, scripts/performance/llm and model_configs_*.csv. A
-model that they do not have is taken for one whose recipe names no graphs, and is sent as most of its time are.
+model without a recipe there is assumed to have no graphs, and the exchange that most recipes of its time have.
 
     memory      Megatron Bridge, the same files: recompute_modules, recompute_num_layers, cpu_offloading_num_layers
     virtual     NVIDIA/dgxc-benchmarking, tag v25.04, nemotron/launch.sh: VP=12 for 340b, of which the table of the
@@ -28,24 +28,24 @@ BRIDGE = r"megatron[-_ ]bridge"
 """Words for Megatron Bridge."""
 
 _DEEP_EP, _HYBRID_EP, _ON_B300 = "25.07", "25.11", "26.02"
-"""Containers from which on recipes send rows of tokens once: on H100, on NVL72, and of some models on other devices."""
+"""Containers from which recipes send rows of tokens once: on H100; on NVL72; and, for some models, on other devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How rows get to their experts, and what is in CUDA graphs."""
+    """How rows reach their experts, and what is in CUDA graphs."""
 
     dispatcher: Dispatcher
     graphs: Graphs = "none"
 
 
 def of_bridge(row: Row) -> bool:
-    """Whether a row is of Megatron Bridge, by its source or its stack."""
+    """Whether a row is from Megatron Bridge, by its source or its stack."""
     return bool(re.search(BRIDGE, f"{row.text('source')} {row.text('stack')}".lower()))
 
 
 def recipe_of(row: Row, release: str) -> Recipe:
-    """The recipe of a row with experts, by the container that it ran in ("25.11"), its model and its device."""
+    """The recipe of a row with experts, by its container (`release`, as "25.11"), its model and its device."""
     profile = row.text("profile")
     racks = profile.startswith(("gb", "vr"))
     if release < _HYBRID_EP:
@@ -59,7 +59,7 @@ def recipe_of(row: Row, release: str) -> Recipe:
 
 
 def _before_bridge(row: Row, release: str, profile: str) -> Graphs:
-    """NeMo 25.04 and later had whole layers in graphs on Blackwell, but for DeepSeek (model_configs_gb200.csv)."""
+    """NeMo 25.04 and later had whole layers in graphs on Blackwell, except for DeepSeek (model_configs_gb200.csv)."""
     blackwell = profile.startswith(("b2", "b3", "gb"))
     latent = re.search(r"deepseek", row.text("model").lower())
     return "step" if blackwell and not latent and "25.04" <= release < _DEEP_EP else "none"
@@ -94,8 +94,7 @@ _FAMILIES: tuple[tuple[str, Callable[[str, str, bool], Recipe]], ...] = (
 
 
 def release_of(row: Row) -> str:
-    """The NeMo container that a row names, as in "26.06.01", else the month of its date as one, as in "26.08"; empty
-    where neither is there."""
+    """The NeMo container that a row names, as "26.06.01"; else the month of its date, as "26.08"; else empty."""
     named = re.search(r"\b(2\d\.(?:0[1-9]|1[0-2])(?:\.\d{2})?)\s+nemo container", row.text("source").lower())
     if named:
         return named[1]
@@ -104,7 +103,7 @@ def release_of(row: Row) -> str:
 
 
 _PARTIAL_GRAPHS, _WHOLE_GRAPHS = "26.04", "26.06"
-"""Containers in which the modules that DeepSeek-V3 recomputes on GB200, and on GB300, became others."""
+"""Containers in which the modules that DeepSeek-V3 recomputes changed on GB200, and on GB300."""
 
 _AWAY: Mapping[tuple[str, str, bool], int] = {
     ("llama3_70b", "gb300", True): 30,
@@ -121,8 +120,7 @@ _AWAY: Mapping[tuple[str, str, bool], int] = {
 
 
 def spared_by_recipe(row: Row) -> Spared | None:
-    """What saves memory in the recipe of a row of Megatron Bridge that says nothing of it; None where no recipe is
-    known."""
+    """What saves memory in the recipe of a Megatron Bridge row that does not state it; None if no recipe is known."""
     if not of_bridge(row):
         return None
     model, device, release = row.text("model").lower(), row.text("profile").partition("-")[0], release_of(row)
@@ -147,7 +145,7 @@ def spared_by_recipe(row: Row) -> Spared | None:
 
 
 def _of_deepseek(row: Row, device: str, release: str) -> tuple[str, ...]:
-    """Modules that DeepSeek-V3 recomputes, but for activations of experts."""
+    """Modules that DeepSeek-V3 recomputes, activations of experts excluded."""
     up, mlp = ("mla_up_proj",), ("mlp",)
     if device == "h100":
         return up + mlp
@@ -161,7 +159,7 @@ def _of_deepseek(row: Row, device: str, release: str) -> tuple[str, ...]:
 
 
 def virtual_stages_by_recipe(row: Row) -> int | None:
-    """Virtual stages of a rank where a table of NVIDIA leaves them out, and the script of its release has them."""
+    """Virtual stages of a rank, if a table of NVIDIA omits them and the script of its release has them; else None."""
     source, model, pipeline = row.text("source").lower(), row.text("model").lower(), row.integer("pp")
     if row.integer("vpp") not in (None, 1):
         return None

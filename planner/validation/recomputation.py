@@ -1,10 +1,10 @@
-"""What a row says of recomputation: how its blocks are run, which of them, and what they compute again.
+"""What a row says about recomputation: how its blocks run, which of them, and what they recompute.
 
-recompute     recompute_detail                                  what is computed again
-full          full (block n=5), block 5, every 2nd layer        those blocks of a stage as a whole
+recompute     recompute_detail                                  what is recomputed full          full (block n=5), block
+5, every 2nd layer        those blocks of a stage as a whole
               25% of layers                                     that share of them
               first 5 layers, 2/3 layers                        refused: of the model, or of a stage?
-selective     modules=[layernorm moe_act], selective op         what is named, in every block
+selective     modules=[layernorm moe_act], selective op         the named parts, in every block
               layernorm moe, as Megatron-LM names modules       the same
               nothing                                           attention, as Megatron-LM does
 nothing                                                         by the recipe, else nothing
@@ -24,24 +24,24 @@ from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.unsupported import UnsupportedError
 
 _CLASSES = {"layernorm": "normalisation", "moe_act": "elementwise", "core_attn": "attention"}
-"""Modules of Megatron-LM that are classes of operators."""
+"""Modules of Megatron-LM that are op classes here."""
 
 _REMADE = {"layernorm": "normalisation", "moe_act": "experts"}
-"""Modules whose results Megatron-LM makes again where experts are (`Software.remakes`), and runs nothing else for:
-neither products nor messages (CheckpointWithoutOutput, megatron/core/tensor_parallel/random.py)."""
+"""Modules whose results Megatron-LM recomputes in models with experts (`Software.remakes`) without running anything
+else for them, neither products nor communication (CheckpointWithoutOutput, megatron/core/tensor_parallel/random.py)."""
 
 _NEARLY_ALL = 0.85
-"""Share of the blocks from which on all are taken to be computed again: HFU and MFU have two digits."""
+"""Share of the blocks from which all are taken to be recomputed: HFU and MFU have two digits."""
 
 _EVERY = 2
-"""Blocks of which torchtitan recomputes one where selective recomputation is of layers (train_configs, 2024)."""
+"""torchtitan recomputes one block of this many with selective recomputation of layers (train_configs, 2024)."""
 
 _LAYERS = r"(?:layers|blocks)"
 
 
 def spared_of(row: Row, layers: int, notes: list[str]) -> Spared | None:
-    """What saves memory by the words of a row with stages of so many layers, or by its recipe; None where neither says
-    anything of that."""
+    """What saves memory, by the words of a row whose stages have `layers` layers, or by its recipe; None if neither
+    says."""
     if row.recomputation() in (None, "none") and (away := _offloaded(row)):
         notes.append(f"{away} blocks offload activations, as flags say")
         return Spared(offloaded=away)
@@ -71,7 +71,7 @@ def spared_of(row: Row, layers: int, notes: list[str]) -> Spared | None:
 
 
 def _offloaded(row: Row) -> int:
-    """Blocks of a pipeline rank whose activations wait on the host, by flags (Transformer Engine's CPU offloading)."""
+    """Blocks of a pipeline rank whose activations are offloaded, by flags (Transformer Engine's CPU offloading)."""
     counted = (
         r"cpu[-_]offloading[-_]num[-_]layers\s*[=: ]\s*(\d{1,4})\b|activations of (\d{1,4}) (?:layers|blocks) offloaded"
     )
@@ -80,14 +80,16 @@ def _offloaded(row: Row) -> int:
 
 
 def _by_blocks(row: Row) -> bool:
-    """Whether selective recomputation is of a share of whole blocks."""
+    """Whether selective recomputation recomputes a share of the blocks as a whole."""
     return "fms-fsdp" in f"{row.text('source')} {row.text('other_flags')}".lower()
 
 
 def _share_again(row: Row) -> float | None:
-    """The share of the forward pass that is computed again where a row says its HFU: three times what HFU has beyond
-    MFU, a forward pass being a third of a step. MFU is that of PaLM (arXiv 2204.02311, appendix B): 6 FLOP of a
-    parameter and token, and 12 of a layer, width and token of the sequence. None where something is not known."""
+    """Share of the forward pass that is recomputed, for a row that states its HFU; None if anything needed is unknown.
+
+    3 (HFU / MFU - 1), because a forward pass is a third of a step. MFU is that of PaLM (arXiv 2204.02311, appendix B):
+    6 FLOP per parameter and token, plus 12 per layer, hidden element and token of the sequence.
+    """
     told = re.search(r"\bhfu\s*[=:]?\s*(0?\.\d+)", row.text("notes").lower())
     seconds, devices, batch = row.measured_seconds, row.integer("n_devices"), row.integer("global_batch")
     sizes = [row.integer(column) for column in ("n_layers", "hidden", "seq_len")]
@@ -101,11 +103,11 @@ def _share_again(row: Row) -> float | None:
 
 
 def _modules(row: Row, detail: str) -> set[str]:
-    """Modules by their names in Megatron-LM, where a detail is a list of these and nothing else."""
+    """Modules by their names in Megatron-LM; empty if the detail has other words."""
     named = re.search(r"modules=\[([^\]]*)\]", detail)
     words = set(re.findall(r"\w+", named[1] if named else detail)) - {"selective", "modules", "recompute", "and"}
     megatron = re.search(r"megatron|nemo", row.text("stack").lower())
-    told = bool(named or megatron) or not words <= {"mlp", "moe"}  # which others say, too
+    told = bool(named or megatron) or not words <= {"mlp", "moe"}  # other frameworks use these words, too
     return words if told and words <= {*_CLASSES, *PARTS} else set()
 
 
@@ -135,7 +137,7 @@ def _some_blocks(detail: str, layers: int, notes: list[str]) -> Spared | None:
 
 
 def running(row: Row, spared: Spared | None, notes: list[str]) -> Running:
-    """How blocks are run, but for those that are spared."""
+    """How blocks run, except those that are spared."""
     wanted = row.recomputation()
     if wanted is None:
         if spared is None:
@@ -151,7 +153,7 @@ def running(row: Row, spared: Spared | None, notes: list[str]) -> Running:
 
 
 def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:
-    """What selective recomputation computes again: attention (Megatron), or what the row names."""
+    """What selective recomputation recomputes: attention (Megatron), or what the row names. Raises UnsupportedError."""
     if recompute != "selective":
         return ()
     detail = row.text("recompute_detail").lower()

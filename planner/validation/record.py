@@ -8,9 +8,9 @@ from planner.validation.summary import summarise
 
 
 def run_errors(results: Sequence[Evaluated], runs: str, date: str) -> tuple[RunError, ...]:
-    """One record for each profile of which a row was evaluated, sorted by name.
+    """One record for each profile with an evaluated row, sorted by name.
 
-    `runs` names the file of runs, `date` is today in ISO form.
+    `runs` is the name of the file of runs, `date` is today in ISO form.
     """
     groups: dict[str, list[Evaluated]] = {}
     for result in results:

@@ -1,17 +1,17 @@
-"""Hybrid sharding of a row (HSDP): groups that share states out among their own devices, with copies between them.
+"""Hybrid sharding of a row (HSDP): groups that shard states among their own devices, and replicas of these groups.
 
     what the row says, in flags, `zero_stage` or notes                               replicas
     dp_replicate=8, data_parallel_replicate_degree: 8 (torchtitan)                   8
     num-distributed-optimizer-instances=8 (Megatron-LM)                              8
-    HSDP 8 x 8; 4 x 16 may be either way round, and is refused                       8
+    HSDP 8 x 8; 4 x 16 may mean either order, and is refused                         8
     dp_shard=8, data_parallel_shard_degree=8 (torchtitan)                            dp / 8
     sharding_group_size=8 (fms-fsdp), mics_shard_size=8 (DeepSpeed's MiCS)           dp / 8
     zero1=8 (InternEvo; below 1: all)                                                dp / 8
-    HYBRID_SHARD, _HYBRID_SHARD_ZERO2, HSDP, and no number                           nodes, where nothing else splits
+    HYBRID_SHARD, _HYBRID_SHARD_ZERO2, HSDP, and no number                           nodes, without other parallelism
 
 Without numbers PyTorch shards within a node (torch/distributed/fsdp/_init_utils.py: _init_intra_and_inter_node_groups).
-Copies of single devices share nothing out, which is plain data parallelism. Notes count where they have numbers:
-without any they may compare with another run.
+Replicas of single devices shard nothing, which is plain data parallelism. Notes count only with numbers: without any
+they may compare with another run.
 """
 
 import re
@@ -35,14 +35,17 @@ _USUAL_NODE = 8
 
 
 def replicas_of(row: Row, data: int, others: int, notes: list[str]) -> int | None:
-    """Groups with copies of everything that ZeRO shares out, of `data` data-parallel devices, where tensor, pipeline
-    and context parallelism make `others` of each; None where a row says nothing of that. Raises UnsupportedError."""
+    """Number of replicas of the groups that shard states; None if a row says nothing about it.
+
+    `data` is the data-parallel degree, `others` the product of tensor, pipeline and context parallelism. Raises
+    UnsupportedError for degrees that are ambiguous or do not divide `data`.
+    """
     columns = ("model", "zero_stage", "distributed_optimizer", "other_flags", "flag")
     flags = row.words(*columns)
     words = f"{flags}; {row.text('notes').lower()}"
     copies, shards = _number(words, _COPIES), _number(words, _SHARDS)
     if shards is None and mentions(f"{flags}; {row.text('source').lower()}", r"internevo|internlm"):
-        within = _number(flags, (_ZERO1,))  # at most all of them, as its process groups are made
+        within = _number(flags, (_ZERO1,))  # at most all of them, as in its process groups
         shards = within and min(within, data)
     if copies is shards is None and (pair := re.search(_PAIR, words)):
         if pair[1] != pair[2]:
@@ -68,8 +71,8 @@ def replicas_of(row: Row, data: int, others: int, notes: list[str]) -> int | Non
 
 
 def hybrid_stage(row: Row) -> int:
-    """The ZeRO stage of hybrid sharding where no stage is said: Megatron's instances share optimizer states out alone,
-    the groups of all others weights, too."""
+    """The ZeRO stage of hybrid sharding if none is stated: 1 for Megatron's instances, which shard only optimizer
+    states, else 3."""
     return 1 if re.search(_INSTANCES, row.text("other_flags").lower()) else 3
 
 
@@ -88,7 +91,7 @@ def _whole_part(data: int, part: int, what: str) -> int:
 
 
 def _copies_of_nodes(row: Row, data: int, others: int) -> int:
-    """Copies where every node shares states out among its own devices."""
+    """Replicas if every node shards states among its own devices."""
     if others > 1:
         raise UnsupportedError(
             "HSDP without degrees, beside tensor, pipeline or context parallelism: say dp_replicate=... among the flags"

@@ -1,4 +1,4 @@
-"""Which layers of a run have low-rank adapters (LoRA), and of which rank, by its own words or by those of its recipes.
+"""Low-rank adapters (LoRA) of a run: which layers have them, and their rank, from the row's words or its recipe.
 
 NVIDIA              rank 16 beside the products of queries, keys and values: recipes for benchmarks set
                     `target_modules` to `linear_qkv` (NeMo, collections/llm/recipes/llama3_70b.py; Megatron Bridge,
@@ -22,7 +22,10 @@ _NVIDIA = r"nemo|megatron[-_ ]bridge|dgxc|\bnvidia\b"
 
 
 def adapters_of_row(row: Row, notes: list[str]) -> Adapters | None:
-    """None where all weights are trained. Raises UnsupportedError for weights in fewer bits beside the adapters."""
+    """The adapters of a row; None if all weights are trained.
+
+    Raises UnsupportedError for adapters beside weights of fewer bits (QLoRA), and for DoRA.
+    """
     flags = row.words(*FLAGS)
     words = f"{flags}; {row.text('notes').lower()}"
     if not (mentions(flags, _IN_FLAGS) or mentions(words, _IN_NOTES)):

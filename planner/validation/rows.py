@@ -1,4 +1,4 @@
-"""Measured training runs as they stand in a CSV file: one row for each, an empty cell where something is unknown.
+"""Measured training runs from a CSV file: one row for each, an empty cell where something is unknown.
 
     id         what it is called     source, profile, device, rank_group, tier, flag     where it is from, how good
     the model  arch, n_layers, hidden, ffn_hidden, n_heads, n_kv_heads, head_dim, vocab, seq_len, n_params_B,
@@ -7,9 +7,9 @@
                global_batch, recompute, stack, ...
     measured   iter_time_s or tokens_per_s_per_device, peak_mem_GB with peak_mem_kind
 
-A column that is missing is as good as empty, unless nothing can be said without it. Other columns are ignored. What
-cells may say stands in `planner.validation.cells`. A row with a cell that says something else is refused: it is
-returned with the reason, and the others are read.
+A missing column is the same as an empty one, unless it is required. Other columns are ignored.
+`planner.validation.cells` lists what cells may say. A row with any other cell is refused: it is returned with the
+reason, and the other rows are read.
 """
 
 import random
@@ -53,42 +53,45 @@ _FRAMEWORKS = {
     "pytorch ddp": "fsdp", "ddp": "fsdp", "distributeddataparallel": "fsdp",
     "hugging face transformers": "fsdp", "hugging face": "fsdp", "huggingface": "fsdp", "transformers": "fsdp",
 }  # fmt: skip
-"""Frameworks, whatever their version, and the stack that each is; torchtitan is `fsdp` or `fsdp-compiled`."""
+"""Frameworks of any version, and the stack of each; torchtitan is `fsdp` or `fsdp-compiled`."""
 
 _LATENT = r"(?:multi[-_ ]?(?:head[-_ ])?)?latent[-_ ]attention|(?<![a-z])mla(?![a-z_])"
 _WITH_LATENT = (
     r"deepseek[-_ ]?(?:coder[-_ ]?v2|r1(?![-_ ]?(?:zero[-_ ])?distill)|v[2-9]|[2-9](?:\.\d)?(?![\d.]|b(?![a-z0-9])))"
     r"|moonlight|kimi[-_ ]?(?:k[2-9]|vl)|glm[-_ ]?5|minicpm[-_ ]?3"
 )
-"""Words for multi-head latent attention, and models that have it: DeepSeek since V2 (DeepSeek-AI 2024), but for what R1
-was distilled into, Moonlight, Kimi K2 and its kin (Moonshot AI 2025), GLM-5 and MiniCPM3, by the config files that were
-released."""
+"""Words for multi-head latent attention (first), and models that have it: DeepSeek since V2 (DeepSeek-AI 2024) except
+the models that R1 was distilled into, Moonlight, Kimi K2 and its relatives (Moonshot AI 2025), GLM-5 and MiniCPM3, by
+their released config files."""
 
 DISAGREEING = 0.1
-"""How far a step time and a rate of one row may be apart, relatively."""
+"""Largest relative difference between the step time and the rate of one row."""
 
 RECOMPUTATIONS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. None, and an empty text, stand for unknown. `values` are all cells of the row as they were read; `fault`
-    says why a row is refused, with line and column."""
+    """One run; None and empty texts mean unknown.
+
+    `line` is its line in the file, `values` all cells of the row as they were read. `fault` says why the row is
+    refused, with line and column.
+    """
 
     line: int
     values: Mapping[str, str]
     fault: str = ""
 
     def text(self, column: str) -> str:
-        """A word."""
+        """The text of a cell."""
         return self.values.get(column, "").strip()
 
     def words(self, *columns: str) -> str:
-        """Words of several columns in small letters, apart from each other, so that none denies the next."""
+        """The texts of several columns in small letters, separated so that no denial reaches the next column."""
         return "; ".join(map(self.text, columns)).lower()
 
     def integer(self, column: str, least: int = 1) -> int | None:
-        """A whole number that is at least so large. Raises RequestError for anything else."""
+        """A whole number of at least `least`. Raises RequestError for anything else."""
         wanted = f"a whole number of {least} or more"
         number = self._read(column, cells.whole, wanted)
         if number is not None and number < least:
@@ -104,8 +107,10 @@ class Row:
         return number
 
     def date(self) -> str:
-        """When it ran or was published, as 2024-06-30 or less of it. Raises RequestError for anything else, which would
-        be taken for older or newer than it is."""
+        """When it ran or was published, as 2024-06-30 or a prefix of that; empty if unknown.
+
+        Raises RequestError for anything else, because another form would compare as older or newer than it is.
+        """
         text = self.text("date")
         if cells.unknown(text):
             return ""
@@ -118,30 +123,32 @@ class Row:
         return self._read(column, cells.truth, "True or False")
 
     def recomputation(self) -> str | None:
-        """One of the ways to run a block. Raises RequestError for anything else."""
+        """One of `RECOMPUTATIONS`. Raises RequestError for anything else."""
         return self._one_of("recompute", RECOMPUTATIONS)
 
     def zero_stage(self) -> int | None:
-        """0 to 3; None where nothing is said, and for a DeepSpeed without a stage. Raises RequestError."""
+        """0 to 3; None if nothing is stated, and for DeepSpeed without a stage. Raises RequestError."""
         return self._read(
             "zero_stage", cells.zero_stage, "0 to 3, ZeRO-3, fsdp2 (3), FULL_SHARD, SHARD_GRAD_OP or HYBRID_SHARD"
         )
 
     def attention(self) -> cells.Attention | None:
-        """Attention kernels. Raises RequestError for words that are none."""
+        """The attention kernels. Raises RequestError for other words."""
         wanted = "True, False, FA1 to FA4, SDPA, cuDNN, TE, FlexAttention or unfused"
         return self._read("flash_attention", cells.attention, wanted)
 
     @property
     def latent(self) -> bool:
-        """Whether attention is multi-head latent attention: as flags name it, else by the model."""
+        """Whether attention is multi-head latent attention: as flags say, else by the model."""
         model = self.text("model").lower()
         named = says(self.words("model", "other_flags", "flag"), _LATENT)
         return mentions(model, _WITH_LATENT) if named is None else named
 
     def shares_optimizer(self) -> bool | None:
-        """Whether the states of the optimizer are shared out among data parallel devices, from True, "DeepSpeed ZeRO-1"
-        or "implied by --overlap-param-gather". Raises RequestError for anything else."""
+        """Whether data-parallel devices shard the optimizer states.
+
+        Accepts True, "DeepSpeed ZeRO-1" or "implied by --overlap-param-gather". Raises RequestError for anything else.
+        """
         word = self.text("distributed_optimizer").lower()
         if word == "none":
             return False
@@ -158,11 +165,11 @@ class Row:
         return self._read("peak_mem_kind", cells.peak_kind, f"one of {', '.join(PEAK_KINDS)}")
 
     def precision(self) -> str | None:
-        """What is computed with: bf16, fp16, fp32 or fp8. Raises RequestError for anything else."""
+        """The dtype of computation: bf16, fp16, fp32 or fp8. Raises RequestError for anything else."""
         return self._read("precision", cells.precision, "bf16, fp16, fp32 or fp8")
 
     def stack(self) -> str | None:
-        """The training stack by its name or that of the framework. Raises RequestError for one that is not known."""
+        """The training stack, by its name or by that of the framework. Raises RequestError for an unknown one."""
         name = re.sub(r"[ v]+\d[\d.]*\w*$", "", self.text("stack").lower())
         if cells.unknown(name):
             return None
@@ -182,14 +189,14 @@ class Row:
 
     @property
     def measured_seconds(self) -> float | None:
-        """Seconds of a step, as given or from the tokens that a device did in a second; None of a refused row."""
+        """Seconds of a step, as given or from tokens per second and device; None for a refused row."""
         if self.fault:
             return None
         return self.quantity("iter_time_s") or self.seconds_by_rate
 
     @property
     def seconds_by_rate(self) -> float | None:
-        """Seconds of a step from the tokens that a device did in a second."""
+        """Seconds of a step from tokens per second and device."""
         rate, batch = self.quantity("tokens_per_s_per_device"), self.integer("global_batch")
         length, devices = self.integer("seq_len"), self.integer("n_devices")
         if rate is None or batch is None or length is None or devices is None:
@@ -198,7 +205,7 @@ class Row:
 
     @property
     def measured_peak_bytes(self) -> float | None:
-        """Bytes on the fullest device, as published; None of a refused row."""
+        """Bytes on the fullest device, as published; None for a refused row."""
         if self.fault:
             return None
         size = self.quantity("peak_mem_GB")
@@ -252,17 +259,17 @@ _TEXTS = (
     "layers_per_stage",
 )  # fmt: skip
 COLUMNS = (*_TEXTS, *_INTEGERS, *_EXPERTS, *_DEGREES, *_QUANTITIES)
-"""Columns that are read, but for `model` and `notes`, which are words of others."""
+"""Columns that are read; `model` and `notes` are free text and not listed."""
 
 
 def read_rows(
     path: Path, where: Mapping[str, str] | None = None, limit: int | None = None, *, strict: bool = False
 ) -> tuple[Row, ...]:
-    """The rows of a file in its order, those alone whose cells are what `where` says of their columns, at most `limit`.
+    """The rows of a file in its order, at most `limit`, and only those whose cells equal the values in `where`.
 
-    A row with a cell that is not what its column promises, with the name of another one or with too many or too few
-    cells is there with its `fault`. Rows of empty cells are left out. Raises RequestError for a file that has no rows
-    of this kind, or none of those that are asked for, and for the first faulty row of all where the reader is `strict`.
+    A row is returned with its `fault` if a cell has an illegal value, if its name is taken, or if it has too many or
+    too few cells. Rows of empty cells are left out. Raises RequestError for a file without such rows, and for the first
+    faulty row if `strict`.
     """
     try:
         text = read_text(path)
@@ -276,7 +283,7 @@ def read_rows(
 
 
 def sampled(rows: Sequence[Row], most: int) -> tuple[Row, ...]:
-    """At most so many rows of each source, in their order: drawn at random, the same ones every time."""
+    """At most `most` rows of each source, in their order: drawn at random, but the same ones every time."""
     sources: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
         sources.setdefault(row.text("source"), []).append(place)
@@ -289,7 +296,7 @@ def sampled(rows: Sequence[Row], most: int) -> tuple[Row, ...]:
 
 
 def readings_of(row: Row) -> tuple[str, ...]:
-    """Cells of numbers that are written otherwise than plain numbers, and what they are read as."""
+    """Notes on cells whose numbers are not written plainly, and how they are read."""
     found = []
     for column in (*_INTEGERS, "n_experts", *_EXPERTS, *_DEGREES, *_QUANTITIES):
         text = row.text(column)
@@ -301,8 +308,10 @@ def readings_of(row: Row) -> tuple[str, ...]:
 
 
 def unread_of(row: Row) -> tuple[str, ...]:
-    """That nothing measured is read of a row which has such columns by other names. FLOP/s and their share of the peak
-    are not read, as sources count them otherwise."""
+    """A note that no measurement is read from a row whose measured columns have other names; else empty.
+
+    FLOP/s and their share of the peak are not read, because sources count them differently.
+    """
     if row.measured_seconds is not None or row.measured_peak_bytes is not None:
         return ()
     found = [name for name, text in row.values.items() if _MEASURED.search(name.lower()) and text.strip()]
@@ -322,7 +331,7 @@ def _read(lines: Iterator[tuple[int, list[str] | str]], where: Mapping[str, str]
         whole = len(values) == len(columns) and not isinstance(values, str)
         for column, words in met.items():
             words.add(row.text(column))
-        # of one that is not whole nobody knows what stands under which column: shown, whatever `where`
+        # cells of a ragged row cannot be assigned to columns: it is shown, whatever `where`
         chosen = not whole or all(row.text(column) == value for column, value in where.items())
         if not chosen and not strict:
             continue
@@ -366,7 +375,7 @@ def _ragged(line: int, columns: Sequence[str], count: int) -> str:
 
 
 def _check_unnamed(line: int, columns: Sequence[str], values: Sequence[str]) -> None:
-    """Raise RequestError for a cell under a column without a name: a comma too many has moved it there."""
+    """Raise RequestError for a cell under a column without a name: an extra comma has shifted the cells."""
     for place, (name, value) in enumerate(zip(columns, values, strict=True), start=1):
         if not name and value.strip():
             raise RequestError(f"line {line}: '{value.strip():.40}' stands in column {place}, which has no name")
@@ -400,7 +409,7 @@ def _columns(line: int, values: Sequence[str] | str, where: Mapping[str, str]) -
 
 
 def _check(row: Row, known: dict[str, int]) -> None:
-    """Raise RequestError where a cell is not what its column promises, or a name stands for two rows."""
+    """Raise RequestError if a cell has an illegal value, or if two rows have the same name."""
     if not row.id:
         raise RequestError(f"line {row.line}, column id: it is empty; every row needs a name")
     if row.id in known:
@@ -426,7 +435,7 @@ def _check(row: Row, known: dict[str, int]) -> None:
 
 
 def _check_times(row: Row) -> None:
-    """Raise RequestError where a row says two step times."""
+    """Raise RequestError if a row states two different step times."""
     given, rated = row.quantity("iter_time_s"), row.seconds_by_rate
     if given is not None and rated is not None and abs(rated / given - 1) > DISAGREEING:
         raise RequestError(

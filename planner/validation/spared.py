@@ -1,13 +1,13 @@
-"""What saves memory beside the degrees of a run: blocks that are computed again, or whose activations wait on the host.
+"""Memory savings of a run besides its degrees: recomputed blocks, and blocks whose activations are offloaded.
 
     stage     block 0 | block 1 | block 2 | block 3        the first `recomputed` are run again in their backward pass
               again     again     kept      kept           (Megatron: --recompute-method block --recompute-num-layers 2)
     rank      away      away      kept      kept           the first `offloaded` send what they save to the host
                                                            (Transformer Engine: cpu_offloading_num_layers 2)
 
-A row may say so, or the recipe that it names. A run that says nothing of recomputation, was made, and does not fit with
-nothing computed again must have computed something again: then the fewest blocks of every pipeline rank are taken with
-which it fits, by bisection, as memory falls with each. That follows from our model of memory alone, and is noted.
+A row or its recipe may state them. If a run was made, says nothing about recomputation, and does not fit without any,
+it must have recomputed something. Then every pipeline rank recomputes the fewest blocks with which it fits. Bisection
+finds their number, because memory falls with each. This follows from our memory model alone, and is noted.
 """
 
 from collections.abc import Callable, Collection
@@ -23,8 +23,14 @@ from planner.plan.prediction.predict import predict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spared:
-    """Blocks of every stage that are recomputed whole, and of every pipeline rank that offload what they save; parts
-    that every block recomputes (`planner.plan.layout.kept.Kept`), and what it makes again (`Software.remakes`)."""
+    """What blocks do to save memory.
+
+    Attributes:
+        recomputed: blocks of every stage that are recomputed whole.
+        offloaded: blocks of every pipeline rank that offload what they save.
+        but: parts that every block recomputes (`planner.plan.layout.kept.Kept`).
+        remade: what every block recomputes almost for free (`Software.remakes`).
+    """
 
     recomputed: int = 0
     offloaded: int = 0
@@ -33,7 +39,7 @@ class Spared:
 
     @property
     def by_block(self) -> bool:
-        """Whether some blocks run otherwise than others."""
+        """Whether some blocks run differently from others."""
         return bool(self.recomputed or self.offloaded)
 
 
@@ -41,7 +47,7 @@ NOTHING_SPARED = Spared()
 
 
 def spared_plan(plan: Plan, spared: Spared, graph: OperatorGraph, batch: int) -> Plan:
-    """A plan that recomputes no block, with these blocks recomputed and offloaded. `batch` is that of the graph."""
+    """A plan that recomputes no block, changed to recompute and offload these blocks. `batch` is that of the graph."""
     again = {stage.first_block + at for stage in plan.stages for at in range(min(spared.recomputed, stage.blocks))}
     away = {block for rank in range(plan.pipeline) for block in _held(plan, rank)[: spared.offloaded]}
     return _run_otherwise(plan, again, away, graph, batch)
@@ -50,8 +56,11 @@ def spared_plan(plan: Plan, spared: Spared, graph: OperatorGraph, batch: int) ->
 def fewest_recomputed(
     plan: Plan, graph: OperatorGraph, batch: int, cluster: Cluster, fits: Callable[[Prediction], bool]
 ) -> tuple[int, Plan, Prediction] | None:
-    """The fewest blocks of every rank to recompute for a plan that recomputes none to fit, that plan, and what it takes
-    then; None where it does not fit with all of them recomputed. Prices about log2 of the blocks of a rank plans."""
+    """The fewest blocks of every rank that must be recomputed to fit, with that plan and its prediction.
+
+    `plan` recomputes no block. None if it does not fit with all blocks recomputed. Prices about log2(blocks of a rank)
+    plans.
+    """
 
     def with_blocks(count: int) -> tuple[Plan, Prediction]:
         again = {block for rank in range(plan.pipeline) for block in _held(plan, rank)[:count]}

@@ -1,18 +1,18 @@
-"""Layers of the stages of a pipeline where they are not equally many.
+"""Layers of pipeline stages that do not all have the same number.
 
     what the row says                                      layers of its stages
     layers_per_stage, or num-layer-list among its flags    those
     nanotron                                               by their weights (`nanotron.py`)
     torchtitan since August 2025                           embedding and head are layers, the first stages have one more
-    stages divide the layers                               equally many
+    stages divide the layers                               the same number
     stages divide the layers and two more                  embedding and head are layers: one less at both ends
-    a DeepSeek                                             equally many, rounded up, and the last what is left
+    a DeepSeek                                             the same number, rounded up, and the last what is left
     anything else                                          virtual stages: not evaluated; else as the search divides
 
-The fifth is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and its like for the
+The fifth is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and the same for the
 loss), and what Llama 3 405B was trained with (Grattafiori et al. 2024, section 3.3.2: 126 layers on 16 stages). The
-sixth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that predicts
-tokens.
+sixth is the layout of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that predicts
+further tokens.
 """
 
 import re
@@ -25,12 +25,15 @@ from planner.validation.rows import Row
 from planner.validation.unsupported import UnsupportedError
 
 _DEALT_OUT = "2025-08"
-"""Month from which on torchtitan deals layers out so (`generate_llm_fqn_per_model_part`, 3c84ce095)."""
+"""Month from which torchtitan assigns layers this way (`generate_llm_fqn_per_model_part`, 3c84ce095)."""
 
 
 def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) -> tuple[int, ...] | None:
-    """Layers of every stage in the order of the model, of which there are so many virtual ones on a rank; None where
-    they are equally many, or left to the search. Raises UnsupportedError where they cannot be."""
+    """Layers of every stage in the order of the model, with `virtual` stages on a rank.
+
+    None if all stages have the same number, or if the search decides. Raises UnsupportedError for a division that is
+    impossible or unknown.
+    """
     pipeline, layers = row.integer("pp") or 1, model.layers
     stages = pipeline * virtual
     given = _given(row)
@@ -52,7 +55,7 @@ def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) ->
         notes.append(f"layers of stages as torchtitan deals them out: {' '.join(map(str, dealt))}")
         return dealt if len(set(dealt)) > 1 else None
     share, rest = divmod(layers, stages)
-    if not rest:  # the search would take equally many of blocks of one kind alone
+    if not rest:  # the search divides equally only if all blocks are of one kind
         mixed = pipeline > 1 and model.experts is not None and model.experts.dense_layers > 0
         return (share,) * stages if mixed else None
     if (layers + 2) % stages == 0:
@@ -79,7 +82,7 @@ def _as_torchtitan(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def _given(row: Row) -> tuple[int, ...] | None:
-    """Layers that a row names."""
+    """Layers of the stages that a row states; None if it does not."""
     column = row.layers_per_stage()
     flag = re.search(r"num[-_]layer[-_]list\s*[=: ]\s*([\d,]{1,999})", row.text("other_flags").lower())
     if column is not None or flag is None:

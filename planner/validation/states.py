@@ -1,4 +1,4 @@
-"""Which optimizer a row says to have updated the weights, and what it kept of them: AdamW in fp32 unless it says more.
+"""The optimizer of a row and the states that it keeps: AdamW in fp32 unless the row says otherwise.
 
     optimizer=Muon; trained with LAMB                     another optimizer that is priced
     pure bf16, bf16-true, no master weights               weights, gradients and moments in 16 bits, as PyTorch has them
@@ -6,12 +6,12 @@
 
     clip_grad=0.0, max_grad_norm 0, no clipping            gradients are not clipped; else they are, by a norm of 1
 
-Trainers clip unless they are told not to. What names layers or a launcher alone, Transformer Engine or accelerate, has
-a loop of its own, in which nobody clips who does not say so (docs/examples/te_llama/utils.py of TransformerEngine;
+Trainers clip unless they are told not to. A row that names only layers or a launcher (Transformer Engine or accelerate)
+has a loop of its own, which clips only if the row says so (docs/examples/te_llama/utils.py of TransformerEngine;
 `Accelerator.clip_grad_norm_` has to be called).
 
-The BF16_Optimizer of DeepSpeed keeps masters and moments in fp32 whatever its name says (deepspeed/runtime/
-bf16_optimizer.py). Optimizers that are not priced `planner.validation.otherwise` refuses.
+The BF16_Optimizer of DeepSpeed keeps masters and moments in fp32, despite its name (deepspeed/runtime/
+bf16_optimizer.py). `planner.validation.otherwise` refuses optimizers that are not priced.
 """
 
 import re
@@ -25,12 +25,12 @@ FLAGS = ("model", "other_flags", "flag", "distributed_optimizer", "precision_det
 """Columns that say how a row was run."""
 
 CLIP_NORM = 1.0
-"""The norm that gradients of language models are clipped to (Megatron-LM's --clip-grad, NeMo's gradient_clip_val,
-max_norm of torchtitan, max_grad_norm of transformers' Trainer, all by default): a pass for the norm, its all-reduces,
-and a pass that scales."""
+"""The usual clipping norm of gradients of language models (the default of Megatron-LM's --clip-grad, NeMo's
+gradient_clip_val, torchtitan's max_norm, and max_grad_norm of transformers' Trainer). Clipping costs a pass for the
+norm, its all-reduces, and a pass that scales."""
 
 PRICED = ("muon", "lamb", "sgd")
-"""Optimizers beside AdamW."""
+"""Priced optimizers other than AdamW."""
 _SGD = r"\boptim(?:izer)?\s*[=:]\s*sgd\b|optimizer sgd\b"
 PURE = (
     r"pure[-_ ]bf(?:loat)?16|bf16[-_]true|\bbf16_optimizer_states\b|\btraining[._]dtype\W+bfloat16"
@@ -51,15 +51,21 @@ _TRAINED_BY = (
     r"megatron|nemo|deepspeed|lightning|torchtitan|llm-foundry|mosaic|composer|axolotl|llama[-_ ]?factory|ms-swift"
     r"|torchtune|\btrl\b"
 )
-"""Words for layers and launchers, and for what has a training loop of its own."""
+"""Words for layers and launchers, and for software with a training loop of its own."""
 
 _OPTIMIZER = r"\bbf16[- ]optimi[sz]er\b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """The optimizer of a run, whether it had fp32 master weights, without which gradients have 16 bits, too, the dtype
-    of its moments, and the norm that gradients are clipped to; None of one that does not clip."""
+    """The optimizer of a run and its states.
+
+    Attributes:
+        optimizer: name of the optimizer.
+        master_weights: whether there are fp32 master weights; without them gradients have 16 bits, too.
+        moment_dtype: dtype of the moments.
+        clip_norm: norm that gradients are clipped to; None without clipping.
+    """
 
     optimizer: str = "adamw"
     master_weights: bool = True
@@ -71,7 +77,7 @@ USUAL = States()
 
 
 def run_with(names: str) -> str:
-    """What notes say of the optimizer of the run itself, one of these names; else they compare with other runs."""
+    """A pattern for notes that name one of these optimizers as the run's own; other notes compare with other runs."""
     return (
         rf"(?:trained|run|ran) with (?P<with>{names})\b|\boptimi[sz]er\W+(?P<named>{names})\b"
         rf"|\b(?P<instead>{names}) (?:instead of|rather than) adam"
@@ -79,7 +85,7 @@ def run_with(names: str) -> str:
 
 
 def states_of(row: Row, notes: list[str]) -> States:
-    """What a row says. Raises UnsupportedError for weights in fp16 alone."""
+    """The optimizer and states that a row states. Raises UnsupportedError for pure fp16 weights."""
     flags = row.words(*FLAGS)
     optimizer = _optimizer(flags, row.text("notes").lower())
     pure = mentions(flags, PURE) and row.precision() != "fp32"
@@ -102,7 +108,7 @@ def states_of(row: Row, notes: list[str]) -> States:
 
 
 def _clips(row: Row, flags: str) -> bool:
-    """Whether a run clips gradients, as words say, else as its trainer does."""
+    """Whether a run clips gradients, by its words, else by the habit of its trainer."""
     if (clipped := says(flags, _CLIPPED)) is not None:
         return clipped
     named = f"{row.text('stack').lower()}; {flags}"

@@ -1,4 +1,4 @@
-"""How good predictions are, over any set of rows.
+"""Errors of predictions over any set of rows.
 
     e     = predicted / measured - 1, of a row
     MAPE  = mean |e|,    worst = max |e|,    bias = mean e
@@ -18,15 +18,15 @@ from itertools import combinations
 from planner.validation.evaluate import Evaluated
 
 TIED = 1e-9
-"""Values that are this close, relatively, are tied."""
+"""Values this close, relatively, are tied."""
 
 ABOVE = 0.05
-"""How far a peak may be measured above the prediction of a run that fits before it counts as a mistake, relatively."""
+"""A measured peak may exceed the prediction of a run that fits by this share before it counts as a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Relative errors of so many rows; None where there are none."""
+    """Relative errors of `count` rows; None if there are none."""
 
     count: int
     mean_absolute: float | None
@@ -36,7 +36,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistakes:
-    """So many rows of `judged`, which are off by so much relatively; None where there are none."""
+    """`count` mistakes among `judged` rows, with their mean and worst relative size; None if there are none."""
 
     judged: int
     count: int
@@ -46,15 +46,25 @@ class Mistakes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Rows that have something in common; `inside` and `peak_inside` are the shares of the timed ones, and of those
-    with a peak, that lie in their intervals, `tau` is of a rank group only, None where it has fewer than two ranks.
+    """Statistics of rows that have something in common.
 
-    Two kinds of mistakes about memory. `ran`: of the runs that were made and say what they computed again those of
-    which we say that they do not fit, and the share of the device that they would lack; `untold`: the same of runs
-    that say nothing of it, and neither does their recipe; `inferred` of these fit because something is taken to have
-    been recomputed (`planner.validation.spared`), so that they say nothing about our model of memory. `above`: of the
-    runs that we say fit those whose peak was measured more than `ABOVE` over the predicted one, or that ran out of
-    memory (which count as no excess), and how far over.
+    Attributes:
+        name: what they have in common.
+        rows: number of rows.
+        evaluated: rows with a prediction.
+        feasible: rows that fit by our memory model.
+        seconds: errors of step times.
+        memory: errors of peaks.
+        ran: of the runs that were made and state their recomputation, those that do not fit by our model, and the share
+            of the device that they would lack.
+        untold: the same for runs that do not state their recomputation.
+        above: of the runs that fit by our model, those whose measured peak exceeds the predicted one by more than
+            `ABOVE`, or that ran out of memory (which count with an excess of 0), and the excess.
+        inferred: runs whose recomputation was inferred so that they fit (`planner.validation.spared`); they say nothing
+            about our memory model.
+        inside: share of the timed rows whose time lies in its interval.
+        peak_inside: share of the rows with a peak whose peak lies in its interval.
+        tau: Kendall's tau-b of a rank group; None for other parts, and if there is no order.
     """
 
     name: str
@@ -74,7 +84,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All rows, and parts of them; `median_tau` is over the rank groups that have a tau."""
+    """All rows, and parts of them; `median_tau` is the median over the rank groups that have a tau."""
 
     whole: Part
     sources: tuple[Part, ...]
@@ -85,7 +95,7 @@ class Summary:
 
 
 def summarise(results: Sequence[Evaluated]) -> Summary:
-    """Errors of all rows, and by source, profile, device and rank group, in the order in which they first appear."""
+    """Errors of all rows, and by source, profile, device and rank group, in the order of their first appearance."""
     groups = _parts(results, "rank_group", tau=True)
     taus = [part.tau for part in groups if part.tau is not None]
     return Summary(
@@ -99,7 +109,7 @@ def summarise(results: Sequence[Evaluated]) -> Summary:
 
 
 def errors_of(values: Iterable[float | None]) -> Errors:
-    """Statistics of relative errors; None is left out."""
+    """Statistics of relative errors; None values are left out."""
     known = [value for value in values if value is not None]
     if not known:
         return Errors(count=0, mean_absolute=None, max_absolute=None, bias=None)
@@ -113,7 +123,7 @@ def errors_of(values: Iterable[float | None]) -> Errors:
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Kendall's tau-b of two sequences of equal length; None where one has no order (all tied, or too short)."""
+    """Kendall's tau-b of two sequences of equal length; None if one has no order (all tied, or too short)."""
     agreement = ranked_first = ranked_second = 0
     for (a, x), (b, y) in combinations(zip(first, second, strict=True), 2):
         one, other = _order(a, b), _order(x, y)

@@ -4,4 +4,4 @@ from planner.errors import RequestError
 
 
 class UnsupportedError(RequestError):
-    """A run that the planner has no words for; the message is the reason."""
+    """A run that the planner cannot express; the message is the reason."""
