@@ -1,4 +1,4 @@
-"""What is in use at the peak of a stack on torch.optim, as opposed to what its allocator has taken of the device."""
+"""What is live at the peak of a stack on torch.optim, as opposed to what its allocator holds of the device."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ _TORCH_OPTIMIZER = ("fsdp", "fsdp-compiled", "llm-foundry")
 _ONE_KERNEL = (
     r"\bfused[-_ ](?:torch[-_ ])?adamw?\b|adamw?[-_ ](?:torch[-_ ])?fused\b|fused\s*[=:]\s*true|fused optimi[sz]er"
 )
-"""Words for an update in one kernel, which makes nothing in memory."""
+"""Words for an update in one kernel, which needs no memory of its own."""
 
 _BUCKET_VIEWS = r"gradients?[-_ ]as[-_ ]bucket[-_ ]views?"
 """Words for gradients that are views of DistributedDataParallel's buckets."""
@@ -24,14 +24,16 @@ _FREED_LOGIT = 2.0
 
 
 def as_allocated(row: Row, stack: Software, zero: int, optimizer: str) -> Software:
-    """The stack as its tensors come and go: torch.optim sets gradients to None, and PyTorch's cross entropy no longer
-    has the logits in 16 bits of which it made a copy in fp32 (`logits = logits.float()` of transformers, `del pred` of
-    torchtitan). What an allocator takes of the device has both: its blocks stay, and tensors of other sizes do not fit.
+    """The stack for the peak of live tensors, as torch.optim and PyTorch's cross entropy free them.
 
-    DistributedDataParallel has buckets of all gradients beside, which always stand (torch/csrc/distributed/c10d/
-    reducer.cpp), with states that are shared out (`zero` 1), too, or in place of them (`gradient_as_bucket_view`).
-    MosaicML's optimizer goes tensor by tensor (composer/optim/decoupled_weight_decay.py), and an `optimizer` but AdamW
-    takes no roots of all second moments.
+    torch.optim sets gradients to None. PyTorch's cross entropy no longer holds the 16-bit logits after their fp32 copy
+    (`logits = logits.float()` of transformers, `del pred` of torchtitan). What an allocator takes of the device
+    includes both: its blocks stay, and tensors of other sizes do not fit into them.
+
+    DistributedDataParallel has buckets for all gradients, which always exist (torch/csrc/distributed/c10d/reducer.cpp),
+    also if states are sharded (`zero` 1). They come on top of the gradients, or replace them
+    (`gradient_as_bucket_view`). MosaicML's optimizer goes tensor by tensor (composer/optim/decoupled_weight_decay.py),
+    and an `optimizer` other than AdamW takes no roots of all second moments.
     """
     if stack.name not in _TORCH_OPTIMIZER:
         return stack
@@ -52,7 +54,7 @@ def as_allocated(row: Row, stack: Software, zero: int, optimizer: str) -> Softwa
 
 
 def _has_buckets(row: Row, zero: int) -> bool:
-    """Whether DistributedDataParallel reduces gradients: over several devices, which share out none of them."""
+    """Whether DistributedDataParallel reduces gradients: several data-parallel devices that do not shard gradients."""
     pipeline = row.integer("pp") or 1
     data = (row.integer("n_devices") or 1) // ((row.integer("tp") or 1) * pipeline)
     return data > 1 and (zero == 0 or (zero == 1 and pipeline == 1))

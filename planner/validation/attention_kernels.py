@@ -1,7 +1,7 @@
-"""Which kernels compute attention: those that a row names, else those of its stack at its date.
+"""The kernels that compute attention: those that a row names, else those of its stack at its date.
 
 FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels of cuDNN a year later; frameworks followed within
-half a year. In fp32 there are none of them.
+half a year. They do not exist in fp32.
 """
 
 from hardware_profiles import AttentionKernels, Device, Software, UnknownKeyError
@@ -10,17 +10,17 @@ from planner.validation.rows import Row
 from planner.validation.traits import BLACKWELL, uses_torchtitan
 
 _SECOND, _THIRD = "2024", "2024-07"
-"""Dates from which on runs are taken to use the second and the third generation of fused kernels."""
+"""Dates from which runs are assumed to use the second and the third generation of fused kernels."""
 
 _CUDNN_FIRST = "2026-04"
-"""Month from which on runs are taken to have PyTorch 2.11, whose attention calls cuDNN on Hopper and Blackwell."""
+"""Month from which runs are assumed to use PyTorch 2.11, whose attention calls cuDNN on Hopper and Blackwell."""
 
 _CUDNN_ON_BLACKWELL = "2025-05-14"
-"""Date from which on torchtitan asks for cuDNN's attention first on Blackwell (3b85aa31f)."""
+"""Date from which torchtitan prefers cuDNN's attention on Blackwell (3b85aa31f)."""
 
 
 def attention_of(row: Row, stack: Software, device: Device) -> AttentionKernels:
-    """The kernels of a row on a device; the best ones of a device that lacks them."""
+    """The kernels of a row on a device; the best ones if the device lacks them."""
     kernels = _asked(row, stack)
     try:
         if kernels != "unfused":
@@ -36,11 +36,11 @@ def _asked(row: Row, stack: Software) -> AttentionKernels:
     own = "sdpa" if stack.attention == "cudnn" else stack.attention
     by_torch = row.text("flash_attention").lower() == "sdpa" or (own == "sdpa" and named in (None, "fused"))
     if by_torch and row.latent:
-        return "flash1"  # the memory-efficient kernel: others want values as wide as keys (sdp_utils.cpp of PyTorch)
+        return "flash1"  # the memory-efficient kernel: others need values as wide as keys (sdp_utils.cpp of PyTorch)
     if by_torch and row.precision() != "fp32" and _calls_cudnn(row):
         return "cudnn"
     if row.precision() == "fp32" and own != "sdpa":
-        # FlashAttention takes 16 bits alone (flash_attn_interface.py); PyTorch has other fused kernels
+        # FlashAttention takes only 16 bits (flash_attn_interface.py); PyTorch has other fused kernels
         return "unfused"
     if named == "unfused" or (named is None and own == "unfused"):
         return "unfused"

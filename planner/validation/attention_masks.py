@@ -1,10 +1,9 @@
-"""What attention looks at: all keys, those in a window, keys with a bias for their distance (ALiBi), learned sinks.
+"""What attention sees: all keys, those in a window, keys with a bias for their distance (ALiBi), learned sinks.
 
-mistral-7b before v0.3                                 a window of 4,096 keys
-sliding_window=4096, window size 4096                  a window of as many, in every layer
-window_pattern SSSL                                    the window of as much work, of layers that differ
-alibi, BLOOM, Baichuan 13B                             a bias, which PyTorch's kernels read as a mask
-GPT-OSS                                                learned sinks
+mistral-7b before v0.3                                 a window of 4,096 keys sliding_window=4096, window size 4096
+a window of that size, in every layer window_pattern SSSL                                    layers that differ: the
+window with the same work alibi, BLOOM, Baichuan 13B                             a bias, which PyTorch's kernels read as
+a mask GPT-OSS                                                learned sinks
 """
 
 import math
@@ -19,11 +18,11 @@ from planner.validation.traits import flags_of
 from planner.validation.words import mentions, says
 
 MISTRAL_WINDOW = 4096
-"""Keys that Mistral 7B looks back at (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""
+"""Keys that Mistral 7B attends to (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""
 
 _PATTERN = r"\bwindow[-_ ]pattern\W+([sl]+)\b"
-"""Words for layers in turn that look back at half of a sequence (S) and at all of it (L), the last one at all of it
-(nanochat/gpt.py at 348fbb3: _compute_window_sizes)."""
+"""Words for a pattern of layers that attend to half of a sequence (S) or to all of it (L); the last layer always
+attends to all (nanochat/gpt.py at 348fbb3: _compute_window_sizes)."""
 
 _WINDOW = r"sliding[-_ ]window(?:[-_ ]size)?|\bwindow[-_ ]size\b|\bswa\b"
 
@@ -31,11 +30,11 @@ _ALIBI = r"\balibi\b"
 _WITH_ALIBI = (
     r"(?<![a-z])baichuan[-_ ]?2?[-_ ]?13b(?![a-z0-9])|(?:^|/|(?:run|tune)_)bloomz?(?![a-z]|[-_ ](?:like|style))"
 )
-"""Words for slopes as positions, and models that have them by their own name, not by a part of it."""
+"""Words for ALiBi (slopes as positions), and full names of models that have it."""
 
 _FAST_SINKS, _SLOW_SINKS = "26.06", "26.06.01"
-"""Container from which on attention with learned sinks is fast, and the one after it whose notes tell of slow sinks
-again (issue 256 of cudnn-frontend)."""
+"""Container from which attention with learned sinks is fast, and a later one whose notes report slow sinks again (issue
+256 of cudnn-frontend)."""
 
 
 def with_window(row: Row, stack: Software, notes: list[str]) -> Software:
@@ -49,8 +48,10 @@ def with_window(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def window_of(row: Row) -> int | None:
-    """Keys that attention looks back at, as flags say; None where they say nothing of a window. Raises RequestError for
-    one of unknown length, or of some layers alone."""
+    """Keys of the attention window that flags state; None if they state no window.
+
+    Raises RequestError for a window of unknown length, or in some layers only.
+    """
     flags = row.words("model", "other_flags")
     if mentions(flags, _PATTERN) and (pattern := re.search(_PATTERN, flags)) is not None:
         return _same_work(pattern[1], row.integer("n_layers") or 0, row.integer("seq_len") or 0)
@@ -63,15 +64,17 @@ def window_of(row: Row) -> int | None:
 
 
 def _same_work(pattern: str, layers: int, sequence: int) -> int:
-    """Keys of a window in all layers that leaves attention as much work as windows of a pattern do: one of a share x of
-    the keys leaves 2 x - x^2 (`planner.pricing.kernels`)."""
+    """The window in keys that, in all layers, leaves attention as much work as the windows of a pattern.
+
+    A window of a share x of the keys leaves 2 x - x^2 (`planner.pricing.kernels`).
+    """
     shares = [0.5 if pattern[at % len(pattern)] == "s" and at < layers - 1 else 1.0 for at in range(layers)]
     work = sum(2 * share - share**2 for share in shares) / max(1, layers)
     return round(sequence * (1 - math.sqrt(1 - work)))
 
 
 def with_alibi(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with ALiBi as a mask in memory, where its fused kernels know no slopes."""
+    """The stack with ALiBi as a mask in memory, if its fused kernels do not support slopes."""
     if stack.attention == "unfused" or not _has_alibi(row):
         return stack
     if stack.name != "paddle" and not _by_torch(row, stack.attention):
@@ -81,13 +84,13 @@ def with_alibi(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def _has_alibi(row: Row) -> bool:
-    """Whether positions are slopes, by what a row says or by its model."""
+    """Whether positions are ALiBi slopes, by the words of a row or by its model."""
     named = says(row.words("model", "other_flags", "notes"), _ALIBI)
     return mentions(row.text("model").lower(), _WITH_ALIBI) if named is None else named
 
 
 def _by_torch(row: Row, attention: AttentionKernels) -> bool:
-    """Whether attention is torch's scaled_dot_product_attention, which knows no slopes."""
+    """Whether attention is torch's scaled_dot_product_attention, which does not support ALiBi."""
     return row.text("flash_attention").lower() == "sdpa" or attention == "sdpa"
 
 

@@ -1,5 +1,5 @@
-"""Dropout, of probabilities in attention and of branches that join the residual stream, and determinism: a backward
-pass of attention that adds up in one order."""
+"""Dropout, of probabilities in attention and of branches that join the residual stream; and determinism, a backward
+pass of attention that adds up in a fixed order."""
 
 from dataclasses import replace
 
@@ -12,27 +12,29 @@ _DETERMINISTIC = r"deterministic[-_]mode|nvte[-_]allow[-_]nondeterministic[-_]al
 _SHARE = r"\s*[=: ]\s*0?\.\d*[1-9]"
 _DROPS_PROBABILITIES = rf"attention[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
 _DROPS_BRANCHES = rf"hidden[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
-"""Words for a backward pass of attention that adds up in one order, for dropout in attention, and for that of branches
-that join the residual stream; "dropout 0.1" is both."""
+"""Words for a backward pass of attention that adds up in a fixed order, for dropout in attention, and for dropout of
+branches that join the residual stream; "dropout 0.1" means both kinds of dropout."""
 
 _FUSED_DROPOUT = r"bias[-_]dropout[-_](?:add[-_])?fusion"
 _FLASH_DROPOUT = (1.05, 1.05)
-"""FlashAttention-2 with dropout over without: 0.728 and 0.695 ms, forward and backward together, on GB200 with four
-sequences of 1,024 tokens and 16 heads of 128 (NVIDIA/TransformerEngine pull request 3313, flash-attn 2.7.4). The first
-generation is taken to lose as much."""
+"""Time of FlashAttention-2 with dropout over that without: 0.728 and 0.695 ms, forward and backward together, on GB200
+with four sequences of 1,024 tokens and 16 heads of 128 (NVIDIA/TransformerEngine pull request 3313, flash-attn 2.7.4).
+The same is assumed for the first generation."""
 
 _CUDNN_DROPOUT = (1.03, 1.03)
 _FAST_DROPOUT = (1.25, 1.54)
-"""Other kernels with dropout over without. cuDNN on H200, 0.614 and 0.594 ms of the same (issue 3312, layout sbhd): the
-least, as kernels as short wait for the host. FlashAttention-4 on GB200, with 32,768 tokens: 75 to 85% of the FLOP/s
-forward, and 60 to 70% backward (Dao-AILab/flash-attention pull request 2597: cuDNN with dropout is slower backward).
-Numbers for each score are hardly drawn behind what else such kernels do (Ma, Liu and Krashinsky 2024, arXiv
-2410.07531)."""
+"""Time of other kernels with dropout over that without. cuDNN on H200: 0.614 and 0.594 ms for the same shape (issue
+3312, layout sbhd). This is a lower bound, because such short kernels wait for the host. FlashAttention-4 on GB200, with
+32,768 tokens: 75 to 85% of the FLOP/s forward, and 60 to 70% backward (Dao-AILab/flash-attention pull request 2597:
+cuDNN with dropout is slower backward). Such kernels can hardly overlap the random numbers for each score with other
+work (Ma, Liu and Krashinsky 2024, arXiv 2410.07531)."""
 
 
 def with_dropout(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with the dropout that the flags of a row name. `passes` of `megatron-2021` were fitted to runs with
-    dropout, and have that of branches in them."""
+    """The stack with the dropout that the flags of a row name.
+
+    `passes` of `megatron-2021` were fitted to runs with dropout, and include that of branches.
+    """
     flags = row.text("other_flags").lower()
     if mentions(flags, _DROPS_PROBABILITIES):
         stack = _with_dropped_probabilities(row, stack, notes)
@@ -56,7 +58,7 @@ def _with_dropped_probabilities(row: Row, stack: Software, notes: list[str]) -> 
 
 
 def _longer(row: Row, attention: AttentionKernels) -> tuple[float, float] | None:
-    """How many times longer fused attention takes with dropout, forward and backward; None if that is not known."""
+    """How many times longer fused attention takes with dropout, forward and backward; None if unknown."""
     device = row.text("profile")
     if attention in ("flash1", "flash2", "sdpa") or device.startswith(AMPERE):
         return _FLASH_DROPOUT
@@ -64,8 +66,11 @@ def _longer(row: Row, attention: AttentionKernels) -> tuple[float, float] | None
 
 
 def in_one_order(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with the order in which flags say that the backward pass of attention adds up. On A100 Transformer
-    Engine calls no cuDNN then (get_attention_backend: device_compute_capability < (9, 0)), but FlashAttention-2."""
+    """The stack with the fixed order in which, by flags, the backward pass of attention adds up.
+
+    On A100 Transformer Engine then calls FlashAttention-2 and not cuDNN (get_attention_backend:
+    device_compute_capability < (9, 0)).
+    """
     if stack.attention == "unfused" or not mentions(row.words("other_flags", "flag"), _DETERMINISTIC):
         return stack
     if stack.attention == "flash2" or (stack.attention == "best" and row.text("profile").startswith(AMPERE)):

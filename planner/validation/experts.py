@@ -12,18 +12,18 @@ from planner.validation.versions import SORTED_ROWS
 from planner.validation.words import mentions, mentions_of, says
 
 _FUSED_RECIPES = "26.06"
-"""Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
+"""Container from which recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
 
 _ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
 """Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
 
 _ALL_TO_ALL = r"dispatcher[-_]type\s*[=: ]\s*\W?alltoall"
-"""Words for the dispatcher of Megatron-Core that sends rows to their experts, and only there."""
+"""Words for the dispatcher of Megatron-Core that sends rows to their experts only."""
 
 _GRAPHS = r"cuda[-_ ]graphs?"
 _STEP_IN_GRAPH = rf"full[-_ ](?:iteration[-_ ])?{_GRAPHS}"
-"""Words for CUDA graphs, of parts of blocks where these stand behind (Megatron-Core's `cuda_graph_scope`), or of a step
-(`cuda_graph_impl`; FULL_CUDA_GRAPH of MLPerf's NeMo)."""
+"""Words for CUDA graphs: of parts of blocks if the parts follow (Megatron-Core's `cuda_graph_scope`), or of a whole
+step (`cuda_graph_impl`; FULL_CUDA_GRAPH of MLPerf's NeMo)."""
 
 CAPACITY = r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"
 """Words for experts that drop the rows beyond their capacity."""
@@ -43,7 +43,7 @@ _KERNELS = (
 
 
 def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with what flags say, or else recipes decide, about experts, and how its dispatcher sorts rows."""
+    """The stack with what flags, or else recipes, say about experts, and how its dispatcher sorts rows."""
     flags = flags_of(row)
     stack = _DROPS.given(f"{row.text('model')}; {flags}; {row.text('notes')}".lower(), stack, notes)
     for trait in _KERNELS:
@@ -70,7 +70,7 @@ def with_graphs(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def fuses_experts(row: Row) -> bool:
-    """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200, GB300 and, but for GPT-OSS,
+    """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200, GB300 and, except for GPT-OSS,
     on B300 (perf_recipes at 067f987d)."""
     if row.text("arch").lower() != "moe" or row.precision() != "fp8" or release_of(row) < _FUSED_RECIPES:
         return False
@@ -80,15 +80,15 @@ def fuses_experts(row: Row) -> bool:
 
 
 def _sent_by_flags(flags: str) -> Dispatcher | None:
-    """How flags say that rows get to their experts."""
+    """How rows reach their experts, by flags; None if they do not say."""
     if mentions(flags, _ONCE):
         return "once"
     return "alltoall" if mentions(flags, _ALL_TO_ALL) else None
 
 
 def _graphs_by_flags(flags: str) -> Graphs | None:
-    """What flags say to be in CUDA graphs, by modules of Megatron-Core (`cuda_graph_scope`) or as a whole; None where
-    they name neither."""
+    """What is in CUDA graphs by flags: modules of Megatron-Core (`cuda_graph_scope`) or all; None if they name
+    neither."""
     if says(flags, _GRAPHS) is False or says(flags, rf"{_GRAPHS}[-_ ]impl") is False:
         return "none"
     if mentions(flags, _STEP_IN_GRAPH) or mentions_of(flags, _GRAPHS, r"\bfull[-_ ]iteration"):

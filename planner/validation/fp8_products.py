@@ -14,7 +14,8 @@ from planner.validation.words import mentions
 
 
 def products_of(row: Row) -> str:
-    """The dtype of matrix products where it is not that of the tensors: recipes in fp8 keep all else in bf16."""
+    """The dtype of matrix products if it differs from that of tensors, else empty: fp8 recipes keep everything else in
+    bf16."""
     if row.precision() == "fp8":
         return "fp8"
     return "tf32" if mentions(row.text("precision_detail").lower(), "tf32") else ""
@@ -28,7 +29,7 @@ def with_narrow_gathers(row: Row, stack: Software, notes: list[str]) -> Software
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
         return replace(stack, gathers_narrow=True)
     if stack.gathers_narrow and not re.search(NARROW_RECIPES, row.text("source").lower()):
-        return replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
+        return replace(stack, gathers_narrow=False)  # Transformer Engine, but not a recipe that asks for it
     return stack
 
 
@@ -38,7 +39,7 @@ def with_products(row: Row, stack: Software, notes: list[str]) -> Software:
     engine = products == "fp8" and stack.name in TRANSFORMER_ENGINE
     if engine:
         stack = replace(stack, keeps_fp8=True)
-        if not stack.gathers_narrow and stack.name != "llm-foundry":  # which has them of one block at a time
+        if not stack.gathers_narrow and stack.name != "llm-foundry":  # which has them for one block at a time
             stack = replace(stack, stored=replace(stack.stored, beside=2.0 * share_of_blocks(row)))
     gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxf(?:p|loat)8|fp8[-_ ]mx", detail) else 1.0
     if products == "fp8" and stack.name.startswith("fsdp") and gained == 1.0:
@@ -50,8 +51,11 @@ def with_products(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def _scales_as_they_are(row: Row, detail: str) -> bool:
-    """Whether products in fp8 use current scaling: rows say so, or are of Megatron Bridge, in fp8 and of no other
-    recipe (the "FP8" of its tables is fp8_cs of perf_recipes)."""
+    """Whether fp8 products use current scaling.
+
+    Rows say so, or they are fp8 rows of Megatron Bridge without another recipe (the "FP8" of its tables is fp8_cs of
+    perf_recipes).
+    """
     if mentions(detail, r"current[-_ ]scaling|fp8[-_ ]?cs\b|tensorwise"):
         return True
     other = mentions(detail, r"mx|delayed|block|rowwise|nvfp4")

@@ -20,12 +20,13 @@ _KEPT_GATES = Trait(
 
 _COMPLEX_ROTATIONS = r"torchtitan|kempnerforge"
 """Words for models that rotate heads in complex numbers, for which inductor generates no code (torchtitan issue 15;
-kempnerforge/model/position.py). `passes` of fsdp-compiled was fitted to runs of such models, gates counted apart."""
+kempnerforge/model/position.py). `passes` of fsdp-compiled was fitted to runs of such models, with gates counted
+separately."""
 
 _REAL_ROTATIONS = r"(?<![a-z])qwen[-_ ]?3(?!\d|b(?![a-z0-9]))|gpt[-_ ]?oss"
-"""Models of torchtitan that rotate real numbers instead: Qwen3 since the day that it came (7f1fa4815 of August 18,
-2025: `rotate_half`; CosSinRoPE of models/common/rope.py later), GPT-OSS since it came (de335b321 of October 2025).
-Llama, DeepSeek and Kimi have complex ones at all of its versions up to b5bcd76c6 (August 2026)."""
+"""Models of torchtitan that rotate real numbers instead: Qwen3 since its first day (7f1fa4815 of August 18, 2025:
+`rotate_half`; CosSinRoPE of models/common/rope.py later), GPT-OSS since its first day (de335b321 of October 2025).
+Llama, DeepSeek and Kimi use complex numbers in all versions up to b5bcd76c6 (August 2026)."""
 
 
 def with_gates_of_liger(row: Row, stack: Software, notes: list[str]) -> Software:

@@ -1,12 +1,12 @@
-"""In which dtype a stack keeps and reduces gradients and the optimizer's state, where these are, and in which buckets.
+"""The dtype in which a stack keeps and reduces gradients and optimizer states, where these are, and their buckets.
 
-optimizer offload                                   gradients and states on the host
-flags, or recipes of NVIDIA                         gradients in bf16; of recipes narrower states, too
-ZeRO 3 of DeepSpeed                                 gradients in the dtype of weights, unless grad_accum_dtype
-                                                    says more
-DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million
-NeMo before September 2024                          buckets of a layer or of a virtual stage
-gradient accumulation fusion denied                 gradients are added up by a pass of its own
+optimizer offload                                   gradients and states on the host flags, or recipes of NVIDIA
+gradients in bf16; with recipes also narrower states ZeRO 3 of DeepSpeed                                 gradients in
+the dtype of weights, unless grad_accum_dtype
+                                                    is wider
+DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million NeMo before
+September 2024                          buckets of a layer or of a virtual stage gradient accumulation fusion denied
+a pass of its own accumulates gradients
 """
 
 import math
@@ -47,11 +47,11 @@ _NEMO_2 = "2024-09"
 """Month in which NeMo 2 got its buckets of 128 Mi parameters (1d5de59460)."""
 
 _NEMO_1 = "mlperf training v4.1"
-"""Source that used NeMo 1 later (optim@model.optim=distributed_fused_adam in run_and_time.sh of GPT-3)."""
+"""A source that used NeMo 1 later than that (optim@model.optim=distributed_fused_adam in run_and_time.sh of GPT-3)."""
 
 
 def with_gradients(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with what a row says of gradients, or else its recipe or engine does."""
+    """The stack with what a row says about gradients, or else with what its recipe or engine does."""
     words = sharding_flags(row)
     stack = _ON_THE_HOST.given(words, stack, notes)
     recipes = mentions(f"{words}; {row.text('source').lower()}", NARROW_RECIPES)
@@ -72,7 +72,7 @@ def with_gradients(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def with_sums(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with a pass of its own that adds up gradients, where flags deny the fused one."""
+    """The stack with a pass of its own that accumulates gradients, if flags deny the fused one."""
     return _UNFUSED_SUMS.given(flags_of(row), stack, notes)
 
 
@@ -92,9 +92,11 @@ def share_of_blocks(row: Row) -> float:
 
 
 def _nemo_1_bucket(row: Row) -> int:
-    """Parameters in a bucket of NeMo 1: those that a device has of a layer, or of a virtual stage where there are any
-    (v1.23.0, megatron_gpt_model.py: `distributed_adam_buckets`). 0 where the row does not say how many, or has experts,
-    whose gradients are reduced among fewer devices."""
+    """Parameters in a bucket of NeMo 1: those of a layer on a device, or of a virtual stage if there are any.
+
+    Source: v1.23.0, megatron_gpt_model.py: `distributed_adam_buckets`. 0 if the row does not state the sizes, or has
+    experts, whose gradients are reduced among fewer devices.
+    """
     layers, stages = row.integer("n_layers"), row.integer("vpp") or 1
     if not layers or row.parameters is None or row.text("arch").lower() == "moe":
         return 0
@@ -103,10 +105,12 @@ def _nemo_1_bucket(row: Row) -> int:
 
 
 def _flat_gradients(row: Row) -> float:
-    """Bytes by which the buffers of Megatron-DeepSpeed are larger in bf16 than in fp16, whose buckets of 16 bits are
-    among what devices reserve, as fitted to such runs: gradients in fp32 are copied into a flat tensor of `_BUCKET`
-    elements for their reduction (deepspeed/runtime/engine.py: allreduce_bucket). No block that activations have left
-    is as large, so that the allocator takes it beside them."""
+    """Bytes by which the buffers of Megatron-DeepSpeed are larger in bf16 than in fp16.
+
+    Its fp16 buckets are part of what devices reserve, as fitted to such runs. In bf16, fp32 gradients are copied into a
+    flat tensor of `_BUCKET` elements for their reduction (deepspeed/runtime/engine.py: allreduce_bucket). No block that
+    activations have left is large enough, so the allocator takes new memory for it.
+    """
     shards = (row.integer("tp") or 1) * (row.integer("pp") or 1)
     parameters = (row.parameters or math.inf) / shards
     flat, cast, narrow = 4, 2, 2  # bytes of an element: in fp32, cast for the all-reduce, and in the bucket of fp16
@@ -114,9 +118,12 @@ def _flat_gradients(row: Row) -> float:
 
 
 def _narrow_states(row: Row) -> dict[str, float]:
-    """What NVIDIA's recipes keep in less than fp32. In bf16 the lower half of a master weight beside the weight itself:
-    NeMo 1 (megatron_base_model.py: store_param_remainders) and Megatron Bridge (use_precision_aware_optimizer), but not
-    under FSDP; DeepSeek's moments in Megatron Bridge (deepseek_v3.py: exp_avg_dtype, exp_avg_sq_dtype)."""
+    """Bytes of states that NVIDIA's recipes keep in less than fp32, by fields of `Stored`.
+
+    In bf16, the lower half of a master weight beside the weight itself: NeMo 1 (megatron_base_model.py:
+    store_param_remainders) and Megatron Bridge (use_precision_aware_optimizer), but not under FSDP. And DeepSeek's
+    moments in Megatron Bridge (deepseek_v3.py: exp_avg_dtype, exp_avg_sq_dtype).
+    """
     narrow = {}
     bridge = of_bridge(row)
     if row.precision() == "bf16" and row.zero_stage() != 3 and (bridge or row.date() < "2025"):

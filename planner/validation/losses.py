@@ -1,11 +1,10 @@
-"""The loss of a stack, and what of the logits stands in memory while it is computed.
+"""The loss of a stack, and what of the logits is in memory while it is computed.
 
-one kernel of Triton or CUDA, Liger                    its gradient takes the place of the logits
-fused linear cross entropy (Liger), a loss in chunks   a piece of the logits at a time
-eager cross entropy in a compiled stack                all logits in fp32
-logits held, use_cache                                 logits in fp32 through the backward pass
-tensor parallelism of PyTorch without loss_parallel    logits of all words on every device
-PyTorch's cross entropy of whole logits                copies in fp32 beside those that every loss has
+one kernel of Triton or CUDA, Liger                    its gradient replaces the logits fused linear cross entropy
+(Liger), a loss in chunks   a piece of the logits at a time eager cross entropy in a compiled stack                all
+logits in fp32 logits held, use_cache                                 logits in fp32 through the backward pass tensor
+parallelism of PyTorch without loss_parallel    logits of all words on every device PyTorch's cross entropy of whole
+logits                copies in fp32 beside those that every loss has
 """
 
 from dataclasses import replace
@@ -20,7 +19,7 @@ from planner.validation.words import mentions
 
 _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 """Words for a loss in one kernel of Triton or CUDA, under FSDP (unsloth's, FlashAttention's). Models of transformers
-hand it a copy in fp32 of the logits but those of the last token, beside the logits in fp32 (modeling_llama.py until
+pass it an fp32 copy of the logits without those of the last token, beside the logits in fp32 (modeling_llama.py until
 4.45: `logits.float()`, `shift_logits.contiguous()`)."""
 
 _PLAIN_LOSS = Trait(
@@ -32,8 +31,8 @@ _PLAIN_LOSS = Trait(
 )
 
 _HELD_LOGITS = r"\blogits (?:are )?held\b"
-"""Words for logits in fp32 that a variable still has while gradients are computed, though PyTorch's cross entropy needs
-them no more (prime-rl's sft/train.py deletes `logits`, and not the `out` that has them)."""
+"""Words for fp32 logits that a variable still holds while gradients are computed, although PyTorch's cross entropy no
+longer needs them (prime-rl's sft/train.py deletes `logits`, but not the `out` that holds them)."""
 
 _CACHE = r"\buse[-_ ]cache\b"
 
@@ -41,38 +40,41 @@ _CHUNKED_LOSS = (
     r"(?<!\b1 )(?<!\bone )chunk(?:s|ed)?[-_ ](?:of the |of )?(?:loss|cross[-_ ]entropy|ce\b)"
     r"|(?:loss|cross[-_ ]entropy|\bce)[-_ ](?:in )?(?!(?:num[-_ ])?chunks?\s*[=: ]\s*1\b)chunk"
 )
-"""Words for logits and their loss in parts of the tokens, the projection with them (torchtitan's ChunkedCELoss)."""
+"""Words for logits and their loss in chunks of the tokens, the projection included (torchtitan's ChunkedCELoss)."""
 
 _CHUNKED_PROJECTION = "2026-04-27"
-"""Date from which on torchtitan's loss in chunks has the projection in them (786e26f8e); before it cut logits that were
-whole, and kept the logarithms of each chunk in fp32 for the backward pass (components/loss.py at e23bb707d)."""
+"""Date from which torchtitan's chunked loss includes the projection (786e26f8e). Before, it cut whole logits, and kept
+the logarithms of each chunk in fp32 for the backward pass (components/loss.py at e23bb707d)."""
 
 _OWN_LOSS = ("megatron", "megatron-2021")
-"""Stacks that compute the loss kernel by kernel unless they are told otherwise (`_VocabParallelCrossEntropy`, in
-Megatron-LM since 2020). `passes` of deepspeed was fitted to runs whose losses were so, and has it in it."""
+"""Stacks that compute the loss kernel by kernel unless told otherwise (`_VocabParallelCrossEntropy`, in Megatron-LM
+since 2020). `passes` of deepspeed was fitted to runs with this loss, and includes it."""
 
 _MEGATRON_LOSS = r"\bnanotron\b"
-"""Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
+"""Words for frameworks that have Megatron's loss even if everything else is eager (nanotron's `_ShardedCrossEntropy`,
 tensor_parallel/functional.py)."""
 
 _OTHER_LOSS = r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b"
-"""Words for a loss in one kernel, or for that of PyTorch in a framework of one's own."""
+"""Words for a loss in one kernel, or for PyTorch's loss in another framework."""
 
 _FSDP = r"\bfsdp2?\b|\bdtensor\b|parallelize_module"
 """Words for PyTorch's own parallelism in a row with tensor parallelism."""
 
 
 def logits_of(row: Row) -> float:
-    """Logits of a micro-batch on a device."""
+    """Number of logits of a micro-batch on a device."""
     tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0) / (row.integer("cp") or 1)
     tensor = 1 if gathers_logits(row) else row.integer("tp") or 1
     return tokens * (row.integer("vocab") or 0) / tensor
 
 
 def gathers_logits(row: Row) -> bool:
-    """Whether tensor parallel devices hold the logits of all words: in Aleph Alpha's framework, and where a row names
-    FSDP beside PyTorch's own tensor parallelism (the head is ColwiseParallel(output_layouts=Replicate()),
-    pytorch/tutorials intermediate_source/TP_tutorial.rst) but no `loss_parallel`, which torchtitan has by default."""
+    """Whether tensor-parallel devices hold the logits of all words.
+
+    They do in Aleph Alpha's framework, and if a row names FSDP with PyTorch's own tensor parallelism (the head is
+    ColwiseParallel(output_layouts=Replicate()), pytorch/tutorials intermediate_source/TP_tutorial.rst) without
+    `loss_parallel`, which torchtitan has by default.
+    """
     if is_aleph_alpha(row):
         return True
     if (row.integer("tp") or 1) == 1 or not stack_of(row, row.zero_stage() or 0).startswith("fsdp"):
@@ -111,7 +113,7 @@ def with_chunked_loss(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def with_loss_of_pytorch(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with PyTorch's own cross entropy, kernel by kernel, where its loss has whole logits."""
+    """The stack with PyTorch's own cross entropy, kernel by kernel, if its loss has whole logits."""
     if stack.loss != "whole" or not (stack.name.startswith("fsdp") or gathers_logits(row)):
         return stack
     return replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")
@@ -125,18 +127,23 @@ def with_loss_of_megatron(row: Row, stack: Software, notes: list[str]) -> Softwa
 
 
 def _further_copies(row: Row) -> float:
-    """Bytes of logits in fp32 beside the two that `loss` counts: the backward pass of PyTorch's own cross entropy holds
-    the softmax, the gradient that nll_loss_backward makes, and that which _log_softmax_backward_data makes of both.
-    Where tensor parallel devices share out the words, its loss_parallel adds the exponential of the softmax to such a
-    gradient, and has four at once (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)."""
+    """Bytes of fp32 logits beyond the two copies that `loss` counts.
+
+    The backward pass of PyTorch's own cross entropy holds the softmax, the gradient of nll_loss_backward, and that of
+    _log_softmax_backward_data, which is computed from both. If tensor-parallel devices shard the words, its
+    loss_parallel adds the exponential of the softmax to such a gradient, and holds four at once
+    (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward).
+    """
     shared = not gathers_logits(row) and (row.integer("tp") or 1) > 1
     return (2 if shared else 1) * 4.0 * logits_of(row)
 
 
 def _cached(row: Row) -> float:
-    """Bytes of keys and values in 16 bits of all layers, which models of transformers return with their logits unless
-    `use_cache` is off (its own gradient_checkpointing switches it off, torch's checkpoint_wrapper around layers does
-    not). Layers that are not recomputed keep the same for their backward pass."""
+    """Bytes of keys and values of all layers in 16 bits, which models of transformers return unless `use_cache` is off.
+
+    Their own gradient_checkpointing turns it off; torch's checkpoint_wrapper around layers does not. Layers that are
+    not recomputed keep the same values for their backward pass.
+    """
     heads = row.integer("n_kv_heads") or row.integer("n_heads") or 0
     size = row.integer("head_dim") or (row.integer("hidden") or 0) / (row.integer("n_heads") or 1)
     tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0)

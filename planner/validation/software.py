@@ -1,4 +1,4 @@
-"""The software of a run: the stack that its row names, changed by all that the row says of how it was run.
+"""The software of a run: the stack that its row names, changed by everything that the row says about how it ran.
 
     which stack                           planner.validation.stack_names
     what it did until a date              versions
@@ -12,8 +12,8 @@
     what is in use at the peak            allocation
 
 Each trait is a function of the row, the stack so far and the notes for the reader. Their order is that of `_BEFORE` and
-`_AFTER`: some look at what those before have changed (`loss`, `buffers`), and those of `_AFTER` at the kernels of
-attention.
+`_AFTER`: some read what earlier ones have changed (`loss`, `buffers`), and those of `_AFTER` read the attention
+kernels.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,10 @@ from planner.validation.versions import of_its_time
 
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:
-    """The cluster that a row ran on, with the software that it used. Raises `HardwareProfileError`."""
+    """The cluster that a row ran on, with the software that it used.
+
+    Raises `HardwareProfileError`, and RequestError for software or a power limit that is unknown.
+    """
     cluster = machine_as_stated(row, devices, notes)
     return cluster.with_software(software_of(row, cluster, zero, notes)).with_devices(devices)
 
@@ -55,13 +58,13 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
 
 
 def _copying_inputs(row: Row, stack: Software, notes: list[str]) -> Software:
-    """PaddlePaddle copies what tensor parallel products read (see `Software.copies_inputs`)."""
+    """PaddlePaddle copies the inputs of tensor-parallel products (see `Software.copies_inputs`)."""
     copies = stack.name == "paddle" and (row.integer("tp") or 1) > 1
     return replace(stack, copies_inputs=True) if copies else stack
 
 
 def _as_flagged(row: Row, stack: Software, notes: list[str]) -> Software:
-    """What flags say of overlaps, modules and kernels."""
+    """The stack with what flags say about overlaps, modules and kernels."""
     flags = flags_of(row)
     precision = f"{row.precision()}; {row.text('precision_detail').lower()}"
     return with_kernels(with_overlaps(stack, flags), flags, notes, row.date(), precision)

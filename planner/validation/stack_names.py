@@ -1,4 +1,4 @@
-"""Which training stack a run was done with, as far as its row says.
+"""The training stack of a run, as far as its row says.
 
     what the row says                                            stack
     a name in its column `stack`                                 that one; of Megatron-LM that of its date
@@ -16,8 +16,8 @@
     anything else                                                megatron-2021 before 2023 without fused attention,
                                                                  else megatron
 
-Words are looked for in flags and source first, and in notes where those name none; a word that is denied ("not NeMo")
-does not count.
+Words are searched in flags and source first, and in notes if those name none; a denied word ("not NeMo") does not
+count.
 """
 
 import re
@@ -35,14 +35,14 @@ _NEMO = rf"nemo|{BRIDGE}"
 _LOOP = (
     r"\b(?:py)?torch\b(?!\.compile)[^;,]*\b(?:ddp|data[- ]parallel)|\bddp\b|distributeddataparallel|\bplain pytorch\b"
 )
-"""Words for a training loop of PyTorch's own. Where it is compiled its chains are kernels of inductor, as under
-compiled FSDP, and none of Megatron's."""
+"""Words for a training loop in plain PyTorch. If it is compiled, its chains are kernels of inductor, as under compiled
+FSDP, and not of Megatron."""
 
 _NVIDIA_KERNELS = "2024"
-"""Date before which NeMo ran Megatron-LM's kernels of its time, and hid no communication unless it was told to."""
+"""Date before which NeMo used the Megatron-LM kernels of its time, and overlapped no communication unless told to."""
 
 _PADS_SHAPES = "2024"
-"""Date from which on compilers pad the rows of products to multiples of 16 bytes (shape_padding of
+"""Date from which compilers pad the rows of products to multiples of 16 bytes (shape_padding of
 torch/_inductor/config.py is on since PyTorch 2.2, and was off in 2.0)."""
 
 _MEGATRON_OF_ITS_DATE = "megatron-lm"
@@ -50,7 +50,7 @@ _MEGATRON_OF_ITS_DATE = "megatron-lm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Framework:
-    """Words for a framework, unless others stand beside them, its stack, and the ZeRO stages with which it is that."""
+    """Words for a framework, words that exclude it, its stack, and the ZeRO stages for which it counts."""
 
     words: str
     stack: str
@@ -68,12 +68,14 @@ _FRAMEWORKS = (
     _Framework(words=r"internevo|internlm", stack="internevo", zero=(0, 1, 2)),
     _Framework(words=r"transformer engine|\bte\b", stack="megatron", zero=(0, 1, 2)),
 )
-"""The first that is mentioned counts."""
+"""The first one that is mentioned counts."""
 
 
 def stack_of(row: Row, zero: int) -> str:
-    """The stack that a row names, else that of words in its flags and its source, else of words in its notes. Raises
-    RequestError for a stack that is not known."""
+    """The stack that a row names, else that of words in its flags and source, else of words in its notes.
+
+    Raises RequestError for an unknown stack.
+    """
     if (named := row.stack()) is not None:
         return _named(row, named, zero)
     if row.text("profile").startswith("ascend"):
@@ -91,9 +93,9 @@ def stack_of(row: Row, zero: int) -> str:
 
 def _named(row: Row, named: str, zero: int) -> str:
     """The stack of a row that names one, by its version."""
-    if named in ("fsdp", "pytorch") and row.truth("compile"):  # our runtime by that name compiles nothing
+    if named in ("fsdp", "pytorch") and row.truth("compile"):  # our runtime of that name compiles nothing
         return "fsdp-compiled"
-    if row.text("stack").lower().startswith("megatron-lm"):  # a framework, whose kernels go by the date
+    if row.text("stack").lower().startswith("megatron-lm"):  # the framework's kernels go by the date
         return _megatron(row)
     if re.match(BRIDGE, row.text("stack").lower()) and fuses_experts(row):
         return "nemo-2606"
@@ -114,7 +116,7 @@ def _mentioned(row: Row, words: str, zero: int) -> str | None:
 
 
 def _version(row: Row, framework: str, zero: int) -> str:
-    """The stack of a framework, as it was used and when."""
+    """The stack of a framework, by its use and date."""
     if framework == "deepspeed":
         return "deepspeed-zero3" if zero == 3 else "deepspeed"
     if framework == "nemo":
@@ -123,33 +125,35 @@ def _version(row: Row, framework: str, zero: int) -> str:
 
 
 def _names_megatron(row: Row) -> bool:
-    """Whether a row names Megatron, whose modules are its own whatever launched them."""
+    """Whether a row names Megatron, whose modules are its own, whatever launches them."""
     return mentions(row.words("source", "other_flags"), r"megatron")
 
 
 def _megatron(row: Row) -> str:
-    """Megatron-LM as it was when a row was measured; a row without a date is not from before FlashAttention."""
+    """Megatron-LM of the time of the row; a row without a date is taken to be later than FlashAttention."""
     fused, date = row.attention(), row.date()
     before = fused in (None, "unfused") and bool(date) and date < "2023"
     return "megatron-2021" if before else "megatron"
 
 
 def _nemo(row: Row) -> str:
-    """NeMo, on Transformer Engine since 2024; before, where attention is not fused, Megatron-LM's kernels of 2022 with
-    their dropout of attention (conf/training/gpt3 of NeMo-Framework-Launcher 23.03: transformer_engine False)."""
+    """NeMo, on Transformer Engine since 2024. Before, without fused attention, it had Megatron-LM's kernels of 2022
+    with their dropout of attention (conf/training/gpt3 of NeMo-Framework-Launcher 23.03: transformer_engine False)."""
     early = bool(row.date()) and row.date() < _NVIDIA_KERNELS
     return "megatron-2021" if early and row.attention() == "unfused" else "nemo"
 
 
 def _sharded_by_torch(row: Row) -> bool:
-    """Whether flags name FSDP and not DeepSpeed, so that a title with both is no word for either."""
+    """Whether flags name FSDP and not DeepSpeed; then a title with both names decides nothing."""
     flags = row.text("other_flags").lower()
     return mentions(flags, r"\bfsdp2?\b|fully[- ]sharded") and not mentions(flags, r"deepspeed")
 
 
 def pads_vocabulary(row: Row) -> bool:
-    """Whether a row was run with a vocabulary that was padded, or with products whose rows a compiler pads: not by
-    models of PyTorch and Hugging Face that are not compiled. Raises RequestError for a stack that is not known."""
+    """Whether the vocabulary of a row was padded, or a compiler pads the rows of its products.
+
+    Models of PyTorch and Hugging Face that are not compiled do neither. Raises RequestError for an unknown stack.
+    """
     stack = stack_of(row, row.zero_stage() or 0)
     if stack == "deepspeed" and mentions(row.text("other_flags").lower(), HUGGING_FACE) and not _names_megatron(row):
         return False

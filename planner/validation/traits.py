@@ -1,5 +1,5 @@
-"""A trait that words of a row give a training stack, the texts in which words are looked for, and groups of
-stacks and devices."""
+"""A trait that a row's words give a training stack, the texts in which words are searched, and groups of stacks and
+devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606", "llm-foundry")
 in fp8, they also keep two fp8 copies of each, as it is and transposed (transformer_engine/pytorch/module)."""
 
 OWN_VOCABULARY = ("fsdp", "fsdp-compiled", "deepspeed-zero3", "llm-foundry")
-"""Stacks whose models have the vocabulary that they are told; engines after Megatron-LM pad it."""
+"""Stacks whose models use the given vocabulary; engines derived from Megatron-LM pad it."""
 
 AMPERE = ("a100", "a800")
 HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
-"""How the names of profiles of a generation of devices begin."""
+"""Beginnings of the names of profiles, by generation of devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class Trait:
     """Words, and what they change in a stack.
 
     Attributes:
-        words: the pattern that a text has to mention.
+        words: the pattern that a text must mention.
         changes: fields of `Software` and their values.
-        note: what is noted for the reader; empty: nothing.
-        stacks: names of the stacks that it holds for; empty: all.
-        denied: whether the text has to deny the words instead ("no-bias-swiglu-fusion").
+        note: a note for the reader; empty: none.
+        stacks: names of the stacks that it applies to; empty: all.
+        denied: whether the text must deny the words instead ("no-bias-swiglu-fusion").
     """
 
     words: str
@@ -42,7 +42,7 @@ class Trait:
     denied: bool = False
 
     def given(self, text: str, stack: Software, notes: list[str]) -> Software:
-        """The stack with this trait if the text gives it."""
+        """The stack with this trait, if the text gives it."""
         wanted = not self.denied
         if (self.stacks and stack.name not in self.stacks) or says(text, self.words) is not wanted:
             return stack
@@ -58,12 +58,12 @@ def flags_of(row: Row) -> str:
 
 
 def sharding_flags(row: Row) -> str:
-    """The flags of a row and what it says of its distributed optimizer."""
+    """The flags of a row and what it says about its distributed optimizer."""
     return row.words("other_flags", "distributed_optimizer")
 
 
 def told_of(row: Row) -> str:
-    """All that a row says of its software: source, stack, flags and notes."""
+    """Everything that a row says about its software: source, stack, flags and notes."""
     return row.words("source", "stack", "other_flags", "notes")
 
 

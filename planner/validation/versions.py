@@ -1,10 +1,10 @@
 """What frameworks did until a date, as a table.
 
 A stack is described as its framework is today. A row that was measured earlier gets the stack with the changes of every
-entry of `VERSIONS` in whose time its date lies.
+entry of `VERSIONS` whose period contains its date.
 
-Dates of rows may be less than a day: a bound by the month takes a year alone for before all of its months, a bound by
-the day is compared as far as the date of the row goes.
+Dates of rows may be less exact than a day. For a bound by the month, a year alone counts as before all of its months. A
+bound by the day is compared as far as the date of the row goes.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from planner.validation.rows import Row
 from planner.validation.traits import uses_torchtitan
 
 SORTED_ROWS = "2025"
-"""Date from which on MindSpeed-LLM sorts rows of tokens by a kernel for whole rows; before, it had the dispatcher of
+"""Date from which MindSpeed-LLM sorts rows of tokens with a kernel for whole rows. Before, it had the dispatcher of
 Megatron-Core 0.6, by default the one that gathers all tokens (`MoEAllGatherTokenDispatcher`)."""
 
 _MONTH = len("2025-01")
@@ -28,12 +28,12 @@ class Version:
 
     Attributes:
         stacks: names of the stacks.
-        until: the date from which on they do it no more.
-        changes: fields of `Software` and their values of that time.
-        source: who says so.
-        since: the date from which on they did it; empty: ever.
-        torchtitan: whether only torchtitan did so of all that runs these stacks.
-        undated: whether a row without a date is of that time.
+        until: the date from which they no longer do it.
+        changes: fields of `Software` and their values in this period.
+        source: the commit or release that ended it.
+        since: the date from which they did it; empty: always.
+        torchtitan: whether it applies only to torchtitan among the users of these stacks.
+        undated: whether it applies to rows without a date.
     """
 
     stacks: tuple[str, ...]
