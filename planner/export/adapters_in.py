@@ -1,4 +1,4 @@
-"""Low-rank adapters that the settings of a fine-tuning ask for, in the words of whoever wrote them.
+"""Low-rank adapters that the settings of a fine-tuning ask for, in the words of several tools.
 
     finetuning_type: lora            LLaMA-Factory        lora_rank: 8, lora_target: all
     adapter: lora                    Axolotl              lora_r: 16, lora_target_modules: a list
@@ -7,8 +7,8 @@
     peft_scheme: lora                NeMo                 adapter_dim: 32, target_modules: [attention_qkv]
     --lora-r 16                      MindSpeed-LLM        --lora-target-modules linear_qkv linear_proj
 
-Keys are looked for in the text, so YAML, JSON, Python and command lines are one to it. Ranks of latent attention
-(`q-lora-rank`) are none of adapters.
+Keys are searched in the text, so YAML, JSON, Python and command lines are read the same way. Ranks of latent attention
+(`q-lora-rank`) do not belong to adapters.
 """
 
 import re
@@ -32,7 +32,7 @@ _TRAINED = r"(?:additional_target|(?:lora[-_])?modules[-_]to[-_]save)"
 _MOST_LAYERS = 64
 _EVERY = frozenset({"all", "all-linear", "all_linear", "*"})
 _USUAL_RANK = "8"
-"""Of peft, LLaMA-Factory and ms-swift."""
+"""The default rank of peft, LLaMA-Factory and ms-swift."""
 
 _MEGATRON: Mapping[str, tuple[str, ...]] = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
@@ -44,13 +44,21 @@ _MEGATRON: Mapping[str, tuple[str, ...]] = {
     "linear_fc2": ("down_proj",),
     "mlp_fc2": ("down_proj",),
 }
-"""Layers that Megatron keeps together, by the names of the parts here."""
+"""Layers that Megatron keeps together, and the names of their parts here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedAdapters:
-    """Rank, alpha and dropout as they are written, the layers and what is trained in full by the ends of their names;
-    "" and none where nothing is said. `wider`: with the length of each row of a weight beside them (DoRA)."""
+    """Adapters as settings ask for them; empty values where the settings state nothing.
+
+    Attributes:
+        rank: as it is written.
+        alpha: as it is written.
+        dropout: as it is written.
+        layers: layers with adapters, by the ends of their names.
+        trained: layers that are trained in full, by the ends of their names.
+        wider: whether they also have the length of each row of a weight (DoRA).
+    """
 
     rank: str
     alpha: str = ""
@@ -60,7 +68,10 @@ class AskedAdapters:
     wider: bool = False
 
     def changes(self, names: bool = True) -> list[str]:
-        """What asks for them in the name of a model; without `names` beside every linear layer of its blocks alone."""
+        """The changes to the name of a model that ask for these adapters.
+
+        Without `names`, adapters stand beside every linear layer of its blocks.
+        """
         said = {"lora": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
         if names:
             said |= {"lora_layers": ",".join(self.layers), "lora_trained": ",".join(self.trained)}
@@ -68,8 +79,10 @@ class AskedAdapters:
 
 
 def adapters_in(settings: str) -> AskedAdapters | None:
-    """The adapters of settings; None where all weights are trained. A rank alone asks for them, unless a switch says
-    otherwise."""
+    """The adapters that settings ask for; None if all weights are trained.
+
+    A rank alone asks for adapters, unless a switch says otherwise.
+    """
     text = _COMMENT.sub("", settings)
     ranked = re.search(_KEY.format(r"lora[-_]r(?:ank)?") + r"[\"']?[1-9]\d{0,3}\b", text)
     asked = any(re.search(pattern, text) for pattern in (_ASKED, _SWITCHED, _BARE))
@@ -86,7 +99,7 @@ def adapters_in(settings: str) -> AskedAdapters | None:
 
 
 def trains_all(settings: str) -> bool:
-    """Whether a switch says that all weights are trained, whatever else is said of adapters."""
+    """Whether a switch says that all weights are trained, whatever else is said about adapters."""
     text = _COMMENT.sub("", settings)
     return any(re.search(pattern, text) for pattern in (_OTHERWISE, _OFF))
 
@@ -107,7 +120,7 @@ def _listed(text: str, key: str) -> tuple[str, ...]:
 
 
 def _names(rest: str) -> list[str]:
-    """Names behind a key: in brackets, with commas, bars or blanks between them, or a line each behind a dash."""
+    """Names after a key: in brackets, separated by commas, bars or blanks, or one per line after a dash."""
     inside = re.match(r"\s*\[([^\]]*)\]", rest)
     if inside:
         return re.findall(r"[\w.-]+", inside[1])

@@ -1,4 +1,4 @@
-"""Dimensions of a decoder that engines can build themselves, of the zoo or a config of transformers."""
+"""Dimensions of decoders that engines can build themselves, from the zoo or from a config of transformers."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1): ranks of queries, 0 for none, and
-    of keys and values; sizes of a head without positions, with them, and of its values."""
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
+
+    Attributes:
+        q_rank: rank of queries, 0 for none.
+        kv_rank: rank of keys and values.
+        plain: size of a head's part without positions.
+        rotary: size of a head's part with positions.
+        value: size of a head's values.
+    """
 
     q_rank: int
     kv_rank: int
@@ -24,9 +31,16 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How routers of DeepSeek choose: scores by a sigmoid or a softmax, weights times `scale`, within `chosen` of
-    `groups` of experts, which are compared by their best experts, so many of each (`groups_by`); `bias_speed` is that
-    of biases that even out loads, 0 for none."""
+    """How routers of DeepSeek choose experts.
+
+    Attributes:
+        sigmoid: whether scores are sigmoids, else a softmax.
+        scale: factor on the weights.
+        groups: groups of experts.
+        chosen: groups from which a token may choose.
+        groups_by: number of best experts by which groups are compared.
+        bias_speed: step of the biases that balance loads, 0 for none.
+    """
 
     sigmoid: bool
     scale: float
@@ -38,15 +52,16 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A decoder: "llama" has RMS norms, rotary positions and gated MLPs without biases, "gpt" layer norms, learned
-    positions and MLPs with biases; "deepseek" is a Llama with `latent` attention and `routing`, whose loss that evens
-    out loads is over each sample, and with modules behind its blocks that predict so many tokens more (`predicted`),
-    whose losses count `predicted_weight` on average.
+    """A decoder of one of three families, with its dimensions.
 
-    `normalised` says whether the weights of a token's experts sum to 1; `balance_loss` is the coefficient of the loss
-    that evens out their loads, 0 for none. What comes after that is told to no engine but the script that writes out
-    the model: biases of the projections to heads, a GELU in the gated MLP, embeddings times the root of the hidden
-    size.
+    "llama" has RMS norms, rotary positions and gated MLPs without biases. "gpt" has layer norms, learned positions and
+    MLPs with biases. "deepseek" is a Llama with `latent` attention and `routing`; its balance loss is over each sample,
+    and modules after its blocks predict `predicted` further tokens, whose losses count `predicted_weight` on average.
+
+    `normalised` says whether the weights of a token's experts sum to 1. `balance_loss` is the coefficient of the loss
+    that balances their loads, 0 for none. `qkv_bias` (biases of the projections to heads), `gelu` (a GELU in the gated
+    MLP) and `scaled_embeddings` (embeddings times the root of the hidden size) can be told only to the script that
+    writes out the model.
     """
 
     family: str
@@ -75,16 +90,18 @@ class Architecture:
 
     @property
     def usual_heads(self) -> bool:
-        """Whether heads make up the hidden size."""
+        """Whether the sizes of all heads make the hidden size."""
         return self.heads * self.head_size == self.hidden
 
 
 def architecture_of(
     reference: str, sequence_length: int | None, *, every: bool = False, latent: bool = False
 ) -> Architecture | None:
-    """The architecture of a model of the zoo or of a config, for sequences of so many tokens; None where it is none of
-    the decoders above, or a model of the user's own. Dimensions that were changed by name (`--set`) count. `every` asks
-    for those that no engine is told, too, and `latent` for those with latent attention."""
+    """The architecture of a model of the zoo or of a config, for sequences of `sequence_length` tokens.
+
+    Dimensions that were changed by name (`--set`) count. None if the model is the user's own, or no decoder of the
+    three families. `every` also accepts properties that no engine can be told, `latent` models with latent attention.
+    """
     from planner.models.huggingface import dimensions_of, is_config
     from planner.models.overrides import split_reference
     from planner.models.zoo import ZOO, zoo_entry
@@ -112,7 +129,7 @@ def architecture_of(
 
 
 def predicted_by(reference: str) -> int:
-    """Tokens beyond the next that a model of the zoo predicts, by modules behind its blocks."""
+    """Tokens beyond the next one that a model of the zoo predicts, with modules after its blocks."""
     from planner.models.overrides import split_reference
     from planner.models.zoo import ZOO, zoo_entry
 
@@ -123,9 +140,11 @@ def predicted_by(reference: str) -> int:
 
 
 def _deepseek(config: "DeepseekConfig", every: bool) -> Architecture | None:
-    """None for what no engine is told here: positions of longer sequences, and groups that are chosen by less or more
-    than the scores of what a token takes of each (Megatron-LM, group_limited_topk), which the script alone has
-    (`every`); it predicts one token."""
+    """None for properties that no engine can be told.
+
+    These are stretched positions, and groups that are not chosen by the scores of as many experts as a token takes from
+    each group (Megatron-LM, group_limited_topk); only the script has those (`every`), but it predicts a single token.
+    """
     stretched = config.rope_frequencies or (config.rope_magnitude, config.score_scale) != (1.0, 1.0)
     by_others = config.expert_groups > 1 and config.groups_by * config.chosen_groups != config.experts_per_token
     if stretched or (config.predicted_tokens if every else by_others):
@@ -194,8 +213,8 @@ def _gpt(dimensions: dict[str, Any]) -> Architecture:
 
 
 def _llama(config: "LlamaConfig", every: bool) -> Architecture | None:
-    """None for what no `Architecture` says: biases, other activations, an MLP without a gate, routers that balance or
-    drop by themselves."""
+    """None for properties that no `Architecture` has: biases, other activations, an MLP without a gate, routers that
+    balance by biases or drop tokens."""
     unusual = (config.qkv_bias, config.gelu, config.scaled_embeddings)
     if config.balance_speed or config.capacity_factor or not config.gated or (any(unusual) and not every):
         return None

@@ -1,4 +1,4 @@
-"""What several engines cannot say, each said once; and what no engine can be told to approximate."""
+"""What several engines cannot express, each written once; and what no engine can approximate."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from planner.sharding.update import PLAIN, Update
 UPDATED_ON_HOSTS = (
     "offloaded states are updated on the processors of the host there; priced as coming to the device for it"
 )
-"""What is to be known of offload as engines have it."""
+"""Note on offload in engines."""
 
 
 def refuse_other_training(description: Description, engine: str, optimizers: tuple[str, ...]) -> None:
-    """Raise ExportError where the engine would train something else: that is no approximation of a plan."""
+    """Raise ExportError if the engine would train something else; that is no approximation of a plan."""
     update = description.update
     if description.optimizer not in optimizers:
         raise ExportError(
@@ -65,7 +65,7 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
 def give_up_offload(
     giving: Giving, states: tuple[str, ...] = (), weights: tuple[str, ...] = (), why: str = "on the device"
 ) -> None:
-    """What is kept off the devices in other places than those that the engine has for it."""
+    """Give up offload to targets that the engine does not have; `states` and `weights` are those that it has."""
     d = giving.description
     if d.weights_at not in ("device", *weights):
         giving.up("weights of blocks between their passes", f"on the {d.weights_at}", why, weights_at="device")
@@ -74,6 +74,7 @@ def give_up_offload(
 
 
 def give_up_interleave(giving: Giving) -> None:
+    """Give up interleaved micro-batches."""
     if giving.description.interleave > 1:
         giving.up("interleaved micro-batches", giving.description.interleave, 1, interleave=1)
 
@@ -86,9 +87,16 @@ def give_up_fp8(
     takes_experts: bool = False,
     gathers: tuple[str, ...] = (),
 ) -> None:
-    """Linear layers in fp8, by other recipes than an engine has; or by those, but for some that are left out. Where it
-    `takes_experts` along, those of a model with experts that computes these otherwise. It `gathers` weights in fp8
-    under some of its recipes."""
+    """Give up linear layers in fp8 under other recipes than the engine's, or the layers that a plan leaves out of fp8.
+
+    Args:
+        giving: what is given up so far.
+        recipes: recipes of the engine.
+        leaves_out: whether the engine can leave layers out of fp8.
+        takes_experts: whether the engine always computes experts in fp8 too; then a model with other experts gives up
+            fp8.
+        gathers: recipes under which the engine gathers weights in fp8.
+    """
     fp8 = giving.description.fp8
     along = takes_experts and giving.description.expert is not None
     if fp8 and (fp8.recipe not in recipes or (along and not fp8.experts)):
@@ -105,14 +113,14 @@ def give_up_fp8(
 
 
 def give_up_cut_hidden(giving: Giving) -> None:
-    """An embedding that is cut along its words over tensor parallel devices, not along what it makes of them."""
+    """Give up an embedding that tensor-parallel devices shard along the hidden size, and not along the vocabulary."""
     d = giving.description
     if d.tensor > 1 and not d.vocabulary_parallel:
         giving.up("embedding over tensor parallel devices", "hidden", "vocabulary", vocabulary_parallel=True)
 
 
 def give_up_other_rings(giving: Giving) -> None:
-    """Contexts that are no ring in zigzag order."""
+    """Give up context parallelism other than a ring in zigzag order."""
     d = giving.description
     if d.heads > 1:
         here = f"{d.heads} devices by heads" + (f" in a ring of {d.ring}" if d.ring > 1 else "")
@@ -122,7 +130,7 @@ def give_up_other_rings(giving: Giving) -> None:
 
 
 def give_up_replicas(giving: Giving) -> None:
-    """Groups that share everything out, each for itself."""
+    """Give up replicas of groups that shard states (HSDP)."""
     d = giving.description
     if d.replicas > 1:
         here = f"over {d.shards} devices, in {d.replicas} replicas"
@@ -130,7 +138,7 @@ def give_up_replicas(giving: Giving) -> None:
 
 
 def give_up_schedules(giving: Giving, known: tuple[str, ...]) -> None:
-    """Another schedule than those of the engine, and the slices of one."""
+    """Give up schedules that the engine does not know, and slices."""
     d = giving.description
     if d.schedule not in known:
         other = schedule_of(d.pipeline, d.virtual_stages)
@@ -139,8 +147,11 @@ def give_up_schedules(giving: Giving, known: tuple[str, ...]) -> None:
 
 
 def give_up_few_micro_batches(giving: Giving) -> None:
-    """1F1B and DualPipeV of PyTorch want as many micro-batches as stages; with fewer, GPipe takes the same turns as the
-    former, and ZB-V has the same stages as the latter."""
+    """Give up schedules for which there are too few micro-batches.
+
+    PyTorch's 1F1B and DualPipeV need at least as many micro-batches as stages. With fewer, GPipe has the same turns as
+    1F1B, and ZB-V the same stages as DualPipeV.
+    """
     d = giving.description
     if d.schedule == "dualpipe_v" and d.micro_batches < len(d.layers):
         here = f"dualpipe_v, {d.micro_batches} micro-batches in {len(d.layers)} stages"
@@ -151,7 +162,7 @@ def give_up_few_micro_batches(giving: Giving) -> None:
 
 
 def give_up_virtual_stages(giving: Giving) -> None:
-    """One stage on each pipeline rank, with all its layers."""
+    """Give up several stages per pipeline rank: one stage with all its layers remains."""
     d = giving.description
     if d.virtual_stages == 1:
         return
@@ -167,8 +178,8 @@ def give_up_virtual_stages(giving: Giving) -> None:
 
 
 def give_up_uneven_stages(giving: Giving) -> None:
-    """Stages as equal as they can be, the later ones with more layers where they do not divide: the first one holds
-    more micro-batches in flight."""
+    """Give up uneven stages. They become as equal as possible; if they do not divide, the later ones have more layers,
+    because the first one holds more micro-batches in flight."""
     d = giving.description
     if d.even:
         return
@@ -183,7 +194,7 @@ def give_up_uneven_stages(giving: Giving) -> None:
 
 
 def give_up_empty_stages(giving: Giving) -> None:
-    """A first stage of the embedding alone, or a last one of the head alone."""
+    """Give up a first stage with only the embedding, or a last one with only the head."""
     if 0 in giving.description.layers:
         give_up_uneven_stages(giving)
 
@@ -199,7 +210,7 @@ def give_up_updates(
     giving: Giving, *, buckets: bool = False, master_weights: tuple[bool, ...] = (True,),
     gradient_dtypes: tuple[str, ...] = ("mixed",), moment_dtypes: tuple[str, ...] = ("fp32",), clips: bool = True,
 ) -> None:  # fmt: skip
-    """What the engine cannot be told about gradients: `buckets` says whether it takes the size of one."""
+    """Give up settings of the update that the engine does not have; `buckets` says whether it takes a bucket size."""
     update = giving.description.update
     if update.broadcast:
         _change(giving, "weights of rank 0 broadcast at the start", True, False, broadcast=False)
@@ -223,7 +234,7 @@ def _change(giving: Giving, what: str, here: object, there: object, **changes: o
 
 
 def give_up_selective(giving: Giving, why: str) -> None:
-    """Recompute whole what is recomputed selectively: what surely fits."""
+    """Give up selective recomputation for full recomputation, which certainly fits."""
     d = giving.description
     if any(d.selective):
         full = tuple(f + s for f, s in zip(d.full, d.selective, strict=True))
@@ -234,13 +245,13 @@ def give_up_selective(giving: Giving, why: str) -> None:
 
 
 def kept_words(description: Description) -> str:
-    """What selectively recomputed blocks keep."""
+    """What selectively recomputed blocks keep, in words."""
     kept = description.kept
     return f"keeping all but {', '.join(kept.but)}" if kept.but else f"keeping {', '.join(kept.calls)}"
 
 
 def give_up_uneven_recomputation(giving: Giving, equal: str) -> None:
-    """As many recomputed blocks in every stage as in the one that has most of them."""
+    """Give up different numbers of recomputed blocks: every stage gets the largest number."""
     d = giving.description
     most = max(d.full)
     full = tuple(min(most, layers) for layers in d.layers)
@@ -249,19 +260,19 @@ def give_up_uneven_recomputation(giving: Giving, equal: str) -> None:
 
 
 def give_up_partial_recomputation(giving: Giving) -> None:
-    """All blocks recomputed where any is."""
+    """Give up recomputing some blocks: all are recomputed if any is."""
     d = giving.description
     if any(d.full) and d.full != d.layers:
         giving.up("recomputed blocks", f"{sum(d.full)} of {sum(d.layers)}", "all", full=d.layers)
 
 
 def _counts(numbers: tuple[int, ...]) -> str:
-    """`10, 10, 9`, or `8 x 10` where all are equal."""
+    """`10, 10, 9`, or `8 x 10` if all are equal."""
     return f"{len(numbers)} x {numbers[0]}" if len(set(numbers)) == 1 else ", ".join(map(str, numbers))
 
 
 def batches_left_open(facts: Facts) -> str:
-    """A note on a file that says neither batches nor lengths."""
+    """A note on a file that states neither batches nor lengths."""
     if facts.own_length is None:
         return "the file leaves batches to the program: priced as one micro-batch of one sample on each device"
     return (
@@ -271,8 +282,8 @@ def batches_left_open(facts: Facts) -> str:
 
 
 def normalised(description: Description) -> Description:
-    """The description without what means nothing in it: ZeRO where nobody shares, sequence parallelism without tensor
-    parallelism, a ring's order without a ring, schedules without a pipeline."""
+    """The description without settings that have no effect: ZeRO or replicas without sharding devices, sequence
+    parallelism without tensor parallelism, the order of a ring without a ring, schedules without a pipeline."""
     d = description
     shared = d.shards > 1
     return replace(

@@ -1,8 +1,8 @@
-"""A description drawn from a plan, and how a plan differs from the one that a description makes.
+"""The description of a plan, and how a plan differs from the one that its description makes.
 
-Nothing is judged here by itself: a plan of any shape has a description, the nearest in the words of engines. What that
-leaves out is found by making a plan of it again (`planner.strategy_search.fixed.megatron_layout`) and comparing the two
-operator by operator.
+Nothing is judged here: a plan of any shape has a description, the nearest one in the words of engines. What the
+description leaves out is found by making a plan of it again (`planner.strategy_search.fixed.megatron_layout`) and
+comparing the two operator by operator.
 """
 
 import itertools
@@ -23,16 +23,16 @@ from planner.sharding.rule import FactorKind
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./]|$)")
 _BETWEEN = {"elementwise": "operators between products", "normalisation": "norms"}
-"""Operators of which no engine speaks one by one."""
+"""Operators that no engine configures one by one."""
 _OTHERWISE, _FOLLOWS = "cut each its own way", "as the products beside them are"
 _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "elementwise", "loss")
 
 
-_PARTS = 3  # words for what is left out, even where fewer calls are kept, but for a single one
+_PARTS = 3  # most words for what is left out, even if fewer calls (but more than one) are kept
 
 
 def describe(bound: BoundPlan) -> Description:
-    """The nearest description. Raises ExportError where samples do not divide over devices."""
+    """The nearest description. Raises ExportError if samples do not divide over devices."""
     plan, found = bound.plan, roles(bound)
     training = plan.training
     data = found.data * found.replicated
@@ -43,7 +43,7 @@ def describe(bound: BoundPlan) -> Description:
         )
     ring = _ring(bound, found)
     full, selective, kept = _recomputation(bound)
-    shared_out = found.zero[0].isdigit() and data * found.context > 1  # a tensor axis shares out some, which is no ZeRO
+    shared_out = found.zero[0].isdigit() and data * found.context > 1  # a tensor axis may shard some: no ZeRO
     zero = int(found.zero[0]) if shared_out else 0
     tensors = [axis for axis in found.axes if axis.role == "tensor"]
     return Description(
@@ -80,7 +80,7 @@ def describe(bound: BoundPlan) -> Description:
 
 
 def _where(homes: Mapping[str, Home], bound: BoundPlan, of: Collection[str]) -> Home:
-    """Where most of something is that parameters have, of those that may be elsewhere."""
+    """Where most bytes of the parameters `of` are."""
     sizes: Counter[Home] = Counter()
     for name in sorted(of):
         if name in homes:
@@ -89,12 +89,12 @@ def _where(homes: Mapping[str, Home], bound: BoundPlan, of: Collection[str]) -> 
 
 
 def _of_blocks(bound: BoundPlan) -> frozenset[str]:
-    """Parameters of repeated blocks, which alone may be off the devices between the passes."""
+    """Parameters of repeated blocks; only these may be offloaded between the passes."""
     return frozenset(name for group in bound.plan.groups if group.blocks for name, _ in group.parameters)
 
 
 def _ring(bound: BoundPlan, found: Roles) -> int:
-    """Devices round which keys come."""
+    """Number of devices in the rings of keys and values."""
     degree = 1
     for position, axis in enumerate(found.axes):
         if axis.role == "context" and any(_is_ring(operator, position) for operator in bound.operators):
@@ -108,8 +108,8 @@ def _is_ring(operator: BoundOperator, position: int) -> bool:
 
 
 def _cuts_words(bound: BoundPlan) -> bool:
-    """Whether an embedding of the samples' tokens is cut along the vocabulary. A micro-batch of one sample has no loop
-    over samples."""
+    """Whether an embedding of the samples' tokens is sharded along the vocabulary. A micro-batch of one sample has no
+    loop over samples."""
     labels = factor_labels(bound.graph)
     for operator, names in zip(bound.operators, labels, strict=True):
         if operator.rule.op_class == "embedding" and not {"batch", "sequence"}.isdisjoint(names):
@@ -120,7 +120,7 @@ def _cuts_words(bound: BoundPlan) -> bool:
 
 
 def _recomputation(bound: BoundPlan) -> tuple[tuple[int, ...], tuple[int, ...], Kept]:
-    """Blocks of every stage that are recomputed whole, and selectively; what most of the latter keep."""
+    """Blocks of every stage that are recomputed whole, and selectively; and what most of the latter keep."""
     full, selective = [], []
     ways: Counter[tuple[int, frozenset[int]]] = Counter()
     for stage in bound.plan.stages:
@@ -140,8 +140,10 @@ def _recomputation(bound: BoundPlan) -> tuple[tuple[int, ...], tuple[int, ...], 
 
 
 def _kept(bound: BoundPlan, block: int, places: frozenset[int]) -> Kept:
-    """What a block keeps in words: by what it leaves out, where some classes and parts are all of that and no more
-    than the calls that it keeps."""
+    """What a block keeps, in words.
+
+    If some classes and parts are exactly what it leaves out, and are no more words than the kept calls, they are used.
+    """
     words = block_words(bound.graph, bound.blocks.operators(block))
     calls = tuple(dict.fromkeys(words[place].call for place in sorted(places)))
     left = frozenset[str]().union(*(words[place].names for place in words.keys() - places))
@@ -156,8 +158,8 @@ def _kept(bound: BoundPlan, block: int, places: frozenset[int]) -> Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Something of a plan that its description does not say: `what` it is, as the plan has it, and as the plan of the
-    description has it; how often."""
+    """A property of a plan that its description does not express: `what` it is, in the plan, in the plan of the
+    description, and how often."""
 
     what: str
     here: str
@@ -166,7 +168,7 @@ class Difference:
 
 
 def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
-    """How a plan differs from that of its description: what computes first, then what is stored."""
+    """How a plan differs from that of its description: computation first, then storage."""
     found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual), *_offload_differences(bound, usual)]
     found += _overlap_differences(bound, usual)
     if bound.plan.training.tokens_once and not usual.plan.training.tokens_once:
@@ -186,7 +188,7 @@ def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
 
 
 def _stored_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
-    """Into how many pieces parameters are cut; along which dim does not matter to who stores them."""
+    """Differences in the number of pieces of parameters; the dim that is cut does not matter for storage."""
     for kind in ("weight", "gradient", "state"):
         names: dict[tuple[str, str], list[str]] = {}
         for name, stored in bound.parameters.items():
@@ -207,7 +209,7 @@ def _mesh_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference
 
 
 def _axes(bound: BoundPlan) -> str:
-    """Roles of the axes with their degrees, neighbours of one role together."""
+    """Roles of the axes with their degrees; neighbouring axes of one role are merged."""
     merged: list[tuple[str, int]] = []
     found = roles(bound)
     for axis in found.axes:
@@ -222,14 +224,14 @@ def _axes(bound: BoundPlan) -> str:
 
 
 def _offload_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
-    """What is kept outside of the devices in part, or of activations, of which no engine is told."""
+    """Partial offload, and offload of activations, which no engine can be told."""
     here, there = roles(bound).offload, roles(usual).offload
     if here != there:
         yield Difference(what="offload", here=here, usual=there)
 
 
 def _overlap_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
-    """Collectives that go in chunks under the products beside them, of which no engine is told."""
+    """Collectives in chunks under the products beside them, which no engine can be told."""
     here, there = (one.plan.training.tensor_overlap for one in (bound, usual))
     if here and not there:
         words = (
@@ -262,7 +264,7 @@ def _way(bound: BoundPlan, block: int) -> str:
 
 
 def _split(bound: BoundPlan, operator: BoundOperator) -> str:
-    """`o 8, b 2`: the factors that a strategy splits, and into how many pieces."""
+    """`o 8, b 2`: the factors that a strategy splits, and the number of pieces."""
     pieces: Counter[str] = Counter()
     for axis, choice in zip(bound.plan.mesh.axes, operator.strategy, strict=True):
         if choice is not None:
@@ -272,7 +274,7 @@ def _split(bound: BoundPlan, operator: BoundOperator) -> str:
 
 
 def _pieces(bound: BoundPlan, layout: Layout) -> str:
-    """`8 pieces`: into how many a layout cuts a tensor."""
+    """`8 pieces`: the number of pieces of a tensor with this layout."""
     cut = math.prod(
         axis.size for axis, placement in zip(bound.plan.mesh.axes, layout, strict=True) if placement.is_shard
     )
@@ -284,5 +286,5 @@ def _words(pieces: Mapping[str, int]) -> str:
 
 
 def _pattern(name: str) -> str:
-    """A name without the numbers of modules, which stands for all that are alike."""
+    """A name without the numbers of modules, the same for all modules that are alike."""
     return _NUMBER.sub("*", name)

@@ -1,7 +1,7 @@
-"""A configuration as training engines name it: degrees, stages, micro-batches, ZeRO, recomputation.
+"""A configuration in the terms of training engines: degrees, stages, micro-batches, ZeRO, recomputation.
 
-A plan decides every operator. An engine has a fixed pattern for operators and lets people choose how far it goes; the
-pattern is that of Shoeybi et al. 2019 (Megatron-LM), with which all of them agree:
+A plan decides every operator. An engine has a fixed pattern for operators, and its users choose the degrees. The
+pattern is that of Shoeybi et al. 2019 (Megatron-LM), and all engines agree with it:
 
     embedding, head     cut along the vocabulary          tensor parallel devices
     into a block's part columns: q, k, v, gate, up        tensor parallel devices
@@ -10,8 +10,8 @@ pattern is that of Shoeybi et al. 2019 (Megatron-LM), with which all of them agr
     everything          along the batch, the sequence     data and context parallel devices
     experts             along the experts                 expert parallel devices, a part of those above
 
-So a description says what is the same for all operators, and nothing of any one of them. `planner.export.describe`
-draws one from a plan; `planner.strategy_search.fixed.megatron_layout` makes a plan of one.
+So a description says what is the same for all operators, and nothing about single ones. `planner.export.describe` makes
+a description of a plan; `planner.strategy_search.fixed.megatron_layout` makes a plan of a description.
 """
 
 import math
@@ -27,7 +27,7 @@ from planner.plan.plan import INTERLEAVED
 from planner.sharding.update import PLAIN, Update
 
 LARGEST = 2**31
-"""Of all counts that engines are told; a plan has none that is larger."""
+"""Limit of all counts that engines are told; no plan has a larger one."""
 
 
 _ZERO = 3  # the last stage of ZeRO
@@ -36,38 +36,46 @@ _IN_A_V = 2  # stages on each rank
 
 
 class ExportError(PlannerError):
-    """A plan that an engine cannot run, or settings of an engine that no plan can be made of."""
+    """A plan that an engine cannot run, or settings of an engine from which no plan can be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """One training step in the words of engines.
+    """One training step in the terms of engines.
 
     Attributes:
         layers: blocks of every stage, virtual ones too, in the order of the model.
         virtual_stages: stages on each pipeline rank.
-        data, tensor: degrees.
-        ring, heads: devices round which keys come, and devices over which attention is split by heads; their product is
-            the degree of context parallelism.
-        zigzag: whether the ring cuts sequences in zigzag order.
-        expert: parts into which experts are cut, over tensor (where `whole_experts` says so), context and data
-            parallel devices, from the inside out; None in a model without experts.
-        zero: what data and context parallel devices share out: 0 nothing, 1 optimizer states, 2 gradients too, 3
-            weights too.
-        replicas: groups of data and context parallel devices of which each shares that out among its own, with copies
-            between them (hybrid sharding, HSDP). They divide `data`.
-        vocabulary_parallel: whether tensor parallel devices cut the embedding and the head along the vocabulary.
-        micro_batch: samples of a micro-batch on each of the `data` devices; `micro_batches` of them make a step.
-        interleave: micro-batches that a stage takes at a time.
+        schedule: name of the pipeline schedule (`costmodels.SCHEDULES`).
         slices: parts of the sequence that a stage takes one after the other.
-        full, selective: blocks of every stage that are recomputed whole, and but for what `kept` says.
-        states_at, weights_at: where the states of the optimizer are between their updates, and weights of blocks
-            between the passes through their block: "device", "host" or "disk".
-        sequence_length: tokens of a sample; None where samples are no sequences, or it is the model's own.
+        data, tensor: degrees.
+        ring, heads: degrees of ring attention and of Ulysses; their product is the degree of context parallelism.
+        zigzag: whether the ring cuts sequences in zigzag order.
+        expert: expert-parallel degree, over tensor (if `whole_experts`), context and data parallel devices, from the
+            inside out; None in a model without experts.
+        whole_experts: whether tensor-parallel devices have whole experts.
+        zero: ZeRO stage, what data and context parallel devices shard: 0 nothing, 1 optimizer states, 2 gradients too,
+            3 weights too.
+        replicas: replicas of the groups of data and context parallel devices that shard (hybrid sharding, HSDP). They
+            divide `data`.
+        sequence_parallel: whether norms are sharded along the sequence.
+        vocabulary_parallel: whether tensor-parallel devices shard the embedding and the head along the vocabulary.
+        micro_batch: samples of a micro-batch on each of the `data` devices.
+        micro_batches: micro-batches of a step.
+        interleave: micro-batches that a stage takes at a time.
+        full, selective: blocks of every stage that are recomputed whole, and except for what `kept` says.
+        kept: what selectively recomputed blocks keep.
+        precision: training precision.
+        optimizer: name of the optimizer.
+        update: gradients, moments, clipping, buckets.
+        states_at, weights_at: where optimizer states are between updates, and weights of blocks between the passes
+            through their block: "device", "host" or "disk".
+        sequence_length: tokens of a sample; None if samples are no sequences, or if it is the model's own.
         imbalance: of routers, see `planner.graph.expert_load`.
         fp8: of linear layers, see `planner.graph.fp8`.
 
-    Raises ExportError where numbers are none of a training step, or contradict each other.
+    Raises:
+        ExportError: numbers that no training step has, or that contradict each other.
     """
 
     layers: tuple[int, ...]
@@ -116,7 +124,7 @@ class Description:
         self._check_stages()
 
     def _counts(self) -> dict[str, int]:
-        """What there is one of at least, in the words of people."""
+        """Counts of which there is at least one, by their names in messages."""
         given = {"expert parallel degree": self.expert, "tokens of a sample": self.sequence_length}
         return {
             "data parallel degree": self.data,
@@ -133,7 +141,7 @@ class Description:
         }
 
     def _check_stages(self) -> None:
-        """Raise ExportError where stages hold or recompute numbers of layers that none can."""
+        """Raise ExportError for impossible numbers of layers in stages."""
         stages = len(self.layers)
         if not stages or stages % self.virtual_stages or min(self.layers) < 0:
             raise ExportError(
@@ -159,7 +167,7 @@ class Description:
 
     @property
     def pipeline(self) -> int:
-        """Pipeline ranks."""
+        """Number of pipeline ranks."""
         return len(self.layers) // self.virtual_stages
 
     @property
@@ -168,7 +176,7 @@ class Description:
 
     @property
     def shards(self) -> int:
-        """Devices that share out what `zero` says."""
+        """Number of devices that shard what `zero` says."""
         return self.data * self.context // self.replicas
 
     @property
@@ -182,7 +190,7 @@ class Description:
 
     @property
     def even(self) -> bool:
-        """Whether all stages hold equally many blocks."""
+        """Whether all stages have the same number of blocks."""
         return len(set(self.layers)) == 1
 
     @property
@@ -207,7 +215,7 @@ def _few(numbers: tuple[int, ...]) -> str:
 
 
 def stages_for(layers: int, pipeline: int, virtual_stages: int = 1) -> int:
-    """How many stages there are. Raises ExportError, before anything is made of them, where a stage would be empty."""
+    """The number of stages. Raises ExportError if a stage would be empty."""
     stages = pipeline * virtual_stages
     if not 1 <= stages <= max(layers, 1):
         raise ExportError(
@@ -218,7 +226,7 @@ def stages_for(layers: int, pipeline: int, virtual_stages: int = 1) -> int:
 
 
 def stages_of(layers: int, pipeline: int, virtual_stages: int = 1) -> tuple[int, ...]:
-    """Equally many layers for every stage. Raises ExportError where they do not divide."""
+    """Equal numbers of layers for every stage. Raises ExportError if they do not divide."""
     stages = stages_for(layers, pipeline, virtual_stages)
     if layers % stages:
         raise ExportError(
@@ -229,12 +237,12 @@ def stages_of(layers: int, pipeline: int, virtual_stages: int = 1) -> tuple[int,
 
 
 def schedule_of(pipeline: int, virtual_stages: int) -> str:
-    """What engines run unless they are told otherwise."""
+    """The schedule that engines run by default."""
     return INTERLEAVED if virtual_stages > 1 and pipeline > 1 else "1f1b"
 
 
 def micro_batches_of(global_batch: int, micro_batch: int, data: int) -> int:
-    """Micro-batches of a step. Raises ExportError where they do not come out even."""
+    """Micro-batches of a step. Raises ExportError if the batch does not divide."""
     if min(global_batch, micro_batch, data) < 1:
         raise ExportError(
             f"a global batch of {global_batch} in micro-batches of {micro_batch} samples on {data} data parallel"
@@ -250,7 +258,7 @@ def micro_batches_of(global_batch: int, micro_batch: int, data: int) -> int:
 
 
 def data_of(devices: int, **degrees: int) -> int:
-    """Data parallel devices that the other degrees leave. Raises ExportError where they do not divide."""
+    """The data-parallel degree that the other degrees leave. Raises ExportError if they do not divide the devices."""
     rest = math.prod(degrees.values())
     if devices % rest:
         words = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
@@ -259,11 +267,11 @@ def data_of(devices: int, **degrees: int) -> int:
 
 
 def default_gradient_dtype(d: Description) -> str:
-    """What Megatron and MindFormers have gradients in unless told otherwise: fp32, also where ZeRO 2 and 3 reduce them
-    with every micro-batch."""
+    """The default dtype of gradients in Megatron and MindFormers: fp32, also if ZeRO 2 and 3 reduce them with every
+    micro-batch."""
     return "fp32" if d.zero > 1 and d.precision != "fp32" else "mixed"
 
 
 def gradient_bytes(d: Description) -> int:
-    """Bytes of an element of a gradient in a bucket."""
+    """Bytes of a gradient element in a bucket."""
     return 2 if d.update.gradient_dtype == "parameter" and d.precision != "fp32" else 4

@@ -1,12 +1,11 @@
-"""A file of settings with some of them changed: the user's own lines, comments and order, but for the values.
+"""A file of settings with some of them changed: the user's own lines, comments and order stay, only values change.
 
-What has to change is found by writing both descriptions as the engine has them and comparing the settings. Each is
-then put in its place in the file: the value of a key of TOML, YAML or JSON. What the file does not have yet is added
-beside its like; what is to go goes with its line. Whoever calls this reads the file again: only what says what was
-meant is written.
+The changes are found by writing both descriptions in the engine's form and comparing the settings. Then the value of
+each key is replaced in the TOML, YAML or JSON file. A new key is added beside similar ones; a removed key goes with its
+line. The caller reads the file again, to make sure that it says what was meant.
 
-Of scripts and YAML files of options the options themselves are changed (`option_editing.py`). Recipes in Python and
-arguments of a program that only transformers knows are not changed: their changes are listed.
+In scripts and YAML files of options, the options themselves are changed (`option_editing.py`). Recipes in Python, and
+arguments of a program that only transformers knows, are not changed: their changes are listed.
 """
 
 import json
@@ -35,8 +34,10 @@ _ABSENT = object()
 
 
 def edited(target: Target, text: str, before: Job, after: Description) -> str:
-    """The text of a file for `before.description`, changed to say `after`. Raises ExportError where such files are not
-    changed."""
+    """The text of a file for `before.description`, changed to say `after`.
+
+    Raises ExportError for files that are not changed.
+    """
     old, new = (_written(target, job) for job in (before, replace(before, description=after)))
     changes = {
         name: new.get(name, _ABSENT) for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)
@@ -71,8 +72,10 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
 
 
 def _of_program(text: str, before: Description, after: Description) -> dict[str, str | None] | None:
-    """Changes of the arguments of a program of transformers, or of axolotl's file; None for another file, and where
-    more changes than batches and recomputation."""
+    """Changes to the arguments of a transformers program, or to axolotl's file.
+
+    None for another file, and if anything but batches and recomputation changes.
+    """
     names = _ARGUMENTS if is_trainers(text) else _AXOLOTL if re.search(r"^base_model:", text, re.MULTILINE) else None
     kept = replace(
         after, micro_batch=before.micro_batch, micro_batches=before.micro_batches, full=before.full,
@@ -93,7 +96,7 @@ def _of_program(text: str, before: Description, after: Description) -> dict[str,
 
 
 def _without_empty_sections(changes: Settings, new: Settings) -> dict[Path, Any]:
-    """Changes in which a section below another one that has nothing left goes as a whole."""
+    """The changes, with a nested section removed as a whole if it has nothing left."""
     kept = {path[:depth] for path in new for depth in range(1, len(path) + 1)}
     found: dict[Path, Any] = {}
     for path, value in changes.items():
@@ -103,7 +106,7 @@ def _without_empty_sections(changes: Settings, new: Settings) -> dict[Path, Any]
 
 
 def _written(target: Target, job: Job) -> dict[Path, Any]:
-    """The settings of a description as the engine has them, by name or path."""
+    """The settings of a description in the engine's form, by name or path."""
     text = target.write(job)[target.main]
     if target.name == "nemo":
         return {(name,): value for name, value in re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE)}
@@ -167,24 +170,24 @@ def _edited_yaml(text: str, changes: Settings) -> str:
 
 
 def _says(line: str, value: Any) -> bool:
-    """Whether a line gives its key this value already, in other words perhaps: `True` for true."""
+    """Whether a line already gives its key this value, maybe in another spelling: `True` for true."""
     written = line.partition("#")[0].partition(":")[2].strip()
     return isinstance(value, bool) and written.lower() == json.dumps(value)
 
 
 def _quoted(key: str) -> str:
-    """A key as YAML has it."""
+    """A key in YAML form."""
     return key if re.fullmatch(r"[\w-]+", key) else "'" + key.replace("'", "''") + "'"
 
 
 def _line_of(lines: list[str], key: str, first: int, last: int, indent: str) -> int | None:
-    """The line of a key of a section, in quotes or not; None where it has none."""
+    """The line of a key of a section, quoted or not; None if it is absent."""
     head = re.compile(rf"{indent}(['\"]?){re.escape(key)}\1[ \t]*:")
     return next((at for at in range(first, last) if head.match(lines[at])), None)
 
 
 def _end_of(lines: list[str], at: int, last: int, indent: str) -> int:
-    """The line behind a key and all that stands below it. A list may stand as far left as its key."""
+    """The line after a key and everything below it. A list may have the same indentation as its key."""
     end = at + 1
     for n in range(at + 1, last):
         inside = re.match(rf"{indent}([ \t]+[^ \t\n#]|- )", lines[n])
@@ -196,7 +199,8 @@ def _end_of(lines: list[str], at: int, last: int, indent: str) -> int:
 
 
 def _block(lines: list[str], sections: list[str], make: bool) -> tuple[int, int, str] | None:
-    """The lines of a section, and what its keys stand behind. Where there is none it is made at the end, or None."""
+    """The lines of a section, and the indentation of its keys. A missing section is added at the end if `make`, else
+    None."""
     first, last, indent = 0, len(lines), ""
     for section in sections:
         at = _line_of(lines, section, first, last, indent)
@@ -205,7 +209,7 @@ def _block(lines: list[str], sections: list[str], make: bool) -> tuple[int, int,
                 return None
             lines.insert(last, f"{indent}{_quoted(section)}:\n")
             at, last = last, last + 1
-        elif make:  # a value that stands there gives way to the section
+        elif make:  # the section replaces a plain value
             lines[at] = re.sub(r"^([^:#]*:)[ \t]*[^\s#&][^#\n]*?([ \t]*(?:#.*)?\n)$", r"\1\2", lines[at])
         first, last = at + 1, _end_of(lines, at, last, indent)
         inner = next((re.match(r"\s*", line) for line in lines[first:last] if line.strip() and line[0] != "#"), None)

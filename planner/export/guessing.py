@@ -1,4 +1,4 @@
-"""Whose settings a file has, by what stands in it."""
+"""The engine whose settings a file has, guessed from its content."""
 
 import re
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ _MARKS: tuple[tuple[str, str], ...] = (
     ("megatron", r"--(tensor|pipeline)_model_parallel_size\b"),
     ("megatron", r"--(tensor-model-parallel-size|num-layers|micro-batch-size|pipeline-model-parallel-size)\b"),
 )  # fmt: skip
-"""Engines, each with what stands in no file of those below it."""
+"""Engines, each with a pattern that no file of the engines below it has."""
 
 
 def guessed_engine(text: str, known: Mapping[str, object]) -> str:
-    """The engine whose settings a file has. Raises ExportError where it does not tell, or is of none."""
+    """The engine whose settings a file has. Raises ExportError if the file does not tell, or is of no engine."""
     stranger = foreign(text)
     if stranger is not None:
         raise ExportError(stranger)

@@ -1,12 +1,12 @@
-"""What stands beside exported settings: what they are, and files that start them under a scheduler.
+"""Files beside exported settings: a description, and files that start them under a scheduler.
 
     README.md          what it is, how to start it on one node and on many, what to fill in
     slurm.sbatch       one task on each node, which runs launch.sh
     pytorchjob.yaml    the same under Kubernetes, with the training operator of Kubeflow
     jobset.yaml        the same with JobSet
 
-All of them hand `NODE_RANK` and `MASTER_ADDR` to `launch.sh`, which starts the processes of one node. Kubernetes
-mounts the folder as a ConfigMap. Sources: sbatch(1) and srun(1) of Slurm 23.11; kubeflow/training-operator 1.8,
+All of them pass `NODE_RANK` and `MASTER_ADDR` to `launch.sh`, which starts the processes of one node. Kubernetes mounts
+the folder as a ConfigMap. Sources: sbatch(1) and srun(1) of Slurm 23.11; kubeflow/training-operator 1.8,
 pkg/apis/kubeflow.org/v1 (its pods know RANK and MASTER_ADDR); kubernetes-sigs/jobset v1alpha2 (pods are called
 JOBSET-JOB-0-INDEX, in the subdomain of the name of the JobSet).
 """
@@ -19,14 +19,14 @@ from planner.export.files.quoting import in_markdown, one_line
 from planner.export.files.yaml_files import block_yaml
 from planner.export.target import ASCEND, Job, Target
 
-_NAME = 40  # characters of a name of Kubernetes, to which it appends its own; 63 are the most
+_NAME = 40  # characters of a Kubernetes name, which gets suffixes; the limit is 63
 _FOLDER = "/plan"
 _ASCEND = frozenset({"mindspeed", "mindformers"})
 _START = 'NODE_RANK="${rank}" exec bash {folder}/launch.sh "$@"'
 
 
 def folder_files(target: Target, job: Job) -> dict[str, str]:
-    """All files that an export consists of, by name: the engine's own, and what starts them."""
+    """All files of an export by name: the engine's own, and those that start them."""
     files = dict(target.write(job))
     own = {
         "README.md": _readme(target, job, files),
@@ -38,7 +38,7 @@ def folder_files(target: Target, job: Job) -> dict[str, str]:
 
 
 def switched_off(job: Job) -> tuple[str, ...]:
-    """What a plan does without and people train with, each with what to do, in Markdown."""
+    """Usual training features that a plan does not have, each with what to do, in Markdown."""
     found = []
     if job.description.update.clip_norm is None:
         found.append("clipping of gradients (plan with `--clip-norm 1`)")
@@ -48,7 +48,7 @@ def switched_off(job: Job) -> tuple[str, ...]:
 
 
 def object_name(model: str) -> str:
-    """A name that Kubernetes takes: small letters, digits and dashes."""
+    """A name that Kubernetes accepts: small letters, digits and dashes."""
     plain = re.sub(r"[^a-z0-9]+", "-", f"plan-{model}".lower().encode("ascii", "replace").decode()).strip("-")
     return plain[:_NAME].rstrip("-")
 
@@ -90,7 +90,7 @@ def _readme(target: Target, job: Job, files: Mapping[str, str]) -> str:
 
 
 def _resource(target: Target, job: Job) -> str:
-    """What device plugins of Kubernetes call a device."""
+    """The Kubernetes resource name of a device."""
     return ASCEND if target.name in _ASCEND else job.resource
 
 
@@ -120,7 +120,7 @@ def _commented(target: Target, job: Job, text: str) -> str:
 
 
 def _pod(target: Target, job: Job, rank: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """A pod that is one node; `rank` is the variable that says which."""
+    """A pod for one node; `rank` is the variable with the node's number."""
     start = _START.format(rank=rank, folder=_FOLDER)
     asked = {variable: "FILL_IN" for variable, _ in target.fill_in(job) if variable}
     variables = [{"name": key, "value": value} for key, value in {**environment, **asked}.items()]
@@ -142,7 +142,7 @@ def _pod(target: Target, job: Job, rank: str, environment: Mapping[str, str]) ->
 
 
 def _pytorch_job(target: Target, job: Job) -> dict[str, object]:
-    """The first pod is the master; all of them know RANK and MASTER_ADDR."""
+    """A PyTorchJob; its first pod is the master, and all pods know RANK and MASTER_ADDR."""
     replicas = {"Master": 1, "Worker": job.nodes - 1}
     specs = {
         name: {"replicas": count, "restartPolicy": "Never", "template": {"spec": _pod(target, job, "RANK", {})}}

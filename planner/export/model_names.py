@@ -1,4 +1,4 @@
-"""Models of the zoo by the names that configurations have for them."""
+"""Models of the zoo by their names in configurations."""
 
 import re
 from collections.abc import Iterable
@@ -24,12 +24,12 @@ _NAMES: tuple[tuple[str, str], ...] = (
 _SAME = re.compile(r"llama-?3\.?1-?nemotron-?(?:nano-?)?(8|70)b")
 """Llama 3.1 as NVIDIA trained it further, with the same layers."""
 _OTHERS = re.compile(r"nemotron|(?<![a-z])(?:audio|omni|pro|vision|vl)(?![a-z])")
-"""Words of models that are built on one of these, with other layers, or with an encoder beside them."""
+"""Words for models that are based on one of these, but have other layers or an additional encoder."""
 
 
 def zoo_name(text: str) -> str | None:
-    """The model of the zoo that a name means: `meta-llama/Meta-Llama-3-70B`, `Llama3Config70B`, `mixtral_8x7b`; None
-    where it is none."""
+    """The model of the zoo that a name means: `meta-llama/Meta-Llama-3-70B`, `Llama3Config70B`, `mixtral_8x7b`; else
+    None."""
     plain = re.sub(r"(?<=[0-9a-z])p(?=\d+b)", ".", re.sub(r"[\s_/]+", "-", text.lower()[:400])).replace("config", "-")
     if (same := _SAME.search(plain)) is not None:
         return f"llama{same[1]}b"
@@ -43,5 +43,5 @@ def zoo_name(text: str) -> str | None:
 
 
 def model_among(names: Iterable[str]) -> str | None:
-    """The first of some names that means a model."""
+    """The first of some names that means a model, as its name in the zoo."""
     return next((found for name in names if (found := zoo_name(name)) is not None), None)

@@ -1,6 +1,6 @@
-"""Which model a configuration trains, where it says so: a name of the zoo, or its dimensions over one of the zoo.
+"""The model that a configuration trains, if it says so: a name of the zoo, or dimensions that change one of the zoo.
 
-What a file says is only ever compared with names that we have; a name of a file is never imported or opened.
+Names in a file are only compared with names that we have; they are never imported or opened.
 """
 
 import re
@@ -27,7 +27,7 @@ _FLAVORS: Mapping[str, str] = {
     "deepseek_v3": "deepseek-{}",
 }  # fmt: skip
 _SMALLER: Mapping[str, str] = {"llama3": "llama-3.2-{}"}
-"""What forks call the models of Llama 3.2."""
+"""Names of Llama 3.2 models in forks."""
 _DEEPSEEK = {"16b": "deepseek-v2-lite", "236b": "deepseek-v2", "671b": "deepseek-v3"}
 _DIMENSIONS: Mapping[str, str] = {
     "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_size",
@@ -35,19 +35,18 @@ _DIMENSIONS: Mapping[str, str] = {
     "moe-router-topk": "experts_per_token", "moe-ffn-hidden-size": "expert_size", "kv-channels": "head_size",
     "moe-shared-expert-intermediate-size": "shared_size", "moe-intermediate-size": "expert_size",
 }  # fmt: skip
-"""Dimensions by the arguments of Megatron-LM, and as models of the zoo have them."""
+"""Dimensions by the arguments of Megatron-LM, and their names in models of the zoo."""
 
 _HINTS = ("gated", "latent", "strange", "words")
 _SWITCHES: Mapping[str, str] = {"qkv_bias": "add-qkv-bias", "qk_norm": "qk-layernorm"}
-"""What a gated decoder has or not, and the flags of Megatron-LM that say so."""
+"""Optional properties of a gated decoder, and the flags of Megatron-LM for them."""
 _MAY_BE_NONE = ("dense_layers", "num_experts", "predicted_tokens", "tied_embeddings", *_SWITCHES)
 _PADDED = 0.05  # of a vocabulary
 _LLAMA_3 = (500_000, 128_256)  # base of its rotary embeddings, and words
 
 
 def model_of(engine: str, text: str, recipe: str = "") -> str | None:
-    """The model that a configuration is for; None where it does not say. Raises ExportError where what it says is no
-    model that can be planned."""
+    """The model of a configuration; None if it does not say. Raises ExportError for a model that cannot be planned."""
     try:
         if engine in ("megatron", "mindspeed"):
             options = options_of(text)
@@ -73,8 +72,8 @@ def model_of(engine: str, text: str, recipe: str = "") -> str | None:
 
 
 def _named(name: str) -> str | None:
-    """The model that a file names; None where it leaves that to its caller. Raises ExportError where the zoo has none
-    that is called so."""
+    """The model that a file names; None if the caller must name it. Raises ExportError for a name that the zoo does not
+    have."""
     found = zoo_name(name)
     if found is None and (not name.strip() or re.search(r"[$`{}<>]", name)):
         return None
@@ -142,7 +141,7 @@ def _of_options(options: Options) -> dict[str, int]:
     found = {ours: value for name, ours in _DIMENSIONS.items() if (value := options.integer(name)) is not None}
     if experts := experts_of(options):
         found["num_experts"] = experts
-        if "ffn_size" in found:  # as wide as an MLP where nothing else is said
+        if "ffn_size" in found:  # as wide as an MLP unless stated otherwise
             found.setdefault("expert_size", found["ffn_size"])
     idle = len([word for word in options.word("noop-layers").split(",") if word])
     if "num_layers" in found:
@@ -157,7 +156,7 @@ def _of_options(options: Options) -> dict[str, int]:
     for name in ("padded-vocab-size", "vocab-size"):
         if (words := options.integer(name)) is not None:
             found["words"] = words
-    if options.integer("rotary-base") == _LLAMA_3[0]:  # which tells Llama 3 from Llama 2
+    if options.integer("rotary-base") == _LLAMA_3[0]:  # distinguishes Llama 3 from Llama 2
         found.setdefault("words", _LLAMA_3[1])
     if options.word("glu-activation") == "swiglu":  # Megatron-DeepSpeed
         found["gated"] = 1
@@ -198,10 +197,11 @@ def _of_mindformers(settings: Settings) -> str | None:
 
 
 def _by_dimensions(found: Mapping[str, int], named: str | None = None) -> str | None:
-    """The model of the zoo that has all these dimensions; one that differs in some of them from the nearest one. Of
-    models that are equally near it is the one that is named.
+    """The model of the zoo with these dimensions, or the nearest one with some of them changed.
 
-    Raises ExportError where no family of the zoo has them."""
+    Of equally near models, the `named` one. None if dimensions are missing. Raises ExportError if no family of the zoo
+    has them.
+    """
     width = "ffn_size" in found or "num_experts" in found or not found.get("gated")
     if not found.keys() >= {"hidden_size", "num_layers", "num_heads"}:
         return None
@@ -225,7 +225,8 @@ def _by_dimensions(found: Mapping[str, int], named: str | None = None) -> str | 
 
 
 def _nearest(family: str, wanted: Mapping[str, int], words: int | None, named: str | None) -> str:
-    """`words` of the vocabulary, as it is padded, tell models apart; they change none."""
+    """The nearest model of a family, with its changes. `words` of the (padded) vocabulary distinguish models, but
+    change none."""
     from planner.models.overrides import changed_reference
     from planner.models.zoo import ZOO, zoo_entry
 
@@ -236,7 +237,7 @@ def _nearest(family: str, wanted: Mapping[str, int], words: int | None, named: s
         known = {key: value for key, value in dict(entry.dimensions).items() if isinstance(value, int)}
         if bool(wanted.get("num_experts")) != bool(known.get("num_experts")):
             continue
-        if known.get("num_experts") and not known.get("dense_layers"):  # its blocks have no other MLP
+        if known.get("num_experts") and not known.get("dense_layers"):  # its blocks have no dense MLP
             known["ffn_size"] = wanted.get("ffn_size", known.get("ffn_size", 0))
         known.setdefault("head_size", known["hidden_size"] // known["num_heads"])
         known = {"predicted_tokens": 0, "tied_embeddings": False, **dict.fromkeys(_SWITCHES, False), **known}

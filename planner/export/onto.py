@@ -1,8 +1,8 @@
-"""A plan written into a file of the user's own: what a plan says is changed there, and everything else stays.
+"""A plan written into the user's own file: the settings of the plan change, and everything else stays.
 
-A description holds what a plan decides. A file of settings is a whole configuration: data sets, learning rates, and
-switches that mean nothing for this plan, such as sharing states out among one device, or halves of one sample that are
-computed in turn. So a configuration that was imported and is exported onto itself comes back letter by letter.
+A description has what a plan decides. A file of settings is a whole configuration, with data sets, learning rates, and
+switches that have no effect for this plan, such as sharding over a single device. So a configuration that was imported
+and is exported onto itself comes back letter by letter.
 """
 
 from dataclasses import replace
@@ -12,14 +12,15 @@ from planner.export.editing import edited
 from planner.export.target import Facts, Job, Target
 
 _PASSES = 4
-"""What meant nothing before may mean something after a change, as sharing out does with more devices."""
+"""A setting without an effect may get one after a change, as sharding does with more devices; so changes are
+repeated."""
 
 
 def written_onto(target: Target, text: str, facts: Facts, job: Job) -> str:
-    """The text of a file of settings with what `job` says, and with nothing else changed.
+    """The text of a file of settings with what `job` says, and nothing else changed.
 
-    Raises ExportError where the file is not understood, where files of this engine are not rewritten, and where its
-    settings stand in places that are not known.
+    Raises ExportError if the file is not understood, if files of this engine are not changed, or if its settings stand
+    in unknown places.
     """
     for _ in range(_PASSES):
         before = target.read(text, facts).description

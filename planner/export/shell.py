@@ -22,9 +22,10 @@ def torchrun_script(
     exports: Iterable[str] = (),
     also: Iterable[str] = (),
 ) -> str:
-    """A script that starts `program` with its options on every device; what is given to the script goes after them.
-    `also` are options in which the shell expands something; the title is a
-    line of a comment, whatever it is."""
+    """A script that starts `program` with its options on every device; arguments of the script are appended.
+
+    `also` are options in which the shell expands something. The title becomes a comment line, whatever it contains.
+    """
     many = job.nodes > 1
     nodes = (
         f"Run it on each of {job.nodes} nodes: NODE_RANK=0..{job.nodes - 1} MASTER_ADDR=first-node bash launch.sh"

@@ -1,7 +1,7 @@
-"""Files that are no configuration of an engine here: of other frameworks, and of work that trains nothing.
+"""Files that are no configuration of an engine here: those of other frameworks, and of work that trains nothing.
 
-Each is known by what stands in no file of the engines, and refused by its name, so that nobody looks for a fault in a
-file that has none. Source of the marks: the example folders of the projects that are named.
+Each kind is recognised by a pattern that no file of the engines has, and refused by its name, so that nobody looks for
+an error in a correct file. Source of the patterns: the example folders of the named projects.
 """
 
 import re
@@ -52,7 +52,7 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
      _NO_TRAINING),
     (r"^(import|from) pytest\b", "a test", "give the recipe that it tests"),
 )  # fmt: skip
-"""What stands in the files of one, its name, and what else is to be known."""
+"""A pattern for the files of each kind, its name, and what else the user should know."""
 
 _SERVES = re.compile(
     r"^run_mode:\s*['\"]?(predict|eval|export|chat)|\bvllm serve\b|\bsglang\.launch_server\b"
@@ -69,13 +69,13 @@ _IDLE = re.compile(
 
 
 def idle_program(text: str) -> str | None:
-    """Why a script of which nothing else is known is no training: the program that it starts. None for another one."""
+    """Why an otherwise unknown script is no training: the program that it starts; else None."""
     found = _IDLE.search(text)
     return None if found is None else f"{found[0]}: {_NO_TRAINING}"
 
 
 def foreign(text: str) -> str | None:
-    """Why a file is no configuration of an engine here, in one line; None where nothing tells that it is none."""
+    """Why a file is no configuration of an engine here, in one line; None if nothing indicates that."""
     found = _SERVES.search(text)
     if found is not None and _TRAINS.search(text) is None:
         return f"{found[0].strip():.60}: {_NO_TRAINING}"

@@ -1,4 +1,4 @@
-"""What every engine's module offers, and how it says what the engine cannot.
+"""The interface of every engine's module, and how it reports what the engine cannot express.
 
     write   a description that the engine can say   -> files
     read    files                                   -> a description, the inverse
@@ -22,13 +22,13 @@ from planner.sharding.layout import Layout
 PYTORCH = _PYTORCH.name
 
 NVIDIA, AMD, ASCEND = "nvidia.com/gpu", "amd.com/gpu", "huawei.com/Ascend910"
-"""What device plugins of Kubernetes call a device."""
+"""Kubernetes resource names of devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One thing that an engine cannot say: what it is, as the description has it and as the engine will do it, and the
-    description after that."""
+    """One thing that an engine cannot express: what it is, in the description and in the engine, and the description
+    after that."""
 
     what: str
     here: str
@@ -38,12 +38,17 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be written: a description for a model, on devices of which `per_node` share a node.
+    """What is written: a description for a model, on nodes of `per_node` devices.
 
-    `architecture` is None for a model that is known by its graph alone. `overlapped` is what travels under work where
-    the plan was priced, which is switched on where an engine has a switch for it: "tensor", "gathers", "reductions", as
-    in `hardware_profiles.Hidden`. `gave_up` is what the engine cannot be told of a plan at all, in whose place another
-    one is written; else empty. `resource` is what device plugins of Kubernetes call a device of the plan.
+    Attributes:
+        model: name of the model.
+        description: the description.
+        architecture: None for a model that is known only by its graph.
+        per_node: devices of a node.
+        overlapped: what overlaps in the price of the plan, and is switched on if an engine has a switch for it:
+            "tensor", "gathers", "reductions", as in `hardware_profiles.Hidden`.
+        gave_up: what the engine cannot be told about a plan at all, so that another plan is written; else empty.
+        resource: Kubernetes resource name of a device.
     """
 
     model: str
@@ -60,15 +65,24 @@ class Job:
 
     @property
     def processes(self) -> int:
-        """On each node."""
+        """Processes on each node."""
         return min(self.per_node, self.description.devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a file does not say itself: blocks of the model, devices, where they are given, the text of the file beside
-    it (`Target.beside`), "" where there is none, which recipe or row of a file with several is meant, and the name of
-    the model, where there is one. `experts` and `sequence_length` are those of a model that has no `Architecture`."""
+    """What a file itself does not say.
+
+    Attributes:
+        layers: blocks of the model.
+        devices: number of devices, if given.
+        architecture: of the model, if it has one.
+        beside: text of the file beside it (`Target.beside`), empty if there is none.
+        recipe: which recipe or row is meant, for a file with several.
+        model: name of the model, if known.
+        experts: whether a model without `Architecture` has experts.
+        sequence_length: tokens of a sample of a model without `Architecture`.
+    """
 
     layers: int
     devices: int | None
@@ -86,18 +100,19 @@ class Facts:
 
     @property
     def own_length(self) -> int | None:
-        """Tokens of the model's own samples, where they are sequences and that is known."""
+        """Tokens of the model's own samples, if they are sequences and their length is known."""
         return self.sequence_length if self.architecture is None else self.architecture.sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What files say, and what a reader should know of it.
+    """What files say, and what the reader should know about it.
 
     Attributes:
-        unmodelled: settings that no plan has and that change time or memory: what they do to the price.
-        notes: what is priced otherwise than the file has it.
-        unread: names of settings that were not understood, or are no part of a plan.
+        description: the configuration.
+        unmodelled: settings that no plan has but that change time or memory, with their effect on the price.
+        notes: what is priced differently from the file.
+        unread: names of settings that were not understood, or are not part of a plan.
         stack: the training stack (`hardware_profiles.software_names`) that runs these settings.
     """
 
@@ -109,7 +124,7 @@ class Reading:
 
 
 Asked = tuple[tuple[str, str], ...]
-"""What a person has to fill in: a variable of the environment of `launch.sh`, "" where it is none, and what it is, in
+"""What a person must fill in: an environment variable of `launch.sh` (empty if it is none), and what it is, in
 Markdown."""
 
 
@@ -122,13 +137,17 @@ class Target:
     """An engine.
 
     Attributes:
+        name: name of the engine.
         about: the engine and the version whose settings are written.
         main: the file that is read back.
-        beside: a file of the same folder that is read with it, where there is one.
-        needs_architecture: whether nothing can be written for a model that is known by its graph alone.
-        writes_model: whether it builds models itself, every decoder that has an `Architecture`.
-        latent: whether it is told of latent attention and how routers of DeepSeek choose.
-        fill_in: what exported settings leave to whoever starts them.
+        nearest: what has to be given up of a description.
+        write: makes the files of a job.
+        read: makes a reading of a file.
+        needs_architecture: whether it cannot write models that are known only by their graph.
+        writes_model: whether it builds every decoder that has an `Architecture` itself.
+        latent: whether it can be told about latent attention and the routers of DeepSeek.
+        beside: a file of the same folder that is read too, if any.
+        fill_in: what exported settings leave to the user.
     """
 
     name: str
@@ -144,14 +163,17 @@ class Target:
     fill_in: Callable[[Job], Asked] = _nothing
 
     def architecture_of(self, reference: str, sequence_length: int | None) -> Architecture | None:
-        """The architecture of a model as the engine is told it; None where it is told none."""
+        """The architecture of a model as the engine is told it; None if it cannot be told any."""
         return architecture_of(reference, sequence_length, every=self.writes_model, latent=self.latent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a file says of an operator: pieces of each dim of its operands, where leading dims of an operand may count
-    as one; and for each mesh axis the name of the factor that it cuts, "*" where that is not said."""
+    """What a file says about an operator.
+
+    `cuts` has the pieces of each dim of its operands; leading dims of an operand may count as one. `axes` has for each
+    mesh axis the name of the factor that it cuts, "*" if unknown.
+    """
 
     cuts: tuple[tuple[int, ...], ...]
     axes: tuple[str, ...]
@@ -159,14 +181,15 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorReading:
-    """What a file says operator by operator of a model, on the graph that plans speak about (`prepare`).
+    """What a file says about a model operator by operator, on the graph of plans (`prepare`).
 
     Attributes:
         mesh: sizes of the axes of a stage's devices.
-        stages: blocks of every stage, virtual ones too; `pipeline` of them stand side by side.
-        operators: by their place in the graph; what is missing is left open.
+        pipeline: number of pipeline ranks.
+        stages: blocks of every stage, virtual ones too.
+        operators: by their index in the graph; missing ones are left open.
         parameters: the layout of the weight, and the axes on which states are cut.
-        notes: what of the file has no place in the model, and what of the model it says nothing of.
+        notes: parts of the file that have no place in the model, and parts of the model that the file does not mention.
     """
 
     mesh: tuple[int, ...]
@@ -179,9 +202,9 @@ class OperatorReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTarget:
-    """An engine that takes strategies operator by operator, from the bound plan itself. Nothing is given up of them.
+    """An engine that takes strategies operator by operator, from the bound plan itself, without giving anything up.
 
-    `read` takes the text of the file `main`, the graph and its blocks, and the devices where they are given.
+    `read` takes the text of the file `main`, the graph and its blocks, and the devices if they are given.
     """
 
     name: str
@@ -192,13 +215,13 @@ class OperatorTarget:
 
 
 class Giving:
-    """Gives up one thing after the other."""
+    """Collects what has to be given up, one thing after the other."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
         self.losses: list[Loss] = []
 
     def up(self, what: str, here: object, there: object, **changes: Any) -> None:
-        """Note one thing that an engine cannot say."""
+        """Note one thing that an engine cannot express, and change the description."""
         self.description = replace(self.description, **changes)
         self.losses.append(Loss(what=what, here=str(here), there=str(there), description=self.description))

@@ -18,7 +18,7 @@ TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (ACCELERATE, DEEPSPEED, MEGATRON, MEGATRON_BRIDGE, MINDFORMERS, MINDSPEED, NEMO, TORCH, TORCHTITAN)
 }
-"""The engines that plans can be carried to, and from."""
+"""The engines to which plans can be exported, and from which they can be imported."""
 
 OPERATOR_TARGETS: Mapping[str, OperatorTarget] = {MINDSPORE.name: MINDSPORE}
-"""The engines that plans can be carried to operator by operator."""
+"""The engines to which plans are exported operator by operator, and from which they are imported so."""

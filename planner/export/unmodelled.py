@@ -1,4 +1,4 @@
-"""Settings that no plan has and that change its time or memory all the same: said before anything else."""
+"""Settings that no plan has but that change its time or memory; they are reported first."""
 
 import re
 from collections.abc import Iterable
@@ -50,7 +50,8 @@ _MATTERS: tuple[tuple[str, str], ...] = (
 
 
 def unmodelled(settings: Iterable[tuple[str, object]]) -> tuple[str, ...]:
-    """What of these settings, by name or path, is in no price and matters, each once with the settings that say so."""
+    """Those of these settings, by name or path, that matter but are in no price; each message once, with its
+    settings."""
     found: dict[str, list[str]] = {}
     for name, value in settings:
         plain = name.removeprefix("--").replace("_", "-").lower()
@@ -69,7 +70,7 @@ def unmodelled(settings: Iterable[tuple[str, object]]) -> tuple[str, ...]:
 
 
 def besides_adapters(lines: Iterable[str]) -> tuple[str, ...]:
-    """What is said of settings, where their adapters are in the model that is priced."""
+    """The messages without those on adapters, for a model that is priced with its adapters."""
     return tuple(line for line in lines if not line.endswith(_ADAPTED))
 
 

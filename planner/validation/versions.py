@@ -30,7 +30,7 @@ class Version:
         stacks: names of the stacks.
         until: the date from which they no longer do it.
         changes: fields of `Software` and their values in this period.
-        source: the commit or release that ended it.
+        source: the commit or release that shows it.
         since: the date from which they did it; empty: always.
         torchtitan: whether it applies only to torchtitan among the users of these stacks.
         undated: whether it applies to rows without a date.

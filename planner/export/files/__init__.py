@@ -1,1 +1,1 @@
-"""The languages that settings stand in: shell, TOML, YAML, Python, protocol buffers. Nothing in a file is run."""
+"""The file formats of settings: shell, TOML, YAML, Python, protocol buffers. Nothing in a file is run."""

@@ -37,10 +37,17 @@ def _text(value: object) -> str:
 
 
 class Options:
-    """Options that were read, each at most once: the last one counts, as argparse has it. It is remembered which ones
-    were asked for. `programs` are the names of files of Python among them, `scheduled` the devices that the
-    script asks Slurm for, `variables` those that it sets. `named` is the name of the model, where the launcher has
-    one, and `notes` what is read otherwise than it stands there."""
+    """Options that were read, each at most once: the last one counts, as in argparse.
+
+    It is remembered which ones were asked for.
+
+    Attributes:
+        programs: names of Python files among them.
+        scheduled: devices that the script requests from Slurm; None if unknown.
+        variables: variables that the script sets.
+        named: name of the model, if the launcher has one.
+        notes: what is read differently from the text.
+    """
 
     def __init__(
         self,
@@ -62,7 +69,7 @@ class Options:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Those that nobody has asked for."""
+        """Options that nobody has asked for."""
         return tuple(name for name in self._found if name not in self._asked)
 
     @property
@@ -75,7 +82,7 @@ class Options:
         return self._values(name) is not None
 
     def words(self, name: str) -> tuple[str, ...]:
-        """All values of an option; none where it is not given."""
+        """All values of an option; empty if it is not given."""
         return self._values(name) or ()
 
     def word(self, name: str, default: str = "") -> str:
@@ -113,12 +120,12 @@ class Options:
         return found
 
     def degree(self, name: str, default: int = 1) -> int:
-        """A whole number of 1 or more: a degree, a batch, a length."""
+        """A whole number of 1 or more: a degree, a batch, a length. Raises ExportError for anything else."""
         found = self.size(name)
         return default if found is None else found
 
     def size(self, name: str) -> int | None:
-        """A whole number of 1 or more; None where it is not given."""
+        """A whole number of 1 or more; None if it is not given. Raises ExportError for anything else."""
         found = self.integer(name)
         if found is not None and found < 1:
             raise ExportError(f"--{name} {found}: write a number of 1 or more")
@@ -136,12 +143,14 @@ def _fault(text: str) -> str:
 
 
 def options_in(script: str) -> Options:
-    """The options in a script, or in a file that has nothing else. Raises ExportError where quotes do not match, and
-    where the script, or what its variables become, is too long."""
+    """The options in a script, or in a file of options only.
+
+    Raises ExportError if quotes do not match, or if the script or the values of its variables are too long.
+    """
     found: dict[str, list[str]] = {}
     programs: list[str] = []
     variables, name = Variables(), None
-    ends = set(_HERE.findall(script))  # of texts that stand in the script
+    ends = set(_HERE.findall(script))  # ends of here-documents
     for word in words_of(script, variables):
         if _NAME.match(word):
             name, equals, value = word[2:].partition("=")

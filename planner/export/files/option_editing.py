@@ -1,8 +1,8 @@
-"""Options of a script, or keys of a YAML file of options, with other values: the user's own lines but for these.
+"""Options of a script, or keys of a YAML file of options, with other values; the user's other lines stay.
 
-A value is put where the option stands, as a number, though a variable stood there: where else that is used, only a
-shell knows. What is new goes behind an option that is there, on a line of its own where options have such. An option
-that stands nowhere, or in two places, is not changed. Whoever calls this reads the text again.
+A value is written where the option stands, as a number, even in place of a variable: where else a variable is used,
+only a shell knows. A new option goes after an existing one, on its own line if options have one each. An option that
+stands in several places, or has no place, is not changed. The caller reads the text again.
 """
 
 import re
@@ -15,7 +15,10 @@ _ANCHORS = ("micro-batch-size", "tensor-model-parallel-size", "global-batch-size
 
 
 def edited_options(text: str, changes: Mapping[str, str | None]) -> str:
-    """A script with other values of some options; None leaves one out. Raises ExportError where one has no place."""
+    """A script with other values of some options; None removes one.
+
+    Raises ExportError if an option has no place, or several.
+    """
     lines = text.splitlines(keepends=True)
     for name, value in sorted(changes.items(), key=lambda change: (change[1] is not None, change[0])):
         found = _places(lines, name)
@@ -29,7 +32,7 @@ def edited_options(text: str, changes: Mapping[str, str | None]) -> str:
 
 
 def edited_keys(text: str, changes: Mapping[str, str | None]) -> str:
-    """The same of a YAML file whose keys are options, with or without their dashes."""
+    """As `edited_options`, for a YAML file whose keys are options, with or without their dashes."""
     lines = text.splitlines(keepends=True)
     for name, value in changes.items():
         found = [(n, head[0]) for n, line in enumerate(lines) if (head := _key(name).match(line))]
@@ -50,7 +53,7 @@ def edited_keys(text: str, changes: Mapping[str, str | None]) -> str:
 
 
 def _plain(value: str) -> str:
-    """A value of an option as YAML has it; an option without one is a switch."""
+    """The value of an option in YAML form; an option without a value is a switch."""
     if not value:
         return "true"
     return f"[{value.replace(' ', ', ')}]" if " " in value else value
@@ -81,7 +84,7 @@ def _option(name: str) -> re.Pattern[str]:
 
 
 def _places(lines: list[str], name: str) -> list[tuple[int, re.Match[str]]]:
-    """Lines with an option, outside of comments, and where it stands in them."""
+    """Lines with an option, outside comments, and its position in each."""
     found = []
     for n, line in enumerate(lines):
         if not line.lstrip().startswith("#"):

@@ -1,4 +1,4 @@
-"""Settings that a command line overrides, `model.tensor_model_parallel_size=4`, as Hydra has them, by their path."""
+"""Settings that a command line overrides, `model.tensor_model_parallel_size=4`, as in Hydra, by their path."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ _MOST = 2000
 
 
 def overrides_in(script: str) -> dict[str, Any]:
-    """Values by path; those that a script leaves to its caller stay as they stand there."""
+    """Values by path; those that a script leaves to its caller stay unexpanded."""
     found: dict[str, Any] = {}
     for word in words_of(script):
         matched = _OVERRIDE.fullmatch(word)
@@ -20,8 +20,8 @@ def overrides_in(script: str) -> dict[str, Any]:
 
 
 def choice_in(script: str, group: str) -> str:
-    """The file that a group is taken from, `training=llama/llama2_7b`, which a shell would read as a variable; "" where
-    none is."""
+    """The file that a group is taken from, `training=llama/llama2_7b` (which a shell would read as a variable); else
+    empty."""
     variables = Variables()
     for _ in words_of(script, variables):
         pass

@@ -1,9 +1,9 @@
-"""The wire format of protocol buffers, as far as files of others are read here: fields, by their numbers.
+"""The wire format of protocol buffers, as far as foreign files are read here: fields, by their numbers.
 
     tag = number << 3 | kind        kind 0: a varint, 7 bits a byte, the lowest first; a negative number is that + 2^64
                                     kind 1: 8 bytes      kind 5: 4 bytes      kind 2: a length, and so many bytes
 
-What a field means is in the schema, which is the reader's. Nothing is built from what a file names.
+The meaning of a field is in the schema, which the reader has. Nothing is built from names in a file.
 (https://protobuf.dev/programming-guides/encoding/)
 """
 
@@ -14,15 +14,17 @@ from hardware_profiles.foreign import ForeignTextError
 Value = int | bytes
 
 MOST = 2**20
-"""Fields of a message, at most: what a file says of a model has far less."""
+"""The most fields of a message; a file about a model has far fewer."""
 
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _LONGEST = 10  # bytes of a varint of 64 bits
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Value]]:
-    """Fields of a message in their order: numbers are signed integers of 64 bits, or the bytes as they are. Raises
-    ForeignTextError, with the place, where it is none."""
+    """The fields of a message in their order: (number, value), a signed 64-bit integer or the bytes as they are.
+
+    Raises ForeignTextError, with the place, if it is not a message.
+    """
     at = count = 0
     while at < len(message):
         tag, start = _varint(message, at)
@@ -47,7 +49,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def integers(value: Value) -> list[int]:
-    """The numbers of a repeated field: one, or several that are packed."""
+    """The numbers of a repeated field: a single one, or several packed ones."""
     if isinstance(value, int):
         return [value]
     found, at = list[int](), 0
@@ -58,7 +60,7 @@ def integers(value: Value) -> list[int]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number, and where the next begins."""
+    """A number, and the position after it."""
     found = 0
     for place, byte in enumerate(message[at : at + _LONGEST]):
         found |= (byte & 127) << 7 * place

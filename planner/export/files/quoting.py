@@ -1,7 +1,7 @@
-"""Text that somebody else may have written, such as the name of a model, in files of other languages.
+"""Foreign text, such as the name of a model, inside files of other languages.
 
-Whatever it is, it stays text there: it ends neither the line of a comment nor the string that it stands in. JSON, TOML
-and YAML are written by their own writers, words of a command by `shlex.quote`.
+Whatever it contains, it stays text: it ends neither a comment line nor the string that contains it. JSON, TOML and YAML
+have their own writers, and words of a command are quoted by `shlex.quote`.
 """
 
 import re
@@ -12,13 +12,13 @@ _MARKUP = re.compile(r"([\\`*\[\]<>&|!~$])")
 
 
 def one_line(text: str) -> str:
-    """Text with line breaks, control characters and the like spelled out: a comment of a shell script, YAML, TOML or
+    """Text with line breaks, control characters and the like as escapes, for a comment in a shell script, YAML, TOML or
     Python."""
     return printable(text)
 
 
 def in_docstring(text: str) -> str:
-    """A line of a Python string between three quotes, which has that text."""
+    """A line with that text inside a Python string with three quotes."""
     return one_line(text).replace("\\", "\\\\").replace('"', '\\"')
 
 

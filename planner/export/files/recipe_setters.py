@@ -1,4 +1,4 @@
-"""Functions of Megatron Bridge that set one thing of the configuration that they are given, and that recipes import.
+"""Functions of Megatron Bridge that recipes import, each of which changes one setting of a given configuration.
 
 Source: NVIDIA-NeMo/Megatron-Bridge 0.7 (067f987d), perf_recipes/{llama,qwen}/common.py, recipes/deepseek/h100/
 deepseek_v3.py.
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Set = tuple[tuple[str, ...], Any]
-"""The path of a setting below what a function is given first, and its value."""
+"""The path of a setting below the first argument of a function, and its value."""
 
-_LAYERS = 64  # of DeepSeek-V3 with its embedding and its end, as the table of layouts counts them
+_LAYERS = 64  # of DeepSeek-V3 with its embedding and its end, as in the table of layouts
 _DEEPSEEK = 61
 _KNOWN = ((4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))  # pipeline ranks and virtual stages
 
@@ -20,7 +20,7 @@ def _global_batch(_: Mapping[str, Any], given: Sequence[Any]) -> Set | None:
 
 
 def _deepseek_layout(settings: Mapping[str, Any], given: Sequence[Any]) -> Set | None:
-    """The layout that is given, or that of the table: equally many layers in every stage, and the rest in the last."""
+    """The given layout, or that of the table: the same number of layers in every stage, and the rest in the last."""
     where = ("pipeline_model_parallel_layout",)
     if given and isinstance(given[0], str):
         return where, given[0]
@@ -38,4 +38,5 @@ SETTERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Any]], Set | None]] 
     "_with_global_batch_size": _global_batch,
     "set_deepseek_v3_pipeline_model_parallel_layout": _deepseek_layout,
 }
-"""By their name: of the settings of what it is given first, and of what else it is given, what a function sets."""
+"""Functions by name: from the settings of the first argument and from the other arguments to the setting that it
+changes."""

@@ -1,14 +1,14 @@
-"""Recipes in Python, read without running them: which settings a function of configurations would make.
+"""Recipes in Python, read without running them: the settings that a function of configurations would make.
 
     def pretrain_recipe(num_nodes=1):                                    trainer.num_nodes = 1
         recipe = run.Partial(fn, trainer=trainer(num_nodes=num_nodes))   trainer.strategy.tensor_model_parallel_size = 4
         recipe.trainer.strategy.tensor_model_parallel_size = 4
         return recipe
 
-A syntax tree is walked, with a table of names in the place of a machine. Numbers, words, lists, calls of functions of
-the same file, and conditions on what is known are followed. Everything else is a *record*: the name of what would be
-called, and the settings that it would be given. Nothing is imported and nothing that a file names is called. Steps and
-depth are bounded, so that reading ends whatever the file says.
+The reader walks the syntax tree and keeps a table of names. It follows numbers, words, lists, calls of functions in the
+same file, and conditions on known values. Everything else is a *record*: the name of what would be called, and its
+settings. Nothing is imported, and nothing that a file names is called. Steps and depth are limited, so reading always
+ends.
 """
 
 import ast
@@ -40,7 +40,7 @@ _COMPARABLE = (str, int, float, type(None))
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What a call of something unknown would make: its name, as it is written, and its settings."""
+    """What an unknown call would make: its name as it is written, and its settings."""
 
     made_by: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -48,12 +48,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A value that is not known, as it is written: `torch.bfloat16`."""
+    """An unknown value, as it is written: `torch.bfloat16`."""
 
     text: str
 
 
-class _Returned(Exception):  # noqa: N818  # a way out, and no error
+class _Returned(Exception):  # noqa: N818  # control flow, not an error
     """What a function returns."""
 
     def __init__(self, value: Any) -> None:
@@ -63,8 +63,10 @@ class _Returned(Exception):  # noqa: N818  # a way out, and no error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Settings by path, and the names of everything that would be made, with the words it would be given; `made_by` is
-    the function that makes them, "" where the file assigns them."""
+    """Settings by path, and the names of everything that would be made, with the words given to it.
+
+    `made_by` is the function that makes them, empty if the file assigns them.
+    """
 
     settings: Mapping[str, Any]
     names: tuple[str, ...]
@@ -72,8 +74,11 @@ class Recipe:
 
 
 def recipe_in(text: str, name: str = "", usual: str = "pretrain_recipe") -> Recipe:
-    """The recipe that a file assigns, or that its function `name` makes: the `usual` one, or the only one, where no
-    name is given. Raises ExportError where there is none, or one has to be chosen."""
+    """The recipe that a file assigns, or that its function `name` makes.
+
+    Without a name it is the `usual` function, or the only one. Raises ExportError if there is none, or if one has to be
+    chosen.
+    """
     try:
         tree = parse_python(text)
     except ForeignTextError as error:
@@ -140,23 +145,23 @@ def _flat(record: Record) -> Recipe:
 
 
 class _Reader:
-    """Walks along the statements of a file."""
+    """Walks the statements of a file."""
 
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self.functions = functions
         self.constants: dict[str, Any] = {}
-        self.texts: dict[int, str] = {}  # of nodes of the tree, each written once
+        self.texts: dict[int, str] = {}  # texts of nodes of the tree
         self.steps = 0
         self.depth = 0
 
     def text(self, node: ast.expr) -> str:
-        """The beginning of an expression as it is written."""
+        """The beginning of an expression, as it is written."""
         if id(node) not in self.texts:
             self.texts[id(node)] = ast.unparse(node)[:200]
         return self.texts[id(node)]
 
     def module(self, tree: ast.Module) -> Record | None:
-        """What the file itself makes: the last record that settings are assigned of."""
+        """What the file itself makes: the last record to which settings are assigned."""
         made: list[Record] = []
         for node in tree.body:
             if not isinstance(node, ast.Assign | ast.AnnAssign):
@@ -224,7 +229,7 @@ class _Reader:
             self.record(target.value, names).settings[target.attr] = value
 
     def record(self, node: ast.expr, names: dict[str, Any]) -> Record:
-        """The record that an attribute is assigned of; made where there was none that is known."""
+        """The record to which an attribute is assigned; a new one if none is known."""
         if isinstance(node, ast.Name):
             found = names.get(node.id, self.constants.get(node.id))
             if not isinstance(found, Record):
@@ -288,7 +293,7 @@ class _Reader:
     def compared(sign: ast.cmpop, one: Any, other: Any) -> Any:
         apply = _COMPARED.get(type(sign))
         listed = isinstance(sign, ast.In | ast.NotIn) and isinstance(other, list)
-        others = other if listed else [other]  # lists of lists may have more parts than anybody can compare
+        others = other if listed else [other]  # lists of lists may have too many parts to compare
         if apply is None or not all(isinstance(part, _COMPARABLE) for part in (one, *others)):
             return Unknown("comparison")
         try:
@@ -317,7 +322,7 @@ class _Reader:
 
 
 def _set(record: Record, path: tuple[str, ...], value: Any) -> Record:
-    """The same record, with a setting of it or below one of its parts."""
+    """The record, with a changed setting in it or in one of its parts."""
     inside = record
     for part in path[:-1]:
         found = inside.settings.get(part)
@@ -333,12 +338,12 @@ def _plain(value: Any) -> bool:
 
 
 def _true(value: Any) -> bool:
-    """Whether a condition holds; one that is not known does not."""
+    """Whether a condition holds; unknown ones do not."""
     return not isinstance(value, Unknown) and (isinstance(value, Record) or bool(value))
 
 
 def plain_settings(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Settings whose values are known."""
+    """Settings with known values."""
     for path, value in recipe.settings.items():
         if not isinstance(value, Unknown | Record) and not (isinstance(value, list) and any(map(_strange, value))):
             yield path, value

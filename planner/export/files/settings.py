@@ -1,4 +1,4 @@
-"""Settings read from a file of nested keys (TOML, YAML, JSON): asked for by path, with their types, and remembered."""
+"""Settings from a file of nested keys (TOML, YAML, JSON): read by path with a type, with a record of what was read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,23 +9,23 @@ _DIGITS = len(str(LARGEST))
 
 
 def checked_count(where: str, found: int) -> int:
-    """A whole number that is not beyond all sizes. Raises ExportError."""
+    """The number, if it is within the limit of all sizes. Raises ExportError."""
     if not -LARGEST <= found <= LARGEST:
         raise ExportError(f"{where}: the number is too large: {LARGEST} is the most")
     return found
 
 
 def size_of(text: str) -> int | None:
-    """The number of 1 or more that a text is; None where it is none, or longer than any is."""
+    """The text as a number of 1 or more; None if it is none, or too long."""
     found = int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else 0
     return found or None
 
 
 class Settings:
-    """Values by path, such as "parallelism.tensor_parallel_degree"; it is remembered which ones were asked for."""
+    """Values by path, such as "parallelism.tensor_parallel_degree"; remembers which ones were asked for."""
 
     def __init__(self, content: object, kind: str) -> None:
-        """`kind` names the sort of file in errors. Raises ExportError where it holds no keys."""
+        """`kind` names the kind of file in errors. Raises ExportError if the content has no keys."""
         if not isinstance(content, Mapping):
             raise ExportError(f"not a {kind} file with keys")
         self._values = dict(_flat("", content))
@@ -45,7 +45,7 @@ class Settings:
         return self.value(path) is not None
 
     def value(self, path: str) -> Any:
-        """Anything; None where it is not given."""
+        """The value of a key; None if it is not given."""
         self._asked.add(path)
         return self._values.get(path)
 
@@ -64,7 +64,7 @@ class Settings:
         return checked_count(path, found)
 
     def degree(self, path: str, default: int = 1) -> int:
-        """A whole number of 1 or more: a degree, a batch, a length."""
+        """A whole number of 1 or more: a degree, a batch, a length. Raises ExportError for anything else."""
         found = self.integer(path, default)
         if found < 1:
             raise ExportError(f"{path}: {found}; write a number of 1 or more")
@@ -87,7 +87,7 @@ class Settings:
         return found
 
     def word(self, path: str, default: str, known: Mapping[str, object] | tuple[str, ...] = ()) -> str:
-        """A word; one of those that are known, where they are given."""
+        """A word; one of the `known` ones if they are given. Raises ExportError for anything else."""
         found = self.value(path)
         if found is None:
             return default

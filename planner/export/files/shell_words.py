@@ -2,11 +2,11 @@
 
     text ─ tokens ─▶ words with their quotes ─ conditions ─▶ those of branches that may run ─ variables ─▶ words
 
-Nothing is run and no environment is read. Variables that the script sets are put in, with the defaults it gives to
-those that it does not (`${TP:-4}`, and `${TP:=4}`, which sets it), those that Slurm sets by what the script asks for
-(`#SBATCH --nodes=4`), and sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares
-known words is read or left out; where a condition is not known all of its branches are read. Lists of options in
-quotes fall into words where they stand alone, as a shell does it with an unquoted variable.
+Nothing is run and no environment is read. Variables that the script sets are expanded. So are defaults of other
+variables (`${TP:-4}`, and `${TP:=4}`, which also sets it), variables that Slurm sets from the script's requests
+(`#SBATCH --nodes=4`), and arithmetic on whole numbers (`$((NODES * 8))`). A branch whose condition compares known words
+is read or left out; if a condition is unknown, all of its branches are read. A quoted list of options that stands alone
+is split into words, as a shell does with an unquoted variable.
 """
 
 import re
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from planner.export.description import ExportError
 
-_SCRIPT = 2**18  # characters of a script, whose words are split in Python
-_EXPANDED = 2**18  # characters that variables may become, all together: each may name another one twice
-_NESTED = 8  # variables in the defaults of variables
+_SCRIPT = 2**18  # most characters of a script, because splitting words in Python is slow
+_EXPANDED = 2**18  # most characters of all expanded variables: each may contain another one twice
+_NESTED = 8  # depth of variables in the defaults of variables
 _TOKEN = re.compile(
     r"""(?P<comment>\#[^\n]*)
       | (?P<space>(?:[ \t\r]|\\\r?\n)+)
@@ -44,15 +44,17 @@ _SLURM = {
     "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "--ntasks": ("SLURM_NTASKS",), "-n": ("SLURM_NTASKS",),
     "--cpus-per-task": ("SLURM_CPUS_PER_TASK",), "-c": ("SLURM_CPUS_PER_TASK",),
 }  # fmt: skip
-"""Variables that Slurm sets by an option of sbatch. Source: SchedMD, man page of sbatch, output environment."""
+"""Variables that Slurm sets from options of sbatch. Source: SchedMD, man page of sbatch, output environment."""
 _LAUNCHERS = ("accelerate", "deepspeed", "numactl", "python", "python3", "srun", "torchrun", "uv")
 _OPENED = {"if": "condition", "elif": "condition", "then": "branch", "else": "branch", "fi": "end"}
 
 
 def words_of(script: str, variables: "Variables | None" = None) -> Iterator[str]:
-    """The words that commands, variables and arrays of a script may hold, in their order; the end of a command is an
-    empty word. What the script sets is put into `variables`. Raises ExportError where quotes do not match, and where
-    the script, or what its variables become, is too long."""
+    """The words that commands, variables and arrays of a script may contain, in their order.
+
+    An empty word ends a command. `variables` gets what the script sets. Raises ExportError if quotes do not match, or
+    if the script or the values of its variables are too long.
+    """
     if len(script) > _SCRIPT:
         raise ExportError(f"not a launch script: {len(script)} characters are too many; at most {_SCRIPT}")
     known, branches = Variables() if variables is None else variables, _Branches()
@@ -66,12 +68,12 @@ def words_of(script: str, variables: "Variables | None" = None) -> Iterator[str]
 
 
 def _of_slurm(script: str) -> dict[str, str]:
-    """Variables that Slurm sets by what a script asks for; nothing of another script."""
+    """Variables that Slurm sets from a script's requests; empty for other scripts."""
     return {name: count for option, count in _SBATCH.findall(script) for name in _SLURM.get(option, ())}
 
 
 def scheduled_devices(script: str) -> int | None:
-    """Devices that a script asks Slurm for; None where it does not say both nodes and devices of one."""
+    """Devices that a script requests from Slurm; None if it does not state both nodes and devices per node."""
     asked = _of_slurm(script)
     nodes, each = asked.get("SLURM_NNODES"), asked.get("SLURM_GPUS_ON_NODE")
     return None if nodes is None or each is None else int(nodes) * int(each)
@@ -79,13 +81,13 @@ def scheduled_devices(script: str) -> int | None:
 
 @dataclass(slots=True)
 class Variables:
-    """Variables that a script sets, and what they may still become."""
+    """Variables that a script sets, and the characters that expansions may still use."""
 
     known: dict[str, str] = field(default_factory=dict)
     left: int = _EXPANDED
 
     def expanded(self, text: str) -> str:
-        """A text with the variables that are known, and sums of numbers; others stay as they stand there."""
+        """A text with known variables and sums of numbers expanded; others stay as they are."""
         for _ in range(_NESTED):
             found = _INNERMOST.sub(self._value, text)
             if found == text:
@@ -94,7 +96,7 @@ class Variables:
         return text
 
     def _number(self, name: re.Match[str]) -> str:
-        """A whole number that a variable of a sum has; else the name, of which there is no sum."""
+        """The whole number of a variable in a sum; else its name, which makes no sum."""
         value = self.known.get(name[0], name[0])
         return value if re.fullmatch(r"\d{1,12}", value) else name[0]
 
@@ -117,7 +119,7 @@ class Variables:
 
 
 def _summed(text: str) -> int | None:
-    """What whole numbers with + - * / % and brackets come to; None where they come to nothing."""
+    """The value of whole numbers with + - * / % and brackets; None if it has none."""
     tokens = re.findall(r"\d{1,12}|[()*/+%-]", text)
     try:
         value, rest = _sum(tokens)
@@ -152,14 +154,14 @@ def _number(tokens: list[str]) -> tuple[int, list[str]]:
 
 
 def _commands(script: str) -> Iterator[list[str]]:
-    """Words with their quotes, command by command; an array is one command, however many lines it has."""
+    """Words with their quotes, command by command; an array is one command, even over several lines."""
     at, command, open_brackets, start = 0, list[str](), 0, True
     while at < len(script):
         match = _TOKEN.match(script, at)
         if match is None:
             raise ExportError(f"not a shell script: no closing quotation at line {script.count(chr(10), 0, at) + 1}")
         kind = str(match.lastgroup)
-        if kind == "comment" and not start:  # a mark inside of a word
+        if kind == "comment" and not start:  # a # inside a word
             kind = "word"
         at = match.end()
         if kind == "word":
@@ -182,12 +184,13 @@ def _brackets(word: str) -> int:
 
 @dataclass(slots=True)
 class _Branches:
-    """Which branches of conditions are read: of each open one whether this branch is, and whether one was before."""
+    """Which branches of conditions are read: for each open condition, whether this branch is, and whether an earlier
+    one was."""
 
     open: list[tuple[bool | None, bool]] = field(default_factory=list)
 
     def runs(self, command: list[str], known: Variables) -> bool:
-        """Whether a command may run; words of conditions are taken off it."""
+        """Whether a command may run; removes words of conditions from it."""
         word = command[0]
         if word == "if":
             self.open.append((_holds(command[1:], known), False))
@@ -211,7 +214,7 @@ class _Branches:
 
 
 def _holds(condition: list[str], known: Variables) -> bool | None:
-    """Whether `[ A = B ]`, `[ -n A ]` or `[ -z A ]` holds; None where that is not known."""
+    """Whether `[ A = B ]`, `[ -n A ]` or `[ -z A ]` holds; None if unknown."""
     words = [_unquoted(known.expanded(word)) for word in condition if word not in ("[", "[[", "]", "]]")]
     if any("$" in word or "`" in word for word in words):
         return None
@@ -238,7 +241,7 @@ def _unquoted(text: str) -> str:
 
 
 def _words(raw: str, variables: Variables) -> Iterator[str]:
-    """The words that one becomes: an assignment is remembered, and its options are read where they stand."""
+    """The words of one raw word: an assignment is remembered, and its options are read where they stand."""
     assigned = _ASSIGNMENT.fullmatch(raw)
     if assigned is not None:
         name, more, value = assigned[1], assigned[2], assigned[3]
@@ -266,7 +269,7 @@ def _words(raw: str, variables: Variables) -> Iterator[str]:
 
 
 def _lists_options(text: str) -> bool:
-    """Whether a text is several words: options, perhaps behind variables that are not known, or behind a launcher."""
+    """Whether a text is several words: options, maybe after unknown variables or a launcher."""
     words = text.split()
     if len(words) < 2 or not (words[0].startswith(("--", "$")) or words[0] in _LAUNCHERS):
         return False
@@ -274,7 +277,7 @@ def _lists_options(text: str) -> bool:
 
 
 def _unbracketed(token: str) -> str:
-    """A token without the brackets of the array that it begins or ends; brackets in pairs are its own."""
+    """A token without the bracket of an array that it begins or ends; pairs of brackets stay."""
     if token.count("(") == token.count(")"):
         return token
     return token[1:] if token.startswith("(") else token[:-1] if token.endswith(")") else token

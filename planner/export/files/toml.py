@@ -1,10 +1,10 @@
-"""Sections of plain values as TOML, in the order in which they are given."""
+"""Sections of plain values as TOML, in the given order."""
 
 from collections.abc import Mapping
 
 
 def toml_text(sections: Mapping[str, Mapping[str, object]]) -> str:
-    """`[section]` and its keys; sections without keys are left out, a list of lists has a line for each."""
+    """`[section]` and its keys; sections without keys are left out, and a list of lists has one line per item."""
     import tomlkit
 
     return tomlkit.dumps(
@@ -13,8 +13,7 @@ def toml_text(sections: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def changed_toml(text: str, changes: Mapping[str, object]) -> str:
-    """A text of TOML that was read before, with other values of some keys by path, and comments kept; None leaves a key
-    out."""
+    """A TOML text with other values of some keys by path; comments stay, and None removes a key."""
     import tomlkit
 
     document = tomlkit.parse(text)

@@ -1,7 +1,7 @@
-"""YAML, read and written as plain data: lists of numbers on one line, keys in the order in which they are given.
+"""YAML, read and written as plain data: lists of numbers on one line, keys in the given order.
 
-Before anything is made of a text its events are counted. An alias counts as what it repeats, so that nine lines which
-repeat each other nine times are known to be half a million values before there is any; the same holds for merge keys.
+The events of a text are counted before any value is built. An alias counts as much as what it repeats. So nine lines
+that repeat each other nine times are known to be half a million values in advance; the same holds for merge keys.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from planner.export.description import ExportError
 from planner.export.files.settings import Settings
 
 LIMITS = Limits(size=2**19, values=2**16)
-"""Of YAML files, whose parser is written in Python: some seconds at most."""
+"""Limits of YAML files, whose parser is written in Python: some seconds at most."""
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
@@ -32,13 +32,13 @@ def yaml_text(content: Mapping[str, object]) -> str:
 
 
 def block_yaml(content: Mapping[str, object]) -> str:
-    """The same with every item of a list on a line of its own."""
+    """As `yaml_text`, with every item of a list on its own line."""
     text: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=200)
     return text
 
 
 def settings_of(text: str) -> Settings:
-    """The keys of a YAML file; nothing in it is executed. Raises ExportError where it cannot be read."""
+    """The keys of a YAML file; nothing in it is executed. Raises ExportError if it cannot be read."""
     try:
         return Settings(parse_yaml(text), "YAML")
     except ForeignTextError as error:
@@ -46,8 +46,10 @@ def settings_of(text: str) -> Settings:
 
 
 def parse_yaml(text: str, limits: Limits = LIMITS) -> Any:
-    """The value of a YAML text without tags, whose keys are unique; what aliases repeat counts as often as it stands
-    there."""
+    """The value of a YAML text without tags, with unique keys; aliases count each time.
+
+    Raises ForeignTextError if it is not valid or exceeds `limits`.
+    """
     if len(text) > limits.size:
         raise ForeignTextError(f"{len(text)} characters are too many; at most {limits.size} for such a file")
     try:
@@ -58,7 +60,7 @@ def parse_yaml(text: str, limits: Limits = LIMITS) -> Any:
         raise ForeignTextError(f"not a YAML file{'' if mark is None else _at(mark)}") from error
     except ForeignTextError:
         raise
-    except ValueError as error:  # a date that is none, a number of thousands of digits
+    except ValueError as error:  # an impossible date, a number of thousands of digits
         raise ForeignTextError(f"not a YAML file: {error}") from error
     check_values(found, limits)
     return found
@@ -66,7 +68,7 @@ def parse_yaml(text: str, limits: Limits = LIMITS) -> Any:
 
 @dataclass(slots=True)
 class _Node:
-    """A list or a mapping that is being read: the values in it so far, and of a mapping its keys."""
+    """An open list or mapping: its number of values so far and, for a mapping, its keys."""
 
     anchor: str | None
     mapping: bool
@@ -76,7 +78,7 @@ class _Node:
 
 
 def _check_events(events: Iterable[Any], limits: Limits) -> None:
-    """Raise ForeignTextError before anything is made of a text that would nest too deeply or grow too large."""
+    """Raise ForeignTextError for a text that nests too deeply or grows too large, before any value is built."""
     open_nodes, sizes = [_Node(anchor=None, mapping=False)], dict[str, int]()
     for event in events:
         mark = event.start_mark
@@ -101,7 +103,7 @@ def _check_events(events: Iterable[Any], limits: Limits) -> None:
 
 
 def _is_plain(event: Any) -> bool:
-    """Whether a tag is the one that a value has without any, "!"."""
+    """Whether a tag is the non-specific one, "!"."""
     return isinstance(event, yaml.ScalarEvent) and event.tag == "!"
 
 
@@ -114,7 +116,7 @@ def _check_key(node: _Node, event: Any) -> None:
 
 
 def _add(node: _Node, values: int, anchor: str | None, sizes: dict[str, int]) -> None:
-    """One more value of a list or a mapping, with all that is in it."""
+    """Add a value to a list or a mapping, with everything in it."""
     node.values += values
     node.children += 1
     if anchor is not None:
