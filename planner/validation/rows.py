@@ -24,6 +24,7 @@ from hardware_profiles.foreign import ForeignTextError, parse_csv_leniently, rea
 from planner.errors import RequestError, unknown_name
 from planner.validation import cells
 from planner.validation.cells import PEAK_KINDS, PeakKind
+from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions, says
 
 _Value = TypeVar("_Value")
@@ -90,6 +91,10 @@ class Row:
         """The texts of several columns in small letters, separated so that no denial reaches the next column."""
         return "; ".join(map(self.text, columns)).lower()
 
+    def model_and_flags(self) -> str:
+        """The words of the model and of all flags, in small letters."""
+        return self.words("model", "other_flags", "flag")
+
     def integer(self, column: str, least: int = 1) -> int | None:
         """A whole number of at least `least`. Raises RequestError for anything else."""
         wanted = f"a whole number of {least} or more"
@@ -97,6 +102,13 @@ class Row:
         if number is not None and number < least:
             raise self._malformed(column, wanted)
         return number
+
+    def needed(self, column: str) -> int:
+        """A whole number above 0. Raises UnsupportedError for an unknown one, RequestError for anything else."""
+        value = self.integer(column)
+        if value is None:
+            raise UnsupportedError(f"{column} is empty")
+        return value
 
     def quantity(self, column: str) -> float | None:
         """A number above 0, in the unit of the column's name. Raises RequestError for anything else."""
@@ -141,7 +153,7 @@ class Row:
     def latent(self) -> bool:
         """Whether attention is multi-head latent attention: as flags say, else by the model."""
         model = self.text("model").lower()
-        named = says(self.words("model", "other_flags", "flag"), _LATENT)
+        named = says(self.model_and_flags(), _LATENT)
         return mentions(model, _WITH_LATENT) if named is None else named
 
     def shares_optimizer(self) -> bool | None:

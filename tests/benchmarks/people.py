@@ -14,7 +14,8 @@ from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.strategy_search.result import SearchResult
-from planner.validation.configuration import Job, padded_vocabulary
+from planner.validation.configuration import Job
+from planner.validation.decoder import padded_vocabulary
 from planner.validation.evaluate import traced
 
 DATA = Path(__file__).resolve().parent / "data" / "training_runs.csv"

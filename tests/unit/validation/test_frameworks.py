@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_profile, load_software
-from planner.validation.configuration import Run, model_of, run_of
+from planner.validation.configuration import Run, run_of
+from planner.validation.decoder import model_of
 from planner.validation.evaluate import evaluate_rows
 from planner.validation.network import stated_bandwidth
 from planner.validation.spared import Spared
