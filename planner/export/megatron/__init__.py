@@ -1,1 +1,1 @@
-"""Megatron-LM and what stands on it: NeMo, Megatron Bridge, MindSpeed."""
+"""Megatron-LM and engines based on it: NeMo, Megatron Bridge, MindSpeed."""

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM in the words of those who start it.
+"""Arguments of Megatron-LM in the forms of several launchers.
 
     ms-swift          megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2 --sequence_parallel true
     LLaMA-Factory     a YAML with per_device_train_batch_size beside tensor_model_parallel_size and the like
@@ -8,11 +8,10 @@
     GPT-NeoX          keys of a YAML: pipe_parallel_size, model_parallel_size, zero_optimization
     Megatron Bridge   run_script.py --model_recipe_name llama3_8b --tensor_model_parallel_size 2
 
-What one of them takes for granted otherwise than Megatron-LM is added. Sources: modelscope/ms-swift
+Their defaults that differ from Megatron-LM's are added. Sources: modelscope/ms-swift
 (swift/megatron/arguments/megatron_args.py), hiyouga/LLaMA-Factory (examples/megatron), THUDM/slime (scripts),
 AMD-AGI/Primus (primus/configs/modules/megatron), FlagOpen/FlagScale (examples), EleutherAI/gpt-neox
-(megatron/neox_arguments), NVIDIA-NeMo/Megatron-Bridge (scripts/performance/argument_parser.py), as of
-November 2026.
+(megatron/neox_arguments), NVIDIA-NeMo/Megatron-Bridge (scripts/performance/argument_parser.py), as of November 2026.
 """
 
 import re
@@ -39,8 +38,10 @@ _ON = ("true",)
 
 
 def launched(text: str) -> Options | None:
-    """The arguments that a launcher gives Megatron-LM; None where the file is that of none of these launchers. Raises
-    ExportError where one is there and leaves open what has to be known."""
+    """The arguments that a launcher gives Megatron-LM; None if the file is of none of these launchers.
+
+    Raises ExportError if a launcher leaves open what must be known.
+    """
     for mark, read in _LAUNCHERS:
         if re.search(mark, text, re.MULTILINE):
             return read(text)
@@ -48,7 +49,7 @@ def launched(text: str) -> Options | None:
 
 
 def with_dashes(options: Options) -> Options:
-    """The same options where a fork of Megatron-LM has underscores in their names."""
+    """The same options for a fork of Megatron-LM with underscores in their names."""
     return Options(
         dict(_spoken(options)), options.programs, options.scheduled, variables=options.variables,
         named=options.named, notes=options.notes,
@@ -56,7 +57,7 @@ def with_dashes(options: Options) -> Options:
 
 
 def _swift(text: str) -> Options:
-    """A command, or a YAML file that it is given."""
+    """Options of an ms-swift command, or of the YAML file that it is given."""
     given = options_in(text)
     command = re.search(r"^[ \t]*megatron[ \t]+(\w+)", text, re.MULTILINE)
     if command is not None and command[1] not in ("pt", "sft"):
@@ -90,7 +91,7 @@ def _swift(text: str) -> Options:
 
 
 def _spoken(options: Options) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Options with underscores and with true and false, as those of Megatron-LM."""
+    """Options with underscores, and with true and false, in the form of Megatron-LM."""
     for name, values in options.all:
         plain = name.replace("_", "-")
         plain = _RENAMED.get(plain, plain)
@@ -100,7 +101,7 @@ def _spoken(options: Options) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _mca(text: str) -> Options:
-    """A file of LLaMA-Factory for its Megatron trainer, which counts batches as transformers does."""
+    """Options of a LLaMA-Factory file for its Megatron trainer, which counts batches as transformers does."""
     values = dict(_yaml_of(text))
     kind, named = str(values.pop("finetuning_type", "full")), str(values.pop("model_name_or_path", ""))
     found = _of_values(values.items())
@@ -115,7 +116,8 @@ def _mca(text: str) -> Options:
 
 
 def _slime(text: str) -> Options:
-    """The arguments stand in the script. Its actors are the devices that train; samples are packed by their tokens."""
+    """Options of a slime script, which contains the arguments. Its actors are the training devices; it packs samples by
+    tokens."""
     given = options_in(text)
     found = dict(given.all)
     if "megatron" not in (found.get("train-backend") or ("megatron",)):
@@ -155,7 +157,7 @@ def _slime(text: str) -> Options:
 
 
 def _batch_of_rollouts(given: Options) -> Found:
-    """Samples of a step: those that are generated, over the steps that are made of them."""
+    """Samples of a step: the generated samples over the steps per rollout."""
     prompts, each = given.size("rollout-batch-size"), given.degree("n-samples-per-prompt")
     steps = given.degree("num-steps-per-rollout")
     if prompts is None or prompts * each % steps:
@@ -164,7 +166,7 @@ def _batch_of_rollouts(given: Options) -> Found:
 
 
 def _primus(text: str) -> Options:
-    """What a file of Primus sets over its defaults, which are those of Megatron-LM but for these."""
+    """The settings of a Primus file over its defaults, which are those of Megatron-LM except for these."""
     modules = _section(_yaml_of(text), "modules")
     module = next((part for part in modules.values() if isinstance(part, dict) and "overrides" in part), None)
     if module is None:
@@ -207,7 +209,7 @@ def _flagscale(text: str) -> Options:
 
 
 def _neox(text: str) -> Options:
-    """Keys as arguments of Megatron-DeepSpeed, on which GPT-NeoX stands."""
+    """Keys of GPT-NeoX as arguments of Megatron-DeepSpeed, on which it is based."""
     content = _yaml_of(text)
     given = {str(key).replace("-", "_"): value for key, value in content.items()}
     micro = given.get("train_micro_batch_size_per_gpu")
@@ -263,7 +265,7 @@ def _neox(text: str) -> Options:
 
 
 def _bridge(text: str) -> Options:
-    """What a script gives the performance scripts of Megatron Bridge over a recipe that it names."""
+    """Options for the performance scripts of Megatron Bridge, over a named recipe."""
     given = options_in(text)
     found = dict(_spoken(given))
     found = {name: values[:1] if name.endswith("-size") else values for name, values in found.items()}
@@ -305,7 +307,7 @@ _ACCOUNTED = ("llama31_405b", "qwen3_235b")
 
 
 def _recipe_run(text: str) -> Options:
-    """A recipe of Megatron Bridge by its name, with settings of it on the command line."""
+    """A recipe of Megatron Bridge by its name, with some of its settings on the command line."""
     given, over = options_in(text), overrides_in(text)
     name = given.word("recipe")
     found = _of_values((path.rpartition(".")[2], value) for path, value in over.items() if path.startswith(_PARTS))
@@ -328,7 +330,7 @@ _PARTS = ("model.", "train.", "ddp.", "optimizer.", "dataset.seq")
 
 
 def _layout(found: Found) -> Found:
-    """The stages of DeepSeek-V3, which the recipe lays out by its table."""
+    """The stages of DeepSeek-V3, which its recipe takes from a table."""
     degrees = {
         theirs: int(found[name][0]) if name in found and found[name][0].isdecimal() else 1
         for name, theirs in (
@@ -347,11 +349,11 @@ _PRECISIONS: Mapping[str, Found] = {
     "fp8_mx": {"fp8-format": ("e4m3",), "fp8-recipe": ("mxfp8",)},
     "nvfp4": {"fp4-format": ("nvfp4",)},
 }
-"""Of --compute_dtype: current scaling, delayed scaling, blocks, and lines of 32."""
+"""Arguments for --compute_dtype: current scaling, delayed scaling, blocks, and blocks of 32."""
 
 
 def _of_values(values: Any) -> Found:
-    """Keys and values of a YAML file as arguments; what is off or left open is left out."""
+    """Keys and values of a YAML file as arguments, without those that are off or left open."""
     found: Found = {}
     for name, value in values:
         plain = str(name).replace("_", "-")
@@ -418,4 +420,4 @@ _LAUNCHERS: tuple[tuple[str, Callable[[str], Options]], ...] = (
     (r"--model_recipe_name\b|scripts/performance/(custom_setup_experiment|run_script)\.py", _bridge),
     (r"\brun_recipe\.py\b", _recipe_run),
 )
-"""Launchers, each with what stands in the files of no other one."""
+"""Launchers, each with a pattern that no file of another one has."""

@@ -1,20 +1,20 @@
-"""Megatron-LM: arguments of `pretrain_gpt.py`, as its parser in core 0.16 has them.
+"""Megatron-LM: arguments of `pretrain_gpt.py`, for the parser of core 0.16.
 
     tensor, pipeline, context     --tensor-model-parallel-size, --pipeline-..., --context-parallel-size
-    data                          what the launcher's devices leave
+    data                          the remaining degree of the launcher's devices
     ring, heads, both             --cp-comm-type p2p, a2a, a2a+p2p with --hierarchical-context-parallel-sizes HEADS RING
     ZeRO 1                        --use-distributed-optimizer: states are cut; gradients are kept whole, and scattered
     ZeRO 2, 3                     --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads, optim_grads_params
-    HSDP                          --num-distributed-optimizer-instances copies of everything that is shared out
-    uneven stages                 --pipeline-model-parallel-layout, which says what every stage holds: Ett|ttt|ttL
+    HSDP                          --num-distributed-optimizer-instances replicas of everything that is sharded
+    uneven stages                 --pipeline-model-parallel-layout, the content of every stage: Ett|ttt|ttL
     recomputation                 --recompute-granularity full by block: the first N layers of each (virtual) stage;
                                   selective: modules, of which core_attn is attention and layernorm the norms
-    weights gathered in fp8       --fp8-param-gather, where Megatron-FSDP cuts them (ZeRO 3); beside the distributed
-                                  optimizer it gathers once a step what it then stores in fp8 whole, which is no plan
-    offload of states             --optimizer-cpu-offload beside the distributed optimizer, all of them or none
+    weights gathered in fp8       --fp8-param-gather, where Megatron-FSDP cuts them (ZeRO 3); with the distributed
+                                  optimizer it gathers once a step and stores whole fp8 weights, which no plan does
+    offload of states             --optimizer-cpu-offload with the distributed optimizer, all of them or none
 
-A ring's order is always zigzag there. Gradients are clipped to 1.0 unless it is told otherwise.
-Source: NVIDIA/Megatron-LM, branch core_r0.16.0, megatron/training/arguments.py and megatron/core.
+The order of its rings is always zigzag. Gradients are clipped to 1.0 by default. Source: NVIDIA/Megatron-LM, branch
+core_r0.16.0, megatron/training/arguments.py and megatron/core.
 """
 
 from planner.export import common
@@ -46,8 +46,14 @@ def nearest_of(
     gathers: tuple[str, ...] = (),
     aware: bool = True,
 ) -> tuple[Loss, ...]:
-    """What Megatron-LM cannot be told, or an engine on it that has more schedules, `gathers` weights in fp8 under some
-    recipes, or is not `aware` of the dtypes of moments."""
+    """What Megatron-LM, or an engine based on it, cannot be told.
+
+    Args:
+        description: the description.
+        schedules: schedules of the engine.
+        gathers: fp8 recipes under which it gathers weights in fp8.
+        aware: whether it can be told the dtype of moments.
+    """
     common.refuse_other_training(description, "Megatron-LM", tuple(OPTIMIZERS))
     giving = Giving(description)
     common.give_up_schedules(giving, schedules)
@@ -66,9 +72,11 @@ def nearest_of(
 
 
 def _moment_dtypes(d: Description) -> tuple[str, ...]:
-    """What moments can be in: the precision-aware optimizer is Adam's with the distributed optimizer, and keeps them in
-    fp32 on the host (megatron/core/optimizer/optimizer_config.py). What it makes of the weights of Megatron-FSDP is not
-    that of plans."""
+    """Possible dtypes of moments.
+
+    The precision-aware optimizer is Adam with the distributed optimizer, and keeps moments in fp32 on the host
+    (megatron/core/optimizer/optimizer_config.py). With weights of Megatron-FSDP it does not do the same as plans.
+    """
     narrow = d.zero == 1 and d.optimizer == "adamw" and d.precision != "fp32" and d.states_at == "device"
     return ("fp32", "bf16") if narrow else ("fp32",)
 
@@ -91,8 +99,11 @@ def _give_up_recomputation(giving: Giving) -> None:
 
 
 def _says_modules(d: Description) -> bool:
-    """Whether modules of every block are recomputed that it knows. Beside delayed scales of fp8 it refuses norms
-    (megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__, core 0.16 to 0.20)."""
+    """Whether all recomputed parts are modules that it knows, in every block.
+
+    With delayed scaling of fp8 it refuses norms (megatron/core/transformer/transformer_config.py,
+    TransformerConfig.__post_init__, core 0.16 to 0.20).
+    """
     if d.fp8.delayed and "normalisation" in d.kept.but:
         return False
     return d.selective == d.layers and bool(d.kept.but) and set(d.kept.but) <= MODULES.keys()

@@ -1,12 +1,12 @@
-"""Megatron Bridge, the successor of NeMo: a recipe in Python with what a plan says assigned over it.
+"""Megatron Bridge, the successor of NeMo: a Python recipe with the settings of a plan assigned over it.
 
     cfg = vanilla_gpt_pretrain_config()
     cfg.model.tensor_model_parallel_size = 8
 
-Below it is Megatron-LM, so everything is as in `megatron.py`; `PATHS` says where each of its arguments
-stands in the `ConfigContainer`. The recipe under it is the one that has what Megatron-LM takes for granted and nothing
-else, so that all dimensions of a model are assigned, as is what the container decides otherwise. Split contexts are
-rings or split by heads, not both: process groups are not made of `hierarchical_context_parallel_sizes` everywhere.
+It is based on Megatron-LM, so everything is as in `megatron.py`; `PATHS` has the place of each argument in the
+`ConfigContainer`. The recipe below has the defaults of Megatron-LM and nothing else. So all dimensions of a model are
+assigned, and so are settings with other defaults in the container. A context is a ring or Ulysses, not both: process
+groups are not made from `hierarchical_context_parallel_sizes` everywhere.
 
 Source: NVIDIA-NeMo/Megatron-Bridge 0.7 (067f987d), recipes/gpt/vanilla_gpt.py, models/gpt_provider.py, training/
 {config,mixed_precision,pretrain,initialize}.py, docs/megatron-lm-to-megatron-bridge.md.
@@ -41,8 +41,8 @@ _OWN: Mapping[str, str] = {
     "ckpt-format": "checkpoint.ckpt_format",
     "num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
 }
-"""What stands elsewhere than the recipe of NeMo has it."""
-_ELSEWHERE = frozenset({"nnodes", "nproc-per-node"})  # which torchrun is told
+"""Settings that are not at the same place as in NeMo's recipe."""
+_ELSEWHERE = frozenset({"nnodes", "nproc-per-node"})  # these are options of torchrun
 _GRANTED: Mapping[str, str] = {
     "model.gradient_accumulation_fusion": "True",
     "ddp.average_in_collective": "False",
@@ -54,7 +54,7 @@ _GRANTED: Mapping[str, str] = {
     "model.should_pad_vocab": "True",
     "validation.eval_iters": "0",
 }
-"""What the recipe decides otherwise than Megatron-LM, or may one day."""
+"""Defaults of Megatron-LM that the recipe changes, or might change one day."""
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
@@ -69,11 +69,11 @@ def _place(name: str, nemo: str) -> str:
 
 
 PATHS: Mapping[str, str] = {name: _place(name, nemo) for name, nemo in NEMO_PATHS.items() if name not in _ELSEWHERE}
-"""Where the arguments of Megatron-LM stand in a `ConfigContainer`."""
+"""Places of the arguments of Megatron-LM in a `ConfigContainer`."""
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`recipe.py`, and the script that starts it. Raises ExportError for a model whose dimensions are not known."""
+    """`recipe.py`, and the script that starts it. Raises ExportError for a model with unknown dimensions."""
     return recipe_files(job, "Megatron Bridge", "Megatron Bridge 0.7", _recipe)
 
 
@@ -124,7 +124,7 @@ def _precision(d: Description) -> str:
 
 
 def _assignments(job: Job, a: Architecture) -> dict[str, str]:
-    """Every setting by its path, as Python has it."""
+    """Every setting by its path, in Python form."""
     d = job.description
     options: list[Option] = [
         *model_options(a, d),
@@ -161,7 +161,7 @@ def _shape(a: Architecture, d: Description) -> dict[str, str]:
         "model.position_embedding_type": "rope" if llama else "learned_absolute",
         "model.share_embeddings_and_output_weights": a.tied,
         "model.vocab_size": a.vocabulary,
-        "tokenizer.vocab_size": a.vocabulary - 1,  # the tokenizer that has none adds one word
+        "tokenizer.vocab_size": a.vocabulary - 1,  # the NullTokenizer adds one word
         "dataset.seq_length": length,
         "model.seq_length": length,
         "train.train_iters": 100,

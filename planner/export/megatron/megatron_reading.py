@@ -38,7 +38,7 @@ from planner.plan.layout.kept import Kept
 from planner.sharding.update import BLOCK, MOMENT_DTYPES, PLAIN, Update
 
 _GRADIENTS = {"hybrid": "e5m2", "e4m3": "e4m3"}
-"""What Megatron takes where no recipe is said: scales of the steps before."""
+"""Dtype of fp8 gradients by --fp8-format."""
 
 _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_rank", "master-addr", "master_addr",
              "master-port", "master_port")  # fmt: skip
@@ -95,21 +95,21 @@ _SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
           "swiglu", "normalization", "disable-bias-linear", "position-embedding-type", "rotary-base", "norm-epsilon",
           "untie-embeddings-and-output-weights", "padded-vocab-size", "add-qkv-bias", "overlap-param-gather",
           "tp-comm-overlap", "noop-layers", "rope-type")  # fmt: skip
-_KEPT_MODULES = ("moe_act",)  # inside of the operator of experts, which keeps what its backward pass needs
-_TWO = 2  # sizes of a context that is split in two ways
+_KEPT_MODULES = ("moe_act",)  # inside the operator of experts, which keeps what its backward pass needs
+_TWO = 2  # sizes of a context of Ulysses and rings
 _STAGES = (0, 1, 2, 3)  # of ZeRO
-_LAYOUT = 4096  # characters of a layout that is written out
+_LAYOUT = 4096  # most characters of an expanded layout
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A script, a list of arguments or a YAML file of them, as a description."""
+    """A script, a list of arguments or a YAML file of them, as a reading."""
     options = options_of(text)
     check_trains(options)
     return reading_of(options, facts, "megatron")
 
 
 def check_trains(options: Options) -> None:
-    """Raise ExportError where arguments describe a model and nothing of its training."""
+    """Raise ExportError if arguments describe a model, but not its training."""
     if options.flag("num-layers") and not any(options.flag(name) for name in _TRAINING):
         raise ExportError(
             "it has the dimensions of a model, and neither degrees nor batches nor a precision; give the file that"
@@ -118,8 +118,10 @@ def check_trains(options: Options) -> None:
 
 
 def options_of(text: str) -> Options:
-    """The arguments in a script, or in the YAML of a test case of Megatron-LM. Raises ExportError where there are none
-    that a plan could be made of."""
+    """The arguments in a script, or in the YAML of a Megatron-LM test case.
+
+    Raises ExportError if no plan can be made of them.
+    """
     options = launched(text)
     if options is None:
         options = _yaml_options(text) if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) else options_in(text)
@@ -156,7 +158,7 @@ def _yaml_options(text: str) -> Options:
 
 
 def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
-    """Arguments as a reading, with whatever was not understood of them."""
+    """Arguments as a reading, with everything that was not understood."""
     description, notes = read_options(options, facts)
     if description.states_at != "device":
         notes = [*notes, common.UPDATED_ON_HOSTS]
@@ -179,7 +181,7 @@ _REMAINDERS = (
 
 
 def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
-    """What of the arguments is not in a price and matters."""
+    """Arguments that matter but are in no price, as messages."""
     known = {"mtp-num-layers"} if "predicted_tokens" in facts.model else set[str]()
     if _read_offload(options) != "device":
         known |= {"optimizer-cpu-offload", "use-precision-aware-optimizer"}
@@ -197,13 +199,14 @@ def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
 
 
 def read_run(options: Options) -> None:
-    """Options that say how it is started, on which data, and what travels under work, as the training stack has it."""
+    """Mark options as read that say how to start, on which data, and what overlaps; the training stack has the
+    overlaps."""
     for name in (*_LAUNCHER, *_RUN):
         options.words(name)
 
 
 def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]]:
-    """The description in arguments, and what is to be known of it."""
+    """The description in arguments, and notes on it."""
     tensor, pipeline, context = (
         options.degree(f"{name}-parallel-size") for name in ("tensor-model", "pipeline-model", "context")
     )
@@ -213,7 +216,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     ulysses = options.degree("ds-sequence-parallel-size")  # of Megatron-DeepSpeed
     data = data_of(devices, tensor=tensor, pipeline=pipeline, context=context * ulysses)
     micro_batch = options.degree("micro-batch-size")
-    steps = options.degree("gradient-accumulation-steps")  # of launchers; Megatron-LM counts the whole batch
+    steps = options.degree("gradient-accumulation-steps")  # of launchers; Megatron-LM has only the global batch
     global_batch = options.degree("global-batch-size", micro_batch * data * steps)
     layers, virtual = _layers(options, facts.layers, pipeline)
     ring, heads, notes = _read_context(options, context)
@@ -224,7 +227,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     precision = "bf16" if options.flag("bf16") else "fp16" if options.flag("fp16") else "fp32"
     whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
     expert = options.degree("expert-model-parallel-size")
-    if facts.architecture is None:  # a model that the arguments do not describe
+    if facts.architecture is None:  # the arguments do not describe the model
         experts = options.degree("expert-model-parallel-size") > 1 or experts_of(options) > 0 or facts.experts
     else:
         experts = experts_of(options) > 0 or facts.architecture.experts is not None
@@ -258,8 +261,10 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
 
 
 def _read_fp8(options: Options, notes: list[str], *, experts: bool) -> Fp8:
-    """Linear layers in fp8, and experts where there are any. Delayed scales of the last step alone ("most_recent") are
-    those of a history of one."""
+    """Linear layers in fp8, and experts if there are any.
+
+    Delayed scales from the last step only ("most_recent") are those of a history of one.
+    """
     recipe, layout = options.word("fp8-recipe", "delayed"), options.word("fp8-format", "")
     ours = next((name for name, (_, theirs) in FP8_RECIPES.items() if theirs == recipe), None)
     if not layout or ours is None:
@@ -277,7 +282,7 @@ def _read_fp8(options: Options, notes: list[str], *, experts: bool) -> Fp8:
 
 
 def _gathers_in_fp8(options: Options, recipe: str, notes: list[str]) -> bool:
-    """Whether weights are gathered in fp8 layer by layer; what of that is not as a plan has it is noted."""
+    """Whether weights are gathered in fp8 layer by layer; differences from a plan are noted."""
     if not options.flag("fp8-param-gather"):
         return False
     gathered = _read_zero(options) == WHOLE_SHARDED and recipe in FP8_GATHERED
@@ -290,8 +295,8 @@ def _gathers_in_fp8(options: Options, recipe: str, notes: list[str]) -> bool:
 
 
 def _devices(options: Options) -> int | None:
-    """What the launcher in the script starts; without one, a process on every device that Slurm gives. None where that
-    is left to whoever starts it."""
+    """Devices of the launcher in the script; without one, one process per device of the Slurm job. None if left to the
+    caller."""
     if any("$" in word for name in ("nnodes", *_EACH) for word in options.words(name)[:1]):
         return options.scheduled
     if (workers := options.size("worker_num")) is not None:  # of msrun
@@ -313,7 +318,7 @@ def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
 
 
 def experts_of(options: Options) -> int:
-    """Experts of a block; 0 where it has an MLP, which is one expert for Megatron-DeepSpeed."""
+    """Experts of a block; 0 for an MLP, which Megatron-DeepSpeed calls one expert."""
     count = options.integer("num-experts") or 0
     return 0 if count == 1 and options.flag("deepspeed") else count
 
@@ -324,9 +329,9 @@ def _in_a_v(options: Options) -> bool:
 
 
 def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
-    """Layers of every stage, those that do nothing too, and stages on each rank."""
+    """Layers of every stage, no-op layers included, and stages on each rank."""
     layout = options.word("pipeline-model-parallel-layout")
-    listed = options.word("num-layer-list")  # of MindSpeed
+    listed = options.word("num-layer-list")  # an option of MindSpeed
     if listed:
         stages = tuple(size_of(count) or 0 for count in listed.split(","))
         if sum(stages) != layers or len(stages) != pipeline:
@@ -371,7 +376,7 @@ def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
 
 
 def _with_ends(layers: int, pipeline: int, first: int | None, last: int | None) -> tuple[int, ...]:
-    """Layers of every rank where those of the first or the last one are said; the others share out the rest."""
+    """Layers of every rank if those of the first or the last one are given; the others share the rest."""
     before, after = (() if count is None else (count,) for count in (first, last))
     rest, ranks = layers - sum((*before, *after)), pipeline - len(before) - len(after)
     if ranks < 0 or (rest if ranks == 0 else rest < ranks):
@@ -389,7 +394,7 @@ def _with_ends(layers: int, pipeline: int, first: int | None, last: int | None) 
 
 def _read_layout(layout: str) -> tuple[int, ...]:
     """Decoder layers of every stage of a layout such as `Et*2|(tt|)*3tL`."""
-    text = layout.replace(",", "").replace("\\", "")  # as it stands in a text that a shell reads twice
+    text = layout.replace(",", "").replace("\\", "")  # quoted for a shell that reads it twice
     _check_layout(layout, len(text))
     while match := re.search(r"(\([^()]*\)|[A-Za-z|])\*(\d+)", text):
         part, times = match[1].strip("()"), match[2]
@@ -411,7 +416,7 @@ def _check_layout(layout: str, size: int) -> None:
 
 
 def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:
-    """Devices in a ring, and by heads."""
+    """Degrees of ring attention and of Ulysses, and notes."""
     kind = (options.words("cp-comm-type") or ("p2p",))[0]
     sizes = options.words("hierarchical-context-parallel-sizes")
     if context == 1:
@@ -432,7 +437,7 @@ def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:
 
 
 def _otherwise(options: Options, a: Architecture | None) -> list[str]:
-    """What a GPT of the arguments has otherwise than ours, which has learned positions, layer norms and biases."""
+    """Notes on differences of a GPT from ours, which has learned positions, layer norms and biases."""
     if a is None or a.family != "gpt":
         return []
     positions = options.word("position-embedding-type")
@@ -451,7 +456,7 @@ def _otherwise(options: Options, a: Architecture | None) -> list[str]:
 
 
 def _read_offload(options: Options) -> Home:
-    """Where the states of the optimizer are; a part of them on the host has no place in a description."""
+    """Where the optimizer states are; a description cannot have a part of them on the host."""
     whole = options.number("optimizer-offload-fraction", 1.0) >= 1.0
     return "host" if options.flag("optimizer-cpu-offload") and whole else "device"
 
@@ -475,8 +480,11 @@ def _read_zero(options: Options) -> int:
 
 
 def _zero_of_deepspeed(options: Options) -> int:
-    """The stage that Megatron-DeepSpeed is told. Its configuration says it too, in a file that is not read. In bf16 its
-    optimizer shares its states out even at stage 0 (DeepSpeed, runtime/bf16_optimizer.py)."""
+    """The stage given to Megatron-DeepSpeed.
+
+    Its configuration states it too, in a file that is not read. In bf16 its optimizer shards its states even at stage 0
+    (DeepSpeed, runtime/bf16_optimizer.py).
+    """
     for name in ("deepspeed_config", "deepspeed-config", "deepspeed-activation-checkpointing"):
         options.words(name)
     stage = options.integer("zero-stage")
@@ -539,7 +547,7 @@ def _read_update(options: Options, d: Description) -> Update:
         gradient_dtype="parameter" if in_16_bits else default_gradient_dtype(d),
         moment_dtype=_moment_dtype(options),
         clip_norm=clip if clip > 0 else None,
-        gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # layer by layer, and weights in fp8 come so
+        gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # layer by layer, as weights in fp8 are gathered
     )
     options.word("main-grads-dtype")
     elements = options.size("ddp-bucket-size")
@@ -550,15 +558,17 @@ def _read_update(options: Options, d: Description) -> Update:
 
 
 def _moment_dtype(options: Options) -> str:
-    """The dtype of both moments, which the precision-aware optimizer alone is told; fp32 where plans have no word for
-    what it keeps, which is said then (`said_of`)."""
+    """The dtype of both moments, which only the precision-aware optimizer is told.
+
+    It is fp32 if plans cannot express what the optimizer keeps; that is then reported (`said_of`).
+    """
     words = {options.word(name, "fp32") for name in ("exp-avg-dtype", "exp-avg-sq-dtype")}
     aware = options.flag("use-precision-aware-optimizer") and _read_offload(options) == "device"
     return words.pop() if aware and len(words) == 1 and words <= {*MOMENT_DTYPES} else PLAIN.moment_dtype
 
 
 def check_model(options: Options, a: Architecture | None) -> None:
-    """Raise ExportError where arguments describe another model than the one that was named."""
+    """Raise ExportError if arguments describe another model than the named one."""
     for name in _SHAPE:
         options.words(name)
     if a is None:
@@ -573,14 +583,14 @@ def check_model(options: Options, a: Architecture | None) -> None:
         "num-key-value-heads": a.kv_heads,
         "kv-channels": a.head_size,
     }
-    if a.latent is not None:  # where heads have sizes of their own
+    if a.latent is not None:  # heads have sizes of their own there
         del known["num-query-groups"], known["num-key-value-heads"], known["kv-channels"]
         known |= {"kv-lora-rank": a.latent.kv_rank, "qk-head-dim": a.latent.plain, "v-head-dim": a.latent.value}
     if a.experts is not None:
         known |= {"num-experts": a.experts.count, "moe-router-topk": a.experts.chosen}
         known |= {"moe-ffn-hidden-size": a.experts.width, "moe-intermediate-size": a.experts.width}
         if not a.experts.dense_layers:
-            del known["ffn-hidden-size"]  # which is that of blocks without experts
+            del known["ffn-hidden-size"]  # it is that of blocks without experts
     if a.predicted:
         known["mtp-num-layers"] = a.predicted
     for name, wanted in known.items():

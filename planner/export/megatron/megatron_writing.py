@@ -12,15 +12,15 @@ from planner.plan.layout.parts import PARTS
 from planner.sharding.update import PLAIN
 
 FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise"), "delayed": ("hybrid", "delayed"), "mxfp8": ("e4m3", "mxfp8")}
-"""Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients with scales of tensors, and e4m3 for
-all with those of lines of 32."""
+"""Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients with per-tensor scales, and e4m3 for
+all with scales of blocks of 32."""
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 FP8_GATHERED = ("tensorwise", "delayed")
 """Recipes under which Megatron-FSDP gathers the weights of a layer in fp8 (--fp8-param-gather), as a plan does."""
 
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"attention": "core_attn", "normalisation": "layernorm", **{name: name for name in PARTS}}
-WHOLE_SHARDED = 3  # the stage of ZeRO at which no device holds its part of a model whole
+WHOLE_SHARDED = 3  # the ZeRO stage that shards weights
 _PADDING = 128  # --make-vocab-size-divisible-by, at most
 
 
@@ -48,13 +48,17 @@ def _model(job: Job) -> list[Option]:
 
 
 def _odd_words(a: Architecture, tensor: int) -> list[Option]:
-    """The vocabulary that is not padded. The tokenizer that has none adds a word up to core 0.17, and none from 0.18 on
-    (core/tokenizers/text/libraries/null_tokenizer.py); padding hides that, so only here would a word be missing."""
+    """The size of a vocabulary that is not padded.
+
+    The NullTokenizer adds a word up to core 0.17, and none from 0.18 on
+    (core/tokenizers/text/libraries/null_tokenizer.py). Padding hides the difference, so only here a word would be
+    missing.
+    """
     return [option("padded-vocab-size", a.vocabulary)] if _padding(a, tensor) * tensor == 1 else []
 
 
 def _padding(a: Architecture, tensor: int) -> int:
-    """What a vocabulary is padded to a multiple of on each device, as little as tensor parallelism asks for."""
+    """The multiple to which the vocabulary of a device is padded, as small as tensor parallelism allows."""
     return math.gcd(a.vocabulary // tensor, _PADDING) if a.vocabulary % tensor == 0 else _PADDING
 
 
@@ -90,7 +94,7 @@ def model_options(a: Architecture, d: Description) -> list[Option]:
 
 
 def _latent(latent: Latent) -> list[Option]:
-    """Latent attention, with positions as they are for the length of a sample."""
+    """Latent attention, with positions for the length of a sample."""
     ranks = [option("q-lora-rank", latent.q_rank)] if latent.q_rank else []
     return [
         option("multi-latent-attention"),
@@ -100,7 +104,7 @@ def _latent(latent: Latent) -> list[Option]:
         option("qk-pos-emb-head-dim", latent.rotary),
         option("v-head-dim", latent.value),
         option("rope-type", "rope"),
-        option("no-rope-fusion"),  # which is for YaRN alone there
+        option("no-rope-fusion"),  # the fusion supports only YaRN there
     ]
 
 
@@ -120,7 +124,7 @@ def _routing(routing: Routing) -> list[Option]:
 
 
 def _words(a: Architecture, tensor: int) -> list[Option]:
-    """The vocabulary, padded as little as tensor parallelism asks for. The tokenizer that has none adds one word."""
+    """The vocabulary, padded as little as tensor parallelism allows. The NullTokenizer adds one word."""
     return [
         option("tokenizer-type", "NullTokenizer"),
         option("vocab-size", a.vocabulary - 1),
@@ -166,7 +170,7 @@ def fill_in(job: Job) -> Asked:
 
 
 def degree_options(d: Description) -> list[Option]:
-    """Degrees, of experts too, and whether norms are cut."""
+    """Degrees, that of experts included, and sequence parallelism."""
     found = [
         option("tensor-model-parallel-size", d.tensor),
         option("pipeline-model-parallel-size", d.pipeline),
@@ -190,8 +194,10 @@ def _context(d: Description) -> list[Option]:
 
 
 def stage_options(d: Description, predicted: int) -> list[Option]:
-    """Layers of each stage, where they are not one equal part for each rank; behind them `predicted` modules that
-    predict a token more."""
+    """Layers of each stage, unless all have the same number and each rank has one stage.
+
+    `predicted` modules after the layers predict further tokens.
+    """
     if not d.even:
         return [option("pipeline-model-parallel-layout", _layout(d.layers, predicted))]
     if d.virtual_stages > 1:
@@ -208,7 +214,7 @@ def _layout(layers: tuple[int, ...], predicted: int) -> str:
 
 
 def zero_options(d: Description) -> list[Option]:
-    """What data parallel devices share out."""
+    """What data-parallel devices shard."""
     if d.zero == 0:
         return []
     copies = [option("num-distributed-optimizer-instances", d.replicas)] if d.replicas > 1 else []
@@ -222,19 +228,19 @@ def zero_options(d: Description) -> list[Option]:
         option("data-parallel-sharding-strategy", SHARDING[d.zero]),
         option("ckpt-format", "fsdp_dtensor"),
         option("no-gradient-accumulation-fusion"),
-        *([option("init-model-with-meta-device")] if d.zero == WHOLE_SHARDED else []),  # whole it may not fit
+        *([option("init-model-with-meta-device")] if d.zero == WHOLE_SHARDED else []),  # the whole model may not fit
     ]
 
 
 def offload_options(d: Description) -> list[Option]:
-    """States on the host; Megatron-LM has that as a form of its precision-aware optimizer, here with fp32 states."""
+    """States on the host; in Megatron-LM this is a form of its precision-aware optimizer, here with fp32 states."""
     if d.states_at == "device":
         return []
     return [option("use-precision-aware-optimizer"), option("optimizer-cpu-offload")]
 
 
 def recompute_options(d: Description) -> list[Option]:
-    """What is computed again."""
+    """What is recomputed."""
     if any(d.selective):
         modules = [MODULES[name] for name in d.kept.but]
         return [option("recompute-granularity", "selective"), option("recompute-modules", *modules)]
@@ -249,7 +255,7 @@ def recompute_options(d: Description) -> list[Option]:
 
 
 def training_options(d: Description) -> list[Option]:
-    """Batches, precision, and what becomes of gradients."""
+    """Batches, precision, optimizer and gradients."""
     found = [option("micro-batch-size", d.micro_batch), option("global-batch-size", d.global_batch)]
     found += [] if d.precision == "fp32" else [option(d.precision)]
     if d.fp8:
@@ -274,8 +280,8 @@ def training_options(d: Description) -> list[Option]:
 
 
 def moment_options(d: Description) -> list[Option]:
-    """The dtype of moments, which the precision-aware optimizer is told; gradients that are reduced in bf16 it takes as
-    they are."""
+    """The dtype of moments, for the precision-aware optimizer; it takes gradients that are reduced in bf16 as they
+    are."""
     word = d.update.moment_dtype
     if word == PLAIN.moment_dtype:
         return []
@@ -289,7 +295,7 @@ def moment_options(d: Description) -> list[Option]:
 
 
 def overlap_options(job: Job) -> list[Option]:
-    """What was priced as travelling under work is switched on, but for what the settings of gradients say."""
+    """Switches on what was priced as overlapped, except what the settings of gradients already say."""
     d, found = job.description, list[Option]()
     if "reductions" in job.overlapped and d.shards * d.replicas > 1 and not d.update.bucket_size:
         found.append(option("overlap-grad-reduce"))
@@ -301,7 +307,7 @@ def overlap_options(job: Job) -> list[Option]:
 
 
 def run_options(job: Job) -> list[Option]:
-    """What makes a first run possible without data; what is given to the script later replaces it."""
+    """Options for a first run without data; arguments of the script replace them later."""
     if job.architecture is None:
         return []
     return [option("mock-data"), option("train-iters", 100), option("lr", 1e-4), option("eval-iters", 0)]

@@ -8,8 +8,9 @@
     recomputation        as Megatron-LM; --recompute-activation-function, the elementwise operators of the MLP
     ZeRO                 no more than the distributed optimizer
 
-All else is as in `planner.export.megatron.megatron`. `pretrain_gpt.py` must import `mindspeed.megatron_adaptor` first.
-Source: Ascend/MindSpeed, mindspeed/features_manager (context_parallel, recompute); NVIDIA/Megatron-LM, core_r0.12.0.
+Everything else is as in `planner.export.megatron.megatron`. `pretrain_gpt.py` must import `mindspeed.megatron_adaptor`
+first. Source: Ascend/MindSpeed, mindspeed/features_manager (context_parallel, recompute); NVIDIA/Megatron-LM,
+core_r0.12.0.
 """
 
 from collections.abc import Mapping
@@ -72,7 +73,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 
 def _give_up_dualpipe(giving: Giving) -> None:
-    """DualPipeV has equal stages, no context, and as many micro-batches as stages but for one."""
+    """Give up DualPipeV without equal stages, with a context, or with fewer micro-batches than stages less one."""
     d = giving.description
     if d.schedule != "dualpipe_v" or (d.even and d.context == 1 and d.micro_batches >= len(d.layers) - 1):
         return
@@ -97,7 +98,7 @@ def write(job: Job) -> Mapping[str, str]:
         )
     model = [] if job.architecture is None else model_options(job.architecture, d)
     shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
-    overlaps = [] if d.in_a_v else overlap_options(job)  # which DualPipeV refuses
+    overlaps = [] if d.in_a_v else overlap_options(job)  # DualPipeV refuses them
     rest = [*_kernels(job), *training_options(d), *overlaps, *run_options(job)]
     script = torchrun_script(
         job,
@@ -110,7 +111,7 @@ def write(job: Job) -> Mapping[str, str]:
 
 
 def _kernels(job: Job) -> list[Option]:
-    """Fused operators, which are priced, on; what needs a kernel of CUDA off."""
+    """Switches the fused operators on that are priced, and off what needs a CUDA kernel."""
     a = job.architecture
     attention, *others = _FUSED
     names = (attention, *others) if a is not None and a.family != "gpt" else (attention,)
@@ -118,7 +119,7 @@ def _kernels(job: Job) -> list[Option]:
 
 
 def fill_in(job: Job) -> Asked:
-    """What the arguments leave open, and the line that makes MindSpeed's known."""
+    """What the arguments leave open, and the line that activates MindSpeed's."""
     imported = "`import mindspeed.megatron_adaptor` below `import torch` in `pretrain_gpt.py`"
     return (*fill_in_megatron(job), ("", imported))
 
@@ -147,7 +148,7 @@ def _recompute(d: Description) -> list[Option]:
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A script, or a list of arguments, as a description."""
+    """A script, or a list of arguments, as a reading."""
     options = options_of(text)
     check_trains(options)
     algorithm = options.word("context-parallel-algo", _RING)
@@ -172,7 +173,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 
 def _with_context(d: Description, algorithm: str, heads: int, notes: list[str]) -> Description:
-    """The description with the context split as MindSpeed is told."""
+    """The description with the context as MindSpeed is told."""
     context = d.context
     if context == 1 or algorithm == _RING:
         return d

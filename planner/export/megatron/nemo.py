@@ -1,12 +1,12 @@
-"""NeMo: a recipe in Python with what a plan says assigned over it, as NeMo 2.5 has it.
+"""NeMo 2.5: a Python recipe with the settings of a plan assigned over it.
 
     recipe = llm.llama3_8b.pretrain_recipe(num_nodes=8, num_gpus_per_node=8)
     recipe.trainer.strategy.tensor_model_parallel_size = 8
 
-Below it is Megatron-LM, so everything is as in `megatron.py`; `nemo_paths.py` says where each
-of its arguments stands. What Megatron-LM takes for granted is written too, because recipes decide it otherwise. The
-recipe of one size of a family is taken, and all dimensions of the model are assigned. Split contexts are rings or
-split by heads, not both: `hierarchical_context_parallel_sizes` does not reach the process groups.
+It is based on Megatron-LM, so everything is as in `megatron.py`; `nemo_paths.py` has the place of each argument.
+Defaults of Megatron-LM are written too, because recipes change them. The recipe of one size of a family is taken, and
+all dimensions of the model are assigned. A context is a ring or Ulysses, not both:
+`hierarchical_context_parallel_sizes` does not reach the process groups.
 
 NeMo 2.5.3 is the last version with recipes of language models. Source: its nemo/lightning/pytorch/strategies/
 megatron_strategy.py, plugins/mixed_precision.py, nemo/collections/llm/recipes; megatron-core 0.14.0, transformer/
@@ -53,7 +53,7 @@ _GRANTED: Mapping[str, object] = {
     f"{MODEL}recompute_method": None,
     f"{MODEL}recompute_num_layers": None,
 }
-"""What Megatron-LM takes for granted, and recipes may not."""
+"""Defaults of Megatron-LM that recipes may change."""
 
 _BASES: Mapping[str, Mapping[str, int]] = {
     "dense": {"llama3_8b": 4096, "llama3_70b": 8192, "llama31_405b": 16384},
@@ -76,7 +76,7 @@ _DEEPSEEK: Mapping[str, object] = {
     f"{MODEL}moe_router_num_groups": None,
     f"{MODEL}moe_router_group_topk": None,
 }
-"""What the recipes of DeepSeek decide that others leave alone."""
+"""Settings of the DeepSeek recipes that other recipes do not change."""
 
 _PRECISIONS = engine_words("nemo")
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.half", "fp32": "torch.float32"}
@@ -93,13 +93,15 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`recipe.py`, and the script that starts it. Raises ExportError for a model whose dimensions are not known."""
+    """`recipe.py`, and the script that starts it. Raises ExportError for a model with unknown dimensions."""
     return recipe_files(job, "NeMo", "NeMo 2.5 on megatron-core 0.14", _recipe)
 
 
 def recipe_files(job: Job, engine: str, version: str, recipe: Callable[[Job, Architecture], str]) -> Mapping[str, str]:
-    """The recipe of an engine that is told all dimensions of a model, and the script that starts it. Raises ExportError
-    where they are not known."""
+    """The recipe of an engine that is told all dimensions of a model, and the script that starts it.
+
+    Raises ExportError for a model with unknown dimensions.
+    """
     if job.architecture is None:
         raise ExportError(
             f"{engine} is told all dimensions of a model, and those of {job.model} are not known: export to megatron,"
@@ -148,7 +150,7 @@ if __name__ == "__main__":
 
 
 def _base(a: Architecture) -> str:
-    """The recipe of the family whose model is as wide, or the widest of those that are less wide."""
+    """The recipe of the family whose model has the same width, or the widest one that is narrower."""
     family = "gpt" if a.family == "gpt" else "latent" if a.latent else "dense" if a.experts is None else "experts"
     recipes = _BASES[family]
     narrow = [name for name, width in recipes.items() if width <= a.hidden]
@@ -190,10 +192,10 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
 
 
 def value_of(name: str, values: Any) -> object:
-    """The values of an argument as Python has them."""
+    """The values of an argument in Python form."""
     if name in ("--recompute-modules",):
         return [str(value) for value in values]
-    if name == "--moe-layer-freq":  # `([0]*3+[1]*58)`, which Megatron-LM evaluates, and its configuration does not
+    if name == "--moe-layer-freq":  # Megatron-LM evaluates `([0]*3+[1]*58)`, its configuration does not
         dense, sparse = map(int, re.findall(r"\*(\d+)", values[0]))
         return [0] * dense + [1] * sparse
     if not values:
@@ -207,7 +209,7 @@ _OF_STATES = ("--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype")
 
 
 class _Written(str):
-    """A value that stands in the recipe as it is, not as a string."""
+    """A value that is written into the recipe as it is, not as a string."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Where the arguments of Megatron-LM stand in a recipe of NeMo."""
+"""Places of the arguments of Megatron-LM in a recipe of NeMo."""
 
 from collections.abc import Mapping
 
@@ -82,10 +82,10 @@ PATHS: Mapping[str, str] = {
     "mtp-loss-scaling-factor": f"{MODEL}mtp_loss_scaling_factor",
     "init-model-with-meta-device": f"{MODEL}init_model_with_meta_device",
 }
-"""Where the arguments of Megatron-LM stand in a recipe."""
+"""Places of the arguments of Megatron-LM in a recipe."""
 
 ARGUMENTS = {path: name for name, path in PATHS.items()}
-"""The other way round."""
+"""The inverse of `PATHS`."""
 
 TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
-"""What a configuration has for dtypes of the optimizer (megatron/training/arguments.py: map_dtype)."""
+"""Dtypes of the optimizer in a configuration (megatron/training/arguments.py: map_dtype)."""

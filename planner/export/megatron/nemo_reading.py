@@ -1,10 +1,10 @@
-"""Reads what people write for NeMo and Megatron Bridge as arguments of Megatron-LM, and those as a description.
+"""Reads files for NeMo and Megatron Bridge as arguments of Megatron-LM, and those as a description.
 
     recipe.py             settings that are assigned, or that functions of the file make (`recipes.py`)
     model_configs_*.csv   NeMo's table of performance runs: a row for each model, with the degrees as columns
     *.yaml                NeMo 1 and its Framework Launcher: keys below `trainer` and `model`
 
-What a recipe of another file decides is not known; it is said. Source of names: NeMo 2.5.3, nemo/collections/llm/
+Decisions of a recipe in another file are unknown, and reported so. Source of names: NeMo 2.5.3, nemo/collections/llm/
 recipes and scripts/performance; NeMo-Framework-Launcher, launcher_scripts/conf/training; Megatron Bridge, recipes and
 perf_recipes.
 """
@@ -50,7 +50,7 @@ _ALSO_CALLED: Mapping[str, str] = {
     "activations_checkpoint_method": "recompute-method",
     "activations_checkpoint_num_layers": "recompute-num-layers",
 }
-"""Settings that stand elsewhere than in a recipe, by the last word of their path."""
+"""Settings outside recipes, by the last word of their path."""
 _COLUMNS: Mapping[str, str] = {
     "tp_size": "tensor-model-parallel-size",
     "pp_size": "pipeline-model-parallel-size",
@@ -72,7 +72,7 @@ _PASSED_OVER = frozenset(
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A recipe, a table or a YAML file as a description."""
+    """A recipe, a table or a YAML file as a reading."""
     if text.startswith("task,model,size,"):
         return _read_table(text, facts)
     if launched(text) is not None:
@@ -109,7 +109,7 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
             raise
         raise ExportError(f"{error} (what {other} of another file decides of it is not known)") from error
     fp8 = any(("fp8" in name and "mixed" in name) or ("fp8" in name and "precision" in name) for name in recipe.names)
-    priced = bool(reading.description.fp8)  # by settings of their own
+    priced = bool(reading.description.fp8)  # from settings of the recipe
     told = {".fp8"} if priced else set()
     told |= {"mtp_num_layers"} if "predicted_tokens" in facts.model else set()
     told |= _PRICED_STATES if reading.description.update.moment_dtype != PLAIN.moment_dtype else set()
@@ -118,7 +118,7 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     off = {path for path, value in given.items() if not value and path.rpartition(".")[2] in _OFF}
     unread = [path for path in given if path not in ARGUMENTS and path.rpartition(".")[2] not in _KNOWN]
     unread = [path for path in unread if path not in off]
-    said = "num-virtual-stages-per-pipeline-rank"  # by the layout, too, where there is one
+    said = "num-virtual-stages-per-pipeline-rank"  # a layout says the same
     unread += [PATHS[name[2:]] for name in reading.unread if name[2:] in PATHS and name[2:] != said]
     return Reading(
         description=reading.description,
@@ -130,7 +130,7 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
 
 
 def _dtypes_of_states(recipe: Recipe) -> dict[str, str]:
-    """What the optimizer is told to keep moments and gradients in, `torch.bfloat16`, by the words of Megatron-LM."""
+    """The dtypes of moments and gradients that the optimizer is told, `torch.bfloat16`, in the words of Megatron-LM."""
     words = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
     return {
         path: words[value.text]
@@ -148,24 +148,24 @@ _ENDS = {
     "account-for-loss-in-pipeline-split": "account_for_loss_in_pipeline_split",
 }
 _BELOW = {"llama31_405b_pretrain_config": _ENDS, "qwen3_235b_a22b_pretrain_config": _ENDS}
-"""Switches that recipes of Megatron Bridge turn on on which others stand: recipes/llama/h100/llama3.py and
+"""Switches that are on in recipes of Megatron Bridge on which other recipes are based: recipes/llama/h100/llama3.py and
 recipes/qwen/h100/qwen3_moe.py at 067f987d."""
 _COUNTED = re.compile(r"_(\d+)gpus?_")
-"""Devices, in the name of a recipe of Megatron Bridge."""
+"""The number of devices in the name of a Megatron Bridge recipe."""
 _PLAIN = "vanilla_gpt_pretrain"
-"""The recipe of Megatron Bridge that has what Megatron-LM takes for granted."""
-_OFF = ("moe_enable_deepep", "moe_shared_expert_overlap", "mtp_num_layers")  # without which plans are priced
+"""The recipe of Megatron Bridge with the defaults of Megatron-LM."""
+_OFF = ("moe_enable_deepep", "moe_shared_expert_overlap", "mtp_num_layers")  # plans are priced without them
 _KNOWN = _PASSED_OVER | _ALSO_CALLED.keys() | _LAST.keys()
 
 
 def _launched(script: str) -> dict[str, tuple[str, ...]]:
-    """How many processes the script beside a recipe starts."""
+    """The numbers of processes that the script beside a recipe starts."""
     found = options_in(script)
     return {name: words for name in ("nnodes", "nproc-per-node") if (words := found.words(name))}
 
 
 def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The arguments of Megatron-LM that say the same; a whole path counts before its last word alone."""
+    """The equivalent arguments of Megatron-LM; a whole path has priority over its last word alone."""
     found: dict[str, Any] = {}
     for exact in (False, True):
         for path, value in given.items():
@@ -220,8 +220,8 @@ def _precision_options(precision: str, wide: bool) -> Iterator[tuple[str, tuple[
 
 
 def _read_table(text: str, facts: Facts) -> Reading:
-    """The row of a table that is for the model: of pre-training, in bf16, for the devices; unless a recipe is named by
-    words of its row."""
+    """The row of a table for the model: pre-training, bf16, the given devices; or the row that a recipe name selects by
+    its words."""
     try:
         lines = [cells for _, cells in parse_csv(text)]
     except ForeignTextError as error:
@@ -296,7 +296,7 @@ def _whole(value: str, column: str) -> str:
 
 
 def _read_overrides(text: str, facts: Facts) -> Reading:
-    """What a command gives NeMo 1 or its launcher over a configuration that it names, which was not read."""
+    """The settings that a command gives NeMo 1 or its launcher over a named configuration, which was not read."""
     given = {path.removeprefix("training.").removeprefix("peft."): v for path, v in overrides_in(text).items()}
     chosen = choice_in(text, "training")
     if not any(path.endswith(("model_parallel_size", ".micro_batch_size")) for path in given):
@@ -355,8 +355,11 @@ def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:
 
 
 def _fp8_of_yaml(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """In NeMo 1 fp8 is a switch, beside which its base configuration (megatron_gpt_config.yaml) has the hybrid format,
-    and scales delayed by the largest of 1024 steps."""
+    """Options for fp8 in NeMo 1.
+
+    There fp8 is a switch; its base configuration (megatron_gpt_config.yaml) has the hybrid format, and scales delayed
+    by the largest of 1024 steps.
+    """
     if given.get("model.fp8") is not True:
         return {}
     own = {"fp8-format": "e4m3" if given.get("model.fp8_e4m3") is True else "hybrid"}

@@ -1,1 +1,1 @@
-"""MindSpore, whose operators take strategies one by one, and MindSpore Transformers (MindFormers)."""
+"""MindSpore, which takes a strategy for each operator, and MindSpore Transformers (MindFormers)."""

@@ -7,15 +7,15 @@
     experts                        expert_parallel; with moe_config.use_gmm over tensor parallel devices first, whole;
                                    else over data parallel ones, each cut by the tensor parallel ones
     ZeRO 1, 2, 3                   parallel.enable_parallel_optimizer; with gradient_accumulation_shard; and with
-                                   parallel_optimizer_comm_recompute, which gathers again where blocks are recomputed
-    HSDP                           parallel_optimizer_config.optimizer_weight_shard_size: devices that share out
+                                   parallel_optimizer_comm_recompute, which regathers where blocks are recomputed
+    HSDP                           parallel_optimizer_config.optimizer_weight_shard_size: devices that shard
     stages                         model_config.offset: layers more or less than an equal part, a row for each of
                                    pp_interleave_num; parallel.pipeline_config has the scheduler
     interleave                         model_config.fine_grain_interleave: parts of runner_config.batch_size samples
     slices                         parallel_config.seq_split_num with scheduler seqpipe
     micro-batches                  micro_batch_num, with one stage runner_config.gradient_accumulation_steps
     recomputation                  recompute_config.recompute: layers of each stage; select_recompute: those whose
-                                   activation and product of it are computed again, select_comm_recompute: their norms
+                                   activation and product of it are recomputed, select_comm_recompute: their norms
 
 Gradients are reduced in fp32 (`gradient_fp32_sync`). Source: mindformers 2.1.0,
 mindformers/modules/transformer/transformer.py (TransformerOpParallelConfig), tools/register/template.py,
@@ -60,7 +60,7 @@ def _give_up_splits(giving: Giving) -> None:
 
 
 def _give_up_experts(giving: Giving) -> None:
-    """Whole experts beside a context, and parts that do not lie on the innermost devices."""
+    """Give up whole experts with context parallelism, and expert parallelism that is not over the innermost devices."""
     d = giving.description
     if d.expert is None:
         return

@@ -26,7 +26,7 @@ _SECTIONS = ("parallel_config", "recompute_config", "parallel.pipeline_config", 
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A YAML file as a description."""
+    """A YAML file as a reading."""
     settings = settings_of(text)
     notes: list[str] = []
     description = common.normalised(_read(settings, facts, notes))
@@ -93,7 +93,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
 
 
 def _check_model(settings: Settings, a: Architecture | None) -> None:
-    """Raise ExportError where the file describes another model than the one that was named."""
+    """Raise ExportError if the file describes another model than the named one."""
     if a is None:
         return
     known = {
@@ -142,7 +142,7 @@ def _read_layers(settings: Settings, layers: int, pipeline: int, virtual: int) -
 
 
 def _counts(value: Any, pipeline: int, virtual: int, where: str) -> list[int]:
-    """A number for every stage: from one for each, or from those of a rank for all of its stages."""
+    """A number for every stage, from one for each stage, or from one for each rank and all of its stages."""
     rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     if len(rows) == 1:
         rows = rows * virtual
@@ -153,7 +153,7 @@ def _counts(value: Any, pipeline: int, virtual: int, where: str) -> list[int]:
 
 
 def _read_context(settings: Settings, context: int, notes: list[str]) -> tuple[int, int]:
-    """Devices in a ring, and by heads."""
+    """Degrees of ring attention and of Ulysses."""
     algorithm = settings.word("parallel_config.context_parallel_algo", RING, (RING, ULYSSES, HYBRID))
     heads = settings.degree("parallel_config.ulysses_degree_in_cp")
     rings = settings.truth("model.model_config.use_ring_attention")
@@ -183,7 +183,7 @@ def _read_zero(settings: Settings) -> int:
 
 
 def _read_replicas(settings: Settings, data: int, context: int) -> int:
-    """Groups that share out, of so many devices each; all of them are one where it is not said."""
+    """Number of groups that shard, each of a stated number of devices; 1 if it is not stated."""
     where = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
     size = settings.integer(where, -1)
     if size < 0:
@@ -194,7 +194,7 @@ def _read_replicas(settings: Settings, data: int, context: int) -> int:
 
 
 def _read_batches(settings: Settings, pipeline: int, notes: list[str]) -> tuple[int, int, int]:
-    """Samples of a micro-batch, micro-batches, and how many at a time."""
+    """Samples of a micro-batch, micro-batches, and the number of interleaved ones."""
     samples = settings.degree("runner_config.batch_size")
     steps, parts = (
         settings.degree("runner_config.gradient_accumulation_steps"),
@@ -262,8 +262,11 @@ def _read_optimizer(settings: Settings) -> str:
 
 
 def _read_update(settings: Settings, d: Description) -> Update:
-    """What becomes of gradients. Parameters that are made in 16 bits are updated in them, with moments in fp32, and
-    have gradients in their own dtype: mindformers/core/optim/adamw.py keeps no copy in fp32."""
+    """The dtypes of gradients and moments.
+
+    Parameters that are created in 16 bits are updated in 16 bits, with moments in fp32, and have gradients in their own
+    dtype: mindformers/core/optim/adamw.py keeps no copy in fp32.
+    """
     clip = settings.number("runner_wrapper.max_grad_norm", 1.0)
     clips = settings.truth("runner_wrapper.use_clip_grad")
     update = replace(PLAIN, gradient_dtype=default_gradient_dtype(d), clip_norm=clip if clips else None)

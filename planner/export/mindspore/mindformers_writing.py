@@ -1,6 +1,5 @@
 """Writes a description as the YAML of MindFormers, with the script that starts it: a whole configuration, in the
-sections of published ones (research/llama3_1/llama3_1_70b/finetune_llama3_1_70b.yaml of MindFormers 1.5).
-"""
+sections of published ones (research/llama3_1/llama3_1_70b/finetune_llama3_1_70b.yaml of MindFormers 1.5)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +23,8 @@ _CONTEXT = {
     "mode": 0, "device_target": "Ascend", "max_call_depth": 10000, "save_graphs": False, "device_id": 0,
     "jit_config": {"jit_level": "O1"}, "memory_optimize_level": "O0",
 }  # fmt: skip
-"""Of MindSpore, as the published file of Llama 3.1 70B has it."""
-_FUSION = 4  # gradient_aggregation_group, its default
+"""The MindSpore context of the published file of Llama 3.1 70B."""
+_FUSION = 4  # default of gradient_aggregation_group
 
 
 def write(job: Job) -> Mapping[str, str]:
@@ -78,7 +77,7 @@ def _run() -> dict[str, object]:
 
 
 def _data(d: Description) -> dict[str, object]:
-    """The data set, which the task repeats by an alias, as published files have it."""
+    """The data set; the task repeats it by an alias, as in published files."""
     dataset = {
         "data_loader": {"type": "MindDataset", "dataset_dir": "", "shuffle": True},
         "input_columns": ["input_ids"],
@@ -163,8 +162,11 @@ def _rows(d: Description, counts: Sequence[int]) -> list[Any]:
 
 
 def grouped(d: Description) -> bool:
-    """Whether experts are computed by grouped products, which hold each whole on the innermost devices, and no tokens
-    are dropped (modules/transformer/moev3.py). Others are cut by the tensor parallel devices."""
+    """Whether experts are computed by grouped products.
+
+    These hold each expert whole on the innermost devices, and drop no tokens (modules/transformer/moev3.py). Otherwise
+    tensor-parallel devices shard each expert.
+    """
     return d.context == 1 and (d.whole_experts or d.tensor == 1)
 
 
@@ -208,14 +210,14 @@ def _model(d: Description, a: Architecture | None) -> dict[str, object]:
 
 
 def _offset(d: Description) -> Any:
-    """Layers of each stage beyond an equal part; 0 where all have that."""
+    """Layers of each stage beyond an equal part; 0 if all stages have that."""
     each, rest = divmod(sum(d.layers), len(d.layers))
     return 0 if d.even and not rest else _rows(d, [count - each for count in d.layers])
 
 
 def _script(job: Job) -> str:
     words = "run_mindformer.py --config ${HERE@Q}/train.yaml --use_parallel True --run_mode train ${*@Q}"
-    command = f'"{words}"'  # which msrun_launcher.sh evaluates
+    command = f'"{words}"'  # msrun_launcher.sh evaluates it
     if job.nodes > 1:
         devices = f"{job.description.devices} {job.processes}"
         rest = f' {devices} "${{MASTER_ADDR:?}}" "${{MASTER_PORT:-8118}}" "${{NODE_RANK:?}}" output/msrun_log False 300'

@@ -1,15 +1,15 @@
-"""MindSpore: the JSON of operator strategies and parameter layouts, as `parallel_strategy` files of version 2 have it.
+"""MindSpore: the JSON of operator strategies and parameter layouts, as in `parallel_strategy` files of version 2.
 
     parallel_strategy_item    "MatMul_<parameter>": into how many pieces each dim of each input is cut, and the stage
     parallel_layout_item      "<parameter>": dev_matrix, the mesh; tensor_map, for each dim the axis that cuts it,
-                              counted from the right, -1 for none; opt_weight_shard_size and _step, devices that share
-                              out what the optimizer keeps, and how far they stand apart
+                              counted from the right, -1 for none; opt_weight_shard_size and _step, devices that shard
+                              optimizer states, and their distance
 
-Operators without weights are called by their cell and counted there, as files of `set_op_strategy_config` have them:
-"Default/<module>-Cell/ReLU-op0". Those of other kinds MindSpore completes itself (`sharding_propagation`). Leading dims
-of a product's data are one dim there, and a bias is added by an operator of its own. The files say nothing of
-micro-batches, schedules and recomputation: `README.md` lists them. What the files mean was read from files that
-MindSpore 2.10 wrote.
+Operators without weights are named by their cell and counted in it, as in files of `set_op_strategy_config`:
+"Default/<module>-Cell/ReLU-op0". MindSpore completes the other operators itself (`sharding_propagation`). There the
+leading dims of a product's data are one dim, and a separate operator adds a bias. The files do not state micro-batches,
+schedules and recomputation: `README.md` lists them. The meaning of the files was learned from files that MindSpore 2.10
+wrote.
 """
 
 import json
@@ -36,8 +36,10 @@ _CALLS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm"}
 
 
 def write(bound: BoundPlan) -> Mapping[str, str]:
-    """`strategy.json`, and what else has to be set. Raises ExportError where states have owners, which a strategy file
-    has no word for."""
+    """`strategy.json`, and a list of what else has to be set.
+
+    Raises ExportError if states have owners, which a strategy file cannot express.
+    """
     if bound.plan.training.update.padded:
         raise ExportError("a strategy file is about weights as the model has them; plan again without --pad")
     if bound.plan.training.update.padding_samples:
@@ -80,7 +82,7 @@ def _strategies(bound: BoundPlan) -> dict[str, Any]:
 
 
 def _without_weights(bound: BoundPlan, stages: Mapping[int, int]) -> dict[str, Any]:
-    """What is said of operators that read no parameter, by the module that they stand in."""
+    """Strategies of operators that read no parameter, by their module."""
     counted, found = Counter[tuple[str, str]](), dict[str, Any]()
     for at, operator in enumerate(bound.operators):
         op, rule = operator.operator, operator.rule
@@ -98,7 +100,7 @@ def _without_weights(bound: BoundPlan, stages: Mapping[int, int]) -> dict[str, A
 
 
 def _rows(bound: BoundPlan, operator: BoundOperator) -> Iterator[tuple[str, list[list[int]]]]:
-    """What is said of an operator: names, and pieces of each dim of each input."""
+    """Strategies of an operator: names, and the pieces of each dim of each input."""
     rule, operands = operator.rule, operator.operator.operands
     primitive = _PRIMITIVES.get(rule.op_class) or _CALLS.get(call_of(operator.operator))
     if primitive is None:
@@ -107,7 +109,7 @@ def _rows(bound: BoundPlan, operator: BoundOperator) -> Iterator[tuple[str, list
     pieces = pieces_of(rule, operator.strategy, bound.plan.mesh.sizes)
     main = [i for i in range(len(operands)) if not product or i not in rule.addends]
     cuts = [_cuts(rule.operands[i], pieces) for i in main]
-    if product:  # the leading dims of its data are rows
+    if product:  # the leading dims of its data are one dim
         cuts[0] = _as_rows(cuts[0])
     weight = next((operands[i] for i in main if operands[i] in bound.parameters), None)
     if weight is not None:
@@ -144,8 +146,11 @@ def _layouts(bound: BoundPlan) -> dict[str, Any]:
 
 
 def _map(layout: Layout, sizes: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """`dev_matrix`, `tensor_map` and `tensor_shape`. Neighbouring axes of the mesh that cut the same dim are one axis
-    there; a dim that others cut too is several, all but the last as long as their axis has devices."""
+    """`dev_matrix`, `tensor_map` and `tensor_shape`.
+
+    Neighbouring axes of the mesh that cut the same dim are one axis there. A dim that other axes cut too becomes
+    several dims, all but the last as long as their axis has devices.
+    """
     runs = [list(run) for key, run in groupby(range(len(layout)), key=lambda axis: _run_of(layout, axis))]
     matrix = [math.prod(sizes[axis] for axis in run) for run in runs]
     tensor_map, extents = list[int](), list[int]()
@@ -158,12 +163,12 @@ def _map(layout: Layout, sizes: Sequence[int], shape: Sequence[int]) -> tuple[li
 
 
 def _run_of(layout: Layout, axis: int) -> tuple[str, int]:
-    """What neighbouring axes that are written as one have in common: the dim that they cut."""
+    """What neighbouring axes must have in common to be written as one: the dim that they cut."""
     return ("dim", layout[axis].dim) if layout[axis].is_shard else ("axis", axis)
 
 
 def _optimizer(stored: StoredParameter, sizes: Sequence[int], name: str) -> tuple[int, int]:
-    """Devices that share out the states beyond the weight, and how far they stand apart; 0 and 0 where none do."""
+    """Number and distance of devices that shard the states beyond the weight; 0 and 0 if none do."""
     axes = [
         axis for axis, (weight, state) in enumerate(zip(stored.weight, stored.state, strict=True))
         if state.is_shard and not weight.is_shard

@@ -1,10 +1,10 @@
-"""Strategy files of MindSpore, as it writes them: two kinds, which differ in how operators are called.
+"""Strategy files as MindSpore writes them: two kinds, which name operators differently.
 
     strategy_ckpt_config        "MatMul_net.w1": the primitive and the parameter that it reads; layouts of parameters
     set_op_strategy_config      "Default/net-Net/ReLU-op0": the cells around it, the primitive and its number there
 
-As JSON, or as protocol buffers (`strategy_ckpt_save_file`, `.ckpt`), which have no shapes of parameters. The messages
-are those of `node_strategy.proto` in MindSpore:
+They are JSON, or protocol buffers (`strategy_ckpt_save_file`, `.ckpt`), which have no shapes of parameters. The
+messages are those of `node_strategy.proto` in MindSpore:
 
     map       1 current_stage   2 strategy items   3 layout items
     strategy  1 node_name       2 (1 stage, 2 (1 dim)*)
@@ -12,9 +12,9 @@ are those of `node_strategy.proto` in MindSpore:
 
 Several axes may cut one dim, the outermost first. JSON then has lists in tensor_map, or, as MindSpore writes it, a
 tensor_shape in which such a dim is several: all but the last are as long as their axis has devices. Protocol buffers
-have a tensor_map for each dim. Operators that a `Layout` was given to are in "parallel_layout_value_item".
+have a tensor_map for each dim. Operators that were given a `Layout` are in "parallel_layout_value_item".
 
-Read from files that MindSpore 2.10 wrote as JSON; the rest as its sources write it.
+The JSON form was learned from files that MindSpore 2.10 wrote, the rest from its sources.
 """
 
 import json
@@ -44,7 +44,7 @@ class Item:
 
     Attributes:
         text: its name in the file.
-        owner: the parameter that it reads, or, where it has a `number`, the cell that it stands in.
+        owner: the parameter that it reads or, if it has a `number`, its cell.
     """
 
     text: str
@@ -57,8 +57,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The layout of a parameter, see `mindspore.py`. `map` has for each dim the axes that cut it, the
-    outermost first, `shape` is None where the file has none."""
+    """The layout of a parameter, see `mindspore.py`.
+
+    `map` has for each dim the axes that cut it, the outermost first. `shape` is None if the file has none.
+    """
 
     name: str
     matrix: tuple[int, ...]
@@ -69,7 +71,7 @@ class Row:
 
 
 def parsed(file: bytes) -> tuple[tuple[Item, ...], tuple[Row, ...]]:
-    """Operators and parameters of a file. Raises ExportError for what is none."""
+    """Operators and parameters of a file. Raises ExportError if it is not a strategy file."""
     try:
         content = _of_protobuf(file) if file[:1] == _STAGE_TAG else parse_json(decoded(file))
     except ForeignTextError as error:
@@ -90,7 +92,7 @@ def parsed(file: bytes) -> tuple[tuple[Item, ...], tuple[Row, ...]]:
 
 
 def _cuts_of(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The strategy of an operator whose inputs have layouts, called by their number."""
+    """The strategy of an operator whose inputs have layouts, which are named by their number."""
     order = sorted(content, key=lambda key: (len(key), key))
     if order != [str(number) for number in range(len(order))] or not all(isinstance(content[k], dict) for k in order):
         raise ExportError(f"{name}: a layout for each input, '0', '1', ..., is wanted")
@@ -135,11 +137,11 @@ def _numbers(name: str, key: str, value: object) -> tuple[int, ...]:
 
 _LAYOUTS = "parallel_layout_value_item"
 _STAGE_TAG = b"\x08"
-"""How a protocol buffer of this kind begins: with its first field, a number. No JSON does."""
+"""The first byte of a protocol buffer of this kind, its first field, a number. No JSON begins with it."""
 
 
 def _of_protobuf(file: bytes) -> dict[str, Any]:
-    """The content of a protocol buffer as that of JSON. Fields that are not known are left out, as readers do."""
+    """The content of a protocol buffer in the form of the JSON. Unknown fields are left out, as is usual."""
     found: dict[str, Any] = {"parallel_strategy_item": {}, "parallel_layout_item": {}}
     for number, value in fields(file):
         if number in _ITEMS:
@@ -174,7 +176,7 @@ def _layout(message: bytes) -> dict[str, Any]:
             maps.append(list(_dims(value)))
         elif number in _OF_LAYOUT:
             found[_OF_LAYOUT[number]] = value
-    lone = len(maps) == 1  # else one for each dim, and an empty one behind the only one
+    lone = len(maps) == 1  # else one for each dim, with an empty one after a single one
     found["tensor_map"] = maps[0] if lone else [one for one in maps if one]
     return found
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from planner.export.mindspore.mindspore_files import Item, Row
 from planner.graph.operator_graph import OperatorGraph
 
-_PARTS = 2  # of a beginning of names
+_PARTS = 2  # of a prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """How names of the file become names of the model: without a beginning of theirs, with one of ours."""
+    """How names of the file become names of the model: remove a prefix, then add another one."""
 
     known: frozenset[str]
     aliases: Mapping[str, str]
@@ -21,7 +21,7 @@ class Names:
 
     @staticmethod
     def of(graph: OperatorGraph, items: Sequence[Item], rows: Sequence[Row]) -> "Names":
-        """The beginnings with which most names of the file are names of the model, the shortest of them."""
+        """The prefixes with which most names of the file are names of the model, the shortest ones if several do."""
         aliases = {alias: p.name for p in graph.parameters for alias in (p.name, *p.aliases)}
         modules = {op.module for op in graph.operators}
         known = frozenset({*aliases, *modules, *(".".join(m.split(".")[:n]) for m in modules for n in range(4))})
@@ -32,13 +32,13 @@ class Names:
         return Names(known=known, aliases=aliases, drop=drop, add=add)
 
     def words(self) -> list[str]:
-        """What is said of names that differ."""
+        """Notes on prefixes that differ."""
         found = [f"without '{self.drop}.'"] if self.drop else []
         found += [f"with '{self.add}.' before them"] if self.add else []
         return [f"names of the file are those of the model {' and '.join(found)}"] if found else []
 
     def of_model(self, name: str) -> str | None:
-        """The model's name for one of the file; None where it has none."""
+        """The model's name for a name of the file; None if it has none."""
         rest = name.removeprefix(f"{self.drop}.") if self.drop and name != self.drop else name
         rest = "" if self.drop and name == self.drop else rest
         found = ".".join(part for part in (self.add, rest) if part)
@@ -46,8 +46,11 @@ class Names:
 
 
 class Matches:
-    """How many names of a file are the model's without a beginning of theirs and with one of ours. Names are counted as
-    they are; each beginning then tells only those that have it apart, so that it takes time for every name once."""
+    """Counts how many names of a file are the model's, for pairs of removed and added prefixes.
+
+    Names are counted once without prefixes; each prefix then changes only the names that have it. So every name costs
+    time once.
+    """
 
     def __init__(self, known: Iterable[str], theirs: Iterable[str], drops: Sequence[str], adds: Sequence[str]) -> None:
         self._plain: Counter[str] = Counter()
@@ -66,12 +69,12 @@ class Matches:
                     self._changed.subtract((drop, add) for add in as_it_is)
 
     def count(self, names: tuple[str, str]) -> int:
-        """Of names without the first and with the second."""
+        """Matches with the first prefix removed and the second one added."""
         return self._plain[names[1]] + self._changed[names]
 
 
 def _parted(name: str, beginnings: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The beginnings that a name has, "" among them, each with what is left of the name."""
+    """The prefixes of a name, the empty one among them, each with the rest of the name."""
     yield "", name
     parts = name.split(".")
     for n in range(1, min(_PARTS, len(parts)) + 1):
@@ -81,7 +84,7 @@ def _parted(name: str, beginnings: Collection[str]) -> Iterator[tuple[str, str]]
 
 
 def all_starts(names: Iterable[str]) -> list[str]:
-    """ "" and the beginnings of names, short ones first."""
+    """The empty prefix and the prefixes of names, short ones first."""
     return sorted({"", *(start for name in names for start in _starts(name))}, key=lambda start: (len(start), start))
 
 

@@ -1,12 +1,12 @@
-"""What a strategy file of MindSpore says of a model: operators and parameters by name, and a mesh for all of them.
+"""What a MindSpore strategy file says about a model: operators and parameters by name, and a mesh for all of them.
 
-    names     as they are; or without the names of the cells around the network ("net.w1"), or with those of the model
+    names     unchanged; or without the names of the cells around the network ("net.w1"), or with those of the model
     mesh      each dev_matrix cuts the devices of a stage at some strides; the strides of all of them make the axes
-    products  a parameter may lie the other way round than the model's: its shape tells, or the cuts of the reduction
-    cells     operators that are called by their cell are counted there, in the order of their numbers
+    products  a parameter may be transposed with respect to the model: its shape tells, or the cuts of the reduction
+    cells     operators that are named by their cell are counted in it, in the order of their numbers
 
-What has no place in the model is listed. What contradicts the model (another shape, devices that do not come out even,
-a stage that begins in the midst of a block) is refused.
+Parts without a place in the model are listed. Contradictions to the model (another shape, devices that do not divide, a
+stage that begins inside a block) are refused.
 """
 
 import math
@@ -33,14 +33,14 @@ _CALLS = {
     "Tanh": "tanh", "Transpose": "transpose",
 }  # fmt: skip
 PRIMITIVE_OF = {call: primitive for primitive, call in _CALLS.items()}
-"""The primitive of MindSpore for a call of the model, of those that are known by their call."""
+"""The MindSpore primitive for a call of the model, for operators that are found by their call."""
 
 _PRODUCT = 2  # operands of a product
 _NUMBER = re.compile(r"(?<![^._/-])\d+(?![^._/-])")
 
 
 def read(file: bytes, graph: OperatorGraph, blocks: Blocks, devices: int | None) -> OperatorReading:
-    """What a file says of a graph that plans speak about. Raises ExportError where it is for another model."""
+    """What a file says about a graph of plans. Raises ExportError if it is for another model."""
     items, rows = parsed(file)
     pipeline = 1 + max((item.stage for item in items), default=0)
     mesh = _mesh(items, rows, pipeline, devices)
@@ -74,7 +74,7 @@ def call_of(operator: Operator) -> str:
 
 
 def _mesh(items: Sequence[Item], rows: Sequence[Row], pipeline: int, devices: int | None) -> tuple[int, ...]:
-    """Axes at which all of the file can cut, slowest first."""
+    """Axes at which everything in the file can cut, slowest first."""
     totals = {math.prod(row.matrix) for row in rows}
     if len(totals) > 1:
         raise ExportError(f"dev_matrix of parameters have {' and '.join(map(str, sorted(totals)))} devices")
@@ -99,7 +99,7 @@ def _mesh(items: Sequence[Item], rows: Sequence[Row], pipeline: int, devices: in
 
 
 def _cut_sizes(cuts: Cuts) -> tuple[int, ...]:
-    """The device matrix of an operator: pieces of its dims, those of a product's reduction once."""
+    """The device matrix of an operator: pieces of its dims, with the reduction of a product counted once."""
     rows = [*cuts[0], *(cuts[1][1:] if len(cuts) == _PRODUCT and cuts[0][-1] == cuts[1][0] else ())] if cuts else []
     return tuple(pieces for pieces in rows if pieces > 1)
 
@@ -192,7 +192,8 @@ class _Found:
         return tuple(layout), states
 
     def wish(self, at: int) -> Wish:
-        """What is said of an operator: its cuts; and its axes, as far as the layout of its weight tells them."""
+        """What the file says about an operator: its cuts; and its axes, as far as the layout of its weight determines
+        them."""
         rule, op = rule_of(self.graph, self.graph.operators[at]), self.graph.operators[at]
         axes = ["*"] * len(self.mesh)
         for operand, name in enumerate(op.operands):
@@ -211,7 +212,7 @@ class _Found:
         return Wish(cuts=self.cuts[at], axes=tuple(axes))
 
     def notes(self) -> list[str]:
-        """What was not found, and what the file says nothing of."""
+        """What was not found, and what the file does not mention."""
         found = self.names.words()
         found += [f"not taken over: {reason}: {_listed(names)}" for reason, names in self.lacking.items()]
         weighted = [
@@ -251,7 +252,7 @@ class _Found:
 
     @staticmethod
     def _added(rule: Rule, main: Sequence[int], cuts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """The cuts of what is added to a product: as many as of its columns."""
+        """The cuts of an operand that is added to a product: those of the product's columns."""
         if not rule.addends:
             return ()
         dims, weight = rule.operands[rule.addends[0]], rule.operands[main[-1]]
@@ -259,7 +260,7 @@ class _Found:
         return tuple(pieces.get(factors, 1) for factors in dims)
 
     def _lies_turned(self, name: str, by_cuts: bool) -> bool:
-        """Whether a weight lies the other way round in the file: its shape tells, or else the cuts."""
+        """Whether a weight is transposed in the file: its shape tells, or else the cuts."""
         row = self.rows.get(name)
         if row is not None and row.shape is not None and row.shape != row.shape[::-1]:
             return row.shape != self.graph.types[name].shape
@@ -268,7 +269,7 @@ class _Found:
         return name in self.turned
 
     def _take_bias(self, item: Item, name: str, readers: Sequence[int]) -> None:
-        """A bias is added by the product of the model that reads it, and cut as that cuts its columns."""
+        """Note a bias: the model's product that reads it also adds it, and cuts it as its columns."""
         if not readers or not item.cuts:
             self._miss("the model adds no such bias", item.text)
             return
@@ -286,7 +287,7 @@ class _Found:
         return call_of(op) == _CALLS.get(primitive)
 
     def _between(self, low: int, high: int) -> frozenset[int]:
-        """Axes of the mesh whose devices stand `low` to `high` apart."""
+        """Axes of the mesh whose devices are `low` to `high` apart."""
         return frozenset(axis for axis in range(len(self.mesh)) if low <= math.prod(self.mesh[axis + 1 :]) < high)
 
     def _miss(self, reason: str, name: str) -> None:
@@ -294,8 +295,10 @@ class _Found:
 
 
 def _of_dims(row: Row, shape: tuple[int, ...]) -> Row | None:
-    """A layout with its dims as those of a shape: where several axes cut one, it is several in the file, of which all
-    but the last are as long as their axis has devices. None where they are not."""
+    """A layout with the dims of a shape; None if they do not match.
+
+    If several axes cut a dim, it is several dims in the file, all but the last as long as their axis has devices.
+    """
     if row.shape is None:
         return replace(row, shape=shape) if len(row.map) == len(shape) else None
     at, found = 0, list[tuple[int, ...]]()
@@ -313,7 +316,7 @@ def _of_dims(row: Row, shape: tuple[int, ...]) -> Row | None:
 
 
 def _agree(rule: Rule, main: Sequence[int], cuts: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the operands of a product are cut into equally many pieces along the factors that they share."""
+    """Whether the operands of a product are cut into the same number of pieces along the factors that they share."""
     pieces: dict[int, set[int]] = {}
     for i, row in zip(main, cuts, strict=True):
         for factors, count in zip(rule.operands[i][::-1], row[::-1], strict=False):
@@ -356,7 +359,7 @@ def _stages(
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names, those that differ in numbers alone once: `layers.*.w1 (4 times)`."""
+    """Names, with those that differ only in numbers given once: `layers.*.w1 (4 times)`."""
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(_NUMBER.sub("*", name), []).append(name)

@@ -1,8 +1,8 @@
-"""What files with strategies of operators say nothing of: `plan export` writes it beside them, `plan import` reads it.
+"""What strategy files do not state: `plan export` writes it beside them, and `plan import` reads it.
 
-training           the section of a plan file: batch, micro-batches, precision, optimizer, gradients
-schedule, slices   in which order pipeline ranks take their turns
-blocks             what is recomputed: of how many blocks, "none", "full" or "selective", and what these keep
+training           the section of a plan file: batch, micro-batches, precision, optimizer, gradients schedule, slices
+in which order pipeline ranks take their turns blocks             what is recomputed: of how many blocks, "none", "full"
+or "selective", and what these keep
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,13 @@ from planner.plan.file import parse_training, training_content
 from planner.plan.plan import RECOMPUTATION, Plan, Training
 
 Running = tuple[str, tuple[int, ...]]
-"""Of a block: what is recomputed, and the places in it of operators whose results are kept all the same."""
+"""How a block runs: its recomputation, and the indexes in it of operators whose results are kept nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """What is told beside a file. `blocks` has how many blocks are run alike, how, and the names of what they keep."""
+    """What stands beside a file. `blocks` has groups of blocks that run alike: their number, how, and the names of what
+    they keep."""
 
     sequence_length: int | None
     training: Training
@@ -32,7 +33,7 @@ class Sidecar:
     blocks: tuple[tuple[int, str, tuple[str, ...]], ...]
 
     def running(self, graph: OperatorGraph, blocks: Blocks) -> tuple[Running, ...]:
-        """How every block is run. Raises ExportError where the model has other blocks."""
+        """How every block runs. Raises ExportError if the model has other blocks."""
         found: list[Running] = []
         for count, recomputation, kept in self.blocks:
             first = len(found)
@@ -52,7 +53,7 @@ class Sidecar:
 
 
 def sidecar_content(plan: Plan) -> dict[str, Any]:
-    """As `export.json` has it."""
+    """The sidecar of a plan, as it is in `export.json`."""
     return {
         "sequence_length": plan.model.sequence_length,
         "training": training_content(plan.training),
@@ -67,7 +68,7 @@ def sidecar_content(plan: Plan) -> dict[str, Any]:
 
 
 def sidecar_of(content: Mapping[str, Any]) -> Sidecar:
-    """The inverse of `sidecar_content`. Raises ExportError for what it does not write."""
+    """The inverse of `sidecar_content`. Raises ExportError for other content."""
     try:
         training = parse_training(content.get("training"))
     except PlanFileError as error:

@@ -1,1 +1,1 @@
-"""Engines that run PyTorch's own parallelism: torchtitan, Accelerate, DeepSpeed, and a plain script."""
+"""Engines based on PyTorch's own parallelism: torchtitan, Accelerate, DeepSpeed, and a plain script."""

@@ -2,16 +2,16 @@
 
     ZeRO 0                distributed_type MULTI_GPU: DDP, without any other parallelism
     ZeRO 2, 3             distributed_type FSDP, fsdp_version 2, fsdp_reshard_after_forward false, true; there is no 1
-    HSDP                  parallelism_config_dp_replicate_size copies of parallelism_config_dp_shard_size shards
+    HSDP                  parallelism_config_dp_replicate_size replicas of parallelism_config_dp_shard_size shards
     tensor                parallelism_config_tp_size: what the model's own plan cuts (`tp_plan` of transformers); its
                           norms and its embedding are whole
     context               parallelism_config_cp_size: a ring (comm strategy "alltoall") in zigzag order, beside FSDP
     recomputation         fsdp_activation_checkpointing: all blocks or none
     precision             mixed_precision: weights in fp32, computed and reduced in it
 
-The file says nothing of batches: they are arguments of the program, which `launch.sh` hands to one that takes those of
-transformers' Trainer. It is read beside the file. There are no pipelines and no expert parallelism.
-Source: accelerate 1.15.0, commands/{launch,config/config_args,config/cluster}.py, parallelism_config.py,
+The file does not state batches. They are arguments of the program; `launch.sh` passes them to one that accepts those of
+transformers' Trainer, and is read beside the file. There are no pipelines and no expert parallelism. Source: accelerate
+1.15.0, commands/{launch,config/config_args,config/cluster}.py, parallelism_config.py,
 utils/{dataclasses,launch,fsdp_utils}.py; transformers, training_args.py.
 """
 
@@ -44,7 +44,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 
 def _refuse(d: Description) -> None:
-    """Raise ExportError for what has no place there at all."""
+    """Raise ExportError for features that Accelerate does not have at all."""
     if d.pipeline > 1:
         raise ExportError(
             f"Accelerate trains without pipelines, the plan has {d.pipeline} stages; plan again with --pipeline 1, or"
@@ -73,7 +73,7 @@ def _give_up_zero(giving: Giving) -> None:
     d = giving.description
     if d.data * d.context == 1:
         return
-    if d.replicas == d.data and d.tensor * d.context > 1:  # it refuses copies without shards beside anything else
+    if d.replicas == d.data and d.tensor * d.context > 1:  # it refuses replicas without shards beside anything else
         common.give_up_replicas(giving)
     alone = d.tensor == d.context == 1
     if d.zero == 1 or (d.zero == 0 and not alone):

@@ -1,7 +1,7 @@
-"""Reads the YAML of `accelerate launch` as a description, and that of axolotl, which stands on Accelerate.
+"""Reads the YAML of `accelerate launch` as a description, and that of axolotl, which is based on Accelerate.
 
-DeepSpeed inside of it is read as DeepSpeed's own settings: `deepspeed_config.zero_stage` and the like. A configuration
-of axolotl names model, batches and length too. Source: accelerate 1.15.0, utils/dataclasses.py (DeepSpeedPlugin);
+DeepSpeed inside it is read like DeepSpeed's own settings: `deepspeed_config.zero_stage` and the like. A configuration
+of axolotl also names model, batches and length. Source: accelerate 1.15.0, utils/dataclasses.py (DeepSpeedPlugin);
 axolotl, utils/schemas and core/trainers.
 """
 
@@ -39,7 +39,8 @@ _PASSED_OVER = (
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A YAML file, and the script beside it, as a description; or what a program that stands on Accelerate is given."""
+    """A YAML file, and the script beside it, as a reading; or the arguments of a program that is based on
+    Accelerate."""
     if trainer_reading.is_trainers(text):
         return trainer_reading.read(text, facts)
     settings = settings_of(text)
@@ -53,7 +54,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 
 def reading_of(settings: Settings, options: Options, facts: Facts, said: Settings, batches: bool) -> Reading:
-    """Settings in the words of Accelerate with the arguments of its program; `said` are those of the file itself."""
+    """Settings in the words of Accelerate, with the arguments of its program; `said` are those of the file itself."""
     notes: list[str] = [] if batches else [common.batches_left_open(facts)]
     description = common.normalised(_read(settings, options, facts))
     clip = options.number("max_grad_norm", 1.0)
@@ -69,7 +70,7 @@ def reading_of(settings: Settings, options: Options, facts: Facts, said: Setting
 
 
 def _read_deepspeed(settings: Settings, facts: Facts) -> Reading:
-    """DeepSpeed as Accelerate starts it, with its settings in the same file."""
+    """DeepSpeed under Accelerate, with its settings in the same file."""
     of = "deepspeed_config."
     inside = {path.removeprefix(of): value for path, value in settings.all if path.startswith(of)}
     if "zero_stage" not in inside:
@@ -147,7 +148,7 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
 
 
 def _with_experts(description: Description, degree: int) -> Description:
-    """With experts over so many of the data parallel devices."""
+    """The description with experts over `degree` of the data-parallel devices."""
     if degree == 1:
         return description
     if description.expert is None:
@@ -160,7 +161,7 @@ def _with_experts(description: Description, degree: int) -> Description:
 
 
 def _pass_over(settings: Settings) -> None:
-    """Keys that are no part of a plan."""
+    """Mark keys as read that are not part of a plan."""
     for name in _PASSED_OVER:
         settings.value(f"fsdp_config.fsdp_{name}")
     for name in ("cp_comm_strategy", "cp_backend", "sp_backend"):
@@ -181,7 +182,7 @@ def _read(settings: Settings, options: Options, facts: Facts) -> Description:
     again = settings.truth("fsdp_config.fsdp_activation_checkpointing") or options.flag("gradient_checkpointing")
     none = (0,)
     known = {theirs: ours for ours, theirs in PRECISIONS.items()}
-    known["fp8"] = "bf16"  # linear layers alone are in 8 bits, which is no price here (`unmodelled`)
+    known["fp8"] = "bf16"  # only linear layers are in 8 bits, which is not priced (`unmodelled`)
     optimizers = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {"adamw_torch_fused": "adamw"}
     optim = options.word("optim", "adamw_torch")
     if optim not in optimizers:
@@ -221,7 +222,7 @@ def _read_data(settings: Settings, facts: Facts, rest: int) -> int:
 
 
 def _read_zero(settings: Settings, data: int) -> tuple[int, int]:
-    """The stage of ZeRO, and copies of what it shares out."""
+    """The ZeRO stage, and the number of replicas of the groups that shard."""
     of = "fsdp_config.fsdp_"
     if settings.integer(f"{of}version", 1) == 2:
         return (

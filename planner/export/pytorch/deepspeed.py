@@ -13,8 +13,8 @@
     offload               zero_optimization.offload_optimizer and, with ZeRO 3, offload_param: cpu; nvme with ZeRO 3
     gradients             data_types.grad_accum_dtype for sums, communication_data_type for what is reduced
 
-Experts of models written with `deepspeed.moe.layer.MoE` are set in code. Tensor, context and pipeline parallelism do
-not go together. Source: deepspeed 0.19.8, deepspeed/runtime/{config,constants,engine}.py, runtime/zero/config.py,
+Experts of models written with `deepspeed.moe.layer.MoE` are set in code. Tensor, context and pipeline parallelism
+cannot be combined. Source: deepspeed 0.19.8, deepspeed/runtime/{config,constants,engine}.py, runtime/zero/config.py,
 runtime/tensor_parallel/config.py, runtime/pipe/{engine,module}.py, module_inject/auto_ep_{config,folding}.py.
 """
 
@@ -39,10 +39,10 @@ _OFFLOADED: dict[Home, str] = {"host": "cpu", "disk": "nvme"}
 _PRICED = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _PURE = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
 _NVME = "/local_nvme"
-_WEIGHTS = 3  # the stage of ZeRO that cuts weights
+_WEIGHTS = 3  # the ZeRO stage that shards weights
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types", "expert_parallel")
 _AUTO_EP = "Mixtral, Qwen3 with experts, DeepSeek-V2 and V3"
-"""Models of transformers whose experts AutoEP knows, among those that can be planned."""
+"""Models of transformers with experts that AutoEP knows, among those that can be planned."""
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:
@@ -80,13 +80,13 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 
 def _can_be_pure(d: Description) -> bool:
-    """Whether weights, gradients and states can all be bf16, which they are together: under ZeRO, on the device
+    """Whether weights, gradients and states can be bf16; all of them are together, under ZeRO, on the device
     (deepspeed/runtime/config.py: bf16_optimizer_states requires bf16_master_weights_and_grads)."""
     return d.precision == "bf16" and d.zero > 0 and d.states_at == "device"
 
 
 def _refuse_together(d: Description) -> None:
-    """Raise ExportError where kinds of parallelism come together that DeepSpeed has only one by one."""
+    """Raise ExportError for a combination of parallelisms that DeepSpeed only supports one by one."""
     used = {"tensor": d.tensor, "context": d.context, "pipeline": d.pipeline}
     together = [f"{name} {degree}" for name, degree in used.items() if degree > 1]
     if len(together) > 1:
@@ -114,7 +114,7 @@ def _give_up_experts(giving: Giving) -> None:
 
 
 def _spreads_experts(d: Description) -> bool:
-    """Whether AutoEP takes these experts beside the rest."""
+    """Whether AutoEP supports these experts together with the rest."""
     if d.expert is None or d.expert == 1 or d.pipeline > 1:
         return False
     if d.tensor > 1:
@@ -131,7 +131,8 @@ def _give_up_zero(giving: Giving) -> None:
 
 
 def _give_up_offload(giving: Giving) -> None:
-    """ZeRO 1 and 2 offload states to the host, ZeRO 3 states and weights, to disks too."""
+    """Give up offload that DeepSpeed does not have: ZeRO 1 and 2 offload states to the host, ZeRO 3 states and weights,
+    also to disks."""
     zero = giving.description.zero
     states = ("host", "disk") if zero == _WEIGHTS else ("host",) if zero else ()
     weights = ("host", "disk") if zero == _WEIGHTS else ()
@@ -139,7 +140,7 @@ def _give_up_offload(giving: Giving) -> None:
 
 
 def _dtypes(d: Description) -> tuple[str, ...]:
-    """What gradients can be in."""
+    """Possible dtypes of gradients."""
     if d.precision == "fp32":
         return ("mixed",)
     return ("mixed", "fp32", "parameter") if d.zero > 1 else ("mixed", "parameter")
@@ -181,14 +182,14 @@ def _content(d: Description, overlapped: bool) -> dict[str, Any]:
 
 
 def _words(d: Description) -> tuple[str, str]:
-    """Dtypes of sums of gradients, and of what is reduced."""
+    """Dtypes of accumulated gradients, and of reduced ones."""
     if d.update.gradient_dtype == "parameter":
         return d.precision, d.precision
     return "fp32", d.precision if d.zero > 1 and d.update.gradient_dtype == "mixed" else "fp32"
 
 
 def _zero(d: Description, overlapped: bool) -> dict[str, Any]:
-    """Stages below 3 hide no reduction under the backward pass unless they are told; a pipeline has none to hide."""
+    """The ZeRO section. Below stage 3 no reduction overlaps the backward pass by default; with a pipeline none can."""
     found: dict[str, Any] = {"stage": d.zero}
     if overlapped and d.zero and d.pipeline == 1:
         found["overlap_comm"] = True
@@ -202,14 +203,15 @@ def _zero(d: Description, overlapped: bool) -> dict[str, Any]:
 
 
 def _script(job: Job) -> str:
-    """DeepSpeed's own launcher wants hosts that reach each other by ssh; torchrun sets the same variables."""
+    """The launch script. DeepSpeed's own launcher needs hosts that reach each other by ssh; torchrun sets the same
+    variables."""
     title = f"{job.model} with DeepSpeed 0.19; TRAIN is your training program, see README.md."
     also = ("--deepspeed", '--deepspeed_config "$(dirname "$0")/ds_config.json"')
     return torchrun_script(job, title, '"${TRAIN:?}"', (), also=also)
 
 
 def fill_in(job: Job) -> Asked:
-    """What the program of somebody has to do."""
+    """What the user's program has to do."""
     d = job.description
     asked = ["your training program, with the arguments of `deepspeed.add_config_arguments`"]
     if d.pipeline > 1:
@@ -236,7 +238,7 @@ def fill_in(job: Job) -> Asked:
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A JSON file as a description, or what a program that is started with DeepSpeed is given."""
+    """A JSON file, or the arguments of a program that is started with DeepSpeed, as a reading."""
     from planner.export.pytorch import trainer_reading
 
     if trainer_reading.is_trainers(text):
@@ -249,7 +251,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 
 def reading_of(settings: Settings, facts: Facts) -> Reading:
-    """Settings of DeepSpeed, wherever they stand, as a description."""
+    """Settings of DeepSpeed from any source, as a reading."""
     description = common.normalised(_read(settings, facts))
     description = replace(description, update=_read_update(settings, description))
     notes = []
@@ -305,7 +307,7 @@ def _read(settings: Settings, facts: Facts) -> Description:
 
 
 def _read_experts(settings: Settings) -> int:
-    """Parts into which AutoEP cuts experts, which it leaves whole."""
+    """The expert-parallel degree of AutoEP, which leaves experts whole."""
     where = "expert_parallel"
     if not settings.truth(f"{where}.enabled"):
         return 1
@@ -316,7 +318,7 @@ def _read_experts(settings: Settings) -> int:
 
 
 def _enabled(settings: Settings, word: str) -> bool:
-    """Whether a precision is on; where that is left to the program, bf16 is."""
+    """Whether a precision is on; bf16 is if the file leaves that to the program."""
     where = f"{word}.enabled"
     return word == "bf16" if settings.value(where) == "auto" else settings.truth(where)
 
@@ -329,7 +331,7 @@ def _stage(settings: Settings) -> int:
 
 
 def _read_home(settings: Settings, what: str) -> Home:
-    """Where states or weights are; the keys of older versions mean the host."""
+    """Where states or weights are; keys of older versions mean the host."""
     where = f"zero_optimization.offload_{what}.device"
     old = {"optimizer": "cpu_offload", "param": "cpu_offload_param"}[what]
     given = settings.word(where, "none", ("none", *_OFFLOADED.values()))
@@ -339,7 +341,7 @@ def _read_home(settings: Settings, what: str) -> Home:
 
 
 def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int, int]:
-    """Data parallel devices, samples of a micro-batch, and micro-batches; two of three numbers make the third."""
+    """Data-parallel degree, samples of a micro-batch, and micro-batches; two of three numbers determine the third."""
     whole, micro, steps = (_given(settings, name) for name in _BATCHES)
     devices = _given(settings, "data_parallel_size")
     if devices is None and facts.devices is not None:
@@ -365,7 +367,7 @@ def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int
 
 
 def _given(settings: Settings, name: str) -> int | None:
-    """A whole number of 1 or more; None where it is left to DeepSpeed."""
+    """A whole number of 1 or more; None if it is left to DeepSpeed."""
     return settings.degree(name) if settings.value(name) not in (None, "auto") else None
 
 

@@ -1,10 +1,10 @@
-"""The decoder that `plan export --to torch` writes out: `model.py`, from templates.
+"""The decoder that `plan export --to torch` writes: `model.py`, from templates.
 
 model.py      attend, Decoder       of all families
   layers      Attention, MLP, Block of one: llama, gpt, deepseek
-    experts   Experts, SparseMLP    where it has some
+    experts   Experts, SparseMLP    if it has experts
       router  Router, Balanced      as DeepSeek chooses them
-  ring        Ring                  where a context is one
+  ring        Ring                  if the context is a ring
 """
 
 import re
@@ -47,7 +47,7 @@ _BALANCE = "\n        loss = loss + balance_of(stages, mesh)"
 
 
 def model_of(name: str, a: Architecture, d: Description, length: int) -> str:
-    """`model.py` for sequences of so many tokens."""
+    """`model.py` for sequences of `length` tokens."""
     latent = a.latent is not None
     ring = _PADDED_RING if latent else _RING
     return filled(
@@ -64,7 +64,7 @@ def model_of(name: str, a: Architecture, d: Description, length: int) -> str:
 
 
 def routers_of(a: Architecture) -> dict[str, str]:
-    """What `train.py` is filled with for routers that even out loads."""
+    """Values for `train.py` for routers that balance loads."""
     if a.routing is None:
         return {"ROUTER": "", "ROUTERS": "", "BALANCE": "", "EVENING": ""}
     return {
@@ -76,7 +76,7 @@ def routers_of(a: Architecture) -> dict[str, str]:
 
 
 def filled(name: str, **texts: str) -> str:
-    """A template with its places filled at once, so that no text fills places of another."""
+    """A template with all its places filled in one pass, so that no text fills the places of another."""
     template = files("planner.export.pytorch").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
     return re.sub("@([A-Z]+)@", lambda place: texts[place[1]], template)
 

@@ -1,23 +1,23 @@
 """A script on plain PyTorch: device mesh, parallelize_module, fully_shard, torch.distributed.pipelining.
 
-    ZeRO 0           fully_shard over a mesh whose outer axis has copies: gradients are summed once a step
+    ZeRO 0           fully_shard over a mesh whose outer axis has replicas: gradients are summed once a step
     ZeRO 1           fully_shard that gathers weights, and reduces gradients, once a step
     ZeRO 2, 3        fully_shard that reduces gradients with every micro-batch, and keeps gathered weights until the
-                     backward pass, or gathers them again; beside a pipeline it is ZeRO 1 (`planner.engines.fsdp`)
-    HSDP             fully_shard over a mesh of copies and shards
+                     backward pass, or regathers them; beside a pipeline it is ZeRO 1 (`planner.engines.fsdp`)
+    HSDP             fully_shard over a mesh of replicas and shards
     tensor           ColwiseParallel, RowwiseParallel, SequenceParallel; the loss along the vocabulary
-    context          all_to_all_single between cuts of the sequence and of the heads, about attention; or PyTorch's
+    context          all_to_all_single between cuts of the sequence and of the heads, around attention; or PyTorch's
                      ring in zigzag order, with the kernels of the device
-    experts          Shard(0) of their stacked weights; all_to_all_single about F.grouped_mm; DeepSeek's routers
-                     even out loads by a loss over each sample, and by biases after each step
+    experts          Shard(0) of their stacked weights; all_to_all_single around F.grouped_mm; DeepSeek's routers
+                     balance loads by a loss over each sample, and by biases after each step
     pipeline         Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble,
                      ScheduleDualPipeV, over any layers of each stage
     recomputation    torch.utils.checkpoint: whole layers, or all but attention
 
-The settings stand at the top of `train.py`, one constant each, and are read back from there; nothing is executed. The
-model is written out in `model.py`, so that the folder needs nothing but PyTorch. `context_parallel` of PyTorch 2.13 has
-rings for CUDA only (`_scaled_dot_product_flash_attention_for_cpu` has no sharding strategy there), as a context manager
-about a whole step, so the script calls the ring under it, `_templated_ring_attention`.
+The settings are at the top of `train.py`, one constant each, and are read back from there; nothing is executed. The
+model is written out in `model.py`, so the folder needs only PyTorch. `context_parallel` of PyTorch 2.13 has rings only
+for CUDA (`_scaled_dot_product_flash_attention_for_cpu` has no sharding strategy there), as a context manager around a
+whole step. So the script calls the ring below it, `_templated_ring_attention`.
 """
 
 import ast
@@ -45,7 +45,7 @@ _ATTENTION = Kept(calls=("attention",))
 _REGATHERED = (
     "ZERO 3 beside a pipeline: gradients are whole until a step ends, as with 1; priced without gathering weights again"
 )
-_WIDTH = 50  # of a setting, before what it means
+_WIDTH = 50  # of a setting, before its meaning
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:
@@ -107,7 +107,8 @@ def write(job: Job) -> Mapping[str, str]:
 
 
 def _check(a: Architecture, d: Description) -> None:
-    """Raise ExportError where degrees do not divide what they cut, or the model trains what the script does not."""
+    """Raise ExportError if degrees do not divide what they cut, or if the model trains something that the script does
+    not."""
     split, length = d.tensor * d.context, d.sequence_length or a.sequence
     by_heads = d.tensor * d.heads
     if a.heads % by_heads or a.kv_heads % by_heads:
@@ -149,7 +150,7 @@ def fill_in(_: Job) -> Asked:
 
 
 def _settings(d: Description, a: Architecture, length: int) -> str:
-    """The constants of a plan, each with what it means."""
+    """The constants of a plan, each with its meaning."""
     rows: list[tuple[str, object, str]] = [
         ("DATA", d.data, "devices that share out the samples"),
         ("CONTEXT", d.context, "devices that share out the sequence, and attention"),
@@ -182,7 +183,7 @@ def _reduced_in(d: Description) -> str:
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """The constants of a script as a description."""
+    """The constants of a script as a reading."""
     try:
         found = _Constants.model_validate(_constants(text))
         description = _description(found)
@@ -197,7 +198,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 
 def _constants(text: str) -> dict[str, Any]:
-    """What is assigned to names at the top of a script, where it is plain."""
+    """The plain values that are assigned to names at the top of a script."""
     found: dict[str, Any] = {}
     for node in parse_python(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -215,7 +216,7 @@ _Layers = Annotated[tuple[_Count, ...], Field(min_length=1)]
 
 
 class _Constants(BaseModel):
-    """The constants of a script that a description is made of."""
+    """The constants of a script from which a description is made."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 

@@ -2,13 +2,13 @@
 Python (`planner.export.pytorch.torchtitan_registry`).
 
     ZeRO 0                data_parallel_replicate_degree: DDP, which it runs without any other parallelism
-    HSDP                  data_parallel_replicate_degree copies of data_parallel_shard_degree shards
+    HSDP                  data_parallel_replicate_degree replicas of data_parallel_shard_degree shards
     ZeRO 1                data_parallel_shard_degree beside a pipeline: weights are gathered, and gradients scattered,
                           once a step, whatever fsdp_reshard_after_forward says (`planner.engines.fsdp`), here "never"
     ZeRO 2                the same without a pipeline: gradients are scattered, in fp32, with every micro-batch
     ZeRO 3                with "always", without a pipeline
     tensor                with sequence parallel norms, the embedding and the loss along the vocabulary, always
-    experts               expert_parallel_degree, over context and data parallel devices of a copy; with an
+    experts               expert_parallel_degree, over context and data parallel devices of a replica; with an
                           expert_tensor_parallel_degree of 1 over tensor parallel ones too, else these cut each
     context               a ring (rotate method "alltoall") in zigzag order ("headtail")
     stages                module_fqns_per_model_part, which names the layers of every one
@@ -16,7 +16,7 @@ Python (`planner.export.pytorch.torchtitan_registry`).
                           attention are kept, but for every second product
     micro-batches         with a pipeline pipeline_parallel_microbatch_size of local_batch_size, else accumulation
 
-Mixed precision is FSDP's: with tensor or pipeline parallelism alone everything is in bf16, without fp32 copies.
+FSDP does the mixed precision: with only tensor or pipeline parallelism everything is in bf16, without fp32 masters.
 Source: torchtitan 0.2.2, torchtitan/config/job_config.py, models/llama3/infra/parallelize.py,
 distributed/{parallel_dims,pipeline_parallel,activation_checkpoint}.py.
 """
@@ -76,7 +76,8 @@ def _give_up_splits(giving: Giving) -> None:
 
 
 def _give_up_experts(giving: Giving) -> None:
-    """Parts of the experts that are none of the mesh: they lie within a copy, and over all of a context."""
+    """Give up expert parallelism that its mesh does not have: experts lie within a replica, and over all of a
+    context."""
     d = giving.description
     if d.expert is None or _cut_evenly(d, d.expert, d.whole_experts):
         return
@@ -95,7 +96,8 @@ def _give_up_experts(giving: Giving) -> None:
 
 
 def _cut_evenly(d: Description, expert: int, whole: bool) -> bool:
-    """Whether so many parts are of the mesh for experts. Without any, tensor parallel devices cut each expert."""
+    """Whether its mesh supports this expert-parallel degree. Without expert parallelism, tensor-parallel devices shard
+    each expert."""
     if expert == 1:
         return not whole
     within, rest = divmod(expert, d.tensor if whole else 1)

@@ -1,4 +1,4 @@
-"""The settings of torchtitan in a file, in the sections that version 0.2 has, whoever wrote them.
+"""The settings of torchtitan in a file of any origin, in the sections of version 0.2.
 
     0.0 and 0.1      batch_size, degrees and compile in [training] and [experimental]; float8 in a section of its own
     Primus           modules.pre_trainer.overrides of a YAML, over a model and defaults of its own
@@ -28,11 +28,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "parallelism": {},
     "training": {"local_batch_size": 8, "seq_len": 2048},
 }
-"""Of Primus."""
+"""Defaults of Primus."""
 
 
 def content_of(text: str) -> tuple[dict[str, Any], list[str]]:
-    """Sections with their keys, and what is to be known of them. Raises ExportError."""
+    """Sections with their keys, and notes on them. Raises ExportError."""
     try:
         if _PRIMUS.search(text):
             return _of_primus(parse_yaml(text))
@@ -53,7 +53,7 @@ def primus_model(text: str) -> str | None:
 
 
 def place_of(content: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, ...]:
-    """Where a file has a key of version 0.2. Raises ExportError where its version has none."""
+    """Where a file has a key of version 0.2. Raises ExportError if the file's version does not have it."""
     training, trial = (content.get(name) for name in ("training", "experimental"))
     if not isinstance(training, Mapping) or "batch_size" not in training or len(path) != _PAIR:
         return path
@@ -92,7 +92,7 @@ def _of_primus(content: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _modern(content: dict[str, Any]) -> dict[str, Any]:
-    """The same with every key where version 0.2 has it."""
+    """The content with every key at its place in version 0.2."""
     found = {name: dict(section) if isinstance(section, dict) else section for name, section in content.items()}
     training, trial = (found.get(name) for name in ("training", "experimental"))
     degrees: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def _modern(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pass_micro_batches(training: dict[str, Any], degrees: dict[str, Any]) -> None:
-    """A pipeline takes as many micro-batches as it has ranks where their number is not said."""
+    """Set the default number of micro-batches of a pipeline: the number of its ranks."""
     ranks, local = degrees.get("pipeline_parallel_degree", 1), training.get("local_batch_size")
     count = degrees.pop("pipeline_parallel_microbatches", None) or ranks
     if type(ranks) is int and ranks > 1 and type(local) is int and type(count) is int:

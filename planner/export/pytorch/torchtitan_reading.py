@@ -39,12 +39,12 @@ from planner.sharding.update import BLOCK, PLAIN, Update
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
 _PARTS = "parallelism.module_fqns_per_model_part"
 _OLD_FP8 = "float8"
-"""The converter of linear layers, and its section, as torchtitan 0.1 has them; published files of 0.2 name it
-beside the section of the later one."""
+"""The converter of linear layers, and its section, in torchtitan 0.1; published files of 0.2 name it beside the section
+of the later converter."""
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A TOML file, or a function of a registry of configurations in Python, as a description."""
+    """A TOML file, or a function of a Python registry of configurations, as a reading."""
     known: list[str] = []
     if re.search(r"^def \w+\(", text, re.MULTILINE):
         settings, names = _of_registry(recipe_in(text, facts.recipe))
@@ -66,7 +66,7 @@ def read(text: str, facts: Facts) -> Reading:
 
 
 def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
-    """A configuration of `config_registry.py` as the keys of the TOML files of before."""
+    """A configuration of `config_registry.py` as the keys of the earlier TOML files."""
     given = dict(plain_settings(recipe))
     found: dict[str, Any] = {path: value for path, value in given.items() if value is not None}
     length = found.pop("training.max_context_length", None)
@@ -167,7 +167,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
 
 
 def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
-    """Linear layers in fp8, where the file has them by a recipe and leaves out what plans can leave out, too."""
+    """Linear layers in fp8, if the file has a recipe for them and leaves out only layers that plans can leave out."""
     converters = settings.value("model.converters")
     known = set(map(str, converters)) if isinstance(converters, list) else set[str]()
     old = _OLD_FP8 in known and known.isdisjoint((FP8, MX))
@@ -188,7 +188,7 @@ def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
 
 
 def _check_model(settings: Settings, a: Architecture | None) -> None:
-    """Raise ExportError where the file is for another size of a model than the one that was named."""
+    """Raise ExportError if the file is for another size of a model than the named one."""
     name, flavor = settings.word("model.name", ""), settings.word("model.flavor", "")
     known = {pair: model for model, pair in FLAVORS.items()}.get((name, flavor))
     if known is not None and a is not None:
@@ -200,7 +200,7 @@ def _check_model(settings: Settings, a: Architecture | None) -> None:
 
 
 def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, int]:
-    """Data parallel devices, and groups of them of which each has all weights."""
+    """Data-parallel degree, and number of replicas that each have all weights."""
     replicate = settings.degree("parallelism.data_parallel_replicate_degree")
     shard = settings.integer("parallelism.data_parallel_shard_degree", -1)
     if shard == -1:
@@ -261,7 +261,7 @@ def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[
 
 
 def _between(points: object, layers: int) -> tuple[int, ...]:
-    """Layers of stages, of which each but the first begins with a layer that is named."""
+    """Layers of stages, where each stage but the first begins with a named layer."""
     where = f"parallelism.{SPLIT_POINTS}"
     names = points if isinstance(points, list) else str(points).split(",")
     first = [size_of(str(name).strip().removeprefix("layers.")) for name in names]
@@ -272,7 +272,7 @@ def _between(points: object, layers: int) -> tuple[int, ...]:
 
 
 def _layers_of_parts(parts: object) -> tuple[int, ...]:
-    """Layers of every stage, of which each is a list of names of modules."""
+    """Layers of every stage; each stage is a list of names of modules."""
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
         raise ExportError("parallelism.module_fqns_per_model_part: write a list of names for each stage")
     if not all(isinstance(name, str) for part in parts for name in part):
@@ -281,7 +281,7 @@ def _layers_of_parts(parts: object) -> tuple[int, ...]:
 
 
 def _fewer(settings: Settings, where: str) -> int:
-    """Layers that the first or the last stage has less than others."""
+    """How many layers less than others the first or the last stage has."""
     found = settings.integer(where, 1)
     if found < 0:
         raise ExportError(f"{where}: {found}; write 0 or more")
@@ -289,8 +289,8 @@ def _fewer(settings: Settings, where: str) -> int:
 
 
 def _shared_out(layers: int, stages: int, less: list[int]) -> tuple[int, ...]:
-    """Layers of every stage where the ends have less of them: equal parts of all, those of the ends less; the first
-    ones take what is left."""
+    """Layers of every stage if the ends have fewer: equal parts of all, the ends less by that; the first stages take
+    the rest."""
     if not any(less):
         return stages_of(layers, stages) if layers % stages == 0 else _spread(layers, stages)
     counts = list(_spread(layers + sum(less), stages))
@@ -337,5 +337,5 @@ def _read_update(settings: Settings, d: Description) -> Update:
         master_weights=not plain,
         gradient_dtype=gradient_dtype(d, plain),
         moment_dtype="bf16" if plain else PLAIN.moment_dtype,
-        gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # as FSDP does, and weights in fp8 come so
+        gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # as FSDP does, also for weights in fp8
     )

@@ -2,8 +2,8 @@
 
     --module plan_config --config plan_config        imports plan_config.py, calls its function plan_config()
 
-The function takes the configuration of the same model from torchtitan's own registry and assigns over it what a plan
-says. 0.3.0 counts batches in samples, as 0.2.2 does, later ones in tokens: the function asks which it is.
+The function takes the configuration of the same model from torchtitan's own registry and assigns the settings of a plan
+over it. 0.3.0 counts batches in samples, as 0.2.2 does, later versions in tokens: the function checks which one it is.
 Source: pytorch/torchtitan, 0.3.0 and main of 21 August 2026 (b5bcd76c), torchtitan/config/{manager,configs}.py,
 distributed/{activation_checkpoint,pipeline_parallel}.py, trainer.py, models/llama3/config_registry.py,
 models/{qwen3,deepseek_v3}/config_registry.py.
@@ -26,18 +26,18 @@ _REGISTRY = {
 }  # fmt: skip
 """Modules and functions of the registry that make our models."""
 _CONVERTED = {"llama405b": "405B"}
-"""Flavors of models whose configuration in the registry trains in fp8 and compiles, which no plan asks for."""
+"""Flavors of models whose registry configuration trains in fp8 and compiles, which no plan asks for."""
 _RENAMED = {"output": "lm_head"}  # modules of stages
 _PARTS = "module_fqns_per_model_part"
 _GONE = (
     "pipeline_parallel_microbatch_size", "context_parallel_rotate_method", "expert_tensor_parallel_degree",
     "pipeline_parallel_expert_parallel_overlap",
 )  # fmt: skip
-"""Settings of 0.2.2 that later versions lack, or count otherwise."""
+"""Settings of 0.2.2 that later versions lack, or count differently."""
 
 
 def no_place(d: Description) -> str:
-    """What of a description has no setting there, in words; "" where all has."""
+    """What of a description cannot be set there, in words; empty if everything can."""
     if d.fp8:
         return "linear layers in fp8 of its recipe"
     if any(d.full) and d.full != d.layers:
@@ -48,8 +48,10 @@ def no_place(d: Description) -> str:
 
 
 def registry_files(job: Job, parallelism: Mapping[str, object], training: Mapping[str, object]) -> dict[str, str]:
-    """The configuration and the script that starts torchtitan with it, from the settings of the TOML file; nothing
-    where the description has no place there."""
+    """The configuration, and the script that starts torchtitan with it, from the settings of the TOML file.
+
+    Empty if the description cannot be set there.
+    """
     if job.architecture is None or no_place(job.description):
         return {}
     start = torchrun_script(
@@ -64,7 +66,7 @@ def registry_files(job: Job, parallelism: Mapping[str, object], training: Mappin
 
 
 def known(job: Job) -> bool:
-    """Whether its registry has the model."""
+    """Whether torchtitan's registry has the model."""
     return job.model in _REGISTRY
 
 
@@ -119,7 +121,7 @@ def _assigned(values: Mapping[str, object], indent: int) -> list[str]:
 
 def _training(training: Mapping[str, object]) -> dict[str, object]:
     """Norms and dtypes."""
-    graphs = {"training.disable_cuda_graphs": True}  # pipelines have none there, and no price counts on them
+    graphs = {"training.disable_cuda_graphs": True}  # pipelines have none there, and no price includes them
     return {**graphs, **{f"training.{name}": training[name] for name in ("max_norm", "dtype", "mixed_precision_param")}}
 
 
@@ -128,14 +130,14 @@ def _length(d: Description, job: Job) -> int:
 
 
 def _in_samples(d: Description, job: Job, training: Mapping[str, object]) -> dict[str, object]:
-    """Batches as 0.3.0 has them."""
+    """Batches in the form of 0.3.0."""
     found: dict[str, object] = {"training.seq_len": _length(d, job)}
     found |= {f"training.{name}": training[name] for name in ("local_batch_size", "global_batch_size")}
     return {**found, "parallelism.pipeline_parallel_microbatch_size": d.micro_batch} if d.pipeline > 1 else found
 
 
 def _in_tokens(d: Description, job: Job) -> dict[str, object]:
-    """Batches as later versions have them."""
+    """Batches in the form of later versions."""
     length = _length(d, job)
     found: dict[str, object] = {
         "training.max_context_length": length,
@@ -146,7 +148,7 @@ def _in_tokens(d: Description, job: Job) -> dict[str, object]:
 
 
 def _parallelism(parallelism: Mapping[str, object]) -> dict[str, object]:
-    """Degrees as the TOML file has them, but for what has gone or is called otherwise."""
+    """Degrees of the TOML file, without settings that are gone, and with new names."""
     found = {name: value for name, value in parallelism.items() if name not in _GONE}
     parts = parallelism.get(_PARTS)
     if isinstance(parts, list):

@@ -28,26 +28,27 @@ FP8_RECIPES = {
     "tensorwise": (FP8, ""), "rowwise": (FP8, "rowwise"), "rowwise_with_gw_hp": (FP8, "rowwise_with_gw_hp"),
     "mxfp8": (MX, "mxfp8_cublas"),
 }  # fmt: skip
-"""The converter, and what `recipe_name` says: nothing of scales of tensors."""
+"""The converter, and its `recipe_name`; empty for per-tensor scales."""
 GATHERED = ("tensorwise",)
-"""Recipes under which FSDP gathers weights in fp8 (torchao's float8 tensors; a scale of rows has none)."""
+"""Recipes under which FSDP gathers weights in fp8 (torchao's float8 tensors; row-wise scales have none)."""
 GATHERS, AGREES = "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"
-"""Whether it does, and whether the scales of all of them are agreed on at once behind the optimizer."""
+"""Settings: whether weights are gathered in fp8, and whether all of their scales are computed at once after the
+optimizer."""
 HEAD = "output"
-"""What is never in fp8 here, as a part of the names of modules."""
+"""The layer that is never in fp8 here, as part of the names of modules."""
 MODULES = {
     "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
     "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2",
     "mlp.up_proj": "feed_forward.w3",
 }  # fmt: skip
-"""Linear layers of a block of a Llama, as Hugging Face and torchtitan name them."""
+"""Linear layers of a Llama block, in the names of Hugging Face and of torchtitan."""
 _EVERY = "model.layers.*.{}.weight"
 OPERATORS = ("elementwise", EVERY_SECOND_PRODUCT, "normalisation")  # what "op" recomputes
 Sections = dict[str, dict[str, object]]
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`train.toml`, and the script that starts torchtitan 0.2 with it; what later versions read in its place."""
+    """`train.toml`, and the script that starts torchtitan 0.2 with it; and what later versions read instead."""
     sections = _sections(job)
     title = f"{job.model} with torchtitan 0.2; the tokenizer is in HF_ASSETS."
     files: tuple[str, ...] = (
@@ -116,7 +117,7 @@ def _sections(job: Job) -> Sections:
 
 
 def says_left_out(fp8: Fp8) -> bool:
-    """Whether all that is left out of fp8 has a name in torchtitan."""
+    """Whether torchtitan has names for all layers that are left out of fp8."""
     return {*fp8.left_out} <= {_EVERY.format(ours) for ours in MODULES}
 
 
@@ -129,7 +130,7 @@ def _fp8(fp8: Fp8) -> dict[str, object]:
 
 
 def read_left_out(names: Sequence[str]) -> tuple[str, ...] | None:
-    """The patterns of what is left out of fp8, from `filter_fqns`; None where one is of something else."""
+    """The patterns of layers that are left out of fp8, from `filter_fqns`; None if one of them is something else."""
     known = {theirs: _EVERY.format(ours) for ours, theirs in MODULES.items()}
     known |= {theirs.rpartition(".")[2]: pattern for theirs, pattern in known.items()}
     others = [name for name in names if name != HEAD]
@@ -162,7 +163,7 @@ def _parallelism(d: Description) -> dict[str, object]:
         found["pipeline_parallel_schedule"] = SCHEDULES[d.schedule]
         found["pipeline_parallel_microbatch_size"] = d.micro_batch
         found["module_fqns_per_model_part"] = _parts(d.layers)
-        if d.schedule == "dualpipe_v" and d.recomputes and (d.expert or 1) > 1:  # which it refuses beside the overlap
+        if d.schedule == "dualpipe_v" and d.recomputes and (d.expert or 1) > 1:  # refused beside the overlap
             found["pipeline_parallel_expert_parallel_overlap"] = False
     found["context_parallel_degree"] = d.context
     if d.context > 1:
@@ -195,12 +196,12 @@ def _checkpoint(d: Description) -> dict[str, object]:
 
 
 def recomputed_every(d: Description) -> int | None:
-    """The n for which every nth layer is recomputed; None where there is none."""
+    """The n of which every nth layer is recomputed; None if there is none."""
     return next((n for n in range(1, max(d.layers) + 1) if recomputed_layers(d, n) == d.full), None)
 
 
 def recomputed_layers(d: Description, every: int) -> tuple[int, ...]:
-    """Layers of every stage that are recomputed, where each rank counts the layers of its stages through."""
+    """Recomputed layers of every stage, if each rank counts the layers of its stages consecutively."""
     full = [0] * len(d.layers)
     for rank in range(d.pipeline):
         before = 0
@@ -211,13 +212,12 @@ def recomputed_layers(d: Description, every: int) -> tuple[int, ...]:
 
 
 def plainly_bf16(d: Description) -> bool:
-    """Whether there is nothing that computes in bf16 on weights in fp32: neither FSDP nor DDP alone."""
+    """Whether weights are bf16, because there is neither FSDP nor DDP, which would compute in bf16 on fp32 weights."""
     return d.precision == "bf16" and d.data * d.context == 1 and d.tensor * d.pipeline > 1
 
 
 def purely_bf16(d: Description) -> bool:
-    """Whether weights are bf16 without masters, and so are their gradients and moments, as PyTorch's optimizers have
-    them."""
+    """Whether weights are bf16 without masters, and so are gradients and moments, as in PyTorch's optimizers."""
     return plainly_bf16(d) or (d.precision == "bf16" and not d.update.master_weights)
 
 

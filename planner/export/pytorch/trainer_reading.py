@@ -1,13 +1,13 @@
-"""Reads the arguments of transformers' `Trainer` and what stands on it, as scripts and files of YAML or JSON have them.
+"""Reads the arguments of transformers' `Trainer` and of tools based on it, from scripts and files of YAML or JSON.
 
     swift sft --model Qwen/Qwen2.5-7B --deepspeed zero3 ...         ms-swift
     model_name_or_path: ..., deepspeed: examples/ds_z3_config.json  LLaMA-Factory
     accelerate launch --config_file zero3.yaml sft.py ...           TRL, alignment-handbook, open-instruct
     deepspeed main.py --zero_stage 3 ...                            DeepSpeed-Chat
 
-What shares out is DeepSpeed or FSDP. A file of theirs that is named, and not given, is known by its name alone, which
-is said. Sources: transformers, training_args.py; ms-swift, swift/arguments; LLaMA-Factory, src/llamafactory/hparams;
-all as of November 2026.
+DeepSpeed or FSDP does the sharding. If a file of theirs is named but not given, only its name is known, and this is
+noted. Sources: transformers, training_args.py; ms-swift, swift/arguments; LLaMA-Factory, src/llamafactory/hparams; all
+as of November 2026.
 """
 
 import re
@@ -30,7 +30,7 @@ _OTHERS = re.compile(r"^base_model:|^[ \t]*[\"']?\w+_model_parallel_size[\"']?\s
 _MODELS = ("model", "model_name_or_path", "model_id", "base_model_name_or_path", "model_id_or_path")
 _LENGTHS = ("max_length", "max_seq_length", "model_max_length", "cutoff_len", "max_seq_len", "block_size")
 _ADAPTED = ("finetuning_type", "tuner_type", "train_type", "sft_type")
-_SWIFT_BATCH = 16  # samples of a step that ms-swift aims at where nothing is said
+_SWIFT_BATCH = 16  # samples of a step that ms-swift aims at by default
 _TRAINER_BATCH = 8
 _LLAMA_FACTORY_LENGTH = 2048
 _STAGE = re.compile(r"(?:z|zero|stage|ds)[-_]?(?:stage)?[-_]?([0-3])(?![0-9])", re.IGNORECASE)
@@ -39,7 +39,7 @@ _FSDP = re.compile(r"fsdp", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """Arguments by name, with `variables` of a script and the `launcher`'s own options among them."""
+    """Arguments by name, with the `variables` of a script and the `launcher`'s own options."""
 
     values: Mapping[str, str]
     options: Options
@@ -47,7 +47,7 @@ class _Given:
     yaml: bool
 
     def word(self, *names: str) -> str:
-        """The first of these that is given, and not off; "" for none."""
+        """The first of these arguments that is given and not off; else empty."""
         for name in names:
             found = self.values.get(name, "").strip()
             if found and found.lower() not in ("none", "null", "false"):
@@ -59,7 +59,7 @@ class _Given:
         return default if found is None else found.strip().lower() in ("", "true", "1", "yes")
 
     def count(self, name: str) -> int | None:
-        """A whole number of 1 or more; None where it is not given."""
+        """A whole number of 1 or more; None if it is not given."""
         word = self.word(name)
         if not word or word == "auto":
             return None
@@ -71,24 +71,24 @@ class _Given:
 
 
 def is_trainers(text: str) -> bool:
-    """Whether a file has arguments of the `Trainer`, and none of what is read elsewhere."""
+    """Whether a file has arguments of the `Trainer`, and none of files that are read elsewhere."""
     return _MARK.search(text) is not None and _OTHERS.search(text) is None
 
 
 def engine_of(text: str) -> str | None:
-    """Whose settings these are, "deepspeed" or "accelerate"; None where there are none of the `Trainer`."""
+    """The engine of these settings, "deepspeed" or "accelerate"; None if there are none of the `Trainer`."""
     if not is_trainers(text):
         return None
     return "accelerate" if _stage(_given(text))[0] is None else "deepspeed"
 
 
 def model_named(text: str) -> str:
-    """The name of the model, as the file has it; "" where it has none."""
+    """The name of the model in the file; empty if it has none."""
     return _given(text).word(*_MODELS)
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A script, or a file of YAML or JSON, as a description."""
+    """A script, or a file of YAML or JSON, as a reading."""
     given = _given(text)
     devices = facts.devices or _devices(given)
     if devices is None:
@@ -140,7 +140,7 @@ def _factory(given: _Given) -> bool:
 
 
 def _devices(given: _Given) -> int | None:
-    """Processes that the launcher starts."""
+    """Number of processes that the launcher starts."""
     variables = given.options.variables
     for each, nodes in (("nproc_per_node", "nnodes"), ("num_gpus", "num_nodes"), ("gpus", "num_nodes")):
         found = size_of(given.word(each))
@@ -160,7 +160,7 @@ def _devices(given: _Given) -> int | None:
 
 
 def _stage(given: _Given) -> tuple[int | None, bool, list[str]]:
-    """The stage of ZeRO of DeepSpeed, None where it is not used; whether states are on the host; and notes."""
+    """The ZeRO stage of DeepSpeed (None if it is not used), whether states are on the host, and notes."""
     if given.word("zero_stage", "deepspeed_stage"):
         word = given.word("zero_stage", "deepspeed_stage")
         if word not in ("0", "1", "2", "3"):
@@ -269,7 +269,7 @@ def _strategy(sharded: str) -> str:
 
 
 def _optimizer(given: _Given) -> str:
-    """The optimizer in the words of the Trainer, of which those of AdamW differ in where its states are."""
+    """The optimizer, from the Trainer's words; its variants of AdamW differ in where states are."""
     word = given.word("optim") or "adamw_torch"
     return "adamw_torch" if re.match(r"(paged_)?adamw", word) else word
 
