@@ -60,6 +60,5 @@ class GuardSettings:
         if self.looks and not SCHEDULES[schedule].flushes:
             raise RequestError(
                 f"--on-nonfinite {self.on_nonfinite}, --on-spike {self.on_spike}: with schedule '{schedule}' weights"
-                " are updated before the loss of a batch is known, so that none can be taken back; take the schedule"
-                " '1f1b'"
+                " are updated before the loss of a batch is known, so no update can be undone; use the schedule '1f1b'"
             )

@@ -43,8 +43,8 @@ class RunSettings:
     steps: Annotated[
         int,
         Flag(
-            "Optimizer steps from the start of training. Those before a checkpoint count; 0 only evaluates; of a"
-            " forward-only plan they are batches.",
+            "Optimizer steps from the start of training. Steps before a resumed checkpoint count; 0 only evaluates;"
+            " with a forward-only plan these are batches.",
             least=0,
         ),
     ] = 5
@@ -53,35 +53,35 @@ class RunSettings:
     model: Annotated[
         str | None,
         Flag(
-            "A model that is none of the zoo. package.module:factory, or a config.json.",
+            "Your own model: package.module:factory, or a config.json.",
             metavar="NAME",
         ),
     ] = None
     dataset: Annotated[
         str | None,
         Flag(
-            "package.module:factory of a dataset; else synthetic data. Its items are what the model takes,"
-            " one sample each.",
+            "package.module:factory of a dataset, or a file of tokens. Default: synthetic data. Each item is one"
+            " sample, as the model takes it.",
             metavar="NAME",
         ),
     ] = None
     shuffle: Annotated[bool, Flag("Shuffle the samples of --dataset.")] = False
     full_batch: Annotated[
         bool,
-        Flag("Ranks read the whole batch, or their own samples. It is that of --dataset.", off="--own-samples"),
+        Flag("Each rank reads the whole batch of --dataset, or only its own samples.", off="--own-samples"),
     ] = True
-    workers: Annotated[int, Flag("Processes that read --dataset, per rank.", least=0)] = 0
+    workers: Annotated[int, Flag("Processes per rank that read --dataset.", least=0)] = 0
     evaluate: Annotated[
         str | None,
         Flag(
             "Validation dataset: package.module:factory, or a file of tokens. The model is evaluated on it after the"
-            " last step, forward only: nothing is dropped, and nothing changes.",
+            " last step, forward only, without dropout and without updates.",
             metavar="NAME",
         ),
     ] = None
     evaluate_every: Annotated[int | None, Flag("Also evaluate every N steps.", least=1, metavar="N")] = None
     evaluate_batches: Annotated[
-        int | None, Flag("Evaluate N global batches of --evaluate, not all.", least=1, metavar="N")
+        int | None, Flag("Evaluate only N global batches of --evaluate.", least=1, metavar="N")
     ] = None
     save: Annotated[str | None, Flag("Checkpoint folder. Any plan can resume from it.", metavar="DIR")] = None
     save_every: Annotated[int, Flag("Steps between checkpoints (or rollback points).", least=1)] = 100
@@ -100,15 +100,15 @@ class RunSettings:
     restarts: Annotated[
         int | None,
         Flag(
-            "Restarts in a row from the last checkpoint (3 if --elastic, else 0). They follow failures"
-            " and count until a step is done.",
+            "Restarts in a row from the last checkpoint (3 with --elastic, else 0). A run restarts after a failure; a"
+            " completed step resets the count.",
             least=0,
         ),
     ] = None
     elastic: Annotated[
         str | None,
         Flag(
-            "Elastic training: continue with fewer or more devices on a new plan. DIR/devices says how many there are.",
+            "Elastic training: continue with fewer or more devices on a new plan. DIR/devices holds their number.",
             metavar="MIN:MAX",
         ),
     ] = None
@@ -116,35 +116,35 @@ class RunSettings:
         bool, Flag("Keep state replicas in host memory. A failure then loses at most one step.")
     ] = False
     cast: Annotated[bool, Flag("Cast --weights to the precision of the plan.")] = False
-    timeout: Annotated[float, Flag("Seconds without progress of any rank that end the run.")] = TIMEOUT
+    timeout: Annotated[float, Flag("End the run after this many seconds without progress.")] = TIMEOUT
     listen: Annotated[
         str | None,
         Flag(
-            "Network interface to listen on: name, address or network. A network is 10.0.0.0/24 or the like;"
-            " on one host the default is loopback.",
+            "Network interface to listen on: name, address or network. A network is such as 10.0.0.0/24. On one host"
+            " the default is loopback.",
             metavar="INTERFACE",
         ),
     ] = None
     on_nonfinite: Annotated[str, Flag("On a NaN or infinity: stop, skip or rollback.")] = "stop"
     on_spike: Annotated[str, Flag("On a loss spike: ignore, stop, skip or rollback.")] = "ignore"
-    spike_factor: Annotated[float, Flag("A spike is above this many times the median loss.")] = 2.0
-    spike_window: Annotated[int, Flag("The median is over this many steps before.")] = 32
-    rollbacks: Annotated[int, Flag("Rollbacks without progress before the run stops.", least=1)] = 3
+    spike_factor: Annotated[float, Flag("A loss above this many times the median loss is a spike.")] = 2.0
+    spike_window: Annotated[int, Flag("Number of previous steps in the median loss.")] = 32
+    rollbacks: Annotated[int, Flag("Stop the run after this many rollbacks without progress.", least=1)] = 3
     servers: Annotated[int, Flag("Parameter servers to start, for tables on servers.", least=1)] = 2
     server_folder: Annotated[
         str | None,
-        Flag("Folder of the parameter servers. Under torchrun, of those that run already.", metavar="DIR"),
+        Flag("Folder of the parameter servers. Under torchrun: of servers that already run.", metavar="DIR"),
     ] = None
     measure: Annotated[
         str | None,
         Flag(
-            "Record what steps take, for plan compare and plan fit. It is term by term; the last"
-            " step runs under the profiler.",
+            "Record the time of each part of a step, for plan compare and plan fit. The last step runs under the"
+            " profiler.",
             metavar="FILE",
         ),
     ] = None
-    general: Annotated[bool, Flag("Run operators one by one, by the general executor.")] = False
-    compile: Annotated[bool, Flag("Fuse chains of elementwise operators by torch.compile.")] = False
+    general: Annotated[bool, Flag("Use the general executor, which runs operators one by one.")] = False
+    compile: Annotated[bool, Flag("Fuse chains of elementwise operators with torch.compile.")] = False
     lock: str | None = None
 
     def guard(self) -> "GuardSettings":

@@ -126,7 +126,7 @@ def audit(
         )
     strange = [rank for rank in ranks or () if not 0 <= rank < plan.pipeline]
     if strange:
-        raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
+        raise AuditError(f"pipeline rank {strange[0]}: the plan has {plan.pipeline}, from 0 to {plan.pipeline - 1}")
     few, fused = _few(plan), _updated_by_one_kernel(plan, cluster)
     whole = bind(plan, traced, batch)
     composing = _composing(cluster)

@@ -42,7 +42,7 @@ def imitated_step(
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise RequestError("this process belongs to a process group; a rank can be imitated in a process of its own")
+        raise RequestError("this process belongs to a process group; audit in a process of its own")
     dist.init_process_group("fake", rank=rank, world_size=plan.cluster.devices, store=FakeStore())
     try:
         with FakeTensorMode():

@@ -171,8 +171,8 @@ class Ledger(TorchDispatchMode, Observer):
             results = function(*args, **(kwargs or {}))
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise AuditError(
-                f"operator '{self._now()[1]}' calls {name}, whose result depends on the values of tensors, and an"
-                " audit has none: plans of this model cannot be audited"
+                f"operator '{self._now()[1]}' calls {name}, whose result depends on the values of tensors. An audit has"
+                " no values, so plans of this model cannot be audited"
             ) from error
         if function.namespace == "c10d":
             self._send(name, args)
@@ -195,7 +195,7 @@ class Ledger(TorchDispatchMode, Observer):
         if name in _UNCOUNTED:
             return
         if name not in _KINDS:
-            raise AuditError(f"the runtime calls {name}, of which the audit does not know what it sends")
+            raise AuditError(f"the runtime calls {name}, whose communication volume the audit does not know")
         kind, tensor, group = _KINDS[name]
         nbytes = sum(each.nbytes for each in pytree.tree_leaves(args[tensor]))
         if kind == "all_to_all":  # with uneven pieces a rank may receive more than it sends

@@ -63,7 +63,7 @@ def incomplete(folder: Path) -> list[str]:
     last = newest(folder)
     more = [path for path in _steps(folder) if last is None or step_of(path) > step_of(last)]
     then = "there is no checkpoint before it" if last is None else f"the newest checkpoint is {last.name}"
-    return [f"{path} has no {MANIFEST}: it was not completed, or lost it; {then}" for path in more]
+    return [f"{path} has no {MANIFEST}, so the checkpoint is incomplete; {then}" for path in more]
 
 
 def _steps(folder: Path) -> list[Path]:
@@ -92,14 +92,14 @@ def chosen(folder: Path) -> Chosen:
             return Chosen(path=path, notes=tuple(notes))  # loading it raises, and says what is wrong
         if origin is None if record is None else record.owns(origin):
             return Chosen(path=path, notes=tuple(notes))
-        foreign = f"{path} is of {origin or 'a run that it does not name'}"
-        notes.append(f"{foreign}, and this is not its folder: it is left alone")
+        foreign = f"{path} belongs to {origin or 'a run that it does not name'}"
+        notes.append(f"{foreign}, not to this folder: it is left alone")
     if foreign:
         here = "a folder without a record of its run" if record is None else f"{record.origin}"
         raise CheckpointError(
             f"--continue: {foreign}, and {folder} is {here}: none of the checkpoints there belongs to it. Start a new"
-            f" run from one of them with --resume PATH --save NEW; or, where the folder was moved or put together on"
-            f" purpose, run `plan checkpoint adopt {folder}` first"
+            f" run from one of them with --resume PATH --save NEW. If the folder was moved or merged on purpose, run"
+            f" `plan checkpoint adopt {folder}` first"
         )
     return Chosen(path=None, notes=tuple(notes))
 
@@ -123,7 +123,7 @@ class RunFolder:
                 if left[2] == "old" and not (self.path / left[1]).exists() and (path / MANIFEST).is_file():
                     path.rename(self.path / left[1])  # the run ended between two renames
                 elif fault := self._remove(path):
-                    notes.append(f"{path} {fault}: it is left alone; delete it where nobody needs it")
+                    notes.append(f"{path} {fault}: it is left alone; delete it if nobody needs it")
             _sync(self.path)
         except OSError as error:
             raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}; name another place") from error
@@ -145,7 +145,7 @@ class RunFolder:
         if os.path.lexists(folder):
             if not self._owns(folder):
                 raise CheckpointError(
-                    f"{folder}: is there already and is not of this run; take it away, or save into another folder"
+                    f"{folder}: already exists and is not of this run; remove it, or save into another folder"
                 )
             old = self.path / f".{folder.name}.{token}.old"
             folder.rename(old)

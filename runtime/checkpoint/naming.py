@@ -187,10 +187,10 @@ def _check(
     ]
     missing = [name for name in wanted if name not in found and name not in free]
     unexpected = [name for name in found if name not in wanted and name not in free]
-    kinds = {"it lacks": missing, "nobody asks for": unexpected, "other shape": shapes}
+    kinds = {"it lacks": missing, "not in the model": unexpected, "other shape": shapes}
     if any(kinds.values()):
         said = "; ".join(f"{kind}: {listed(sorted(names))}" for kind, names in kinds.items() if names)
-        raise CheckpointError(f"{source.path}: is not for this model, by the names of transformers: {said}")
+        raise CheckpointError(f"{source.path}: does not fit this model, by the names of transformers: {said}")
 
 
 def _check_config(source: Readable, naming: Naming) -> None:
@@ -201,20 +201,18 @@ def _check_config(source: Readable, naming: Naming) -> None:
     try:
         config = _Config.model_validate(parse_json(read_text(path, _LIMITS.size), _LIMITS))
     except ForeignTextError as error:
-        raise CheckpointError(f"{path}: is no config of a model: {error}; correct it, or take it away") from error
+        raise CheckpointError(f"{path}: is not a model config: {error}; correct or remove it") from error
     except ValidationError as error:
-        raise CheckpointError(
-            f"{path}: is no config of a model: {form_fault(error)}; correct it, or take it away"
-        ) from error
+        raise CheckpointError(f"{path}: is not a model config: {form_fault(error)}; correct or remove it") from error
     kind, order = config.model_type, config.rope_interleave
     if kind is not None and kind not in naming.model_types:
         wanted = " or ".join(naming.model_types)
-        raise CheckpointError(f"{path}: is of a model of type {kind}, and the plan's is {wanted}; give weights of such")
+        raise CheckpointError(f"{path}: model type {kind}, but the plan's model is {wanted}; give weights of that type")
     wanted_order = naming.config.get("rope_interleave", True)
     if order != wanted_order:
         raise CheckpointError(
-            f"{path}: rope_interleave is {order}, and for the plan's model {wanted_order}: rows of its weights stand in"
-            " another order; plan from that config"
+            f"{path}: rope_interleave is {order}, but {wanted_order} for the plan's model, which orders the rows of its"
+            " weights otherwise; plan from that config"
         )
 
 
@@ -238,8 +236,8 @@ def _to_ours(part: Part, dtype: str, source: Readable) -> Callable[[torch.Tensor
         if not kind.is_floating_point:
             if float((found - found.round()).abs().max()) > _NEAR:
                 raise CheckpointError(
-                    f"{source.path}: {part.theirs} has numbers that are no multiples of {value.scale:g}, in which steps"
-                    " the model's biases change; plan with another --set balance_speed"
+                    f"{source.path}: {part.theirs} has numbers that are not multiples of {value.scale:g}, the step by"
+                    " which the model's biases change; plan with another --set balance_speed"
                 )
             found = found.round()
         return found.to(kind)

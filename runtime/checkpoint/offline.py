@@ -219,8 +219,8 @@ def _check_one_model(source: Readable) -> None:
     own = [name for name in source.tensors if not name.startswith(BESIDE) and read_name(name).place is not None]
     if own:
         raise CheckpointError(
-            f"{source.path}: has parameters that each device trained for itself ({min(own)}), which are no one model;"
-            " convert it for another plan of as many devices instead"
+            f"{source.path}: has parameters that each device trained for itself ({min(own)}), so it is not one model;"
+            " convert it for another plan with as many devices instead"
         )
 
 

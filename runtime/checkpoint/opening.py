@@ -55,9 +55,9 @@ def open_run(path: Path, token: str | None = None, *, patience: float = locking.
             locking.check(path, token)
         older = known is None and None in _origins(path)
         folder = RunFolder(path=path, record=own_record(path, older=older))
-        notes = [f"{path} was locked by {lock.taken_over}, which is gone"] if lock and lock.taken_over else []
+        notes = [f"{path} was locked by {lock.taken_over}, which has ended"] if lock and lock.taken_over else []
         if older:
-            notes.append(f"{path} is of a version that did not name runs: its checkpoints are taken for one run's")
+            notes.append(f"{path} was written before runs had ids: its checkpoints are taken as those of one run")
         left = folder.prepare()
         notes += left if lock is not None else ()  # else the process that holds the lock has shown them
     except OSError as error:
@@ -73,7 +73,7 @@ def adopt_run(path: Path) -> RunRecord:
     """Give a folder that was moved, restored or put together an identity, and make all checkpoints in it its own.
     Raises CheckpointError where there are none, or a run writes there."""
     if not path.is_dir() or not checkpoints(path):
-        raise CheckpointError(f"{path}: has no whole checkpoint; give the folder of a run")
+        raise CheckpointError(f"{path}: has no complete checkpoint; give the folder of a run")
     try:
         lock = Lock(path)
         try:

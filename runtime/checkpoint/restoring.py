@@ -173,7 +173,7 @@ def check_optimizer(path: Path, manifest: Manifest, plan: Plan) -> None:
     wanted = plan.training.optimizer
     if manifest.optimizer != wanted:
         raise CheckpointError(
-            f"{path}: has the states of {manifest.optimizer}, and the plan trains with {wanted}; plan with"
+            f"{path}: has optimizer states of {manifest.optimizer}, but the plan trains with {wanted}; plan with"
             f" --optimizer {manifest.optimizer}, or load the weights alone"
         )
 
@@ -203,14 +203,14 @@ def check_same(
             dtypes.append(f"{spread.name} {tensor.dtype}, not {spread.dtype}")
     free = (name for name in found if not name.startswith(f"{PREVIOUS}/") and name not in tied)
     unexpected = sorted(set(free) - used)
-    kinds = {"it lacks": missing, "nobody asks for": unexpected, "other shape": shapes, "other dtype": dtypes}
+    kinds = {"it lacks": missing, "not in the model": unexpected, "other shape": shapes, "other dtype": dtypes}
     if any(kinds.values()):
         said = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items() if names)
         advice = "" if missing or unexpected or shapes else "; weights alone can be converted: --weights PATH --cast"
         if len(steps) == 1 and not (missing or unexpected):
             (length,) = steps
             advice = f"; delayed scales were made from {length} steps: plan with --fp8-history {length}"
-        raise CheckpointError(f"{path}: is not for this model: {said}{advice}")
+        raise CheckpointError(f"{path}: does not fit this model: {said}{advice}")
 
 
 def open_together(path: Path, model: ModelReference, given: str | None) -> Readable:

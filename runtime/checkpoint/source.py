@@ -118,14 +118,12 @@ class Source:
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: is missing; take another checkpoint") from error
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path}: is not the file that it should be: {_first_line(error)}; take another checkpoint"
-            ) from error
+            raise CheckpointError(f"{path}: cannot be read: {_first_line(error)}; take another checkpoint") from error
         shape, dtype = tuple(piece.get_shape()), DTYPES.get(piece.get_dtype(), piece.get_dtype())
         if (shape, dtype) != (extent, tensor.dtype):
             raise CheckpointError(
-                f"{path}: is of another checkpoint: it has '{name}' as {dtype} of shape {shape}, and {tensor.dtype} of"
-                f" shape {extent} was written; take another checkpoint"
+                f"{path}: is of another checkpoint: it has '{name}' as {dtype} of shape {shape}, but the manifest says"
+                f" {tensor.dtype} of shape {extent}; take another checkpoint"
             )
         return piece[...]
 
@@ -147,7 +145,7 @@ def located(path: Path) -> Path:
         why = " (pickles are not read, they can run code)" if pickles else ""
         part = f"; {found[-1]}" if (found := incomplete(path)) else ""
         raise CheckpointError(
-            f"{path}: has no whole checkpoint{why}; give a folder with {MANIFEST}, {INDEX} or {SINGLE} in it{part}"
+            f"{path}: has no complete checkpoint{why}; give a folder with {MANIFEST}, {INDEX} or {SINGLE} in it{part}"
         )
     return inside
 
@@ -167,8 +165,8 @@ def open_checkpoint(path: Path) -> Source:
 def _single(folder: Path, name: str) -> Source:
     if not name.endswith(".safetensors"):
         raise CheckpointError(
-            f"{folder / name}: is no file of tensors that is read here; give one that ends in .safetensors, or the"
-            " folder of a checkpoint (pickles are not read, they can run code)"
+            f"{folder / name}: is not a .safetensors file; give one, or the folder of a checkpoint (pickles are not"
+            " read, they can run code)"
         )
     return _foreign(folder, (name,))
 
@@ -185,13 +183,13 @@ def _indexed(folder: Path) -> Source:
     try:
         weights = _Index.model_validate(parse_json(read_text(folder / INDEX))).weight_map
     except ForeignTextError as error:
-        raise CheckpointError(f"{folder / INDEX}: is no index of files of tensors: {error}") from error
+        raise CheckpointError(f"{folder / INDEX}: is not an index of tensor files: {error}") from error
     except ValidationError as error:
-        raise CheckpointError(f"{folder / INDEX}: is no index of files of tensors: {form_fault(error)}") from error
+        raise CheckpointError(f"{folder / INDEX}: is not an index of tensor files: {form_fault(error)}") from error
     names = tuple(sorted(set(weights.values())))
     for name in names:
         if name != Path(name).name:
-            raise CheckpointError(f"{folder / INDEX}: {name!r} is no name of a file in this folder")
+            raise CheckpointError(f"{folder / INDEX}: {name!r} is not the name of a file in this folder")
     found = _foreign(folder, names)
     missing = sorted(key for key in weights if name_of_key(key) not in found.tensors)
     if missing:
@@ -217,7 +215,7 @@ def _foreign(folder: Path, names: tuple[str, ...]) -> Source:
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: is missing; give a folder with all of its files") from error
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: is no file of tensors: {_first_line(error)}") from error
+            raise CheckpointError(f"{path}: is not a tensor file: {_first_line(error)}") from error
     return Source(path=folder, tensors=tensors, files=tuple(files))
 
 

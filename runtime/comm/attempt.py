@@ -37,8 +37,8 @@ def agreed_attempt(store: Store, rank: int, world: int, timeout: Seconds | None 
         return own
     store.set(f"hello/{rank}", own)
     if rank:
-        return _until(_Member(store, rank, own).agreed, limit, "rank 0 has not answered, or not all others")
-    return _until(_Caller(store, world, own).agreed, limit, f"not all of {world} processes have come")
+        return _until(_Member(store, rank, own).agreed, limit, "rank 0 has not answered, or another rank has not")
+    return _until(_Caller(store, world, own).agreed, limit, f"not all {world} processes have joined")
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def _until(found: Callable[[], str | None], limit: Seconds, what: str) -> str:
     ends, wait = time.monotonic() + limit, _FIRST_WAIT
     while (token := found()) is None:
         if time.monotonic() > ends:
-            raise RunError(f"{what} within {limit:g} s of this attempt; see what the other processes say")
+            raise RunError(f"{what} within {limit:g} s of this attempt; see the output of the other processes")
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
     return token

@@ -89,7 +89,7 @@ def _written(own: Any, kind: Any) -> bytes:
     try:
         written = _adapter(kind).dump_json(own)
     except ValueError as error:  # text that is no UTF-8
-        raise RunError(f"what a rank tells the others cannot be written as JSON: {error}") from error
+        raise RunError(f"data that a rank sends to the others cannot be written as JSON: {error}") from error
     _length(len(written))
     return written
 
@@ -100,7 +100,7 @@ def _read(row: torch.Tensor, kind: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole of it"
-        raise RunError(f"a rank told something else than {kind}: {place}: {first['msg']}") from error
+        raise RunError(f"a rank sent something other than {kind}: {place}: {first['msg']}") from error
 
 
 def _bytes(written: bytes) -> torch.Tensor:
@@ -109,14 +109,14 @@ def _bytes(written: bytes) -> torch.Tensor:
 
 def _length(found: int) -> int:
     if not 0 < found <= MOST:
-        raise RunError(f"a rank tells {found} bytes of JSON to the others, which may be 1 to {MOST}")
+        raise RunError(f"a rank sends {found} bytes of JSON to the others; the limit is 1 to {MOST}")
     return found
 
 
 def _empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
-        raise RunError(f"a rank told something else than a tensor: dtype '{dtype[:40]}', shape {shape}")
+        raise RunError(f"a rank sent something other than a tensor: dtype '{dtype[:40]}', shape {shape}")
     return torch.empty(shape, dtype=kind)
 
 

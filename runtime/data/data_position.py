@@ -25,8 +25,8 @@ class DataPosition:
             if then != now:
                 what = {"count": "number of samples"}.get(name, name)
                 raise RequestError(
-                    f"the data position was taken with {what} {then}, and here it is {now}: other samples would follow;"
-                    " open the same data in the same order, or begin without the position"
+                    f"the data position was saved with {what} {then}, but here it is {now}: other samples would follow;"
+                    " open the same data in the same order, or start without the position"
                 )
 
 
@@ -41,5 +41,5 @@ def position_of(state: Mapping[str, Any]) -> DataPosition:
     if not wrong and not (state["count"] is None or type(state["count"]) is int):
         wrong = ["count"]
     if wrong:
-        raise RequestError(f"a data position has {', '.join(names)}; wrong here: {', '.join(wrong)}")
+        raise RequestError(f"a data position has the fields {', '.join(names)}; wrong here: {', '.join(wrong)}")
     return DataPosition(**state)

@@ -138,8 +138,8 @@ class Converting:
         lacking = sorted(set.union(*names) - set.intersection(*names)) if names else []
         if lacking:
             raise RequestError(
-                f"only some samples of the dataset have '{lacking[0]}', and a plan is for samples that are alike; give"
-                " every sample one, as a blank image whose tokens have labels of -100"
+                f"only some samples of the dataset have '{lacking[0]}', but a plan is for samples that are alike; give"
+                " it to every sample, such as a blank image whose tokens have labels of -100"
             )
         try:
             batch = default_collate(samples)

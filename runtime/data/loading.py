@@ -124,8 +124,8 @@ class BatchLoader:
         batches, over = divmod(samples, size)
         if over:
             raise RequestError(
-                f"{samples} samples were trained on, which are no whole global batches of {size}; go on with a plan"
-                f" whose --global-batch divides {samples}"
+                f"the {samples} samples trained so far are not a multiple of the global batch of {size}; continue with"
+                f" a plan whose --global-batch divides {samples}"
             )
         self.epoch, left_out = (0, batches) if self.iterable else divmod(batches, len(self))
         self.samples = self._start = left_out * size
@@ -240,8 +240,8 @@ def _check(made: BatchLoader, *, full_batch: bool, drop_last: bool, with_step: b
         if not full_batch or made.shuffle:
             asked = "shuffle=True" if full_batch else "full_batch=False"
             raise RequestError(
-                f"{asked}: {type(made.dataset).__name__} is an iterable dataset, whose samples have no numbers; every"
-                " rank reads it whole and in its own order, so leave that out, or give a map-style dataset"
+                f"{asked}: {type(made.dataset).__name__} is an iterable dataset, whose samples have no index; every"
+                " rank reads all of it in its own order. Leave that out, or give a map-style dataset"
             )
         if made.workers > 1:
             raise RequestError(
@@ -252,17 +252,17 @@ def _check(made: BatchLoader, *, full_batch: bool, drop_last: bool, with_step: b
     if not hasattr(made.dataset, "__len__"):
         raise RequestError(f"{type(made.dataset).__name__} has no __len__; a map-style dataset needs one")
     if not full_batch and not with_step:
-        raise RequestError("full_batch=False: what a rank reads depends on its place; give the step, not its plan")
+        raise RequestError("full_batch=False: what a rank reads depends on its rank; give the step, not its plan")
     if len(made) == 0:
         raise RequestError(
-            f"{_samples_of(made.dataset)} make no global batch: the plan takes {size} in every step; give {size} or"
-            " more, or plan for a smaller --global-batch"
+            f"{_samples_of(made.dataset)} are less than a global batch of {size}; give {size} or more, or plan for a"
+            " smaller --global-batch"
         )
     over = len(made.dataset) % size
     if over and not drop_last:
         raise RequestError(
             f"drop_last=False: {_samples_of(made.dataset)} make {len(made)} global batches of {size} and leave {over},"
-            " which a plan cannot take; leave them out, or fill the dataset up"
+            " which a plan cannot take; leave those out, or add samples"
         )
 
 

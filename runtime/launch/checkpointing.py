@@ -55,7 +55,7 @@ class RunCheckpoints:
         found += () if self._replicas is None else self._replicas.notes
         found += self._replicated
         going_on = self._settings.go_on and self.resumed is not None
-        return (*found, f"going on from {self.resumed}") if going_on else found
+        return (*found, f"resuming from {self.resumed}") if going_on else found
 
     def restore(self, step: TrainingStep) -> Readable | None:
         """Load the checkpoint from which the run starts, and return it; None where there is none, or the run starts
@@ -85,7 +85,7 @@ class RunCheckpoints:
             if not older:
                 raise
             way = f"--resume {older[-1]} --save {settings.save}"
-            raise CheckpointError(f"{error}; go on from the one before it with {way}") from error
+            raise CheckpointError(f"{error}; resume from the checkpoint before it with {way}") from error
         self.loaded_step = 0 if source.manifest is None else source.manifest.progress.step
         self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
         self.position = found.data
@@ -112,19 +112,19 @@ class RunCheckpoints:
         settings, manifest = self._settings, source.manifest
         if manifest is None or manifest.kind == "merged":
             raise RequestError(
-                f"--resume {source.path}: has a model and no state of an optimizer to go on from; start from it with"
-                f" --weights {source.path}"
+                f"--resume {source.path}: has weights but no optimizer states to resume from; start from its weights"
+                f" with --weights {source.path}"
             )
         progress = manifest.progress
         if progress.step >= settings.steps:
             raise RequestError(
-                f"{source.path} is of step {progress.step}, and --steps {settings.steps} counts those before it too;"
-                f" give --steps {progress.step + 1} or more"
+                f"{source.path} is of step {progress.step}, and --steps {settings.steps} counts from the start of"
+                f" training; give --steps {progress.step + 1} or more"
             )
         if progress.seed != settings.seed:
             raise RequestError(
                 f"--seed {settings.seed}: {source.path} was trained with seed {progress.seed}, which decides the order"
-                f" of the data and what is dropped; give --seed {progress.seed}"
+                f" of the data and dropout; give --seed {progress.seed}"
             )
 
     def save(self, step: TrainingStep, position: Position, *, leaving: bool = False) -> None:
@@ -154,7 +154,7 @@ class RunCheckpoints:
         assert self._own is not None, "the run saves"
         assert self._last is not None, "it has saved its start"
         self._own.wait()
-        self._at(f"going back to {self._last}")
+        self._at(f"rolling back to {self._last}")
         source = open_together(self._last, step.plan.model, self._settings.model)
         restore(step.rank, source)
         return source
@@ -185,8 +185,8 @@ def replica_notes(source: Readable, update: Update) -> tuple[str, ...]:
         return ()
     options = " ".join(f"--per-replica '{name}={was[1]}'" for name in was[0])
     return (
-        f"{source.path} was trained with {_batch_words(*was)}, and goes on with {_batch_words(*now)}; to keep it plan"
-        f" {f'with {options}' if options else 'without --per-replica'}",
+        f"{source.path} was trained with {_batch_words(*was)}, and continues with {_batch_words(*now)}; to keep that,"
+        f" plan {f'with {options}' if options else 'without --per-replica'}",
     )
 
 

@@ -61,11 +61,13 @@ def launch(
     _check_tables(plan, settings, started_here=launched is None)
     if (done := finished(settings)) is not None:
         if launched is None or launched.rank == 0:
-            on_line(f"nothing is left to do: {done} is of step {settings.steps}, the last one of --steps")
+            on_line(f"nothing is left to do: {done} is of step {settings.steps}, the last step of --steps")
         return 0
     if launched is not None:
         if settings.restarts:
-            raise RequestError("--restarts: the launcher starts the ranks; ask it, such as torchrun --max-restarts")
+            raise RequestError(
+                "--restarts: the launcher starts the ranks; use its own option, such as torchrun --max-restarts"
+            )
         if settings.elastic is None:
             launched.check(plan.cluster.devices)
         _join(launched, settings.listen)
@@ -147,7 +149,7 @@ def _join(launched: Launched, listen: str | None) -> None:
     if launched.rank == 0:
         sys.stderr.write(launched.text() + "\n")
         if listen is not None and launched.agent:
-            sys.stderr.write(f"--listen {listen}: the store of torchrun listens on all addresses all the same\n")
+            sys.stderr.write(f"--listen {listen}: the store of torchrun still listens on all addresses\n")
     os.environ.update(launched.environment())
     if launched.local_world is not None:  # without a setting torch uses all cores in each process
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(launched.local_world)))
@@ -166,7 +168,7 @@ def _check(settings: RunSettings) -> None:
     settings.guard()
     if settings.go_on and settings.save is None:
         raise RequestError(
-            "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
+            "--continue: resumes from the newest checkpoint in --save; give --save DIR, or --resume PATH"
         )
     given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
     wants = (
@@ -175,7 +177,7 @@ def _check(settings: RunSettings) -> None:
         ("--state-replicas", settings.state_replicas),
     )
     if settings.save is None and (asked := [flag for flag, value in wants if value]):
-        raise RequestError(f"{asked[0]}: needs a folder of checkpoints to go on from; give --save DIR")
+        raise RequestError(f"{asked[0]}: needs a folder of checkpoints to resume from; give --save DIR")
     usual = RunSettings()
     if settings.save is None and settings.keep != usual.keep:
         raise RequestError(f"--keep {settings.keep}: nothing is saved; give --save DIR")
@@ -183,22 +185,22 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(f"--save-every {settings.save_every}: nothing is saved; give --save DIR")
     if settings.state_replicas and settings.check:
         raise RequestError(
-            "--state-replicas: the unsharded model beside the run cannot go on from them; give --no-check"
+            "--state-replicas: the unsharded model of the check cannot resume from them; give --no-check"
         )
     if settings.evaluate is None:
         words = [("--evaluate-every", settings.evaluate_every), ("--evaluate-batches", settings.evaluate_batches)]
         if lone := [flag for flag, value in words if value is not None]:
-            raise RequestError(f"{lone[0]}: says how to evaluate, and not on what; give --evaluate NAME")
+            raise RequestError(f"{lone[0]}: needs a dataset to evaluate on; give --evaluate NAME")
     if settings.compile and settings.general:
         raise RequestError("--compile: the general executor runs operators one by one; leave out --general")
     _check_folder(settings)
     if len(both := [flag for flag, value in given if value]) > 1:
-        raise RequestError(f"{' and '.join(both)}: say one place to start from")
+        raise RequestError(f"{' and '.join(both)}: give only one of them")
     if settings.cast and settings.weights is None:
-        raise RequestError("--cast: converts what --weights PATH loads; a run goes on in the precision that it has")
+        raise RequestError("--cast: converts only what --weights PATH loads; a resumed run keeps its precision")
     if settings.dataset is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
-        raise RequestError(f"{flag}: synthetic data is drawn, not read; give --dataset package.module:factory")
+        raise RequestError(f"{flag}: for a dataset only, not for synthetic data; give --dataset package.module:factory")
 
 
 def _check_evaluated(plan: Plan, settings: RunSettings) -> None:
@@ -206,10 +208,10 @@ def _check_evaluated(plan: Plan, settings: RunSettings) -> None:
     do."""
     trains = plan.schedule_kind.trains
     if settings.steps == 0 and settings.evaluate is None:
-        raise RequestError("--steps 0: no step is made, and nothing is evaluated; give --evaluate NAME, or more steps")
+        raise RequestError("--steps 0: nothing is trained or evaluated; give --evaluate NAME, or more steps")
     if trains and settings.steps:
         return
-    why = "--steps 0 makes no step" if trains else "the plan is forward only, and makes no step"
+    why = "--steps 0 trains nothing" if trains else "the plan is forward only and trains nothing"
     asked = {
         "--save": None if trains or settings.save is None else settings.save,
         "--measure": settings.measure,
@@ -228,7 +230,7 @@ def _check_measure(plan_path: Path, settings: RunSettings) -> None:
         return
     path = Path(settings.measure)
     if path.resolve() == plan_path.resolve():
-        raise RequestError(f"--measure {path}: that is the plan, which the record would replace; name another file")
+        raise RequestError(f"--measure {path}: the record would overwrite the plan file; name another file")
     check_place(path)
 
 
@@ -241,8 +243,8 @@ def _check_folder(settings: RunSettings) -> None:
     found = newest(Path(settings.save))
     if found is not None:
         raise RequestError(
-            f"--save {settings.save}: has checkpoints already, the last is {found.name}; go on from it with --continue,"
-            " or name another folder"
+            f"--save {settings.save}: already has checkpoints, the last is {found.name}; resume from it with"
+            " --continue, or name another folder"
         )
 
 
@@ -251,13 +253,13 @@ def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> N
     placed = plan.training.update.placed
     if placed and settings.state_replicas:
         raise RequestError(
-            f"--state-replicas: the plan has tables outside of its devices ({placed[0][0]}), of which no replicas are"
-            " kept in memory; leave it out, checkpoints have them"
+            f"--state-replicas: the plan has tables off the devices ({placed[0][0]}), which have no replicas in memory;"
+            " leave it out, checkpoints have them"
         )
     if placed and settings.save is None and settings.guard().rolls_back:
         raise RequestError(
-            f"rollback: the plan has tables outside of its devices ({placed[0][0]}), of which no replicas are kept in"
-            " memory; give --save DIR, checkpoints have them"
+            f"rollback: the plan has tables off the devices ({placed[0][0]}), which have no replicas in memory; give"
+            " --save DIR, checkpoints have them"
         )
     served = any(place == "servers" for _, place in placed)
     again = "--elastic" if settings.elastic is not None else "--restarts" if settings.restarts else None
@@ -291,7 +293,7 @@ def _train(
     if settings.elastic is not None and dist.get_world_size() != plan.cluster.devices:
         from runtime.recovery.replanning import plan_of_all
 
-        at("looking for a plan for other devices")
+        at("searching a plan for another number of devices")
         plan = plan_of_all(plan, settings, dist.get_world_size())
     code = 0
     for report in train(plan, settings, at, leave=leave):

@@ -100,7 +100,7 @@ class WayBack:
         self._in_a_row += 1
         if self._in_a_row > allowed:
             raise trouble.error(
-                f"step {step.steps + 1}: {trouble.message}; after {allowed} rollbacks no step beyond {self._furthest}"
-                " was made (--rollbacks): go on from an older checkpoint with --resume, look at the data behind sample"
-                f" {step.rank.samples - step.plan.training.global_batch}, or leave such batches out with skip"
+                f"step {step.steps + 1}: {trouble.message}; {allowed} rollbacks made no progress beyond step"
+                f" {self._furthest} (--rollbacks): resume from an older checkpoint with --resume, look at the data"
+                f" after sample {step.rank.samples - step.plan.training.global_batch}, or skip such batches"
             )

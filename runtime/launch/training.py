@@ -178,7 +178,7 @@ def _check_measured(settings: RunSettings) -> None:
     """Raise RequestError where too few steps would be measured."""
     if settings.measure is not None and settings.steps < FEWEST:
         raise RequestError(
-            f"--measure {settings.measure}: --steps {settings.steps} are too few: {WARM_UP} warm up and the last one is"
+            f"--measure {settings.measure}: --steps {settings.steps} is too few: {WARM_UP} warm up and the last one is"
             f" profiled; give --steps {FEWEST} or more"
         )
 
@@ -215,8 +215,8 @@ def _check_data(settings: RunSettings, checkpoints: RunCheckpoints) -> None:
     """Raise RequestError where a run on a dataset would resume with synthetic data."""
     if settings.dataset is None and checkpoints.position is not None:
         raise RequestError(
-            f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --dataset, or"
-            " start from its model alone with --weights"
+            f"{checkpoints.resumed} was trained on a dataset and would continue on synthetic data; give its --dataset,"
+            " or start from its weights with --weights"
         )
 
 
@@ -348,7 +348,7 @@ class _Run:
             steps=len(seconds),
             resumed=self.checkpoints.resumed,
             saved=self.checkpoints.saved,
-            data="synthetic, there is nothing to learn" if self.settings.dataset is None else self.settings.dataset,
+            data="synthetic" if self.settings.dataset is None else self.settings.dataset,
             seconds=usual,
             samples=plan.training.global_batch,
             tokens=None if length is None else plan.training.global_batch * length,

@@ -39,7 +39,7 @@ def read(environment: Environment) -> Launched | None:
         return None
     found = next((environment[name] for name in _LISTS if environment.get(name)), None)
     if found is None:
-        raise RequestError(f"Slurm starts this process, but none of {', '.join(_LISTS)} says on which hosts")
+        raise RequestError(f"Slurm starts this process, but none of {', '.join(_LISTS)} lists the hosts")
     hosts = hosts_of(found)
     job = digits(environment.get("SLURM_JOB_ID", "")) + int(step) * _STRIDE
     address, port = meeting_point(environment, hosts[0] if len(hosts) > 1 else LOOPBACK, job)
@@ -62,13 +62,13 @@ def hosts_of(text: str) -> list[str]:
     for entry in re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+", text):
         parts = [_numbers(bracket, text) if bracket else [plain] for bracket, plain in _PART.findall(entry)]
         if "[]" in entry:
-            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: '[]' has no numbers")
+            raise RequestError(f"'{text:.80}' is not a Slurm host list: '[]' has no numbers")
         if len(found) + math.prod(map(len, parts)) > _HOSTS:
-            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: it has more than {_HOSTS}")
+            raise RequestError(f"'{text:.80}' is not a Slurm host list: it has more than {_HOSTS} hosts")
         found += ["".join(words) for words in itertools.product(*parts)]
     written = re.sub(r"\[[^\[\]]*\]", "", text)
     if not found or "[" in written or "]" in written:
-        raise RequestError(f"'{text:.80}' is no list of hosts of Slurm, as node[01-03,7],login")
+        raise RequestError(f"'{text:.80}' is not a Slurm host list, as node[01-03,7],login")
     return found
 
 
@@ -78,9 +78,9 @@ def _numbers(bracket: str, text: str) -> list[str]:
         match = re.fullmatch(r"(\d{1,12})(?:-(\d{1,12}))?", word.strip())
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(last) < int(first):
-            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: '{word:.40}' is no number and no range")
+            raise RequestError(f"'{text:.80}' is not a Slurm host list: '{word:.40}' is not a number or a range")
         if int(last) - int(first) > _HOSTS:
-            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: '{word}' has more than {_HOSTS}")
+            raise RequestError(f"'{text:.80}' is not a Slurm host list: '{word}' has more than {_HOSTS}")
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found
 

@@ -15,6 +15,6 @@ def expect_within(numbers: torch.Tensor, count: int, what: str, ignored: int | N
         known |= numbers == ignored
     torch._assert_async(
         known.all(),
-        f"{what}: a number lies outside of the {count} that there are, 0 to {count - 1}"
-        + ("" if ignored is None else f", and is not {ignored}, which is ignored"),
+        f"{what}: an index is not in 0 to {count - 1}"
+        + ("" if ignored is None else f", and is not the ignored {ignored}"),
     )

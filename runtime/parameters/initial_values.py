@@ -46,7 +46,7 @@ def check_values(module: nn.Module, bound: BoundPlan, device: torch.device) -> N
         more = f" and of {len(different) - 1} more" if len(different) > 1 else ""
         raise ModelError(
             f"ranks hold different values of '{different[0]}'{more}: build the module from the same seed on every rank,"
-            " or plan with broadcast, so that those of rank 0 are sent to all"
+            " or plan with broadcast, which sends those of rank 0 to all"
         )
 
 

@@ -42,14 +42,14 @@ def failure_of(notes: Path, *, ended: Mapping[int, int], noise: str) -> tuple[in
     killed = [(rank, -code) for rank, code in ended.items() if code < 0]
     if killed and all(code < 2 for _, _, code, _ in found):
         rank, number = killed[0]
-        memory = "; the operating system does that where memory runs out" if number == signal.SIGKILL else ""
-        return 1, f"rank {rank} was ended by {signal.Signals(number).name}{memory}"
+        memory = "; the operating system does that if memory runs out" if number == signal.SIGKILL else ""
+        return 1, f"rank {rank} was killed by {signal.Signals(number).name}{memory}"
     if found:
         _, _, code, message = min(found)
         return int(code), message
     for rank, code in ended.items():
         if not code and not (notes / f"rank{rank}.done").exists():
-            return 1, f"rank {rank} ended before its work was done: something in it called exit"
+            return 1, f"rank {rank} exited before its work was done: some code in it called exit"
     code = next((code for code in ended.values() if code), 1)
     return code, "\n".join(noise.splitlines()[-_TAIL_LINES:])
 
@@ -59,7 +59,9 @@ def _note(path: Path) -> _Note:
     try:
         return _Note.model_validate(parse_json(read_text(path, _LARGEST)))
     except (ForeignTextError, ValidationError) as error:
-        return _Note(code=1, message=f"rank {path.stem.removeprefix('rank')} ended while it wrote why ({error!s:.200})")
+        return _Note(
+            code=1, message=f"rank {path.stem.removeprefix('rank')} ended while it wrote its error ({error!s:.200})"
+        )
 
 
 def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, WaitDiagnosis]) -> str:

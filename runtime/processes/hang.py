@@ -70,7 +70,7 @@ def answer_of(text: str) -> WaitDiagnosis:
     try:
         return TypeAdapter(WaitDiagnosis).validate_python(parse_json(text))
     except (ForeignTextError, ValidationError) as error:
-        return WaitDiagnosis(waits=False, text=f"its own words cannot be read ({error!s:.200})")
+        return WaitDiagnosis(waits=False, text=f"has answered something that cannot be read ({error!s:.200})")
 
 
 class Store:
@@ -182,7 +182,7 @@ class HangWatch:
         except RuntimeError as error:  # the store is gone, or its process hangs
             if not late:
                 return False
-            self._end(f"{self._words()}: {self._own()}; nothing is known of the others: {error}")
+            self._end(f"{self._words()}: {self._own()}; the other ranks could not be asked: {error}")
             return True
         if late:
             self._end(f"{self._words()}: {self._own()}")

@@ -51,8 +51,8 @@ class StepReport:
         return (
             f"step {self.step:>4}   loss {self.loss:.6f}{beside}   {self.seconds:.3g} s"
             f"   {rate_text(self.samples, self.tokens, self.seconds)}"
-            f"{'' if self.trouble is None else f'   NOT MADE: {self.trouble}'}"
-            f"{'' if self.back_to is None else f'; went back to step {self.back_to}'}"
+            f"{'' if self.trouble is None else f'   NO UPDATE: {self.trouble}'}"
+            f"{'' if self.back_to is None else f'; rolled back to step {self.back_to}'}"
         )
 
 
@@ -128,7 +128,7 @@ class RunSummary:
 
     def lines(self) -> list[str]:
         """The summary as text lines."""
-        found = [f"went on from {self.resumed}"] if self.resumed is not None else []
+        found = [f"resumed from {self.resumed}"] if self.resumed is not None else []
         found += [f"data: {self.data}", self._time(), *self._slow(), *self._memory()]
         found += [f"saved: {self.saved}"] if self.saved is not None else []
         if self.difference is not None:
@@ -142,20 +142,20 @@ class RunSummary:
     def _time(self) -> str:
         interval = ""
         if self.low_seconds is not None and self.high_seconds is not None:
-            interval = f" ({self.low_seconds:.3g} to {self.high_seconds:.3g} s)"
-        predicted = f"predicted {self.predicted_seconds:.3g} s{interval} for {self.profile}"
+            interval = f" (80% interval {self.low_seconds:.3g} to {self.high_seconds:.3g} s)"
+        predicted = f"predicted {self.predicted_seconds:.3g} s{interval} by profile {self.profile}"
         where = f"; {self.elsewhere}" if self.elsewhere else ""
         if self.steps == 0 and self.seconds is None:
-            return f"nothing was trained; {predicted} a step{where}"
+            return f"no step was trained; {predicted} a step{where}"
         if self.seconds is None:
-            return f"step time: not measured, that takes 3 steps or more; {predicted}{where}"
+            return f"step time: not measured, which takes 3 steps or more; {predicted}{where}"
         rate = rate_text(self.samples, self.tokens, self.seconds)
-        return f"step time: {self.seconds:.3g} s (median after 2 steps), {rate}; {predicted}{where}"
+        return f"step time: {self.seconds:.3g} s (median, without the first 2 steps), {rate}; {predicted}{where}"
 
     def _slow(self) -> list[str]:
         return [
-            f"slow: rank {one.rank} is busy for {one.seconds:.3g} s of each step, {one.times:.1f} times the median of"
-            " ranks with its work; the others wait for it"
+            f"straggler: rank {one.rank} is busy for {one.seconds:.3g} s of each step, {one.times:.1f} times the median"
+            " of the ranks with the same work; the others wait for it"
             for one in self.slow
         ]
 
@@ -164,7 +164,7 @@ class RunSummary:
             return []
         listed = ", ".join(f"{value / GIB:.2f}" for value in self.peak_bytes)
         return [
-            f"peak memory by rank, {self.peak_kind}: {listed} GiB; predicted {self.predicted_peak_bytes / GIB:.2f} GiB"
+            f"peak memory by rank ({self.peak_kind}): {listed} GiB; predicted {self.predicted_peak_bytes / GIB:.2f} GiB"
         ]
 
 

@@ -73,8 +73,8 @@ def _check_memory(processes: int) -> None:
     free = available_bytes()
     if free is not None and processes * _OWN > free:
         raise RequestError(
-            f"{processes:,} processes need {processes * _OWN / GIB:,.1f} GiB of this machine before they do anything,"
-            f" and {free / GIB:.1f} GiB are free; start fewer, or free memory"
+            f"{processes:,} processes need {processes * _OWN / GIB:,.1f} GiB of this machine's memory to start, and"
+            f" {free / GIB:.1f} GiB are free; start fewer, or free memory"
         )
 
 

@@ -48,14 +48,14 @@ def elsewhere(reference: ClusterReference, device: torch.device) -> str:
     try:
         profiles = [part.device for part in parts_of(machine_of(reference))]
     except HardwareProfileError:
-        return "that profile is not found here"
+        return "that profile is not on this machine"
     name = device_name(device)
     for profile in profiles:
         alike = profile.name.startswith(name) or _codes(profile.name) & _codes(name)
         if profile.device_type == device.type and alike:
             return ""
     names = " and ".join(dict.fromkeys(profile.name for profile in profiles))
-    return f"that is {names}, and this machine has {name}: make a profile of it with plan calibrate"
+    return f"the profile is of {names}, but this machine has {name}: make a profile of it with plan calibrate"
 
 
 def _codes(name: str) -> set[str]:

@@ -95,7 +95,7 @@ def _landing(self: Any) -> str:
 
 
 def _ring(ring: Any) -> str:
-    return f"the next piece of a ring{_among(ring.group)}"
+    return f"the next block of ring attention{_among(ring.group)}"
 
 
 def _constant(words: str) -> Callable[[], str]:
@@ -112,7 +112,7 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("runtime.executor.interleaving", "_Departure.backward"): Row(part="of", reads=("ctx",), say=_way_back),
     ("runtime.executor.interleaving", "_Arrival.forward"): Row(part="of", reads=("way",), say=_way),
     ("runtime.offload.regather", "gather_again.<locals>.unpack"): Row(
-        part="of", reads=(), say=_constant("a weight that is gathered again")
+        part="of", reads=(), say=_constant("a weight that is regathered")
     ),
     ("runtime.executor.block_gathers", "Gathered.bring"): Row(part="of", reads=("self",), say=_bundle),
     ("runtime.executor.prefetch", "Prefetch.returned"): Row(
@@ -130,17 +130,15 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("runtime.step.receiving", "Line.take"): Row(
         part="action", reads=("self",), say=lambda line: f"recv from rank {line.rank}"
     ),
-    ("runtime.step.pipeline", "Pipeline._wait"): Row(
-        part="action", reads=(), say=_constant("the end of what it sends")
-    ),
+    ("runtime.step.pipeline", "Pipeline._wait"): Row(part="action", reads=(), say=_constant("the end of its sends")),
     ("runtime.step.pipeline", "Pipeline._mean"): Row(
         part="turn", reads=(), say=_constant("the mean loss for all stages")
     ),
     ("runtime.step.pipeline", "Pipeline.run"): Row(part="turn", reads=("turn", "self"), say=_turn),
-    ("runtime.update.reduction", "Reduction.finish"): Row(part="of", reads=(), say=_constant("the sums of gradients")),
+    ("runtime.update.reduction", "Reduction.finish"): Row(part="of", reads=(), say=_constant("the gradient reduction")),
     ("runtime.update.norms", "global_norm"): Row(part="of", reads=(), say=_constant("the norm of all gradients")),
     ("runtime.step.guard", "LossGuard._agreed"): Row(
-        part="of", reads=(), say=_constant("whether all ranks take the loss and the gradients")
+        part="of", reads=(), say=_constant("whether all ranks accept the loss and the gradients")
     ),
     ("runtime.update.optimizer", "_Publication.end"): Row(part="of", reads=(), say=_constant("the updated weights")),
     ("runtime.update.optimizer", "_Publication.visited"): Row(

@@ -78,7 +78,7 @@ def prove(
     `reference` describes how its model is built, `given` by the user where it is not in the zoo; `small` is a small
     model of the user's. Raises RequestError for a plan without a small version, RunError where a process fails.
     """
-    on_phase("listing what the plan decides")
+    on_phase("listing the decisions of the plan")
     large = bind(plan, graph, batch)
     facts = facts_of(large, machine)
     on_phase("making small plans with the same decisions")

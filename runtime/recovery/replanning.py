@@ -112,7 +112,7 @@ class Plans:
         except UnknownProfileError:
             named = self._first.cluster.profile
             return RequestError(
-                f"--elastic: a plan for other devices needs a profile that is shipped; '{named}' is none"
+                f"--elastic: a plan for another number of devices needs a packaged profile, and '{named}' is none"
             )
         except (PlannerError, HardwareProfileError) as error:
             return error if isinstance(error, PlannerError) else RequestError(str(error))
@@ -157,9 +157,11 @@ def _check(plan: Plan, allowed: Range) -> None:
         )
     if not plan.schedule_kind.flushes:
         raise RequestError(
-            f"--elastic: how stale weights are under {plan.schedule} depends on the stages, so that another number of"
-            " devices trains something else; plan with a schedule that flushes, such as --schedule 1f1b"
+            f"--elastic: the staleness of weights under {plan.schedule} depends on the stages, so another number of"
+            " devices computes something else; plan with a schedule that flushes, such as --schedule 1f1b"
         )
     if plan.training.update.local_parameters:
         names = ", ".join(sorted(plan.training.update.local_parameters)[:3])
-        raise RequestError(f"--elastic: parameters of each device's own ({names}) belong to the devices of the plan")
+        raise RequestError(
+            f"--elastic: parameters that each device trains for itself ({names}) need the plan's number of devices"
+        )

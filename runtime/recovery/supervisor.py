@@ -72,7 +72,9 @@ class Supervisor:
                     raise
                 failures = 1 if self.done > before else failures + 1
                 if failures > self.restarts:
-                    raise RunError(f"{error}; {_times(failures)} without a step between (--restarts)") from error
+                    raise RunError(
+                        f"{error}; failed {_times(failures)} without completing a step (--restarts)"
+                    ) from error
                 why = str(error)
             else:
                 if code or self.done >= self.steps:
@@ -108,7 +110,7 @@ class Supervisor:
     def _tell_once(self, fault: str) -> None:
         """Report an error in the file of devices, unless it was only half written when it was read."""
         if fault == self._refused and fault != self._told:
-            self.tell(NoticeReport(text=f"{fault}; until then the number of devices stays what it was"))
+            self.tell(NoticeReport(text=f"{fault}; until then the number of devices stays the same"))
             self._told = fault
         self._refused = fault
 
@@ -124,7 +126,7 @@ def devices_of(folder: Path, most: int) -> int:
     except ForeignTextError as error:
         raise RequestError(f"{path}: {error}; write a number of devices, or delete the file") from error
     if not text.isdecimal() or len(text) > 9:
-        raise RequestError(f"{path}: '{text[:20]}' is no number of devices; write one, or delete the file")
+        raise RequestError(f"{path}: '{text[:20]}' is not a number of devices; write one, or delete the file")
     return int(text)
 
 

@@ -109,8 +109,8 @@ def own_record(folder: Path, *, older: bool = False) -> RunRecord:
     if not found.is_of(folder):
         raise CheckpointError(
             f"{folder}: is a copy of the folder of run {found.run[:8]}, which was {found.path!r} on {found.host!r}, and"
-            f" cannot go on as that run. Start a new one from its checkpoint with --resume {folder} --save NEW; or,"
-            f" where the folder was moved or restored and nobody goes on with the other one, run {_adopt(folder)} first"
+            f" cannot continue that run. Start a new run from its checkpoint with --resume {folder} --save NEW. If the"
+            f" folder was moved or restored and nobody uses the other one, run {_adopt(folder)} first"
         )
     return found
 

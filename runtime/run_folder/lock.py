@@ -89,8 +89,8 @@ def check(folder: Path, token: str) -> None:
     if found is None or not found.has(token):
         who = "nobody holds it now" if found is None else f"it is held by {found}"
         raise CheckpointError(
-            f"{folder}: this run lost its lock, {who}: nothing more is written there. Go on from the last checkpoint"
-            " with --continue once no other run does"
+            f"{folder}: this run lost its lock, {who}: nothing more is written there. Resume from the last checkpoint"
+            " with --continue once no other run writes there"
         )
 
 

@@ -62,7 +62,7 @@ def make(path: Path, mark: Mark) -> None:
         fault = _fault_of(path, lambda found: found == mark)
         if fault is not None:
             raise CheckpointError(
-                f"{path}: {fault}, so that nothing is written there; look who made it, and take it away"
+                f"{path}: {fault}; nothing is written there. Find out who made it, and remove it"
             ) from error
 
 
@@ -79,9 +79,9 @@ def remove(path: Path, *, inside: Path, name: re.Pattern[str], ours: Callable[[M
     """Delete a folder that is ours, whose `name` has this form and which lies directly `inside` of another one. Returns
     why it was left alone, None where it is deleted. Raises OSError where it is ours and cannot be deleted."""
     if name.fullmatch(path.name) is None:
-        return "has a name that is none of ours"
+        return "has a name that the runtime does not use"
     if os.path.realpath(path.parent) != os.path.realpath(inside):
-        return f"does not lie in {inside}"
+        return f"is not in {inside}"
     try:
         parent = os.open(inside, _FOLDER & ~os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _remove(name: str, parent: int, ours: Callable[[Mark], bool]) -> str | None:
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            return "is no folder, or a link to one"
+            return "is not a folder, or is a link to one"
         raise
     try:
         fault = None if _is_bare(opened) else _fault(opened, ours)
@@ -153,7 +153,7 @@ def _fault_of(path: Path, ours: Callable[[Mark], bool]) -> str | None:
     try:
         opened = os.open(path, _FOLDER)
     except OSError:
-        return "is there already and is no folder, or a link to one"
+        return "already exists and is not a folder, or is a link to one"
     try:
         return _fault(opened, ours)
     finally:
@@ -165,7 +165,7 @@ def _fault(opened: int, ours: Callable[[Mark], bool]) -> str | None:
     mark = _mark(opened)
     if isinstance(mark, str):
         return mark
-    return None if ours(mark) else f"carries the mark of {mark.origin}"
+    return None if ours(mark) else f"has the mark of {mark.origin}"
 
 
 def _mark(opened: int) -> Mark | str:
@@ -175,10 +175,10 @@ def _mark(opened: int) -> Mark | str:
     try:
         file = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=opened)
     except OSError:
-        return "does not carry our mark"
+        return "has no mark of the runtime"
     try:
         return TypeAdapter(Mark).validate_json(os.read(file, _LARGEST))
     except (OSError, ValidationError):
-        return "carries a mark that is none of ours"
+        return "has a mark that the runtime did not write"
     finally:
         os.close(file)

@@ -117,7 +117,7 @@ class Asynchronous:
             if not math.isfinite(loss):
                 raise NonFiniteError(
                     f"the loss of step {number} is {loss}, and with '{plan.schedule}' weights have been updated since;"
-                    " run the plan with schedule '1f1b' to be told the operator"
+                    " run the plan with schedule '1f1b' to find the operator"
                 )
         return losses
 

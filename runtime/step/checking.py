@@ -138,7 +138,7 @@ class LayoutCheck:
         """Check the local shape and the dtype of a tensor."""
         found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if found != promised:
-            words = f"{what} is {found[1]} {found[0]}, promised is {promised[1]} {promised[0]}; {suspect}"
+            words = f"{what} is {found[1]} {found[0]}, expected {promised[1]} {promised[0]}; {suspect}"
             self._faults.append(Finding(moment=moment, message=words))
 
     def verify(self) -> None:
@@ -161,13 +161,13 @@ class LayoutCheck:
             )
         first = first_of_all(faults)
         if first is not None:
-            raise StrategyError(f"the first execution of the plan went wrong: {first.message}")
+            raise StrategyError(f"the first step does not agree with the plan: {first.message}")
 
     def _recomputed(self, sums: Mapping[Moment, Checksum]) -> list[Finding]:
         return [
             Finding(
                 moment=moment,
-                message=f"{self._known[moment].what} is {_words(again)} where its block is computed again, and was"
+                message=f"{self._known[moment].what} is {_words(again)} when its block is recomputed, and was"
                 f" {_words(sums[moment])} before; the operator is not deterministic",
             )
             for moment, again in _on_the_host(self._again).items()
@@ -195,8 +195,8 @@ class LayoutCheck:
         return [
             Finding(
                 moment=moment,
-                message=f"{known.what} lies as {format_layout(known.layout) or 'R'}, so the ranks of {where} have"
-                f" copies of it; rank {dist.get_rank()} has {_words(here)}, rank {rank} has {_words(there)};"
+                message=f"{known.what} has layout {format_layout(known.layout) or 'R'}, so the ranks of {where} hold"
+                f" the same values; but rank {dist.get_rank()} has {_words(here)}, rank {rank} has {_words(there)};"
                 f" {known.suspect}",
             )
         ]
@@ -266,7 +266,7 @@ def _is_narrow(instruction: Instruction, slot: int) -> bool:
 def _suspect(instruction: Instruction) -> str:
     return (
         f"the rule of {instruction.bound.operator.op} is wrong for this call, the operator is not deterministic, or a"
-        " rank computes otherwise than the others"
+        " rank computes other results than the others"
     )
 
 

@@ -57,11 +57,11 @@ class FiniteWatch(Observer):
         step: int,
     ) -> None:
         """Check the inputs of the first operator, in optimizer step number `step`."""
-        since = f"the update of step {step - 1}" if step > 1 else "whoever built or loaded the model"
+        since = f"from the update of step {step - 1}" if step > 1 else "from building or loading the model"
         for place, parameter in enumerate(self.graph.parameters):
             if parameter.name in parameters:
                 piece, what = parameters[parameter.name].present, f"parameter '{parameter.name}'"
-                self._find((_WEIGHT, place), what, piece, _counts(piece), f" since step {step}: {since} made it so")
+                self._find((_WEIGHT, place), what, piece, _counts(piece), f" before step {step}, {since}")
         for place, (name, tensor) in enumerate([*buffers.items(), *inputs.items()]):
             nan, _ = _counts(tensor)
             self._find((_GIVEN, place), f"{'buffer' if name in buffers else 'input'} '{name}'", tensor, (nan, 0))
@@ -111,9 +111,9 @@ def explain(
                 " weight"
             )
     raise NonFiniteError(
-        f"the loss of step {step} is {loss}, but no operator makes anything that is not finite when the {micro_batches}"
-        " micro-batches are computed again: an operator is not deterministic, or a device computes wrongly; this step"
-        " has changed no weight"
+        f"the loss of step {step} is {loss}, but all results of operators are finite when the {micro_batches}"
+        " micro-batches are computed again: an operator is not deterministic, or a device is faulty; this step has"
+        " changed no weight"
     )
 
 

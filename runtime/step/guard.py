@@ -80,7 +80,7 @@ class LossGuard:
         if action == "stop":
             raise kind(f"step {step}: {why}; this step has changed no weight")
         if self._in_a_row >= settings.in_a_row:
-            raise kind(f"step {step}: {self._in_a_row} batches in a row made no step, the last as {why}")
+            raise kind(f"step {step}: {self._in_a_row} batches in a row made no update, the last because {why}")
         return Trouble(action=action, message=why, error=kind)
 
     def _verdict(self, loss: float, gradients: Iterable[torch.Tensor]) -> int:

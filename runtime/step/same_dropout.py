@@ -71,9 +71,9 @@ class SameDropout(TorchFunctionMode):
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if error is None and self._used != len(self._dropping):
             raise ModelError(
-                f"the module dropped elements {self._used} times, the traced graph {len(self._dropping)} times, first"
-                f" unmatched '{self._dropping[self._used].name}': a function that drops inside of itself cannot be"
-                " given the same elements; compare without dropout, or not at all (--no-check)"
+                f"the module applied dropout {self._used} times, the traced graph {len(self._dropping)} times, first"
+                f" unmatched '{self._dropping[self._used].name}': dropout inside of a function cannot use the same"
+                " mask; compare without dropout, or not at all (--no-check)"
             )
 
     def _drop(
@@ -169,8 +169,8 @@ class SameDropout(TorchFunctionMode):
         if isinstance(rest[0], list | tuple):  # packed sequences, whose second argument is the batch sizes
             if rest[3] and rest[4] and rest[2] > 1:
                 raise ModelError(
-                    f"{function.__name__} drops elements of packed sequences between its layers, which no graph has:"
-                    " pad sequences to one length, and leave what is padded out of the loss (ignore_index, or a mask)"
+                    f"{function.__name__} applies dropout to packed sequences between its layers, which no graph has:"
+                    " pad sequences to one length, and mask the padding out of the loss (ignore_index, or a mask)"
                 )
             return function(source, states, parameters, *rest)
         if not isinstance(parameters, list | tuple) or not rest[2] or not rest[3] or rest[1] == 1:
@@ -197,13 +197,13 @@ class SameDropout(TorchFunctionMode):
     def _key(self, call: str, probability: float) -> int:
         if self._used >= len(self._dropping):
             raise ModelError(
-                f"the module drops elements by {call} after the {self._used} times that its traced graph does;"
+                f"the module applies dropout by {call} after the {self._used} times that its traced graph does;"
                 " compare without dropout, or not at all (--no-check)"
             )
         op = self._dropping[self._used]
         if not math.isclose(drop_probability(op), probability):  # in place the probability is 1 - (1 - p)
             raise ModelError(
-                f"the module drops elements by {call} where its traced graph has '{op.name}' with the probability"
+                f"the module applies dropout by {call} where its traced graph has '{op.name}' with the probability"
                 f" {drop_probability(op)}; compare without dropout, or not at all (--no-check)"
             )
         self._used += 1

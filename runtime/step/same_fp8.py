@@ -122,9 +122,8 @@ class SameFp8(TorchFunctionMode):
         unmet = next((name for key, name in self._names.items() if not self._calls[key]), None)
         if error is None and unmet is not None:
             raise ModelError(
-                f"the module computes with '{unmet}' inside of a function that is not seen"
-                " through, where the plan has it in fp8; leave it out (--fp8-left-out; no --fp8-experts), or do not"
-                " compare (--no-check)"
+                f"the plan has '{unmet}' in fp8, but the module uses it inside of a function that cannot be traced;"
+                " leave it out of fp8 (--fp8-left-out; no --fp8-experts), or do not compare (--no-check)"
             )
 
 

@@ -303,9 +303,9 @@ class TrainingStep:
         """Raise RunError where an earlier step was aborted: collective operations are then no longer valid."""
         if self._aborted is not None:
             raise RunError(
-                f"a step before this one was aborted by {self._aborted}. What ranks sent each other for it may still be"
-                " on its way, and gradients and weights may be those of half a step: start the processes again, and go"
-                " on from the last checkpoint (plan run --continue; in a program Checkpoints.restore)"
+                f"an earlier step was aborted by {self._aborted}. Its collectives may still be in flight, and gradients"
+                " and weights may be those of half a step: start the processes again, and resume from the last"
+                " checkpoint (plan run --continue; in a program Checkpoints.restore)"
             )
 
     def _begin(self) -> None:
@@ -405,13 +405,13 @@ def parallelize(
     loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
     if check_gradients and not loaded.schedule_kind.flushes:
         raise RequestError(
-            f"check_gradients looks at all gradients before they are used, and '{loaded.schedule}' lets"
-            " none wait; leave it out, or take the schedule '1f1b'"
+            f"check_gradients checks all gradients before the update, but schedule '{loaded.schedule}' updates weights"
+            " within a step; leave it out, or use the schedule '1f1b'"
         )
     if guard is not None:
         guard.check_schedule(loaded.schedule)
         if guard.rolls_back and rollback is None:
-            raise RequestError("guard: rolling back needs a way back; give parallelize rollback=, or let it skip")
+            raise RequestError("guard: rollback needs rollback= of parallelize; give it, or use skip")
     own = device or current_device(local_rank())
     if compiled:
         check_compiler(own)

@@ -204,7 +204,7 @@ ROWS = (
         plan("verify a.json", "no plan on 4 devices takes less than"),
         test("unit/plan/test_least_work.py::*"), test("unit/search/test_bounds.py::*")),
     row(40, "predictions with intervals, and a peak that is an upper bound",
-        plan("show a.json", "measured steps"),
+        plan("show a.json", "80% interval"),
         test("distributed/test_peak.py::test_a_process_stays_below_what_is_predicted")),
     row(41, "answers that help where nothing fits",
         plan("--model llama70b --hardware h100-80gb --devices 2 --time-limit 20", code=3),

@@ -31,5 +31,5 @@ def test_all_ranks_say_what_to_do(own: WorkerPool, schedule: str, failing: int, 
     assert (kind, own._processes[failing].exitcode) == ("done", 0), said
     assert said[0]  # in words of gloo
     for after in said[1:]:
-        assert after.startswith("RunError: a step before this one was aborted by RuntimeError")
+        assert after.startswith("RunError: an earlier step was aborted by RuntimeError")
         assert "start the processes again" in after

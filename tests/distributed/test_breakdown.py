@@ -194,7 +194,7 @@ FAILURES = {
     "forward": (
         ["--dataset", "breaking:rows", "--own-samples"],
         1,
-        "rank 1: RuntimeError: indices of rows/embedding: a number lies outside of the 8 that there are, 0 to 7 (at",
+        "rank 1: RuntimeError: indices of rows/embedding: an index is not in 0 to 7 (at",
     ),
     "backward": ([], 1, "rank 1: ArithmeticError: a gradient is broken (at"),
     "worker": (
@@ -202,9 +202,9 @@ FAILURES = {
         1,
         "rank 1: Caught ValueError in DataLoader worker process 0: ValueError: sample 9 is broken",
     ),
-    "exit": ([], 1, "rank 1 ended before its work was done"),
+    "exit": ([], 1, "rank 1 exited before its work was done"),
     "larger": ([], 2, "parameter 'rows.weight' is float32 9x4, the plan has float32 8x4"),
-    "short": (["--dataset", "breaking:rows"], 2, "the 3 samples of Rows make no global batch: the plan takes 4"),
+    "short": (["--dataset", "breaking:rows"], 2, "the 3 samples of Rows are less than a global batch of 4"),
     "stream": (["--dataset", "breaking:stream"], 2, "Stream gave no batch in epoch 0"),
 }
 REFUSED = ("larger", "short", "stream")
@@ -257,7 +257,7 @@ def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path)
     os.kill(found["1"], signal.SIGKILL)
     code, err = ended(run, folder, case, GONE)
     assert code == 1
-    assert err.startswith("plan: rank 1 was ended by SIGKILL")
+    assert err.startswith("plan: rank 1 was killed by SIGKILL")
     assert len(err.splitlines()) == 1
 
 
@@ -307,7 +307,7 @@ def test_ranks_of_a_launcher_ask_each_other(folder: Path) -> None:
             place = rf"rank {1 - victim} waits for \w+ among ranks 0, 1: .*(of micro-batch [01]|the optimizer)"
             assert re.search(r"error: no progress in 20 s \(--timeout\) at step \d+: ", err), err
             assert re.search(place, err), err
-            missing = "nothing is known of the others" if victim == 0 else "rank 1 does not answer; "
+            missing = "the other ranks could not be asked" if victim == 0 else "rank 1 does not answer; "
             assert missing in err
     assert [left_at_last(folder, f"launched{victim}") for victim in range(2)] == [[], []]
 

@@ -66,7 +66,7 @@ def test_a_gradient_that_one_rank_computes_otherwise_is_named(pool) -> None:
 def test_an_operator_that_gives_something_else_when_computed_again_is_named(pool) -> None:
     message = same(pool.run("tasks_checking", "not_deterministic"))
     assert "gelu' (" in message, message
-    assert "where its block is computed again" in message, message
+    assert "when its block is recomputed" in message, message
 
 
 @pytest.mark.exhaustive

@@ -41,7 +41,7 @@ def test_rolling_back_is_asked_for_once_on_every_rank(pool) -> None:
 @pytest.mark.thorough
 def test_many_in_a_row_end_the_run(pool) -> None:
     for message, number in pool.run("tasks_checking", "too_many", 3):
-        assert (message, number) == ("step 1: 3 batches in a row made no step, the last as the loss is nan", 3)
+        assert (message, number) == ("step 1: 3 batches in a row made no update, the last because the loss is nan", 3)
 
 
 @pytest.mark.thorough

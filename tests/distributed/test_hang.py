@@ -18,7 +18,7 @@ CASES = {
     ),
     "pipeline": (PIPELINE, 2, r"rank 0 waits for recv from rank 2: '\S+', backward of micro-batch 0 in stage 0"),
     "forward": (MEGATRON, 3, f"rank 2 waits for all_reduce among ranks 2, 3: {OPERAND}, forward of micro-batch 0"),
-    "optimizer": (MEGATRON, 3, "rank 1 waits for all_reduce among ranks 1, 3: the sums of gradients, the optimizer"),
+    "optimizer": (MEGATRON, 3, "rank 1 waits for all_reduce among ranks 1, 3: the gradient reduction, the optimizer"),
 }
 USUAL = 2
 

@@ -59,7 +59,7 @@ def test_too_many_in_a_row_end_the_run(pool) -> None:
     batches = {number: NAN if number in (4, 5, 7) else 0.0 for number in range(1, 12)}
     for found, said, _ in pool.run("tasks_rollback", "run", batches, PLANS["split"], settings):
         assert [back for _, _, back in found] == [None, None, None, 2, 2, None]
-        assert said.startswith("NonFiniteError: step 4: the loss is nan; after 2 rollbacks no step beyond 3 was made")
+        assert said.startswith("NonFiniteError: step 4: the loss is nan; 2 rollbacks made no progress beyond step 3")
         assert "--resume" in said
 
 

@@ -109,7 +109,7 @@ def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_
     assert then.exit_code == 0, then.output
     notices = [str(event["text"]) for event in events("notice", then.stdout)]
     assert f"was locked by process {first.process.pid} on " in notices[0]
-    (went_on,) = [note for note in notices if note.startswith("going on from state replicas in memory, step ")]
+    (went_on,) = [note for note in notices if note.startswith("resuming from state replicas in memory, step ")]
     assert min(steps(then.stdout)) == int(went_on.rpartition(" ")[2]) + 1 >= last
     assert list(memory.iterdir()) == []
     assert not (folder / "lock").exists()

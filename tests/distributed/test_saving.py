@@ -191,13 +191,13 @@ def test_what_cannot_be_resumed_is_said(interrupted: tuple[Path, tuple[str, ...]
     assert len(_losses(_plan(folder, *saving, "--no-check", "--steps", "5"))) == 2
     again = _plan(folder, *RUN, "--steps", "5", "--resume", "runs/a")
     assert again.exit_code == 2
-    assert "is of step 5, and --steps 5 counts those before it too; give --steps 6 or more" in again.stderr
+    assert "is of step 5, and --steps 5 counts from the start of training; give --steps 6 or more" in again.stderr
     over = _plan(folder, *saving, "--no-check", "--steps", "5")
     assert (over.exit_code, over.stdout) == (0, "")
-    assert "nothing is left to do: runs/a/step-000005 is of step 5, the last one of --steps" in over.stderr
+    assert "nothing is left to do: runs/a/step-000005 is of step 5, the last step of --steps" in over.stderr
     forgotten = _plan(folder, "run", "two.json", "--seed", "3", "--steps", "6", "--resume", "runs/a", "--no-check")
     assert forgotten.exit_code == 2
-    assert "was trained on a dataset, and synthetic data would follow; give its --dataset" in forgotten.stderr
+    assert "was trained on a dataset and would continue on synthetic data; give its --dataset" in forgotten.stderr
     with open(folder / "runs/a/step-000005/rank-00001.safetensors", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)[0]

@@ -30,7 +30,9 @@ def audit(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     model: ExecutedModel = None,
     hardware: Hardware = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Every operator's row, as one object on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with the rows of all operators.")
+    ] = False,
 ) -> None:
     """Run one rank of every stage on fake tensors, and compare it with the prediction.
 
@@ -69,7 +71,7 @@ def _print(stage: "StageAudit") -> None:
     from planner.report.console import PlainConsole, styled
 
     console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(styled((f"\nStage {stage.stage}", "bold"), f", by its rank {stage.rank}"))
+    console.print(styled((f"\nStage {stage.stage}", "bold"), f", checked on rank {stage.rank}"))
     console.print(_collectives(stage))
     console.print(_products(stage))
     console.print(_memory(stage))
@@ -89,7 +91,7 @@ def _collectives(stage: "StageAudit") -> "Table":
             total[place] += count
             total[place + 2] += count * row.nbytes
     table = table_of(
-        "Collectives of a step", "pass", "kind", "along", "predicted", "emitted", "bytes predicted", "emitted"
+        "Collectives of a step", "pass", "kind", "axis", "predicted", "runtime", "predicted bytes", "runtime bytes"
     )
     for (phase, kind, axis), (predicted, emitted, nbytes, sent) in sums.items():
         counts = (f"{predicted:,.0f}", f"{emitted:,.0f}", bytes_text(nbytes), bytes_text(sent))
@@ -104,7 +106,7 @@ def _products(stage: "StageAudit") -> "Table":
     for row in stage.products:
         sums[row.phase][0] += row.predicted
         sums[row.phase][1] += row.emitted
-    table = table_of("Products", "pass", "TFLOP predicted", "emitted")
+    table = table_of("FLOPs of a step", "pass", "predicted TFLOP", "runtime TFLOP")
     for phase, (predicted, emitted) in sums.items():
         table.add_row(phase, f"{predicted / _TERA:,.3f}", f"{emitted / _TERA:,.3f}")
     return table
@@ -114,11 +116,11 @@ def _memory(stage: "StageAudit") -> "Table":
     from planner.report.table import table_of
     from planner.report.units import bytes_text
 
-    table = table_of("Live memory when most lives", "", "predicted", "emitted")
+    table = table_of("Live memory at its peak", "", "predicted", "runtime")
     for name, nbytes in stage.predicted_live.items():
         table.add_row(name, bytes_text(nbytes), bytes_text(stage.live[name]))
-    table.add_row("all", bytes_text(stage.predicted_peak), bytes_text(stage.peak))
-    table.add_row("stated by the plan, with the allocator's", bytes_text(stage.stated), "")
+    table.add_row("total", bytes_text(stage.predicted_peak), bytes_text(stage.peak))
+    table.add_row("predicted peak with allocator slack", bytes_text(stage.stated), "")
     return table
 
 
@@ -129,11 +131,11 @@ def _print_differences(console: "PlainConsole", stage: "StageAudit") -> None:
     for row in unequal[:_NAMED]:
         console.print(styled(("differs", "red"), f": {_difference(row)}"), soft_wrap=True)
     if len(unequal) > _NAMED:
-        console.print(f"and {len(unequal) - _NAMED} more; --json has all")
+        console.print(f"and {len(unequal) - _NAMED} more; --json lists all")
     if not stage.memory_agrees:
         share = stage.peak / stage.predicted_peak - 1
-        bound = "" if stage.peak <= stage.stated else ", which is more than the plan states"
-        words = f": live memory is {share:+.1%} of what is predicted{bound}"
+        bound = "" if stage.peak <= stage.stated else ", and above the predicted peak with allocator slack"
+        words = f": live memory is {share:+.1%} off the prediction{bound}"
         console.print(styled(("differs", "red"), words), soft_wrap=True)
 
 
@@ -145,9 +147,9 @@ def _difference(row: "Collectives | Products") -> str:
         away = "to or from the host" if row.kind == HOST_LINK else "between stages"
         axis = away if row.axis is None else f"along axis{row.axis}"
         return (
-            f"{where}: {row.kind} of {row.nbytes:,.0f} bytes {axis}: predicted {row.predicted}, emitted {row.emitted}"
+            f"{where}: {row.kind} of {row.nbytes:,.0f} bytes {axis}: predicted {row.predicted}, runtime {row.emitted}"
         )
-    return f"{where}: predicted {row.predicted:,.0f} floating point operations, emitted {row.emitted:,.0f}"
+    return f"{where}: predicted {row.predicted:,.0f} floating point operations, runtime {row.emitted:,.0f}"
 
 
 def _print_verdict(found: "list[StageAudit]") -> None:
@@ -156,9 +158,9 @@ def _print_verdict(found: "list[StageAudit]") -> None:
     worst = max(found, key=lambda stage: abs(stage.peak / stage.predicted_peak - 1))
     share = worst.peak / worst.predicted_peak - 1
     if all(stage.agrees for stage in found):
-        say(f"\nThe runtime does what the plan says: {rows} rows equal, live memory within {abs(share):.2%}")
+        say(f"\nThe runtime agrees with the plan: {rows} rows equal, live memory within {abs(share):.2%}")
     else:
-        say(f"\nThe runtime DIFFERS from the plan: {wrong} of {rows} rows, live memory by {share:+.2%} at most")
+        say(f"\nThe runtime DIFFERS from the plan: {wrong} of {rows} rows; live memory off by {share:+.2%} at most")
 
 
 def _content(found: "list[StageAudit]", agrees: bool) -> Mapping[str, Any]:

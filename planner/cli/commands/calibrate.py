@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from costmodels.fit_machine import FittedMachine
     from hardware_profiles import Measurements
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the profile; --hardware takes it.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the profile, a file for --hardware.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 PROFILE = Path("calibrated.toml")
 SCHEMA_VERSION = 1  # of the objects that `plan calibrate --json` and `plan fit --json` print
@@ -65,16 +65,16 @@ def calibrate(
 def fit(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Measured times, as plan calibrate writes them, or runs, as plan run --measure does."),
+        typer.Argument(help="Measured times from plan calibrate, or records from plan run --measure."),
     ],
     output: Output = PROFILE,
     hardware: Annotated[
-        str | None, typer.Option(metavar="PROFILE", help="Of runs: the profile to correct, where it is a file.")
+        str | None, typer.Option(metavar="PROFILE", help="With records: the file of the profile to correct.")
     ] = None,
     clock: ByClock = "wall",
     as_json: AsJson = False,
 ) -> None:
-    """Fit a hardware profile to measured times, without measuring again; or correct one by measured runs of plans.
+    """Fit a hardware profile to measured times, or correct a profile with measured runs of plans.
 
     plan fit laptop.measurements.json -o laptop.toml
     plan fit tiny.run.json other.run.json -o mine.toml
@@ -91,8 +91,8 @@ def fit(
             return
         if len(files) > 1 or hardware is not None or clock != "wall":
             raise RequestError(
-                f"{others[0]}: it is no measured run; several files, --hardware and --clock are for runs, as plan run"
-                " --measure writes them"
+                f"{others[0]}: not a measured run; several files, --hardware and --clock are for records that plan run"
+                " --measure writes"
             )
         _fit(load_measurements(files[0]), files[0], output, as_json)
 

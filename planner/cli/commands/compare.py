@@ -36,7 +36,7 @@ ByClock = Annotated[
     str,
     typer.Option(
         metavar="wall|cpu",
-        help="Seconds of the clock or of the CPU. The latter, for what processes compute, on machines in use.",
+        help="Wall time, or CPU time for computation. CPU time suits machines that other jobs use too.",
     ),
 ]
 
@@ -44,23 +44,23 @@ ByClock = Annotated[
 def clock_of(word: str) -> "Clock":
     """A clock by its name. Raises RequestError."""
     if word not in ("wall", "cpu"):
-        raise RequestError(f"--clock '{word}': it is wall or cpu")
+        raise RequestError(f"--clock '{word}': give wall or cpu")
     return "cpu" if word == "cpu" else "wall"
 
 
 def compare(
     plan_file: Annotated[
-        Path | None, typer.Argument(help="A plan file, to compare with what was measured, or for --engines.")
+        Path | None, typer.Argument(help="Plan file to compare with a measurement, or for --engines.")
     ] = None,
     measured: Annotated[
-        Path | None, typer.Argument(help="What plan run PLAN --measure FILE has recorded of it.")
+        Path | None, typer.Argument(help="Record of the plan, written by plan run PLAN --measure FILE.")
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="The log of another engine that has run it, instead.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Log of another engine that ran the plan.")] = None,
     engine: Annotated[
-        str | None, typer.Option("--from", metavar="ENGINE", help="Of --log: megatron, nemo or torchtitan.")
+        str | None, typer.Option("--from", metavar="ENGINE", help="Engine of --log: megatron, nemo or torchtitan.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="A trace of torch.profiler (JSON, also gzip) of a run of it, instead.")
+        Path | None, typer.Option(help="Trace of torch.profiler of a run of the plan (JSON, or gzip).")
     ] = None,
     clock: ByClock = "wall",
     model: Annotated[
@@ -94,17 +94,19 @@ def compare(
     restart_time: RestartTime = 0.0,
     engines: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="The best plan of each of these engines, for one job.", rich_help_panel=JOB),
+        typer.Option(
+            metavar="NAMES", help="Search the best plan of each of these engines, for one job.", rich_help_panel=JOB
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Compare hardware, numbers of devices, software and models; or a plan with what was measured of it.
+    """Compare hardware, numbers of devices, software and models; or compare a plan with a measured run.
 
-    With --model the best plan of every combination is searched: time, days, device-hours, cost, memory left, scaling,
-    and which is cheapest, which fastest; with --engines the best that each engine can be told. With a plan file the
-    prediction stands beside a measured run, term by term; terms sum to the step on both sides, so what each is off by
-    is its part of the error of the step.
+    With --model: searches the best plan of every combination, shows step time, days, device-hours, cost, memory left
+    and scaling, and marks the fastest and the cheapest. With --engines: searches the best plan that each engine can
+    run. With a plan file: compares the prediction with a measured run, part by part. The parts sum to the step on both
+    sides, so their errors sum to the error of the step.
 
         plan compare --model llama70b --devices 64 --hardware h100,b200 --tokens 15T --price 4
         plan compare --model llama8b --devices 32,64,128 --tokens 1T --failures 5e-4 --checkpoint-time 60
@@ -120,22 +122,24 @@ def compare(
         if engines is not None:
             if money:
                 raise RequestError(
-                    "--engines compares one job: --model, --devices, --hardware, --global-batch, --seq-len,"
-                    " --per-replica"
+                    "--engines compares engines for one job; give only --model, --devices, --hardware, --global-batch,"
+                    " --seq-len and --per-replica with it"
                 )
             job = _job(model, devices, hardware, global_batch, seq_len, per_replica, as_json)
             _compare_engines(plan_file, engines, job)
             return
         if plan_file is None:
             if model is None:
-                raise RequestError("missing a plan file with what was measured, or --model NAME with --devices")
+                raise RequestError("give a plan file and a measurement, or --model NAME and --devices N")
             compared(
                 model, hardware or DEFAULT_HARDWARE, devices, software, tokens, price, failures, checkpoint_time,
                 restart_time, seq_len, global_batch, per_replica or (), as_json=as_json, as_csv=as_csv,
             )  # fmt: skip
             return
         if money or any(one is not None for one in (seq_len, global_batch, per_replica)):
-            raise RequestError(f"{plan_file}: with a plan file give what was measured; --model compares without one")
+            raise RequestError(
+                f"{plan_file}: with a plan file give only a measurement; --model searches plans, without a file"
+            )
         compare_measured(
             plan_file, record=measured, log=log, engine=engine, trace=trace, clock=clock_of(clock),
             hardware=hardware_of(hardware), as_json=as_json,
@@ -167,12 +171,11 @@ def _compare_engines(plan_file: Path | None, engines: str, job: Options) -> None
     from planner.cli.commands.compare_engines import compared, show
 
     if (plan_file is None) == (job.model is None):
-        raise RequestError("--engines: give a plan file, or --model and --devices; one of the two")
+        raise RequestError("--engines: give either a plan file, or --model and --devices")
     more = (job.devices, job.global_batch, job.seq_len, job.per_replica)
     if plan_file is not None and any(one is not None for one in more):
         raise RequestError(
-            f"{plan_file}: engines are compared for its training; leave out --devices, --global-batch, --seq-len and"
-            " --per-replica"
+            f"{plan_file}: the plan decides the job; leave out --devices, --global-batch, --seq-len and --per-replica"
         )
     _, rows = compared(plan_file, engines, job)
     if job.as_json:

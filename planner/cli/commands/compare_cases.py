@@ -32,7 +32,7 @@ Tokens = Annotated[str | None, typer.Option(metavar="N", help="Tokens of the who
 Price = Annotated[
     str | None,
     typer.Option(
-        metavar="PRICES", help="Money per device-hour: 2.5, or h100=2.5,b200=5. In whatever currency.",
+        metavar="PRICES", help="Price per device-hour: 2.5, or h100=2.5,b200=5. In any currency.",
         rich_help_panel=MONEY,
     ),
 ]  # fmt: skip
@@ -44,10 +44,12 @@ Failures = Annotated[
     ),
 ]  # fmt: skip
 CheckpointTime = Annotated[
-    float, typer.Option(metavar="SECONDS", help="That a checkpoint stops the run.", min=0, rich_help_panel=MONEY)
+    float,
+    typer.Option(metavar="SECONDS", help="Time that the run stops for a checkpoint.", min=0, rich_help_panel=MONEY),
 ]
 RestartTime = Annotated[
-    float, typer.Option(metavar="SECONDS", help="From a failure until training goes on.", min=0, rich_help_panel=MONEY)
+    float,
+    typer.Option(metavar="SECONDS", help="Time from a failure until training continues.", min=0, rich_help_panel=MONEY),
 ]
 SeqLen = Annotated[
     int | None, count(JOB, "--seq-len", "Sequence length in tokens, as in 32k (default: the model's own).", 2**31)
@@ -63,7 +65,14 @@ GlobalBatch = Annotated[
 ]
 PerReplica = Annotated[
     list[str] | None,
-    word(JOB, "PATTERN", "Operators of each replica alone, as for plan search.", "", "--per-replica", "--cross-batch"),
+    word(
+        JOB,
+        "PATTERN",
+        "Operators that each replica computes alone, as for plan search.",
+        "",
+        "--per-replica",
+        "--cross-batch",
+    ),
 ]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
 
@@ -125,7 +134,7 @@ def compared(
 
 def capacity(
     model: Annotated[str, typer.Option(metavar="NAME", help="The model.", callback=model_of, rich_help_panel=JOB)],
-    days: Annotated[float, typer.Option(metavar="X", help="Days that there are.", rich_help_panel=JOB)],
+    days: Annotated[float, typer.Option(metavar="X", help="Days available for training.", rich_help_panel=JOB)],
     tokens: Annotated[
         str, typer.Option(metavar="N", help="Tokens of the whole training, as in 15T or 300B.", rich_help_panel=JOB)
     ],
@@ -143,7 +152,7 @@ def capacity(
 ) -> None:
     """Say how many devices train a model on N tokens in X days, searching a plan for each number of devices.
 
-    Whole nodes are looked at, 2^k and 3 x 2^k of them, by bisection. Exit code 3 if none is enough.
+    Tries 2^k and 3 x 2^k whole nodes, by bisection. Exit code 3 if none is enough.
 
         plan capacity --model llama8b --hardware h100 --days 30 --tokens 1T
         plan capacity --model llama70b --hardware b200 --days 60 --tokens 15T --price 5 --failures 5e-4
@@ -208,7 +217,7 @@ def _machines(text: str) -> list[str]:
 
 def _one_form(as_json: bool, as_csv: bool) -> None:
     if as_json and as_csv:
-        raise RequestError("--json and --csv are two forms of one answer; give one of them")
+        raise RequestError("--json and --csv: give one of them")
 
 
 def _phase(case: "Case") -> str:
@@ -295,8 +304,8 @@ def _cells(one: "Outcome", fastest: "Outcome | None", cheapest: "Outcome | None"
         "hardware": one.case.hardware,
         "software": one.case.software,
         "devices": f"{one.case.devices:,}",
-        "step": _middle(one.step, seconds_text),
-        "interval": _spread(one.step),
+        "step time": _middle(one.step, seconds_text),
+        "80% interval": _spread(one.step),
         "tokens/s": "" if speed is None else f"{speed:,.0f}",
         "MFU": "" if plan is None else percent_text(plan.prediction.model_flops_utilisation),
         "days": _middle(one.days, _number),
@@ -304,7 +313,7 @@ def _cells(one: "Outcome", fastest: "Outcome | None", cheapest: "Outcome | None"
         "cost": _middle(one.cost, _number),
         "memory left": "" if left is None else bytes_text(left),
         "scaling": "" if share is None else percent_text(share),
-        "": ", ".join(best) if plan is not None else "none",
+        "": ", ".join(best) if plan is not None else "no plan",
     }
 
 
@@ -331,30 +340,29 @@ def _number(value: float) -> str:
 def _remark(found: "CaseComparison", failures: float) -> None:
     console = console_of()
     if any(one.days for one in found.outcomes):
-        of = "with failures, at the best interval of checkpoints (Daly 2006)" if failures else "without failures"
+        of = "include failures, with the best checkpoint interval (Daly 2006)" if failures else "assume no failures"
         console.print(
-            f"Days are {of}. Four of five measured steps should lie in the interval; days, device-hours and cost go"
-            " with it.",
+            f"Days {of}. The 80% interval is that of the step time; days, device-hours and cost scale with it.",
             soft_wrap=True,
         )
     if any(one.efficiency is not None for one in found.outcomes):
-        console.print("Scaling is tokens/s per device over that of the fewest devices.", soft_wrap=True)
+        console.print("Scaling: tokens/s per device, relative to the fewest devices.", soft_wrap=True)
     if found.stopped:
-        console.print(f"{SAID}: cases that were not looked at by then are missing.", soft_wrap=True)
+        console.print(f"{SAID}: cases that were not searched by then are missing.", soft_wrap=True)
 
 
 def _print_capacity(found: "Capacity", stopped: bool) -> None:
     _print_cases(found.looked_at)
     console, answer = console_of(), found.answer
     if stopped:
-        console.print(f"{SAID}: {'more devices may do it' if answer is None else 'fewer devices may do'}.")
+        console.print(f"{SAID}: {'more devices may be enough' if answer is None else 'fewer devices may be enough'}.")
     if answer is None:
         most = found.looked_at[-1].case.devices
-        console.print(f"None of these is enough for {found.days:g} days; the most looked at is {most:,} devices.")
+        console.print(f"None of these is enough for {found.days:g} days; the largest tried is {most:,} devices.")
     else:
         assert answer.days is not None
         console.print(
-            f"{answer.case.devices:,} x {answer.case.hardware} train it in {_number(answer.days[0])} of {found.days:g}"
-            f" days; {_number(answer.days[2])} at the slow end of the interval.",
+            f"{answer.case.devices:,} x {answer.case.hardware} train it in {_number(answer.days[0])} days of"
+            f" {found.days:g}; {_number(answer.days[2])} days at the slow end of the 80% interval.",
             soft_wrap=True,
         )

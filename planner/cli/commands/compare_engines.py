@@ -67,7 +67,7 @@ def spaces_of(text: str) -> "tuple[EngineSpace, ...]":
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise RequestError("--engines: write names of engines, as in megatron,torchtitan,torch")
+        raise RequestError("--engines: give names of engines, as in megatron,torchtitan,torch")
     try:
         return tuple(space_named(name) for name in dict.fromkeys(names))
     except RequestError as error:
@@ -139,13 +139,13 @@ def show(rows: Sequence[Row]) -> None:
     from planner.report.units import bytes_text, seconds_text
 
     console = console_of()
-    table = table_of("", "engine", "stack", "step", "", "memory", "gap", *_TOLD)
+    table = table_of("", "engine", "stack", "step time", "", "peak memory", "gap", *_TOLD)
     for column in table.columns[2:6]:
         column.justify = "right"
     free = rows[0].result
     for row in rows:
         if row.result is None:
-            table.add_row(row.name, row.software, "none", *[""] * (len(_TOLD) + 3))
+            table.add_row(row.name, row.software, "no plan", *[""] * (len(_TOLD) + 3))
             continue
         prediction = row.result.plan.prediction
         more = ""

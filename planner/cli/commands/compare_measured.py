@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1  # of the object that `plan compare PLAN --json` prints
 
+_NAMES = {
+    "transfer": "stage transfer and pipeline bubble",
+    "update": "optimizer",
+    "reduction": "gradient reduction and weight gathering",
+    "waiting": "waiting for slower ranks",
+    "rest": "other",
+}
+"""Terms of a record that the terminal names as in the report of a plan."""
+
+_IN_TRACES = {
+    **_NAMES,
+    "computation": "forward and backward",
+    "communication": "communication (with gradient reduction and weight gathering)",
+}
+"""The same of a trace, whose terms are coarser."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
@@ -56,7 +72,7 @@ def compare_measured(
     plan = load_plan(plan_file)
     if sum(one is not None for one in (record, log, trace)) != 1 or (log is None) != (engine is None):
         raise RequestError(
-            "give one of these beside the plan: a record of plan run --measure, --log FILE --from ENGINE, or --trace"
+            "give the plan and one measurement: a record of plan run --measure, --log FILE --from ENGINE, or --trace"
             " FILE"
         )
     if clock != "wall" and record is None:
@@ -98,9 +114,8 @@ def _recorded_steps(run: "MeasuredRun") -> str:
 
     ends = (seconds_text(seconds) for seconds in (min(run.step_seconds), max(run.step_seconds)))
     return (
-        f"Measured is the mean of {len(middle_half(run.step_seconds))} of {len(run.step_seconds)} steps, those in the"
-        f" middle by their times. All took {' to '.join(ends)}, {seconds_text(statistics.median(run.step_seconds))} in"
-        " the median."
+        f"Measured: mean of {len(middle_half(run.step_seconds))} of {len(run.step_seconds)} steps, the middle half by"
+        f" step time. All steps: {' to '.join(ends)}, median {seconds_text(statistics.median(run.step_seconds))}."
     )
 
 
@@ -120,7 +135,7 @@ def _traced(plan_file: Path, plan: "Plan", trace: Path, hardware: str | None) ->
         classes=class_times(_predicted_classes(plan_file, plan, hardware), seconds, calls),
         collectives=run.collectives,
         steps=run.steps,
-        steps_words=f"Measured is the mean of {run.steps} step{'s' if run.steps > 1 else ''} of the trace.",
+        steps_words=f"Measured: mean of {run.steps} step{'s' if run.steps > 1 else ''} of the trace.",
     )
 
 
@@ -147,8 +162,8 @@ def _machine(plan: "Plan", hardware: str | None) -> "Machine":
     machine = machine_of(plan.cluster, hardware)
     if hardware is not None and (machine.name, machine.digest()) != (plan.cluster.profile, plan.cluster.digest):
         raise RequestError(
-            f"--hardware {hardware} is not the profile that the plan was made for, '{plan.cluster.profile}' as it was"
-            f" then; give that one, or compare what plan replan PLAN --hardware {hardware} -o FILE writes"
+            f"--hardware {hardware} differs from the profile of the plan, '{plan.cluster.profile}' as it was when the"
+            f" plan was made; give that profile, or run plan replan PLAN --hardware {hardware} -o FILE and compare FILE"
         )
     return machine
 
@@ -191,12 +206,12 @@ def _logged_steps(run: "LoggedRun") -> str:
     count = len(run.step_seconds)
     steps = f"{count} step{'s' if count > 1 else ''} of the log"
     if not run.warm:
-        found = f"Measured is the median of {steps}, the first after the start, which take longer: log more steps."
+        found = f"Measured: median of {steps}, the first ones after the start, which take longer: log more steps."
     elif run.starts > 1:
-        found = f"Measured is the median of {steps}, without the first {WARM_UP} after each of {run.starts} starts."
+        found = f"Measured: median of {steps}, without the first {WARM_UP} after each of {run.starts} starts."
     else:
-        found = f"Measured is the median of {steps}, without the first {WARM_UP}."
-    return f"{found} Left out are {run.others} lines of runs unlike the plan." if run.others else found
+        found = f"Measured: median of {steps}, without the first {WARM_UP}."
+    return f"{found} Left out: {run.others} lines of runs that differ from the plan." if run.others else found
 
 
 def content(shown: Found) -> dict[str, Any]:
@@ -225,50 +240,54 @@ def content(shown: Found) -> dict[str, Any]:
 
 
 def _show(shown: Found) -> None:
+    from planner.plan.compare.measured import COUNTS, WRONG
     from planner.report.table import table_of
-    from planner.report.units import bytes_text, percent_text, seconds_text
+    from planner.report.units import bytes_text, seconds_text
 
     console, found, flops = console_of(), shown.compared, shown.flops
-    table = table_of("", "term", "predicted", "measured", "off by", "of the step", "")
+    names = _IN_TRACES if any(one.name == "computation" for one in found.terms) else _NAMES
+    limits = f"{WRONG:.0%} of the part and {COUNTS:.0%} of the step"
+    table = table_of("", "time", "predicted", "measured", "error", "error / step", "")
     for column in table.columns[1:5]:
         column.justify = "right"
     for one in found.terms:
-        table.add_row(*_cells(one, seconds_text))
+        table.add_row(names.get(one.name, one.name), *_cells(one, seconds_text))
     error = f"{found.error:+.1%}"
-    table.add_row("step", seconds_text(found.predicted_seconds), seconds_text(found.measured_seconds), error, error, "")
+    table.add_row(
+        "step time", seconds_text(found.predicted_seconds), seconds_text(found.measured_seconds), error, error, ""
+    )
     console.print(table)
-    memory = table_of("", "memory", "predicted", "measured", "off by", "of these", "")
+    memory = table_of("", "memory", "predicted", "measured", "error", "error / sum", "")
     for column in memory.columns[1:5]:
         column.justify = "right"
     for one in found.memory:
-        memory.add_row(*_cells(one, bytes_text))
+        memory.add_row(one.name, *_cells(one, bytes_text))
     if found.measured_peak_bytes is not None:
         off = f"{found.predicted_peak_bytes / found.measured_peak_bytes - 1:+.1%}"
         peaks = bytes_text(found.predicted_peak_bytes), bytes_text(found.measured_peak_bytes)
-        memory.add_row("peak", *peaks, off, "", "")
+        memory.add_row("peak memory", *peaks, off, "", "")
     if memory.row_count:
         console.print(memory)
-        console.print(f"The measured peak counts what is {found.peak_kind}.", soft_wrap=True)
+        console.print(f"Measured peak memory: {found.peak_kind}.", soft_wrap=True)
     if flops is not None:
-        console.print(f"TFLOP/s of a device: {flops[0]:.1f} predicted, of the model alone; {flops[1]:.1f} by the log.")
+        console.print(f"TFLOP/s per device: {flops[0]:.1f} predicted (model FLOPs), {flops[1]:.1f} in the log.")
     _show_classes(shown.classes)
     _show_collectives(shown.collectives)
     console.print(shown.steps_words, soft_wrap=True)
     if found.low_seconds is not None and found.high_seconds is not None:
         ends = f"{seconds_text(found.low_seconds)} to {seconds_text(found.high_seconds)}"
-        console.print(f"The interval, {ends}, {'held' if found.inside else 'did NOT hold'}.")
+        console.print(f"The measured step is {'inside' if found.inside else 'OUTSIDE'} the 80% interval, {ends}.")
     if found.wrong:
-        parts = ", ".join(f"{one.name} {one.share:+.1%}" for one in found.wrong)
-        console.print(f"Wrong, with what of the step each is off by: {parts}.", soft_wrap=True)
+        parts = "; ".join(f"{names.get(one.name, one.name)} {one.share:+.1%}" for one in found.wrong)
+        console.print(f"Errors above {limits}, as a share of the step: {parts}.", soft_wrap=True)
     elif found.terms:
-        console.print(f"No term is off by more than a tenth of itself and {percent_text(0.02)} of the step.")
+        console.print(f"No error is above {limits}.", soft_wrap=True)
 
 
 def _cells(one: "Term", text: Any) -> tuple[str, ...]:
     off = f"{one.predicted / one.measured - 1:+.1%}" if one.measured else "-"
     sign = "-" if one.measured < 0 else ""
     return (
-        one.name,
         text(one.predicted),
         f"{sign}{text(abs(one.measured))}",
         off,
@@ -284,7 +303,7 @@ def _show_classes(classes: "Sequence[ClassTime]") -> None:
     if not classes:
         return
     counted = any(one.calls is not None for one in classes)
-    table = table_of("", "class of operators", "predicted", "measured", *(("kernels",) if counted else ()))
+    table = table_of("", "operator class", "predicted", "measured", *(("kernels",) if counted else ()))
     for column in table.columns[1:]:
         column.justify = "right"
     for one in classes:
@@ -299,7 +318,7 @@ def _show_collectives(collectives: "Sequence[TracedClass]") -> None:
 
     if not collectives:
         return
-    table = table_of("", "collective", "calls", "measured", "not covered")
+    table = table_of("", "collective", "calls", "measured", "exposed")
     for column in table.columns[1:]:
         column.justify = "right"
     for one in collectives:

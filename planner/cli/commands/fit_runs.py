@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1  # of the object that `plan fit RUN... --json` prints
 
+_NAMES = {"update": "optimizer", "messages": "communication"}
+"""Factors that the terminal names as in the report of a plan."""
+
 
 def is_run(path: Path) -> bool:
     """Whether a file says that it is a measured run. A file that cannot be read is none, and its reader says why."""
@@ -49,9 +52,9 @@ def fit_runs(files: list[Path], output: Path, hardware: str | None, clock: "Cloc
         }
         write_json("plan fit RUN", content)
         return
-    say(f"{'correction':<12}{'times as fast':>15}{'runs':>6}   between")
+    say(f"{'part':<16}{'times as fast':>15}{'runs':>6}   range")
     for one in factors:
         value = "-" if one.value is None else f"{one.value:.3g}"
-        between = "" if one.runs < 2 else f"   {one.low:.3g} and {one.high:.3g}"
-        say(f"{one.name:<12}{value:>15}{one.runs:>6}{between}")
+        ends = "" if one.runs < 2 else f"   {one.low:.3g} to {one.high:.3g}"
+        say(f"{_NAMES.get(one.name, one.name):<16}{value:>15}{one.runs:>6}{ends}")
     say(f"profile: {output} ({profile}, corrected)")

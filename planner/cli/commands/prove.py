@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from runtime.proving.differences import Differences
     from runtime.proving.prove import Proof
 
+_COMPARED = {"loss": "losses", "gradient": "gradients", "change": "weight updates", "buffer": "buffers"}
+"""What is compared with the unsharded model, as the terminal names it."""
+
 _NAMED = 8
 """Decisions of a kind that are named where no small plan has them; the others are counted."""
 
@@ -31,16 +34,16 @@ def prove(
     hardware: Hardware = None,
     small: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A small model with the same layers, where a factory builds the large one."),
+        typer.Option(metavar="NAME", help="A small model with the same layers, if a factory builds the large one."),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes to run, at most.")] = PROCESSES,
+    processes: Annotated[int, typer.Option(min=1, help="Maximum number of processes.")] = PROCESSES,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Prove a plan at small scale: the same decisions, run on this machine against the unsharded model.
 
     Makes the smallest model and mesh with every strategy, redistribution, collective, stored layout, recomputation and
     schedule step of the plan (fewer blocks, smaller dims, axes of 2), trains it in float64 and in the precision of the
-    plan, and says which decisions of the plan that covers and which not. Exit code 1 where anything differs.
+    plan, and lists the decisions that this proves and those that it does not. Exit code 1 if anything differs.
 
         plan prove llama70b-64.json
     """
@@ -84,7 +87,7 @@ def _print(found: "Proof") -> None:
     console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
     say(_sizes(found))
     console.print()
-    table = table_of("Decisions of the plan", "", "different", "proved", "made", "proved")
+    table = table_of("Decisions of the plan", "", "distinct", "proved", "all", "proved")
     for one in found.covered:
         counts = (one.different, one.covered, one.times, one.covered_times)
         table.add_row(one.kind, *(f"{count:,}" for count in counts))
@@ -99,10 +102,10 @@ def _sizes(found: "Proof") -> str:
     large, small = found.large, found.small[0].plan
     blocks = len(found.small[0].stands_for)
     return (
-        f"{large.model.reference} on {large.cluster.devices:,} devices, by {small.model.reference} on"
-        f" {small.cluster.devices} processes: mesh {_mesh(large.mesh.sizes)} as {_mesh(small.mesh.sizes)}, pipeline"
-        f" {large.pipeline} as {small.pipeline}, {found.blocks} blocks as {blocks}, {large.training.micro_batches}"
-        f" micro-batch{'es' * (large.training.micro_batches > 1)} as {small.training.micro_batches}"
+        f"{large.model.reference} on {large.cluster.devices:,} devices, proved with {small.model.reference} on"
+        f" {small.cluster.devices} processes: mesh {_mesh(large.mesh.sizes)} -> {_mesh(small.mesh.sizes)}, pipeline"
+        f" {large.pipeline} -> {small.pipeline}, blocks {found.blocks} -> {blocks}, micro-batches"
+        f" {large.training.micro_batches} -> {small.training.micro_batches}"
     )
 
 
@@ -113,7 +116,7 @@ def _mesh(sizes: tuple[int, ...]) -> str:
 def _table(differences: "tuple[Differences, ...]") -> Any:
     from planner.report.table import table_of
 
-    table = table_of("Differences from the unsharded model, relative", "", "losses", "gradients", "weights", "buffers")
+    table = table_of("Relative differences from the unsharded model", "", *_COMPARED.values())
     for one in differences:
         values = (one.loss, one.gradient, one.change, one.buffer)
         words = ("not compared" if value is None else f"{value:.1e}" for value in values)
@@ -126,7 +129,7 @@ def _narrow(found: "Proof") -> "list[str]":
     if not found.not_in_float64:
         return []
     ran = " and ".join(one.precision for one in found.differences)
-    return [f"not run in float64, but in {ran}, whose rounding is in the differences: {found.not_in_float64}"]
+    return [f"not run in float64: {found.not_in_float64}; the differences include the rounding of {ran}"]
 
 
 def _missing(found: "Proof") -> "list[str]":
@@ -134,7 +137,7 @@ def _missing(found: "Proof") -> "list[str]":
     for one in found.covered:
         lines += [f"not proved: {one.kind}: {what} ({times:,} times)" for what, times in one.missing[:_NAMED]]
         if len(one.missing) > _NAMED:
-            lines.append(f"and {len(one.missing) - _NAMED} more {one.kind}; --json has all")
+            lines.append(f"and {len(one.missing) - _NAMED} more {one.kind}; --json lists all")
     return lines
 
 
@@ -146,18 +149,18 @@ def _failures(found: "Proof") -> "list[str]":
             where = f" of {names[kind]}" if names.get(kind) else ""
             allowed = one.tolerances[kind]
             lines.append(
-                f"differs: {kind}{where} in {one.precision}: {getattr(one, kind):.1e}, and {allowed:.0e} may be"
+                f"differs: {_COMPARED[kind]}{where} in {one.precision}: {getattr(one, kind):.1e}, allowed {allowed:.0e}"
             )
     return lines
 
 
 def _verdict(found: "Proof") -> str:
-    beyond = "Not proved in any case: time, memory, kernels and links of the cluster, axes with more devices"
+    beyond = "Never proved: time, memory, kernels and links of the cluster, axes with more devices"
     if not found.agrees:
-        return "\nThe runtime does NOT compute what the unsharded model does"
+        return "\nThe runtime does NOT agree with the unsharded model"
     if found.complete:
-        return f"\nEvery decision of the plan computes what the unsharded model does. {beyond}"
-    return f"\nWhat was proved computes what the unsharded model does; the rest of the plan was not run. {beyond}"
+        return f"\nEvery decision of the plan agrees with the unsharded model. {beyond}"
+    return f"\nThe proved decisions agree with the unsharded model; the others were not run. {beyond}"
 
 
 def _content(found: "Proof") -> Mapping[str, Any]:

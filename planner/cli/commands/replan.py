@@ -28,14 +28,14 @@ def replan(
     hardware: Annotated[
         str,
         typer.Option(
-            metavar="PROFILE", help="The profile to plan for, as plan fit has corrected it.", callback=hardware_of
+            metavar="PROFILE", help="Profile to plan for, such as one that plan fit corrected.", callback=hardware_of
         ),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the new plan.")] = None,
     model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Search again for another profile, with nothing decided, and say what changes and what it saves.
+    """Search again for another profile, with no decision fixed, and show what changes and what it saves.
 
     plan replan tiny.json --hardware mine.toml -o better.json
     """
@@ -67,7 +67,7 @@ def replan(
             return
         _show(content)
         if output is not None:
-            say(f"plan: {output}")
+            say(f"Plan written to {output}")
         if stopped():
             say(f"{SAID}: there may be faster plans.")
 
@@ -123,12 +123,12 @@ def _show(content: dict[str, Any]) -> None:
     console = console_of()
     kept, best = content["kept"]["step_seconds"], content["best"]["step_seconds"]
     was = seconds_text(content["step_seconds_before"])
-    console.print(f"The plan as it is takes {seconds_text(kept)} a step by this profile; its file says {was}.")
+    console.print(f"With this profile the plan takes {seconds_text(kept)} a step; its file says {was}.")
     if content["saved_seconds"] <= 0:
         console.print("No faster plan was found.")
         return
     share = percent_text(content["saved_seconds"] / kept)
-    console.print(f"Another plan takes {seconds_text(best)}: {share} less. What changes:")
+    console.print(f"A faster plan takes {seconds_text(best)}, {share} less. Changes:")
     table = table_of("", "", "from", "to")
     for one in content["differences"]:
         table.add_row(one["name"], one["first"], one["second"])

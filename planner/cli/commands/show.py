@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from planner.plan.compare.verify import Verdict
     from planner.plan.plan import Plan
 
-Hardware = Annotated[
-    str | None, typer.Option(help="Profile of the plan, where it is a TOML file.", callback=hardware_of)
-]
+Hardware = Annotated[str | None, typer.Option(help="Profile of the plan, if it is a TOML file.", callback=hardware_of)]
 
 _OF_MODEL = (
-    "The model of the plan, where it is none of the zoo. It is package.module:factory or a config.json. What a"
-    " plan file names is never imported or opened; where nothing is given, its own graph is taken."
+    "Model of the plan, if it is not in the zoo. It is package.module:factory or a config.json. What a plan file names"
+    " is never imported or opened; without this option the graph in the file is used."
 )
 OfModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, callback=model_of)]
 ExecutedModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, callback=model_of)]

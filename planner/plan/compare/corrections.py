@@ -65,12 +65,12 @@ def factors_of(runs: Sequence[MeasuredRun], clock: Clock = "wall") -> tuple[Fact
     _check_alike(runs, "machine", lambda run: run.machine.name)
     for at, run in enumerate(runs):
         if run in runs[:at]:
-            raise RequestError(f"runs {runs.index(run) + 1} and {at + 1} are the same one; give each run once")
+            raise RequestError(f"runs {runs.index(run) + 1} and {at + 1} are the same; give each run once")
     factors = tuple(_factor(name, runs, clock) for name in FACTORS)
     if all(one.value is None for one in factors):
         raise RequestError(
-            "no term of these runs is longer than their steps differ by, so there is nothing to correct; measure runs"
-            " on a machine that does nothing else"
+            "the step times of these runs vary by more than any part of the step takes, so nothing can be corrected;"
+            " measure again on a machine that does nothing else"
         )
     return factors
 
@@ -81,15 +81,15 @@ def check_profile(runs: Sequence[MeasuredRun], profile: str) -> None:
     try:
         cluster = load_profile(profile)
     except UnknownProfileError as error:
-        raise RequestError(f"{error}; give --hardware the file of the profile that was measured") from error
+        raise RequestError(f"{error}; give the file of the measured profile with --hardware") from error
     for plan in (run.plan for run in runs):
         machine = compose(cluster, plan.composition) if plan.composition else cluster
         if machine.name != plan.profile or plan.profile_digest not in ("", machine.digest()):
-            other = f"'{machine.name}'" if machine.name != plan.profile else "another one of that name"
+            other = f"'{machine.name}'" if machine.name != plan.profile else "another version of it"
             raise RequestError(
-                f"the run was predicted by profile '{plan.profile}', and {profile} is {other}, of which the run says"
-                " nothing: give --hardware the profile as it was when the plan was made, or plan replan PLAN --hardware"
-                f" {profile}, and measure what that writes"
+                f"the run was predicted by profile '{plan.profile}', but {profile} is {other}; give the profile as it"
+                " was when the plan was made with --hardware, or run plan replan PLAN --hardware"
+                f" {profile} -o FILE and measure that plan"
             )
 
 
@@ -107,7 +107,9 @@ def corrections_of(runs: Sequence[MeasuredRun], factors: Sequence[Factor], clock
 def _check_alike(runs: Sequence[MeasuredRun], what: str, of: Callable[[MeasuredRun], str]) -> None:
     found = sorted({of(run) for run in runs})
     if len(found) > 1:
-        raise RequestError(f"the runs are of {len(found)} {what}s, {' and '.join(found[:2])}; fit each by itself")
+        raise RequestError(
+            f"the runs are of {len(found)} {what}s, {' and '.join(found[:2])}; fit the runs of each separately"
+        )
 
 
 def spread(run: MeasuredRun) -> float:

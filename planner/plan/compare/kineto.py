@@ -101,20 +101,20 @@ def read_trace(path: Path) -> TracedRun:
         raise RequestError(f"{path}: {error}; give what export_chrome_trace of torch.profiler wrote") from error
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
-        raise RequestError(f"{path}: it has no traceEvents; give what export_chrome_trace of torch.profiler wrote")
+        raise RequestError(f"{path}: no traceEvents; give what export_chrome_trace of torch.profiler wrote")
     complete = [event for event in events if _is_complete(event)]
     ran = _busiest(complete) or _on_cpu(complete)
     if not ran:
-        raise RequestError(f"{path}: nothing runs in it, neither kernels nor operators; profile a step")
+        raise RequestError(f"{path}: the trace has no kernels and no operators; profile a step")
     begin, end, steps = _window(complete, ran)
     inside = [one for one in ran if one.start < end and one.end > begin]
     if not inside or not end > begin:
         raise RequestError(
-            f"{path}: nothing runs in the steps that it marks; leave the schedule of the profiler longer"
+            f"{path}: the marked steps have no kernels and no operators; give the profiler's schedule more active steps"
         )
     run = _run(inside, begin, end, steps)
     if not 0 < run.step_seconds < math.inf:
-        raise RequestError(f"{path}: its steps take no time; profile a step")
+        raise RequestError(f"{path}: the steps have no duration; profile a step")
     return replace(run, ranks=_ranks(found))
 
 
@@ -136,7 +136,7 @@ def _content(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise ForeignTextError(f"cannot be read: not a whole gzip file ({error})") from error
     if len(found) > most:
-        raise ForeignTextError(f"cannot be read: it is larger than {most} bytes, the most for such a file")
+        raise ForeignTextError(f"cannot be read: larger than {most} bytes, the limit for such a file")
     return found
 
 

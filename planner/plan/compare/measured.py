@@ -122,8 +122,8 @@ def summed(prediction: Prediction) -> Prediction:
     parts = math.fsum(seconds for _, seconds in prediction.time)
     if not math.isclose(parts, prediction.step_seconds, rel_tol=_ROUNDING):
         raise RequestError(
-            f"the prediction in the plan file was edited: its parts make {parts:.6g} s, and step_seconds is"
-            f" {prediction.step_seconds:.6g}; undo the edit (plan verify says what the plan takes)"
+            f"the prediction in the plan file was edited: its parts sum to {parts:.6g} s, but step_seconds is"
+            f" {prediction.step_seconds:.6g}; undo the edit (plan verify prices the plan anew)"
         )
     return prediction
 
@@ -264,8 +264,8 @@ def check_same_plan(plan: Plan, ran: RunPlan) -> None:
         here, there = getattr(known, name), getattr(ran, name)
         if name not in _MACHINE and here != there:
             raise RequestError(
-                f"the run is of another plan: {name.replace('_', ' ')} is {_text(there)} there and {_text(here)} in the"
-                " plan; give the plan that was run"
+                f"the run is of another plan: {name.replace('_', ' ')} is {_text(there)} in the run and {_text(here)}"
+                " in the plan; give the plan that was run"
             )
     written = _choices_as_written(plan)
     for words, digest in ran.choices.items():
@@ -279,8 +279,8 @@ def check_same_plan(plan: Plan, ran: RunPlan) -> None:
         here, there = (math.fsum(one.predicted.values()) for one in (known, ran))
         if not math.isclose(here, there, rel_tol=_ROUNDING):  # an older record: another plan takes another time
             raise RequestError(
-                f"the run is of another plan: the step is predicted to take {there:.6g} s there and {here:.6g} s in the"
-                " plan; give the plan that was run"
+                f"the run is of another plan: its predicted step takes {there:.6g} s, that of the plan {here:.6g} s;"
+                " give the plan that was run"
             )
 
 

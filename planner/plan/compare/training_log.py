@@ -129,10 +129,10 @@ def read_log(path: Path, engine: str, plan: Plan) -> LoggedRun:
         raise RequestError(f"--from: {unknown_name('engine', engine, ENGINES)}")
     known, lines = _ENGINES[engine], _lines(path)
     if known.rate and plan.model.sequence_length is None:
-        raise RequestError(f"--from {engine}: it logs tokens, and the model of the plan has no sequence length")
+        raise RequestError(f"--from {engine}: it logs tokens/s, but the model of the plan has no sequence length")
     starts, others = _starts(path, known, lines, plan)
     if not starts:
-        raise RequestError(f"{path}: no line has the time of a step as {engine} writes it{_written_by(lines)}")
+        raise RequestError(f"{path}: no line has a step time as {engine} writes it{_written_by(lines)}")
     behind = [step for steps in starts for step in list(steps.values())[WARM_UP:]]
     counted = behind or [step for steps in starts for step in steps.values()]
     flops = [statistics.median(step.flops) for step in counted if step.flops]
@@ -155,7 +155,7 @@ def _lines(path: Path) -> list[str]:
     try:
         content = read_bytes(path, _LARGEST)
     except ForeignTextError as error:
-        raise RequestError(f"{path}: {error}; give the log of a training run, some hundred steps of it") from error
+        raise RequestError(f"{path}: {error}; give the log of a training run, with some hundred steps") from error
     wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = content.decode("utf-16" if wide else "utf-8", errors="replace")
     return _CODES.sub("", text).splitlines()
@@ -181,7 +181,7 @@ def _starts(path: Path, engine: _Engine, lines: list[str], plan: Plan) -> tuple[
             continue
         other = next((what for what, found in said.items() if wanted[what][1] not in (None, found)), None)
         if other is not None:
-            differs = f"the {other} is {said[other]:g} there and {wanted[other][1]} in the plan"
+            differs = f"the {other} is {said[other]:g} in the log and {wanted[other][1]} in the plan"
             others += 1
             continue
         number = next((int(found) for found in re.findall(engine.number, line)), None)
@@ -214,7 +214,7 @@ def _written_by(lines: list[str]) -> str:
     for name, engine in _ENGINES.items():
         if any(_found(engine.time or engine.rate, line) for line in lines):
             return f", and some have it as {name} does: --from {name}"
-    return "; is it the log of a training run, and of its rank that logs?"
+    return "; give the log of a training run, from the rank that writes it"
 
 
 def _positive(pattern: str, text: str) -> Iterator[float]:

@@ -89,11 +89,13 @@ def shrink(
     plan = large.plan
     if not plan.schedule_kind.flushes:
         raise RequestError(
-            f"schedule '{plan.schedule}' trains with older weights, and no unsharded model has its losses; prove the"
+            f"schedule '{plan.schedule}' trains with stale weights, so no unsharded model has its losses; prove the"
             " plan with schedule '1f1b', which differs only in the updates"
         )
     if plan.training.update.local_parameters:
-        raise RequestError("parameters that every device has for itself: no unsharded model has their values")
+        raise RequestError(
+            "the plan has parameters that each device trains for itself: no unsharded model has their values"
+        )
     numbers, fault = small_numbers(plan, processes, wide, both_between=both_between), ""
     for doubled in range(_UNITS):
         sized = replace(numbers, unit=numbers.unit << doubled)
@@ -101,7 +103,7 @@ def shrink(
             return _shrunk(large, sized, precision, machine, reference, small)
         except (LayoutError, StrategyError) as error:
             fault = str(error)
-    raise RequestError(f"no small plan decides the same: {fault}")
+    raise RequestError(f"no small plan has the same decisions: {fault}")
 
 
 def _shrunk(
@@ -291,8 +293,8 @@ def _check_blocks(large: BoundPlan, found: Blocks, blocks: Sequence[int], name: 
     wanted = [large.blocks.kinds[block] for block in blocks]
     if _pattern(found.kinds) != _pattern(wanted):
         raise RequestError(
-            f"{name}: has blocks of the kinds {_text(found.kinds)}, and {_text(wanted)} would stand for those of the"
-            " plan; give another one with --small"
+            f"{name}: its blocks are of the kinds {_text(found.kinds)}, but the plan needs {_text(wanted)}; give"
+            " another model with --small"
         )
 
 
@@ -317,7 +319,7 @@ def _stages(kept: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
 def _inputs(large: BoundPlan, graph: OperatorGraph) -> tuple[tuple[str, Layout], ...]:
     if tuple(graph.inputs) != tuple(large.graph.inputs):
         raise RequestError(
-            f"the small model takes {', '.join(graph.inputs)}, the model of the plan {', '.join(large.graph.inputs)}"
+            f"the small model has inputs {', '.join(graph.inputs)}, the plan's model {', '.join(large.graph.inputs)}"
         )
     return tuple((name, large.inputs[name]) for name in graph.inputs)
 
@@ -336,7 +338,9 @@ def _block_group(large: BoundPlan, graph: OperatorGraph, found: Blocks, number: 
     own, theirs = found.operators(number), large.blocks.operators(block)
     places = twins_in_order(graph.operators[own.start : own.stop], large.graph.operators[theirs.start : theirs.stop])
     if places is None:
-        raise RequestError(f"block {number} of the small model has other operators than block {block} of the plan's")
+        raise RequestError(
+            f"block {number} of the small model has other operators than block {block} of the plan's model"
+        )
     kept = large.recompute_of(block)
     names = block_parameters(graph, found, number), block_parameters(large.graph, large.blocks, block)
     held = [graph.operators[at].name for at, place in zip(own, places, strict=True) if place in (kept or ())]
@@ -358,13 +362,15 @@ def _outer_group(large: BoundPlan, graph: OperatorGraph, found: Blocks, held: se
     calls = [graph.operators[at] for at in own], [large.graph.operators[at] for at in theirs]
     places = twins_in_order(*calls) or twins_by_name(*calls)
     if isinstance(places, str):
-        raise RequestError(f"operator '{places}' of the small model is none outside of the blocks of the plan's")
+        raise RequestError(
+            f"operator '{places}' of the small model: the plan's model has none like it outside of its blocks"
+        )
     stored = []
     for parameter in graph.parameters:
         if parameter.name in held:
             continue
         if parameter.name not in large.parameters:
-            raise RequestError(f"parameter '{parameter.name}' of the small model is none of the plan's")
+            raise RequestError(f"the plan's model has no parameter '{parameter.name}', as the small model has")
         stored.append((parameter.name, large.parameters[parameter.name]))
     return Group(
         name="outside of the blocks",

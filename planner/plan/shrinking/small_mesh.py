@@ -53,7 +53,7 @@ def small_numbers(plan: Plan, processes: int, wide: int | None = None, *, both_b
     if mesh.size * fewest > processes:
         raise RequestError(
             f"--processes {processes}: axes of 2 and a pipeline of {fewest} need {mesh.size * fewest} processes; give"
-            " as many"
+            f" {mesh.size * fewest} or more"
         )
     wanted = (_BOTH_BETWEEN if plan.virtual_stages > 1 else _BETWEEN, _BETWEEN, 2, 1)
     ranks = next(count for count in wanted if count <= plan.pipeline and mesh.size * count <= processes)

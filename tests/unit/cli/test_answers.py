@@ -160,7 +160,7 @@ def test_what_a_run_reports_has_its_form() -> None:
         busy_seconds=(0.1, 0.3),
         slow=(SlowRank(rank=1, seconds=0.3, times=3.0),),
     )
-    restart = RestartReport(restart=1, step=2, devices=4, reason="rank 1 was ended by SIGKILL")
+    restart = RestartReport(restart=1, step=2, devices=4, reason="rank 1 was killed by SIGKILL")
     for report, kind, field in (
         (step, "step", "seconds"),
         (summary, "summary", "seconds"),

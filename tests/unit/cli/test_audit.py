@@ -26,8 +26,8 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_says_that_a_plan_agrees(plan_file: Path) -> None:
     done = CliRunner().invoke(app, ["audit", str(plan_file)])
     assert done.exit_code == 0, done.output
-    assert "The runtime does what the plan says" in done.output
-    assert "stated by the plan" in done.output
+    assert "The runtime agrees with the plan" in done.output
+    assert "predicted peak with allocator slack" in done.output
 
 
 @pytest.mark.thorough
@@ -48,7 +48,7 @@ def test_names_what_differs(plan_file: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(app, ["audit", str(plan_file)])
     assert done.exit_code == 1
     assert "differs: model.layers.0" in done.output
-    assert "more; --json has all" in done.output
+    assert "more; --json lists all" in done.output
     assert "The runtime DIFFERS from the plan" in done.output
 
 

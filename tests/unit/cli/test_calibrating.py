@@ -35,7 +35,7 @@ def test_of_several_files_the_one_that_is_no_run_is_named(tmp_path: Path) -> Non
     (tmp_path / "one.json").write_text(json.dumps({"kind": "measured run"}), encoding="utf-8")
     files = [str(tmp_path / name) for name in ("one.json", "other.json")]
     result = CliRunner().invoke(app, ["fit", *files, "-o", str(tmp_path / "out.toml")])
-    assert (result.exit_code, result.stderr.startswith(f"plan: {files[1]}: it is no measured run")) == (2, True)
+    assert (result.exit_code, result.stderr.startswith(f"plan: {files[1]}: not a measured run")) == (2, True)
 
 
 @pytest.mark.parametrize("command", [["calibrate"], ["fit", "times.json"]])

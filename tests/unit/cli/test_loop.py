@@ -76,7 +76,7 @@ def test_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_once
 
     for words, said in (
         ((first, "--hardware", "mine.toml"), "predicted by profile 'cpu', and mine.toml is 'mine'"),
-        ((second,), "give --hardware the file of the profile"),
+        ((second,), "give the file of the measured profile"),
         ((first, second), "2 profiles"),
     ):
         refused = CliRunner().invoke(app, ["fit", *words, "-o", "third.toml"])
@@ -85,5 +85,5 @@ def test_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_once
     done("fit", first, "-o", "mine.toml", "--clock", "cpu")  # another profile of that name
     refused = CliRunner().invoke(app, ["fit", second, "--hardware", "mine.toml", "-o", "third.toml"])
     assert refused.exit_code == 2
-    assert "another one of that name" in refused.stderr
+    assert "another version of it" in refused.stderr
     assert not Path("third.toml").exists()

@@ -75,7 +75,7 @@ def test_a_run_counts_once() -> None:
 def test_runs_that_say_nothing_correct_nothing() -> None:
     """They made a profile that was said to be corrected, with the old numbers."""
     said = replace(run_plan(plan()), predicted=dict.fromkeys(predicted_terms(plan().prediction), 0.0))
-    with refused(RequestError, "nothing to correct", "does nothing else"):
+    with refused(RequestError, "nothing can be corrected", "does nothing else"):
         factors_of([replace(slower(2.0), plan=said)])
 
 

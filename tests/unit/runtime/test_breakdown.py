@@ -37,14 +37,14 @@ def test_an_error_on_purpose_goes_first(tmp_path: Path) -> None:
 def test_a_signal_is_the_cause(tmp_path: Path) -> None:
     note(tmp_path, 0, 1, "connection closed by peer", age=1)
     code, message = failure(tmp_path, rank0=1, rank1=-9)
-    assert (code, message.partition(";")[0]) == (1, "rank 1 was ended by SIGKILL")
-    assert failure(tmp_path, rank2=-15, rank1=-9) == (1, "rank 2 was ended by SIGTERM"), "the first of two"
+    assert (code, message.partition(";")[0]) == (1, "rank 1 was killed by SIGKILL")
+    assert failure(tmp_path, rank2=-15, rank1=-9) == (1, "rank 2 was killed by SIGTERM"), "the first of two"
     assert failure(tmp_path, rank0=1) == (1, "connection closed by peer"), "what the watch ended is no cause"
 
 
 def test_a_rank_that_left_without_a_word_is_named(tmp_path: Path) -> None:
     (tmp_path / "rank0.done").touch()
-    assert failure(tmp_path, rank0=0, rank1=0)[1].startswith("rank 1 ended before its work was done")
+    assert failure(tmp_path, rank0=0, rank1=0)[1].startswith("rank 1 exited before its work was done")
     assert failure(tmp_path, noise="one\ntwo", rank1=3) == (3, "one\ntwo")
 
 

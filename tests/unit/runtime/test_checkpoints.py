@@ -249,14 +249,14 @@ def test_a_pipe_in_the_place_of_a_file_of_tensors_is_not_opened(tmp_path: Path) 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "does not exist" in refusal(lambda: open_checkpoint(tmp_path / "x"))
-    assert "has no whole checkpoint" in refusal(lambda: open_checkpoint(tmp_path))
+    assert "has no complete checkpoint" in refusal(lambda: open_checkpoint(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps([1]))
     assert "they can run code" in refusal(lambda: open_checkpoint(tmp_path))
     assert "they can run code" in refusal(lambda: open_checkpoint(tmp_path / "pytorch_model.bin"))
     (tmp_path / SINGLE).write_bytes(pickle.dumps([1]))
-    assert f"{SINGLE}: is no file of tensors" in refusal(lambda: open_checkpoint(tmp_path))
+    assert f"{SINGLE}: is not a tensor file" in refusal(lambda: open_checkpoint(tmp_path))
     (tmp_path / INDEX).write_text('{"weight_map": {"a": "../../secret.safetensors"}}')
-    assert "is no name of a file in this folder" in refusal(lambda: open_checkpoint(tmp_path))
+    assert "is not the name of a file in this folder" in refusal(lambda: open_checkpoint(tmp_path))
     (tmp_path / INDEX).write_text('{"weight_map": {"a": "b.safetensors"}}')
     assert "b.safetensors: is missing" in refusal(lambda: open_checkpoint(tmp_path))
     save_file({"c": torch.ones(1)}, tmp_path / "b.safetensors")
@@ -268,20 +268,20 @@ def test_all_differences_are_listed(tmp_path: Path) -> None:
     write("llama4", plan_of("llama4", "zero1", (2,)), tmp_path / "a")
     source, manifest = open_checkpoint(tmp_path / "a"), read_manifest(tmp_path / "a")
     for model, said in (
-        ("llama", ("nobody asks for: model.layers.2.input_layernorm.weight, ", " and ", " more")),
+        ("llama", ("not in the model: model.layers.2.input_layernorm.weight, ", " and ", " more")),
         ("llama6", ("it lacks: ", "model.layers.4.", "more")),
-        ("mixture4", ("it lacks: ", "nobody asks for: ")),
+        ("mixture4", ("it lacks: ", "not in the model: ")),
     ):
         bound = bound_of(model, plan_of(model, "zero1", (2,)))
         found = refusal(
             lambda bound=bound, model=model: convert(source, manifest, bound, homes_of(model, bound), tmp_path / "b")
         )
-        assert "is not for this model" in found
+        assert "does not fit this model" in found
         assert all(word in found for word in said), found
     assert not (tmp_path / "b").exists()
     bound = bound_of("llama4", wider(plan_of("llama4", "zero1", (2,)), optimizer="sgd"))
     found = refusal(lambda: convert(source, manifest, bound, {}, tmp_path / "b"))
-    assert "has the states of adamw, and the plan trains with sgd" in found
+    assert "has optimizer states of adamw, but the plan trains with sgd" in found
     narrow = {
         **state_of("llama4").contents,
         "lm_head.weight": torch.ones(32, 16),

@@ -117,7 +117,7 @@ def test_what_a_dataset_draws_depends_on_seed_epoch_and_sample_only() -> None:
 @pytest.mark.parametrize(
     ("dataset", "settings", "words"),
     [
-        (Rows(3), {}, "the 3 samples of Rows make no global batch: the plan takes 4"),
+        (Rows(3), {}, "the 3 samples of Rows are less than a global batch of 4"),
         (Rows(9), {"drop_last": False}, "9 samples of Rows make 2 global batches of 4 and leave 1"),
         (Rows(), {"full_batch": False}, "give the step, not its plan"),
         (Stream(), {"full_batch": False}, "full_batch=False: Stream is an iterable dataset"),

@@ -221,7 +221,7 @@ def test_what_is_not_of_the_model_is_listed(tmp_path: Path) -> None:
     contents["model.bias"] = torch.ones(1)
     said = refusal(lambda: as_ours(Memory(contents=contents), naming))
     assert "it lacks: model.layers.1.block_sparse_moe.experts.2.w1.weight" in said
-    assert "nobody asks for: model.bias" in said
+    assert "not in the model: model.bias" in said
     assert "other shape: model.norm.weight [7], not [32]" in said
 
 
@@ -232,7 +232,7 @@ def test_weights_of_another_kind_of_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "merged" / "manifest.json").unlink()
     llama = drawn(f"{LLAMA}+tied_embeddings=yes")[2]
     said = refusal(lambda: as_ours(open_checkpoint(tmp_path / "merged"), llama))
-    assert "config.json: is of a model of type gemma, and the plan's is llama or mistral" in said
+    assert "config.json: model type gemma, but the plan's model is llama or mistral" in said
 
 
 def test_biases_between_two_steps_are_refused() -> None:

@@ -67,7 +67,7 @@ def test_where_no_plan_fits_fewer_devices_are_tried(first: Plan, tmp_path: Path)
 
 def test_a_plan_for_a_profile_of_ones_own_has_none_for_fewer_devices(first: Plan, tmp_path: Path) -> None:
     mine = replace(first, cluster=replace(first.cluster, profile="mine"))
-    with refused(RunError, "--elastic", "mine", "profile that is shipped"):
+    with refused(RunError, "--elastic", "mine", "packaged profile"):
         Plans(mine, tmp_path, Range(least=2, most=4)).most(2)
 
 

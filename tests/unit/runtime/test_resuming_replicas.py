@@ -45,9 +45,13 @@ def folder(graph: OperatorGraph, tmp_path_factory: pytest.TempPathFactory) -> Pa
     ("patterns", "weights", "words"),
     [
         (("*norm*=4",), False, ""),
-        (("*norm*=2",), False, "4 replicas, and goes on with *norm* over the samples of each of 2 replicas"),
-        ((), False, "goes on with every operator over the whole batch; to keep it plan with --per-replica '*norm*=4'"),
-        (("*norm*=1",), False, "goes on with every operator over the whole batch"),
+        (("*norm*=2",), False, "4 replicas, and continues with *norm* over the samples of each of 2 replicas"),
+        (
+            (),
+            False,
+            "continues with every operator over the whole batch; to keep that, plan with --per-replica '*norm*=4'",
+        ),
+        (("*norm*=1",), False, "continues with every operator over the whole batch"),
         ((), True, ""),
     ],
 )

@@ -127,15 +127,15 @@ def test_only_what_is_ours_is_deleted(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "ours-5" / owned.MARK).symlink_to(victim / owned.MARK)
     (tmp_path / "ours-6").write_text("a file")
     said = {
-        victim: "has a name that is none of ours",
-        tmp_path / "ours-1": "is no folder, or a link to one",
-        tmp_path / "ours-2": f"carries the mark of {B}",
-        tmp_path / "ours-3": f"carries the mark of {A}",
-        tmp_path / "ours-4": "does not carry our mark",
-        tmp_path / "ours-5": "does not carry our mark",
-        tmp_path / "ours-6": "is no folder, or a link to one",
-        tmp_path / "victim" / ".." / "ours-2": f"carries the mark of {B}",
-        victim / "ours-7": f"does not lie in {tmp_path}",
+        victim: "has a name that the runtime does not use",
+        tmp_path / "ours-1": "is not a folder, or is a link to one",
+        tmp_path / "ours-2": f"has the mark of {B}",
+        tmp_path / "ours-3": f"has the mark of {A}",
+        tmp_path / "ours-4": "has no mark of the runtime",
+        tmp_path / "ours-5": "has no mark of the runtime",
+        tmp_path / "ours-6": "is not a folder, or is a link to one",
+        tmp_path / "victim" / ".." / "ours-2": f"has the mark of {B}",
+        victim / "ours-7": f"is not in {tmp_path}",
     }
     assert {path: left(path) for path in said} == said
     owned.make(tmp_path / "ours-8", mark)
@@ -200,7 +200,7 @@ def test_what_is_there_already_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "file").write_text("")
     owned.make(tmp_path / "other", owned.Mark(kind="replicas", origin=B))
-    for name, fact in (("link", "a link"), ("foreign", "our mark"), ("other", B.run[:8])):
+    for name, fact in (("link", "a link"), ("foreign", "no mark of the runtime"), ("other", B.run[:8])):
         with refused(CheckpointError, tmp_path / name, fact):
             owned.make(tmp_path / name, mark)
     owned.make(tmp_path / "ours", mark)
@@ -391,7 +391,7 @@ def test_only_checkpoints_of_this_run_and_before_this_step_make_place(tmp_path: 
     strange = part_of(folder.path, 7, "cc")
     strange.mkdir()
     (strange / "thesis.txt").write_text("years of work")
-    assert [note.split(": ")[0] for note in folder.prepare()] == [f"{strange} does not carry our mark"]
+    assert [note.split(": ")[0] for note in folder.prepare()] == [f"{strange} has no mark of the runtime"]
     assert sorted(path.name for path in folder.path.glob(".step*")) == [strange.name], "what was left is cleared"
 
 
@@ -399,7 +399,7 @@ def test_a_folder_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
     for step in (10, 20):
         a_checkpoint(tmp_path, step)
     opened = open_run(tmp_path)
-    assert [note for note in opened.notes if "did not name runs" in note]
+    assert [note for note in opened.notes if "before runs had ids" in note]
     opened.folder.delete(opened.folder.publish(part_with_manifest(opened.folder, 30, "aa"), 30, "aa", keep=1))
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000030"]
     opened.close()

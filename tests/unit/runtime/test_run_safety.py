@@ -136,7 +136,7 @@ def test_checkpoints_of_another_run_are_not_gone_on_from(tmp_path: Path) -> None
     shutil.copytree(tmp_path / "a" / "step-000020", tmp_path / "b" / "step-000020")
     found = runtime.Checkpoints(tmp_path / "b")
     assert found.newest() == tmp_path / "b" / "step-000015"
-    assert [note for note in found.notes if "step-000020 is of run" in note and "left alone" in note]
+    assert [note for note in found.notes if "step-000020 belongs to run" in note and "left alone" in note]
     shutil.rmtree(tmp_path / "b" / "step-000015")
     with refused(CheckpointError, "--continue", tmp_path / "b" / "step-000020", "--resume PATH"):
         found.newest()
@@ -152,7 +152,7 @@ def test_a_second_run_is_refused_and_one_that_was_killed_is_followed(tmp_path: P
             ended(folder)
         assert runtime.Checkpoints(folder, read_only=True).newest() is None
     found = runtime.Checkpoints(folder)
-    assert [note for note in found.notes if f"was locked by process {holder}" in note and "which is gone" in note]
+    assert [note for note in found.notes if f"was locked by process {holder}" in note and "which has ended" in note]
     found.close()
     assert runtime.Checkpoints(folder).notes == ()
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_without_a_manifest_is_said(tmp_path: Path) -> None:
     (a_checkpoint(tmp_path, 20) / "manifest.json").unlink()
     shown = CliRunner().invoke(app, ["checkpoint", "inspect", str(tmp_path)])
     assert shown.exit_code == 0
-    said = "step-000020 has no manifest.json: it was not completed, or lost it; the newest checkpoint is step-000010"
+    said = "step-000020 has no manifest.json, so the checkpoint is incomplete; the newest checkpoint is step-000010"
     assert said in shown.stdout.replace("\n", " ")
     going_on = runtime.Checkpoints(tmp_path)
     assert going_on.newest() == tmp_path / "step-000010"

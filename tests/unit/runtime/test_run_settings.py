@@ -109,14 +109,14 @@ def test_reports_reach_the_parent(report: StepReport | RunSummary) -> None:
 
 def test_a_summary_says_where_it_came_from_and_what_it_left() -> None:
     lines = lines_of(replace(SUMMARY, resumed="runs/a/step-000002, step 2", saved="runs/a/step-000004"))
-    assert lines[0] == "went on from runs/a/step-000002, step 2"
+    assert lines[0] == "resumed from runs/a/step-000002, step 2"
     assert "saved: runs/a/step-000004" in lines
 
 
 def test_a_summary_names_who_is_slow() -> None:
-    line = "slow: rank 1 is busy for 0.3 s of each step, 3.0 times the median of ranks with its work"
+    line = "straggler: rank 1 is busy for 0.3 s of each step, 3.0 times the median of the ranks with the same work"
     assert f"{line}; the others wait for it" in lines_of(SLOW)
-    assert not any(line.startswith("slow") for line in lines_of(SUMMARY))
+    assert not any(line.startswith("straggler") for line in lines_of(SUMMARY))
 
 
 def test_a_step_as_text_and_for_programs() -> None:
@@ -125,18 +125,19 @@ def test_a_step_as_text_and_for_programs() -> None:
     ]
     assert content_of(STEP)["event"] == "step"
     back = replace(STEP, trouble="the loss is nan", back_to=0)
-    assert back.text().endswith("   NOT MADE: the loss is nan; went back to step 0")
+    assert back.text().endswith("   NO UPDATE: the loss is nan; rolled back to step 0")
     assert replace(STEP, tokens=512).text().endswith("2,048 tokens/s")
 
 
 def test_a_summary_as_text_and_for_programs() -> None:
     data, seconds, memory, verdict = lines_of(SUMMARY)
     assert data == "data: d:e"
-    assert seconds == "step time: not measured, that takes 3 steps or more; predicted 0.5 s for cpu"
-    assert memory == "peak memory by rank, allocated: 1.00, 2.00 GiB; predicted 1.00 GiB"
+    assert seconds == "step time: not measured, which takes 3 steps or more; predicted 0.5 s by profile cpu"
+    assert memory == "peak memory by rank (allocated): 1.00, 2.00 GiB; predicted 1.00 GiB"
     assert verdict.startswith("the plan DIFFERS from the unsharded model: largest relative difference inf")
     assert (content_of(SUMMARY)["difference"], content_of(SUMMARY)["agrees"]) == (None, False)
     measured = replace(SUMMARY, seconds=0.25, tokens=2, low_seconds=0.4, high_seconds=0.6, elsewhere="that is A100")
     assert lines_of(measured)[1] == (
-        "step time: 0.25 s (median after 2 steps), 8 tokens/s; predicted 0.5 s (0.4 to 0.6 s) for cpu; that is A100"
+        "step time: 0.25 s (median, without the first 2 steps), 8 tokens/s; predicted 0.5 s"
+        " (80% interval 0.4 to 0.6 s) by profile cpu; that is A100"
     )

@@ -64,7 +64,7 @@ def supervised(plan: Plan, runs: Runs, told: list[Report], **more: Any) -> Super
     return runs.supervisor
 
 
-KILLED = RunError("rank 1 was ended by SIGKILL")
+KILLED = RunError("rank 1 was killed by SIGKILL")
 
 
 def test_a_run_that_gets_on_may_break_down_as_often_as_it_likes(tiny_plan: Plan) -> None:
@@ -75,7 +75,7 @@ def test_a_run_that_gets_on_may_break_down_as_often_as_it_likes(tiny_plan: Plan)
     assert [(one.restart, one.step, one.devices) for one in found] == [
         (number, number, tiny_plan.cluster.devices) for number in range(1, 6)
     ]
-    assert found[0].lines()[0].endswith("devices: rank 1 was ended by SIGKILL")
+    assert found[0].lines()[0].endswith("devices: rank 1 was killed by SIGKILL")
 
 
 def test_failures_without_a_step_come_to_an_end(tiny_plan: Plan) -> None:
