@@ -195,8 +195,8 @@ class LayoutCheck:
         return [
             Finding(
                 moment=moment,
-                message=f"{known.what} has layout {format_layout(known.layout) or 'R'}, so the ranks of {where} hold"
-                f" the same values; but rank {dist.get_rank()} has {_words(here)}, rank {rank} has {_words(there)};"
+                message=f"{known.what} has layout {format_layout(known.layout) or 'R'}, so it must be the same on the"
+                f" ranks of {where}; rank {dist.get_rank()} has {_words(here)}, rank {rank} has {_words(there)};"
                 f" {known.suspect}",
             )
         ]

@@ -38,7 +38,7 @@ def test_sums_of_gloo_are_the_same_bits_on_all_ranks(pool) -> None:
 
 def test_a_wrong_rule_is_named(pool) -> None:
     message = same(pool.run("tasks_checking", "wrong_rule"))
-    words = ["operator 'amax'", "split None,d2", "micro-batch 0", "result 'amax' lies as R,R", "axis axis1"]
+    words = ["operator 'amax'", "split None,d2", "micro-batch 0", "result 'amax' has layout R,R", "axis axis1"]
     assert all(word in message for word in [*words, "the rule of aten.amax.default is wrong"]), message
 
 
@@ -46,14 +46,16 @@ def test_a_wrong_rule_is_named(pool) -> None:
 @pytest.mark.parametrize("kind", ["zero1", "megatron"])
 def test_another_weight_on_one_rank_is_named(pool, kind: str) -> None:
     message = same(pool.run("tasks_checking", "other_weights", kind))
-    assert "parameter 'model.layers.1.self_attn.q_proj.weight' lies as" in message, message
+    assert "parameter 'model.layers.1.self_attn.q_proj.weight' has layout" in message, message
     assert "rank 3 has sum" in message, message
     assert "given different weights" in message, message
 
 
 def test_a_weight_that_stages_share_must_be_the_same_in_each(pool) -> None:
     message = same(pool.run("tasks_checking", "other_shared_weight"))
-    assert "parameter 'wte.weight' lies as R, so the ranks of the pipeline have copies of it" in message, message
+    assert "parameter 'wte.weight' has layout R, so it must be the same on the ranks of the pipeline" in message, (
+        message
+    )
 
 
 def test_a_gradient_that_one_rank_computes_otherwise_is_named(pool) -> None:

@@ -75,7 +75,7 @@ def test_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_once
     assert before.source in fact.source
 
     for words, said in (
-        ((first, "--hardware", "mine.toml"), "predicted by profile 'cpu', and mine.toml is 'mine'"),
+        ((first, "--hardware", "mine.toml"), "predicted by profile 'cpu', but mine.toml is 'mine'"),
         ((second,), "give the file of the measured profile"),
         ((first, second), "2 profiles"),
     ):
