@@ -205,4 +205,4 @@ def test_what_cannot_be_resumed_is_said(interrupted: tuple[Path, tuple[str, ...]
         file.write(bytes([last ^ 1]))
     damaged = _plan(folder, *saving, "--no-check", "--steps", "6")
     assert damaged.exit_code == 2
-    assert "go on from the one before it with --resume runs/a/step-000004 --save runs/a" in damaged.stderr
+    assert "resume from the checkpoint before it with --resume runs/a/step-000004 --save runs/a" in damaged.stderr
