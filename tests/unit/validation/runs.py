@@ -1,11 +1,15 @@
 """Rows of a small file of measured runs."""
 
+import csv
 import os
 import signal
 import time
 from pathlib import Path
 
 from hardware_profiles import Cluster
+from planner.validation import read_rows
+from planner.validation.rows import Row
+from planner.validation.software import machine_of_run
 
 GPT = {
     "id": "gpt",
@@ -61,10 +65,31 @@ EMPTY = (
 )
 COLUMNS = (*GPT, *EMPTY, "tokens_per_s_per_device")
 
+BRIDGE = "Megatron-Bridge perf archive {} NeMo Container"
+EXPERTS = {"arch": "moe", "precision": "fp8", "date": "2025-09..2026-07"}
+
 
 def row(**changes: str) -> dict[str, str]:
     """The usual row with other cells."""
     return {**dict.fromkeys(COLUMNS, ""), **GPT, **changes}
+
+
+def one(folder: Path, **changes: str) -> Row:
+    """The usual row with other cells, as it is read of a file."""
+    values = row(**changes)
+    path = folder / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(values))
+        writer.writeheader()
+        writer.writerow(values)
+    (found,) = read_rows(path)
+    return found
+
+
+def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tuple[Cluster, list[str]]:
+    """The cluster of such a row with its software, and the notes on it."""
+    notes: list[str] = []
+    return machine_of_run(one(folder, **changes), devices, zero, notes), notes
 
 
 def write(path: Path, *rows: dict[str, str]) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_rows
-from tests.unit.validation.test_software import machine, one
+from tests.unit.validation.runs import machine, one
 
 OWN = {"other_flags": "in-house framework in eager PyTorch; ZeRO-1; 1F1B", "date": "2023-09", "flash_attention": "FA2"}
 THEIRS = {**OWN, "source_locator": "github Aleph-Alpha/layouts@e13c2cb trial 1"}

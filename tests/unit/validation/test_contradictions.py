@@ -7,7 +7,7 @@ import pytest
 from planner.validation.configuration import run_of
 from planner.validation.contradictions import refuse_peak, refuse_rate
 from planner.validation.unsupported import UnsupportedError
-from tests.unit.validation.test_software import one
+from tests.unit.validation.runs import one
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from planner.validation.evaluate import evaluate_rows
 from planner.validation.network import stated_bandwidth
 from planner.validation.spared import Spared
 from planner.validation.states import states_of
-from tests.unit.validation.test_software import machine, one
+from tests.unit.validation.runs import machine, one
 
 EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": "", "recompute": "none"}
 SIXTEEN = {"n_devices": "16", "tp": "2", "pp": "2", "dp": "4"}

@@ -11,7 +11,7 @@ from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_rows
 from planner.validation.rows import read_rows
 from planner.validation.unpriced import NAME
-from tests.unit.validation.test_software import one
+from tests.unit.validation.runs import one
 
 OWN = {"other_flags": "nanotron in eager PyTorch", "n_params_B": "", "n_devices": "8", "dp": "", "global_batch": "16"}
 LLAMA = {"n_layers": "24", "hidden": "2048", "ffn_hidden": "4096", "n_heads": "32", "n_kv_heads": "32"}

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hardware_profiles import TopologyError
-from planner.validation.network import network_of
-from tests.unit.validation.test_software import one
+from hardware_profiles import TopologyError, load_profile
+from planner.errors import RequestError
+from planner.validation.network import network_of, stated_bandwidth
+from tests.unit.validation.runs import machine, one
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,46 @@ def test_a_network_that_is_not_read_is_noted(tmp_path: Path, devices: int, node:
     network_of(one(tmp_path, profile="a100-80gb", inter_bw="50GB/s", devices_per_node=node), devices, notes)
     wanted = ["network as the profile has it: inter_bw '50GB/s' says no bandwidth of a device or a node"]
     assert notes == (wanted if noted else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "per_device"),
+    [
+        ("8x200Gb/s HDR IB per node (Selene, published)", 25e9),
+        ("4 Omni-Path links per node (published); 100Gb/s each (standard)", 6.25e9),
+        ("400Gb/s per GPU (standard)", 50e9),
+        ("400Gb/s RDMA per GPU (published)", 50e9),
+        ("1600 Gbps node-node interconnect (RoCE)", 25e9),
+        ("800Gb/s per node (vTrain config)", 12.5e9),
+        ("3200Gb/s EFA per node", 50e9),
+        ("3.2Tbps RoCE per node", 50e9),
+        ("400Gb/s NIC inter-node", None),
+        ("400Gbps (published)", 6.25e9),
+        ("200Gbps (published)", None),
+        ("n/a (single node)", None),
+        ("", None),
+    ],
+)
+def test_networks_as_stated(tmp_path: Path, text: str, per_device: float | None) -> None:
+    found = one(tmp_path, inter_bw=text, devices_per_node="8")
+    assert stated_bandwidth(found) == per_device
+    cluster, notes = machine(tmp_path, devices=16, inter_bw=text, devices_per_node="8")
+    expected = load_profile("a100-80gb").levels[-1].bandwidth if per_device is None else per_device
+    assert cluster.levels[-1].bandwidth == pytest.approx(expected)
+    assert ("network as the row states it" in notes) == (per_device is not None)
+    unclear = text not in ("", "n/a (single node)") and per_device is None
+    assert any(note.startswith("network as the profile has it") for note in notes) == unclear
+
+
+def test_links_inside_a_node(tmp_path: Path) -> None:
+    cluster, _ = machine(tmp_path, intra_bw="NVLink, 4 inter-gpu connects per GPU (published)")
+    assert cluster.levels[0].bandwidth == 100e9
+
+
+def test_power_limits(tmp_path: Path) -> None:
+    limited, notes = machine(tmp_path, profile="h100-80gb", other_flags="power limit 500W")
+    assert limited.device.power_share == pytest.approx(5 / 7)
+    assert "a power limit of 500 of 700 W" in notes
+    assert machine(tmp_path, profile="h100-80gb", device="H100-SXM (700W)")[0].device.power_share == 1
+    with pytest.raises(RequestError, match="says nothing of its board"):
+        machine(tmp_path, profile="gb200-186gb", notes="power cap 900 W")

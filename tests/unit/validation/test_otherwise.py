@@ -8,7 +8,7 @@ from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_chunk
 from planner.validation.states import States
 from planner.validation.unsupported import UnsupportedError
-from tests.unit.validation.test_software import one
+from tests.unit.validation.runs import one
 
 EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": ""}
 

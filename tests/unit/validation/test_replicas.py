@@ -7,7 +7,7 @@ import pytest
 from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_rows
 from planner.validation.unsupported import UnsupportedError
-from tests.unit.validation.test_software import one
+from tests.unit.validation.runs import one
 
 _WIDE = {"tp": "1", "pp": "1", "n_devices": "32", "dp": "32", "global_batch": "64", "recompute": "none"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from planner.models.adapters import Adapters
 from planner.validation.configuration import run_of
-from tests.unit.validation.test_software import one
+from tests.unit.validation.runs import one
 
 QKV = ("q_proj", "k_proj", "v_proj")
 

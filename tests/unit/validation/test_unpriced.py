@@ -7,7 +7,7 @@ import pytest
 from planner.validation.evaluate import Evaluated, evaluate_rows
 from planner.validation.unpriced import NAME, SHARE
 from tests.benchmarks.bench_unseen import beyond
-from tests.unit.validation.test_software import one
+from tests.unit.validation.runs import one
 
 
 def evaluated(folder: Path, **cells: str) -> Evaluated:

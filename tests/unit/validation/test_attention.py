@@ -1,0 +1,152 @@
+"""Kernels, windows, biases and dropout of attention."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import RequestError
+from tests.unit.validation.runs import BRIDGE, EXPERTS, machine
+
+
+@pytest.mark.parametrize(
+    ("release", "slow"), [("25.11", True), ("26.04", True), ("26.06", False), ("26.06.01", True), ("26.08", False)]
+)
+def test_learned_sinks_are_slow_in_some_releases(tmp_path: Path, release: str, slow: bool) -> None:
+    known = {**EXPERTS, "profile": "gb300-288gb", "model": "GPT OSS 120B"}
+    software = machine(tmp_path, 1, **known, source=BRIDGE.format(release))[0].software
+    assert software.has_sinks
+    assert (software.sinks > 1) == slow
+    other = {**known, "model": "Qwen3_30B_a3B"}
+    assert not machine(tmp_path, 1, **other, source=BRIDGE.format(release))[0].software.has_sinks
+
+
+@pytest.mark.parametrize(
+    ("changes", "attention"),
+    [
+        ({"flash_attention": "False"}, "unfused"),
+        ({"flash_attention": "True", "date": "2023-11"}, "flash1"),
+        ({"flash_attention": "True", "date": "2024-03"}, "flash2"),
+        ({"flash_attention": "True", "date": "2024-03", "precision": "fp32"}, "unfused"),  # FlashAttention has 16 bits
+        ({"flash_attention": "True", "date": "2025-03"}, "best"),
+        ({"flash_attention": "SDPA FA2", "date": "2025-03"}, "flash2"),
+        ({"flash_attention": "FA3", "date": "2024-03"}, "best"),
+        ({"flash_attention": "True", "date": "2023-11", "profile": "b200-180gb"}, "best"),  # has no older kernels
+        ({"flash_attention": "", "other_flags": "Megatron-DeepSpeed", "date": "2024-09"}, "unfused"),
+    ],
+)
+def test_attention_kernels_by_name_or_date(tmp_path: Path, changes: dict[str, str], attention: str) -> None:
+    assert machine(tmp_path, **changes)[0].software.attention == attention
+
+
+@pytest.mark.parametrize(
+    ("flags", "window"),
+    [
+        ("", 0),
+        ("sliding_window=1024", 1024),
+        ("sliding window of 4096", 4096),
+        ("no swa", 0),
+        ("sliding_window 0", 0),
+        ("window_size=(-1, -1)", 0),
+        ("window pattern SSSL", 290),  # three layers of four leave 3/4, one all: 2 x - x^2 = 0.8125 of 512 keys
+        ("window pattern SSSS", 290),  # the last layer sees all
+        ("window pattern LL", 512),
+        ("sliding_window null", 0),
+    ],
+)
+def test_windows_of_attention(tmp_path: Path, flags: str, window: int) -> None:
+    assert machine(tmp_path, other_flags=flags)[0].software.window == window
+
+
+@pytest.mark.parametrize(
+    ("changes", "biased"),
+    [
+        ({"other_flags": "PaddlePaddle", "notes": "ALiBi"}, True),
+        ({"other_flags": "PaddlePaddle", "model": "Baichuan2-13B"}, True),
+        ({"other_flags": "PaddlePaddle", "model": "Baichuan2-7B"}, False),
+        ({"other_flags": "PaddlePaddle", "model": "bigscience/bloom-7b1"}, True),
+        ({"other_flags": "PaddlePaddle", "model": "Liger-bloom"}, False),
+        ({"other_flags": "PaddlePaddle", "model": "BLOOM-like GPT"}, False),
+        ({"other_flags": "PaddlePaddle, no ALiBi", "model": "Bloom-7B1"}, False),
+        ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "SDPA"}, True),
+        ({"other_flags": "FSDP; alibi", "zero_stage": "3", "flash_attention": "FA2"}, False),  # alibi_slopes
+        ({"other_flags": "PaddlePaddle; alibi", "flash_attention": "False"}, False),
+    ],
+)
+def test_alibi_is_a_mask_where_kernels_know_no_slopes(tmp_path: Path, changes: dict[str, str], biased: bool) -> None:
+    zero = int(changes.get("zero_stage", "1"))
+    assert (
+        machine(tmp_path, zero, **{"date": "2024-01", "flash_attention": "True", **changes})[0].software.biased
+        == biased
+    )
+
+
+@pytest.mark.parametrize("flags", ["sliding window", "sliding_window=512 alternating with global layers"])
+def test_windows_that_nobody_can_price_are_refused(tmp_path: Path, flags: str) -> None:
+    with pytest.raises(RequestError, match="window"):
+        machine(tmp_path, other_flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernels"),
+    [
+        ({"date": "2026-04", "flash_attention": "SDPA"}, "cudnn"),
+        ({"date": "2026-04", "flash_attention": "True"}, "cudnn"),
+        ({"date": "2026-04", "flash_attention": "FA2"}, "flash2"),
+        ({"date": "2025-12", "flash_attention": "SDPA"}, "flash2"),
+        ({"date": "2026-04", "flash_attention": "FlexAttention"}, "flash2"),
+        ({"date": "2026-04", "flash_attention": "SDPA", "other_flags": "latent attention"}, "flash1"),
+    ],
+)
+def test_kernels_of_pytorch(tmp_path: Path, changes: dict[str, str], kernels: str) -> None:
+    assert machine(tmp_path, 3, profile="h200-141gb", zero_stage="3", **changes)[0].software.attention == kernels
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernels"),
+    [
+        ({"stack": "torchtitan", "zero_stage": "3", "date": "2025-05", "flash_attention": "SDPA"}, "cudnn"),
+        ({"stack": "torchtitan", "zero_stage": "3", "date": "2025-04", "flash_attention": "SDPA"}, "flash2"),
+        ({"stack": "torchtitan", "zero_stage": "3", "date": "", "flash_attention": "SDPA"}, "flash2"),
+        ({"stack": "FSDP2", "zero_stage": "3", "date": "2025-12", "flash_attention": "SDPA"}, "flash2"),
+        ({"date": "2026-07", "flash_attention": "TE", "flag": "deterministic-mode"}, "best"),
+        ({"date": "2026-07", "flash_attention": "TE", "other_flags": "attention_dropout 0.1"}, "best"),
+    ],
+)
+def test_kernels_on_blackwell(tmp_path: Path, changes: dict[str, str], kernels: str) -> None:
+    assert machine(tmp_path, 3, profile="gb200-186gb", **changes)[0].software.attention == kernels
+
+
+@pytest.mark.parametrize(
+    ("profile", "dropout", "kernels", "ordered", "longer"),
+    [
+        ("gb200-186gb", "0.1", "flash2", True, (1.05, 1.05)),
+        ("gb200-186gb", "0.0", "best", False, (1.0, 1.0)),
+        ("h100-80gb", "0.1", "best", False, (1.03, 1.03)),
+        ("a100-80gb", "0.1", "best", True, (1.05, 1.05)),
+        ("a100-80gb", "0.0", "best", True, (1.0, 1.0)),
+    ],
+)
+def test_attention_with_dropout_and_in_one_order(
+    tmp_path: Path, profile: str, dropout: str, kernels: str, ordered: bool, longer: tuple[float, float]
+) -> None:
+    """cuDNN has no such backward pass on A100, and none with dropout on Blackwell."""
+    flags = {"other_flags": f"deterministic-mode; attention_dropout {dropout}", "flash_attention": "TE"}
+    found = machine(tmp_path, profile=profile, date="2026-07", **flags)[0].software
+    assert (found.attention, found.ordered, found.attention_dropout) == (kernels, ordered, longer)
+    assert found.hidden_dropout == "none"
+
+
+@pytest.mark.parametrize(
+    ("flags", "hidden", "longer"),
+    [
+        ("hidden_dropout 0.1; attention_dropout=0.1", "fused", 1.05),
+        ("--hidden-dropout 0.0 --attention-dropout 0.0", "none", 1.0),
+        ("dropout 0.1", "fused", 1.05),
+        ("lora_dropout 0.1; fused dropout", "none", 1.0),
+        ("hidden-dropout 0.1; bias_dropout_add_fusion=False", "apart", 1.0),
+    ],
+)
+def test_dropout_is_what_flags_say(tmp_path: Path, flags: str, hidden: str, longer: float) -> None:
+    found = machine(tmp_path, date="2026-07", flash_attention="TE", other_flags=flags)[0].software
+    assert (found.hidden_dropout, found.attention_dropout[0]) == (hidden, longer)
+    assert machine(tmp_path, date="2021-05", flash_attention="False", other_flags=flags)[0].software.scores == 2

@@ -1,0 +1,52 @@
+"""How rows are sent to experts, and what is in CUDA graphs."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.validation.recipes import release_of
+from tests.unit.validation.runs import BRIDGE, EXPERTS, machine, one
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "profile", "dispatcher", "graphs"),
+    [
+        ("25.09", "DeepSeekV3", "gb200-186gb", "alltoall", "none"),
+        ("25.09", "DeepSeekV3", "h100-80gb", "once", "none"),
+        ("25.11", "DeepSeekV3", "gb200-186gb", "once", "router"),
+        ("25.11", "Qwen3_235B_a22B", "b200-180gb", "alltoall", "none"),
+        ("26.02", "Qwen3_30B_a3B", "b300-288gb", "once", "router"),
+        ("26.04.01", "DeepSeekV3", "gb300-288gb", "once", "attention"),
+        ("26.04.01", "GPT OSS 120B", "h100-80gb", "alltoall", "none"),
+        ("26.04.01", "Mixtral 8x7B", "gb300-288gb", "once", "none"),
+    ],
+)
+def test_how_recipes_send_rows_and_what_they_graph(
+    tmp_path: Path, release: str, model: str, profile: str, dispatcher: str, graphs: str
+) -> None:
+    known = {**EXPERTS, "profile": profile, "model": model, "source": BRIDGE.format(release)}
+    software = machine(tmp_path, 1, **known)[0].software
+    assert (software.dispatcher, software.graphs) == (dispatcher, graphs)
+    for flags, told in (("moe_token_dispatcher_type: alltoall", "alltoall"), ("flex dispatcher, hybridep", "once")):
+        assert machine(tmp_path, 1, **known, other_flags=flags)[0].software.dispatcher == told
+
+
+def test_recipes_before_megatron_bridge_graph_whole_layers_on_blackwell(tmp_path: Path) -> None:
+    known = {**EXPERTS, "date": "2025-05", "other_flags": "NeMo framework recipe", "model": "Grok1 314b"}
+    for profile, graphs in (("gb200-186gb", "step"), ("h100-80gb", "none")):
+        software = machine(tmp_path, 1, **known, profile=profile)[0].software
+        assert (software.dispatcher, software.graphs) == ("alltoall", graphs)
+
+
+def test_mindspeed_sorts_rows_element_by_element_before_2025(tmp_path: Path) -> None:
+    known = {"arch": "moe", "profile": "ascend-910b-64gb", "flash_attention": "True"}
+    assert machine(tmp_path, **known, date="2024-06")[0].software.sorts_elements
+    assert not machine(tmp_path, **known, date="2025-06")[0].software.sorts_elements
+    flags = "moe-token-dispatcher-type=alltoall"
+    assert not machine(tmp_path, **known, date="2024-06", other_flags=flags)[0].software.sorts_elements
+
+
+def test_a_release_is_named_or_the_month_of_the_date(tmp_path: Path) -> None:
+    assert release_of(one(tmp_path, source="NeMo Container")) == ""
+    assert release_of(one(tmp_path, source="a table", date="2026-08")) == "26.08"
+    assert release_of(one(tmp_path, source=BRIDGE.format("26.06.01"), date="2025-09..2026-07")) == "26.06.01"
