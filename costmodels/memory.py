@@ -78,6 +78,7 @@ class ParameterBytes:
 
     @property
     def total(self) -> Bytes:
+        """Bytes per parameter of all three."""
         return self.weight + self.gradient + self.state
 
 

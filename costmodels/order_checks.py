@@ -66,5 +66,6 @@ def _local_needs(turn: Turn, slices: int) -> list[Turn]:
 
 
 def words(turn: Turn) -> str:
+    """A turn in words, for messages."""
     piece = f", slice {turn.slice}" if turn.slice else ""
     return f"{turn.kind} of micro-batch {turn.micro_batch}, chunk {turn.chunk}{piece}"

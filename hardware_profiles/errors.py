@@ -1,6 +1,7 @@
 """Errors of hardware descriptions.
 
-ValueError └── HardwareProfileError      anything below; catch this one
+ValueError
+└── HardwareProfileError      anything below; catch this one
     ├── UnknownProfileError   no profile of that name
     ├── InvalidProfileError   a profile file that cannot be read; names file, key and reason
     ├── UnknownKeyError       a dtype or an op class without a figure for the device

@@ -16,28 +16,40 @@ them, and prices made of such numbers would be useless: times of infinite second
 
 
 class Strict(BaseModel):
+    """A model with exact keys whose values do not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Number(Strict):
+    """A number of 0 or more, with its source and kind."""
+
     value: float = Field(ge=0, le=_MOST, allow_inf_nan=False)
     source: Text
     kind: FactKind
 
 
 class Positive(Number):
+    """A number above 0."""
+
     value: float = Field(ge=_LEAST, le=_MOST, allow_inf_nan=False)
 
 
 class Share(Number):
+    """A share in (0, 1]."""
+
     value: float = Field(ge=_LEAST, le=1)
 
 
 class AtLeastOne(Number):
+    """A number of 1 or more."""
+
     value: float = Field(ge=1, le=_MOST, allow_inf_nan=False)
 
 
 class Portion(Number):
+    """A share in [0, 1]."""
+
     value: float = Field(ge=0, le=1)
 
 

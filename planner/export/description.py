@@ -172,6 +172,7 @@ class Description:
 
     @property
     def context(self) -> int:
+        """Degree of context parallelism."""
         return self.ring * self.heads
 
     @property
@@ -181,6 +182,7 @@ class Description:
 
     @property
     def devices(self) -> int:
+        """Number of all devices."""
         return self.pipeline * self.data * self.context * self.tensor
 
     @property
@@ -205,6 +207,7 @@ class Description:
 
     @property
     def recomputes(self) -> bool:
+        """Whether any block is recomputed."""
         return any(self.full) or any(self.selective)
 
 

@@ -61,6 +61,7 @@ class Job:
 
     @property
     def nodes(self) -> int:
+        """Number of nodes."""
         return max(1, self.description.devices // self.per_node)
 
     @property

@@ -1,9 +1,10 @@
 """What attention sees: all keys, those in a window, keys with a bias for their distance (ALiBi), learned sinks.
 
-mistral-7b before v0.3                                 a window of 4,096 keys sliding_window=4096, window size 4096
-a window of that size, in every layer window_pattern SSSL                                    layers that differ: the
-window with the same work alibi, BLOOM, Baichuan 13B                             a bias, which PyTorch's kernels read as
-a mask GPT-OSS                                                learned sinks
+mistral-7b before v0.3                                 a window of 4,096 keys
+sliding_window=4096, window size 4096                  a window of that size, in every layer
+window_pattern SSSL                                    layers that differ: the window with the same work
+alibi, BLOOM, Baichuan 13B                             a bias, which PyTorch's kernels read as a mask
+GPT-OSS                                                learned sinks
 """
 
 import math

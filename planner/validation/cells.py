@@ -1,11 +1,12 @@
 """The meaning of a cell in a table of runs: exactly one, or the cell is refused. No ambiguous text is guessed.
 
-whole numbers     4096  4,096  4_096  4.096e3  128Ki (x 1024)      not 128k, which may be 128000 or 131072 quantities
-1.35  12,345.6  1,234,567                        not 1,024, which may be 1.024; not ~6000
+whole numbers     4096  4,096  4_096  4.096e3  128Ki (x 1024)      not 128k, which may be 128000 or 131072
+quantities        1.35  12,345.6  1,234,567                        not 1,024, which may be 1.024; not ~6000
   n_params_B      70  70B  350M  1.3T                    iter_time_s    1.35  1350 ms  1.35 s  2 min
   peak_mem_GB     79.4  79.4 GB  74 GiB  75776 MiB       tokens_per_s_per_device    12345.6  12345.6 tokens/s
 precision         bf16, bfloat16, mixed bf16, fp16, half, fp32, float32, fp8, float8, mxfp8      not amp, int8, nvfp4
-truth             True False  yes no  on off  1 0 unknown           an empty cell, n/a, -, ?, unknown
+truth             True False  yes no  on off  1 0
+unknown           an empty cell, n/a, -, ?, unknown
 """
 
 import math

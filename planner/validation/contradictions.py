@@ -1,11 +1,12 @@
 """Statements of a row that contradict each other: the row is refused, because the right one is unknown.
 
-device              another chip, or another memory size, than the profile global_batch        more tokens a step than
-any published run: it was counted in tokens flags               gradients accumulated over another number of
-micro-batches than make the batch; recomputation that
+device              another chip, or another memory size, than the profile
+global_batch        more tokens a step than any published run: it was counted in tokens
+flags               gradients accumulated over another number of micro-batches than make the batch; recomputation that
                     the column `recompute` denies
-precision_detail    fp8 products in a 16-bit run peak_mem_GB         more than the device has: another unit iter_time_s
-less than the model's FLOP take at the peak of all devices
+precision_detail    fp8 products in a 16-bit run
+peak_mem_GB         more than the device has: another unit
+iter_time_s         less than the model's FLOP take at the peak of all devices
 """
 
 import re

@@ -113,8 +113,10 @@ def _kv_heads(row: Row, heads: int, notes: list[str]) -> int:
 
 
 def _replicated(row: Row, kv_heads: int, heads: int, notes: list[str]) -> int:
-    """Heads of keys and values on all tensor-parallel devices together, each of which has one at least. Raises
-    UnsupportedError if they do not divide the heads."""
+    """Heads of keys and values on all tensor-parallel devices together; each device has at least one.
+
+    Raises UnsupportedError if they do not divide the heads.
+    """
     tensor = row.integer("tp") or 1
     if kv_heads < tensor <= heads and tensor % kv_heads == heads % tensor == 0:
         kv_heads = tensor

@@ -1,12 +1,12 @@
 """The dtype in which a stack keeps and reduces gradients and optimizer states, where these are, and their buckets.
 
-optimizer offload                                   gradients and states on the host flags, or recipes of NVIDIA
-gradients in bf16; with recipes also narrower states ZeRO 3 of DeepSpeed                                 gradients in
-the dtype of weights, unless grad_accum_dtype
+optimizer offload                                   gradients and states on the host
+flags, or recipes of NVIDIA                         gradients in bf16; with recipes also narrower states
+ZeRO 3 of DeepSpeed                                 gradients in the dtype of weights, unless grad_accum_dtype
                                                     is wider
-DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million NeMo before
-September 2024                          buckets of a layer or of a virtual stage gradient accumulation fusion denied
-a pass of its own accumulates gradients
+DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million
+NeMo before September 2024                          buckets of a layer or of a virtual stage
+gradient accumulation fusion denied                 a pass of its own accumulates gradients
 """
 
 import math

@@ -1,10 +1,11 @@
 """The loss of a stack, and what of the logits is in memory while it is computed.
 
-one kernel of Triton or CUDA, Liger                    its gradient replaces the logits fused linear cross entropy
-(Liger), a loss in chunks   a piece of the logits at a time eager cross entropy in a compiled stack                all
-logits in fp32 logits held, use_cache                                 logits in fp32 through the backward pass tensor
-parallelism of PyTorch without loss_parallel    logits of all words on every device PyTorch's cross entropy of whole
-logits                copies in fp32 beside those that every loss has
+one kernel of Triton or CUDA, Liger                    its gradient replaces the logits
+fused linear cross entropy (Liger), a loss in chunks   a piece of the logits at a time
+eager cross entropy in a compiled stack                all logits in fp32
+logits held, use_cache                                 logits in fp32 through the backward pass
+tensor parallelism of PyTorch without loss_parallel    logits of all words on every device
+PyTorch's cross entropy of whole logits                copies in fp32 beside those that every loss has
 """
 
 from dataclasses import replace

@@ -35,8 +35,10 @@ layers with a window are called interleaved, too."""
 
 
 def pinned_of(row: Row, devices: int, model: Dimensions, spared: Spared | None, notes: list[str]) -> Pinned:
-    """The decisions of a row on so many devices. Raises UnsupportedError for degrees that contradict each other or the
-    model."""
+    """The decisions of a row on `devices` devices.
+
+    Raises UnsupportedError for degrees that contradict each other or the model.
+    """
     tensor, pipeline = (_degree(row, name, notes) for name in ("tp", "pp"))
     context = row.integer("cp") or 1
     virtual = _virtual_stages(row, model.layers // pipeline, notes) if pipeline > 1 else 1

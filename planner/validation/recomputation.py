@@ -1,7 +1,7 @@
 """What a row says about recomputation: how its blocks run, which of them, and what they recompute.
 
-recompute     recompute_detail                                  what is recomputed full          full (block n=5), block
-5, every 2nd layer        those blocks of a stage as a whole
+recompute     recompute_detail                                  what is recomputed
+full          full (block n=5), block 5, every 2nd layer        those blocks of a stage as a whole
               25% of layers                                     that share of them
               first 5 layers, 2/3 layers                        refused: of the model, or of a stage?
 selective     modules=[layernorm moe_act], selective op         the named parts, in every block
@@ -112,8 +112,10 @@ def _modules(row: Row, detail: str) -> set[str]:
 
 
 def _some_blocks(detail: str, layers: int, notes: list[str]) -> Spared | None:
-    """Which of the blocks of a stage of so many are computed again as a whole; None of all. Raises UnsupportedError for
-    a detail that names some in another way."""
+    """Which blocks of a stage of `layers` layers are recomputed as a whole; None for all.
+
+    Raises UnsupportedError for a detail that names some of them in another way.
+    """
     if every := re.search(r"every ([2-9]|other|second|third)(?:nd|rd|th)?\b", detail):
         one = {"other": 2, "second": 2, "third": 3}.get(every[1]) or int(every[1])
         notes.append(f"full recomputation of one block in {one}")
@@ -153,7 +155,10 @@ def running(row: Row, spared: Spared | None, notes: list[str]) -> Running:
 
 
 def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:
-    """What selective recomputation recomputes: attention (Megatron), or what the row names. Raises UnsupportedError."""
+    """The classes of operators that selective recomputation recomputes: attention (Megatron), or what the row names.
+
+    Raises UnsupportedError for a detail that does not say.
+    """
     if recompute != "selective":
         return ()
     detail = row.text("recompute_detail").lower()

@@ -197,6 +197,7 @@ class Row:
 
     @property
     def id(self) -> str:
+        """The name of the run."""
         return self.text("id")
 
     @property

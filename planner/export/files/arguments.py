@@ -86,6 +86,7 @@ class Options:
         return self._values(name) or ()
 
     def word(self, name: str, default: str = "") -> str:
+        """The single value of an option. Raises ExportError for several values."""
         values = self._values(name)
         if values is None:
             return default
@@ -98,6 +99,7 @@ class Options:
         return values[0]
 
     def integer(self, name: str, default: int | None = None) -> int | None:
+        """A whole number. Raises ExportError for anything else."""
         text = self.word(name)
         if not text:
             return default
@@ -110,6 +112,7 @@ class Options:
         return checked_count(f"--{name}", found)
 
     def number(self, name: str, default: float) -> float:
+        """A finite number. Raises ExportError for anything else."""
         text = self.word(name)
         try:
             found = float(text) if text else default

@@ -42,6 +42,7 @@ class Settings:
         return tuple(self._values.items())
 
     def has(self, path: str) -> bool:
+        """Whether a key has a value."""
         return self.value(path) is not None
 
     def value(self, path: str) -> Any:
@@ -56,6 +57,7 @@ class Settings:
         return tuple(self._values[name] for name in names)
 
     def integer(self, path: str, default: int) -> int:
+        """A whole number. Raises ExportError for anything else."""
         found = self.value(path)
         if found is None:
             return default
@@ -71,6 +73,7 @@ class Settings:
         return found
 
     def number(self, path: str, default: float) -> float:
+        """A number. Raises ExportError for anything else."""
         found = self.value(path)
         if found is None:
             return default
@@ -79,6 +82,7 @@ class Settings:
         return float(found)
 
     def truth(self, path: str, default: bool = False) -> bool:
+        """True or false. Raises ExportError for anything else."""
         found = self.value(path)
         if found is None:
             return default

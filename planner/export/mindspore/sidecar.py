@@ -1,8 +1,8 @@
 """What strategy files do not state: `plan export` writes it beside them, and `plan import` reads it.
 
-training           the section of a plan file: batch, micro-batches, precision, optimizer, gradients schedule, slices
-in which order pipeline ranks take their turns blocks             what is recomputed: of how many blocks, "none", "full"
-or "selective", and what these keep
+training           the section of a plan file: batch, micro-batches, precision, optimizer, gradients
+schedule, slices   in which order pipeline ranks take their turns
+blocks             what is recomputed: of how many blocks, "none", "full" or "selective", and what these keep
 """
 
 from collections.abc import Mapping, Sequence
