@@ -23,7 +23,6 @@ _ASSUMED = {
 """The step that an objective is (`planner.strategy_search.engine.scheduling.assumed`), in words."""
 
 _FASTER = "is faster", "is more than {} faster"
-_LOWER = "has a lower objective", "has an objective more than {} lower"
 _BELOW_STEP = "has an objective below this plan's step", "has an objective more than {} below this plan's step"
 """That no plan is better, and by how much one could be at most."""
 
@@ -33,7 +32,7 @@ _APART = {
     "unequal": (
         "with equal virtual stages",
         "with unequal virtual stages",
-        _LOWER,
+        _BELOW_STEP,
         "memory of the average virtual stage of a rank",
     ),
     "unequal, v": (
@@ -45,7 +44,7 @@ _APART = {
     "unequal, slices": (
         "with equal virtual stages and whole sequences",
         "with unequal virtual stages, or with sequence slices,",
-        _LOWER,
+        _BELOW_STEP,
         "",
     ),
 }
@@ -71,19 +70,18 @@ def proof_text(
     apart: tuple[str, float] | None = None,
 ) -> str:
     """What was proved about the plans `where`: that none is faster, or by how much one could be faster at most. Where
-    objectives have `assumed` what a step may do better, the sentence compares objectives. A plan with three or four
-    mesh axes, or with ring attention, is not `covered`: the proof is about the plans around which it was found. Plans
-    with a lower bound of their own are named in a second sentence (`apart`, `SearchResult.apart`)."""
+    objectives have `assumed` what a step may do better, the sentence compares objectives with the step of the plan. A
+    plan with three or four mesh axes, or with ring attention, is not `covered`: the proof is about the plans around
+    which it was found. Plans with a lower bound of their own are named in a second sentence (`apart`,
+    `SearchResult.apart`)."""
     where = where if covered else f"{where}, with one or two mesh axes and without ring attention,"
     objective = f" (objective: the step {' and '.join(_ASSUMED[one] for one in assumed)})" if assumed else ""
-    words = _LOWER if assumed else _FASTER
+    words = _BELOW_STEP if assumed else _FASTER
     if status == "optimal":
-        return f"Proved optimal: no plan {where} {words[0]}{objective}"
+        return f"Proved optimal: no plan {where} {'has a lower objective' if assumed else words[0]}{objective}"
     if apart is None or apart[1] >= gap:
         return f"Proved: no plan {where} {_at_most(words, gap)}{objective}"
     others, like, proved, counted = _APART[apart[0]]
-    if assumed and apart[0].endswith("v"):
-        words = _BELOW_STEP
     first = f"Proved: no plan {where} {others} {_at_most(words, apart[1])}{objective};"
     by = f" (bound: {counted})" if counted else ""
     return f"{first}\nno plan {like} {_at_most(proved, gap)}{by}"
@@ -132,13 +130,11 @@ def sum_text(step: float, bounded: float, *, fastest: bool = True) -> str:
     change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
-    objective, less = f"This plan's objective is {seconds_text(bounded)}", f"{percent_text(change)} shorter"
-    if not fastest:
-        return f"{objective}; its simulated step is {less}"
-    return (
-        f"{objective}. The plans with the lowest objectives were simulated; this one is the fastest, with a step"
-        f" {less} than its objective"
+    own = (
+        f"A step may be shorter than its objective: that of this plan is {seconds_text(bounded)}, and its simulated step"
+        f" is {percent_text(change)} shorter"
     )
+    return f"{own}. Of the plans with the lowest objectives, it has the shortest step" if fastest else own
 
 
 def simpler_text(slower: float, decisions: int, fastest: int) -> str:

@@ -50,7 +50,7 @@ def with_narrower(
         return result
     every = result.bounds
     for what, asked, among in _narrower(request, result):
-        if result.equal_gap < WIDE:
+        if result.objective_gap < WIDE:
             break
         if result.statistics.stopped or cancelled() or reached():
             return result.cut_short()

@@ -9,7 +9,7 @@ from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
-from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, gap_of
+from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, gap_of, objective_gap
 from planner.strategy_search.engine.scheduling import Assumed
 from planner.strategy_search.request.space import Configuration
 
@@ -165,8 +165,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How much less, relatively, the objective of another plan could be at most than the step of the first plan, or
-        than its objective, if that is longer."""
+        """How far below the step of the first plan, relatively, the objective of another plan can be at most."""
         return gap_of(self.plan, self.bound_seconds)
 
     @property
@@ -186,9 +185,11 @@ class SearchResult:
         return "unequal", gap
 
     @property
-    def equal_gap(self) -> float:
-        """`gap`, without virtual stages of unequal blocks if their bound is weaker."""
-        return self.gap if self.apart is None or self.apart[0] != "unequal" else self.apart[1]
+    def objective_gap(self) -> float:
+        """How much less, relatively, than that of the first plan the objective of another plan can be at most. Plans
+        with unequal virtual stages are left out if their bound is weaker."""
+        unequal = self.apart is not None and self.apart[0] == "unequal"
+        return objective_gap(self.plan, self.equal_seconds if unequal else self.bound_seconds)
 
     def cut_short(self) -> "SearchResult":
         """The same result as that of a search that was stopped before its end."""
@@ -196,5 +197,6 @@ class SearchResult:
 
     @property
     def status(self) -> str:
-        """ "optimal" where no plan in the space has an objective below the step of the first, else "feasible"."""
-        return "optimal" if self.gap <= OPTIMAL and self.covered else "feasible"
+        """ "optimal" where no plan in the space has a lower objective than the first, else "feasible"."""
+        proved = objective_gap(self.plan, self.bound_seconds) <= OPTIMAL
+        return "optimal" if proved and self.covered else "feasible"

@@ -84,7 +84,7 @@ def _looked_for(request: SearchRequest, result: SearchResult) -> bool:
     plans are conventional already."""
     exact = request.algorithm == "dynamic_programming" and request.objective == "time" and request.space is None
     done = not result.statistics.stopped and not request.certify
-    wanted = request.simplicity > 0 or result.equal_gap >= WIDE
+    wanted = request.simplicity > 0 or result.objective_gap >= WIDE
     return wanted and exact and done and isinstance(request.cluster, Cluster)
 
 

@@ -68,5 +68,5 @@ def test_more_is_never_worse(
     assert found is not None, "more left nothing that fits"
     before, after = less.plans[0], found.plans[0]
     assert found.bound_seconds <= before.objective * (1 + ROUNDING), "what was found before is ruled out"
-    assert after.bounded * (1 - found.gap) <= before.bounded * (1 + ROUNDING)
+    assert after.bounded * (1 - found.objective_gap) <= before.bounded * (1 + ROUNDING)
     assert after.seconds <= max(before.seconds, before.objective) / (1 - found.gap) * (1 + ROUNDING)

@@ -91,17 +91,17 @@ def proved(plan: Plan, bound: float, *, covered: bool) -> Plan:
     gap = gap_of(plan, bound)
     provenance = replace(
         plan.provenance,
-        status="optimal" if gap <= OPTIMAL and covered else "feasible",
+        status="optimal" if objective_gap(plan, bound) <= OPTIMAL and covered else "feasible",
         gap=0.0 if gap <= OPTIMAL else _rounded_up(gap),
     )
     return replace(plan, provenance=provenance)
 
 
 def bounded_seconds(plan: Plan) -> Seconds:
-    """The seconds of a plan that a bound is compared with: its step. In pipelines, with offload, and with interleaved
-    micro-batches or slices, steps may be shorter than the objectives that are bounded, and those of other plans, too.
-    Then it is the longer of its step and its objective, the latter minus what every rank saves by launching ahead. For
-    stages in a V only the work is bounded."""
+    """The seconds of a plan that the search minimises and bounds: its step. In pipelines, with offload, and with
+    interleaved micro-batches or slices, steps may be shorter than the objectives that are bounded, and those of other
+    plans, too. Then it is the longer of its step and its objective, the latter minus what every rank saves by launching
+    ahead. For stages in a V only the work is bounded."""
     prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
     in_order = plan.pipeline == 1 and not turns and not prediction.offloaded
     if in_order or plan.schedule_kind.v_shaped:
@@ -113,7 +113,14 @@ def bounded_seconds(plan: Plan) -> Seconds:
 
 
 def gap_of(plan: Plan, bound: Seconds) -> float:
-    """How much less time, relatively, another plan could take at most if none takes less than `bound`."""
+    """How far below the step of this plan, relatively, the objective of another plan can be at most if none is below
+    `bound`."""
+    return max(0.0, 1 - bound / plan.prediction.step_seconds)
+
+
+def objective_gap(plan: Plan, bound: Seconds) -> float:
+    """How much less, relatively, than that of this plan the objective of another plan can be at most if none is below
+    `bound`. It is `gap_of` where no step is shorter than its objective."""
     return max(0.0, 1 - bound / bounded_seconds(plan))
 
 

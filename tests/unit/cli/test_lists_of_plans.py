@@ -158,7 +158,7 @@ def test_a_proof_says_about_which_plans_it_is_where_the_best_is_none_of_them() -
     said = proof_text("feasible", 0.004, "in the search space", ["1f1b"], covered=False)
     assert said.startswith(
         "Proved: no plan in the search space, with one or two mesh axes and without ring attention, has an objective"
-        " more than 0.4% lower (objective: "
+        " more than 0.4% below this plan's step (objective: "
     )
 
 
@@ -177,9 +177,9 @@ def test_a_proof_says_apart_what_is_known_of_stages_in_a_v() -> None:
 
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
     assert sum_text(1.0, 1.0 + 1e-12) == sum_text(10.1, 10.0) == ""
-    assert "objective is 10 s." in (text := sum_text(9.9, 10.0))
-    assert "this one is the fastest" in text
-    assert sum_text(9.9, 10.0, fastest=False).endswith("10 s; its simulated step is 1.0% shorter")
+    assert "that of this plan is 10 s" in (text := sum_text(9.9, 10.0))
+    assert text.endswith("it has the shortest step")
+    assert sum_text(9.9, 10.0, fastest=False).endswith("10 s, and its simulated step is 1.0% shorter")
 
 
 @pytest.mark.cases(3)

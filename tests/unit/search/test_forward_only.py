@@ -69,7 +69,7 @@ def test_no_pruning_finds_a_faster_one() -> None:
         pruned, every = search(asked), search(replace(asked, prune=False))
         assert pruned.plan.prediction.objective_seconds == pytest.approx(every.plan.prediction.objective_seconds)
         least = every.plan.prediction.objective_seconds
-        assert pruned.plan.prediction.objective_seconds * (1 - pruned.gap) <= least * (1 + 1e-9)
+        assert pruned.plan.prediction.objective_seconds * (1 - pruned.objective_gap) <= least * (1 + 1e-9)
 
 
 def test_what_only_training_has_is_refused() -> None:
