@@ -131,8 +131,8 @@ def sum_text(step: float, bounded: float, *, fastest: bool = True) -> str:
     if change < _LEAST_SHOWN / 100:
         return ""
     own = (
-        f"A step may be shorter than its objective: that of this plan is {seconds_text(bounded)}, and its simulated step"
-        f" is {percent_text(change)} shorter"
+        f"A step may be shorter than its objective: that of this plan is {seconds_text(bounded)}, and its simulated"
+        f" step is {percent_text(change)} shorter"
     )
     return f"{own}. Of the plans with the lowest objectives, it has the shortest step" if fastest else own
 
