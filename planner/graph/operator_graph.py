@@ -256,6 +256,18 @@ class OperatorGraph:
     def parameter_names(self) -> frozenset[str]:
         return frozenset(parameter.name for parameter in self.parameters)
 
+    def parameter_behind(self, value: str) -> str | None:
+        """The parameter that a value is, or that operators on nothing else made it of: casts, views, chunks."""
+        while (made := self.producer.get(value)) is not None and len(self.operators[made].operands) == 1:
+            (value,) = self.operators[made].operands
+        return value if value in self.parameter_names else None
+
+    def parameters_of(self, operator: Operator) -> tuple[str, ...]:
+        """Parameters that an operator reads: as they are, then as what other operators made of them alone."""
+        behind = map(self.parameter_behind, operator.operands)
+        own = (name for name in operator.operands if name in self.parameter_names)
+        return tuple(dict.fromkeys([*own, *(name for name in behind if name is not None)]))
+
     @cached_property
     def differentiable(self) -> frozenset[str]:
         """Values through which a gradient flows back to some trainable parameter."""

@@ -135,7 +135,7 @@ def telling(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
 
 def expert_overlap_words(overlap: tuple[tuple[str, int], ...]) -> str:
     """The number of expert layers whose exchange is overlapped."""
-    return f"the exchange of {len(overlap)} operators under other work" if overlap else "none"
+    return f"the exchange of {_operators(len(overlap))} under other work" if overlap else "none"
 
 
 def tensor_overlap_words(overlap: tuple[tuple[str, int, int, int], ...]) -> str:
@@ -144,4 +144,8 @@ def tensor_overlap_words(overlap: tuple[tuple[str, int, int, int], ...]) -> str:
         return "none"
     counts = sorted({chunks for _, *both, _ in overlap for chunks in both})
     chunks = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"under the products of {len(overlap)} operators, in {chunks} chunks"
+    return f"under the products of {_operators(len(overlap))}, in {chunks} chunks"
+
+
+def _operators(count: int) -> str:
+    return f"{count} operator{'' if count == 1 else 's'}"

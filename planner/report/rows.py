@@ -63,7 +63,7 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     together = f", {plan.training.interleave} interleaved" if plan.training.interleave > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:
-        blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
+        blocks = ", ".join(map(str, sorted({stage.blocks for stage in plan.stages})))
         virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
         slices = f", the sequence in {plan.slices} slices" if plan.slices > 1 else ""
         groups = _groups(plan)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.graph.blocks import Blocks
-from planner.plan.binding.bind import BoundPlan
+from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.binding.discovered import discovered
 from planner.plan.compare.explanation import shown_parts
 from planner.plan.layout.group_runs import group_runs
@@ -33,6 +33,8 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 from planner.report.words import SHOWN, short_name, strategy_words
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
+
+_Row = tuple[str, ...]
 
 _OVERLAPPED = {
     AHEAD: "overlapped kernel launches",
@@ -95,18 +97,50 @@ def _patterns(bound: BoundPlan, roles: Roles) -> RenderableType:
         return Text("")
     found = Patterns(bound=bound, roles=tuple(axis.role for axis in roles.axes))
     table = table_of("\nSharding" + _stand_in(bound.blocks), "operator", *bound.plan.mesh.names, "parameters")
-    rows = list[tuple[str, tuple[str, ...]]]()
-    for at, operator in enumerate(bound.operators):
-        if operator.rule.op_class not in SHOWN or bound.blocks.template(at) != at:
-            continue
-        stored = [name for name in operator.operator.operands if name in bound.parameters]
+    rows = list[tuple[int, _Row]]()
+    for at, operator in _shown(bound):
+        stored = bound.graph.parameters_of(operator.operator)
         kept = found.of_parameter(stored[0]) if stored else ""
-        rows.append((short_name(operator.operator), (*found.of_operator(at), kept)))
-    grouped = groupby(rows, key=lambda row: row[1])
-    told = [(", ".join(dict.fromkeys(name for name, _ in alike)), *words) for words, alike in grouped]
-    for row in counted(told):
-        table.add_row(*row)
+        rows.append((at, (short_name(operator.operator), *found.of_operator(at), kept)))
+    for heading, section in sections(bound.blocks, rows):
+        if heading:
+            table.add_row(heading, *("" for _ in table.columns[1:]))
+        grouped = groupby(section, key=lambda row: row[1:])
+        told = [(", ".join(dict.fromkeys(row[0] for row in alike)), *words) for words, alike in grouped]
+        for row in counted(told):
+            table.add_row(*row)
     return table
+
+
+def _shown(bound: BoundPlan) -> Iterator[tuple[int, BoundOperator]]:
+    """The operators that do the work, before the blocks, in the first block of each kind and after the blocks."""
+    for at, operator in enumerate(bound.operators):
+        if operator.rule.op_class in SHOWN and bound.blocks.template(at) == at:
+            yield at, operator
+
+
+def sections(blocks: Blocks, rows: Sequence[tuple[int, _Row]]) -> Iterator[tuple[str, Sequence[_Row]]]:
+    """Rows of operators with the heading that says whose they are: before the blocks, in the first block of each kind,
+    after the blocks. Kinds with equal rows share a heading; with one kind of block there is none."""
+    if len(blocks.firsts) < 2:
+        yield "", [row for _, row in rows]
+        return
+    kinds: dict[tuple[_Row, ...], list[int]] = {}
+    for block in blocks.firsts:
+        kinds.setdefault(tuple(row for at, row in rows if blocks.block_of(at) == block), []).append(block)
+    yield "", [row for at, row in rows if at < blocks.start]
+    for told, firsts in kinds.items():
+        yield _heading(blocks, firsts), told
+    if after := [row for at, row in rows if at >= blocks.stop]:
+        yield "after the blocks:", after
+
+
+def _heading(blocks: Blocks, firsts: Sequence[int]) -> str:
+    """`block 0 and 11 like it:`, `blocks 0, 1 and 22 like them:`."""
+    several = len(firsts) > 1
+    like = sum(blocks.kinds.count(blocks.kinds[block]) for block in firsts) - len(firsts)
+    others = f" and {like} like {'them' if several else 'it'}" if like else ""
+    return f"block{'s' if several else ''} {', '.join(map(str, firsts))}{others}:"
 
 
 def counted(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
@@ -145,15 +179,17 @@ def _layers(bound: BoundPlan) -> RenderableType:
     labels = factor_labels(bound.graph)
     title = "\nSharding" + (_stand_in(bound.blocks))
     table = table_of(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
-    for at, operator in enumerate(bound.operators):
-        if operator.rule.op_class not in SHOWN or bound.blocks.template(at) != at:
-            continue
+    rows = list[tuple[int, _Row]]()
+    for at, operator in _shown(bound):
         words = strategy_words(operator, labels[at])
-        stored = [bound.parameters[name] for name in operator.operator.operands if name in bound.parameters]
+        stored = [bound.parameters[name] for name in bound.graph.parameters_of(operator.operator)]
         weight = stored[0].weight_words if stored else ""
         state = stored[0].state_words if stored else ""
         result = format_layout(operator.layouts.results[0].forward)
-        table.add_row(short_name(operator.operator), *words, result, weight, state)
+        rows.append((at, (short_name(operator.operator), *words, result, weight, state)))
+    for heading, section in sections(bound.blocks, rows):
+        for row in [(heading,)] * bool(heading) + [*section]:
+            table.add_row(*row)
     return table
 
 

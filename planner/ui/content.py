@@ -100,7 +100,7 @@ def _operators(bound: BoundPlan, found: Roles) -> list[Content]:
     for at, one in enumerate(bound.operators):
         if one.rule.op_class not in SHOWN or bound.blocks.template(at) != at:
             continue
-        stored = [name for name in one.operator.operands if name in bound.parameters]
+        stored = bound.graph.parameters_of(one.operator)
         rows.append(
             {
                 "name": one.operator.name,

@@ -102,7 +102,7 @@ class Patterns:
 
     def _weight_factors(self, operator: BoundOperator) -> frozenset[int]:
         names = zip(operator.operator.operands, operator.rule.operands, strict=True)
-        own = (dims for name, dims in names if name in self.bound.parameters)
+        own = (dims for name, dims in names if self.bound.graph.parameter_behind(name) is not None)
         return frozenset(factor for dims in own for factors in dims for factor in factors)
 
     def of_parameter(self, name: str) -> str:

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from planner.graph.blocks import Blocks
 from planner.plan.layout.roles import Roles, roles
+from planner.plan.words import expert_overlap_words
 from planner.report.rows import degree_rows
-from planner.report.terminal import counted
+from planner.report.terminal import counted, sections
 from tests.unit.plan.plans import plan_named, verdict_of
 
 
@@ -52,3 +54,39 @@ def test_shares_of_zero_stages_cover_all_parameters() -> None:
     found = roles(verdict_of(plan_named("two axes")).bound)
     assert sum(share for _, share in found.zero_shares) == pytest.approx(1)
     assert found.zero == found.zero_shares[0][0]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rows", "told"),
+    [
+        ((0, 0, 0), "eaz", [("", "eaz")]),
+        (
+            (0, 1, 1),
+            "eabz",
+            [("", "e"), ("block 0:", "a"), ("block 1 and 1 like it:", "b"), ("after the blocks:", "z")],
+        ),
+        ((0, 1, 0), "eaaz", [("", "e"), ("blocks 0, 1 and 1 like them:", "a"), ("after the blocks:", "z")]),
+        ((0, 1), "eaa", [("", "e"), ("blocks 0, 1:", "a")]),
+    ],
+)
+def test_kinds_of_blocks_have_headings_and_equal_ones_share_theirs(
+    kinds: tuple[int, ...], rows: str, told: list[tuple[str, str]]
+) -> None:
+    """An embedding, blocks of one operator, and a head: operators 0, 1 to n, n + 1."""
+    blocks = Blocks(borders=tuple(range(1, len(kinds) + 2)), kinds=kinds)
+    places = (0, *(block + 1 for block in blocks.firsts), len(kinds) + 1)
+    found = sections(blocks, [(at, (name,)) for at, name in zip(places, rows, strict=False)])
+    assert [(heading, "".join(name for (name,) in section)) for heading, section in found] == told
+
+
+def test_sizes_of_stages_are_told_in_order() -> None:
+    plan = plan_named("pipeline")
+    found = roles(verdict_of(plan).bound)
+    sizes = [replace(stage, blocks=blocks) for stage, blocks in zip(plan.stages, (10, 9, 10, 10), strict=True)]
+    told = dict(degree_rows(replace(plan, stages=tuple(sizes)), found))
+    assert told["pipeline"].endswith("9, 10 blocks a stage")
+
+
+def test_one_operator_is_told_as_one() -> None:
+    assert expert_overlap_words((("a", 1),)) == "the exchange of 1 operator under other work"
+    assert expert_overlap_words((("a", 1), ("b", 1))) == "the exchange of 2 operators under other work"
