@@ -1,10 +1,9 @@
-"""Help texts: `plan COMMAND --help` prints usage, examples and options by group, one line each; `plan --help` one
-screen.
+"""What `--help` prints: of a command its use, examples and options by group, one line each; of `plan` one screen.
 
-    plan help WORD     the full text of an option; `--help` shows the sentences that fit in a line
+    plan help WORD     the whole text of an option, of which `--help` shows the sentences that fit in a line
 
-Typer's own help wraps descriptions into a narrow column in boxes. Ours is plain text and is made here; the options,
-their groups and their texts are where Typer reads them.
+Typer's own help has boxes in which descriptions wrap into a narrow column. This is plain text, so it is written here;
+the options themselves, their groups and their texts stay where Typer reads them.
 """
 
 import shutil
@@ -19,7 +18,7 @@ from planner.cli.whole_numbers import check_whole_numbers
 
 _WIDEST, _NARROWEST = 120, 60
 _NAMES = 32
-"""Width of the column of option names, with two spaces before and after."""
+"""Columns of the names of options, with two spaces in front and two behind."""
 _OPTIONS = "Options"
 
 ABOUT = """\
@@ -43,7 +42,7 @@ COMMON = (
     ("--global-batch N", "samples of a step (default: 4 per device, 32 images)"),
     ("-o FILE", "where to write the plan"),
 )
-"""The most used options; these texts are shorter than those in `Options`."""
+"""The options that people use; the texts are shorter than those in `Options`."""
 
 PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -89,11 +88,11 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-"""All commands by purpose; some share a line."""
+"""Every command by what it is for, some in one line."""
 
 
 class Command(TyperCommand):
-    """A command with our help text and our check of whole numbers."""
+    """A command whose help is ours, and whose whole numbers are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         check_whole_numbers(self, ctx, args)
@@ -137,8 +136,7 @@ def command_help(command: Any, ctx: Any) -> str:
 
 
 def parts_of(text: str) -> tuple[list[str], list[str]]:
-    """The paragraphs of a docstring, each as one line, and its examples: the paragraphs whose lines are all
-    commands."""
+    """The paragraphs of a docstring, each in one line, and its examples: paragraphs whose lines all are commands."""
     paragraphs, examples = list[str](), list[str]()
     for one in text.split("\n\n"):
         lines = [line.strip() for line in one.splitlines() if line.strip()]
@@ -150,7 +148,7 @@ def parts_of(text: str) -> tuple[list[str], list[str]]:
 
 
 def option_texts(group: Any, word: str) -> list[str]:
-    """The full texts of an option, by command if commands differ; empty if no command has it."""
+    """The whole texts of an option, by command where commands differ; empty where none has it."""
     name, found = word.lstrip("-"), dict[str, list[str]]()
     for path, command in commands_of(group, ""):
         for one in command.params:
@@ -171,7 +169,7 @@ def option_names(group: Any) -> set[str]:
 
 
 def commands_of(group: Any, path: str) -> Iterable[tuple[str, Any]]:
-    """All commands, keyed by what is typed. `path` is put in front and ends with a space if it is not empty."""
+    """Every command by what is typed for it behind `path`, which ends with a blank where it is not empty."""
     for name, command in group.commands.items():
         if getattr(command, "commands", None):
             yield from commands_of(command, f"{path}{name} ")
@@ -194,7 +192,7 @@ def _section(title: str, rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _fitting(text: str, default: str, room: int) -> str:
-    """As many sentences as fit in a line together with the default; at least the first."""
+    """As many sentences as fit in a line with the default behind them, at least the first."""
     sentences = text.replace("\n", " ").split(". ")
     for count in range(len(sentences), 1, -1):
         said = ". ".join(sentences[:count]).rstrip(".")
@@ -204,7 +202,7 @@ def _fitting(text: str, default: str, room: int) -> str:
 
 
 def _default(parameter: Any) -> str:
-    """` (default: 8)` if there is a default to show."""
+    """` (default: 8)` where there is one to be told."""
     shown, value = parameter.show_default, parameter.default
     if isinstance(shown, str):
         return f" (default: {shown})"
@@ -214,7 +212,7 @@ def _default(parameter: Any) -> str:
 
 
 def _shown_names(option: Any) -> tuple[str, str]:
-    """The long name of an option, with [no-] for a pair, and the short name."""
+    """The long name of an option, with [no-] of a pair, and the short one."""
     long = next((name for name in option.opts if name.startswith("--")), option.opts[0])
     short = next((name for name in option.opts if not name.startswith("--")), "")
     if option.secondary_opts == [f"--no-{long[2:]}"]:
@@ -230,7 +228,7 @@ def _spelled(option: Any) -> str:
 
 
 def _value(option: Any) -> str:
-    """What follows an option: its metavar, else a word for its type; nothing for a switch."""
+    """What stands behind an option: its metavar, else a word for its type; nothing behind a switch."""
     if getattr(option, "is_flag", False) or option.secondary_opts or option.name == "help":
         return ""
     if option.metavar:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def write_json(command: str, content: Mapping[str, Any]) -> None:
-    """Print the answer of a command, one object on stdout, in the form defined in `planner.cli.schemas`."""
+    """The answer of a command, one object on stdout, in the form that `planner.cli.schemas` states."""
     from planner.cli.schemas import answer_text
 
     sys.stdout.write(answer_text(command, content) + "\n")
 
 
 def answer_content(answer: Answer) -> dict[str, Any]:
-    """The result of a search."""
+    """What a search found."""
     from planner.plan.binding.discovered import discovered
 
     best, found = answer.shown[0].plan, answer.roles[0]
@@ -52,8 +52,7 @@ def answer_content(answer: Answer) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """The number, or None if it is infinite or unknown: degrees are None if every operator splits freely, seconds and
-    bytes infinite if unknown."""
+    """Degrees are None where every operator splits as it likes, seconds and bytes infinite where none are known."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -95,7 +94,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
 
 
 def rank_content(view: "RankView", plan: "Plan") -> dict[str, Any]:
-    """The parts that one rank of a plan holds."""
+    """What one rank of a plan has."""
     return {
         "schema_version": OUTPUT_SCHEMA_VERSION,
         "rank": view.rank,
@@ -110,7 +109,7 @@ def rank_content(view: "RankView", plan: "Plan") -> dict[str, Any]:
 
 
 def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
-    """The decisions of a plan, in the usual words."""
+    """What was chosen for a plan, in the usual words."""
     return {
         "degrees": {
             "data": found.data,
@@ -159,7 +158,7 @@ def _search(answer: Answer) -> dict[str, Any]:
 
 
 def _simpler(result: "SearchResult") -> dict[str, Any] | None:
-    """Why the plan is not the fastest one found; None if it is."""
+    """Why the plan is not the fastest that was found; None where it is."""
     simpler = result.simpler
     if simpler is None:
         return None

@@ -1,3 +1,3 @@
-"""Reports of plans for people."""
+"""Plans for people to read."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""`plan import`: makes a plan from the settings of another engine and prices it."""
+"""`plan import`: a plan made of the settings of another engine, priced."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

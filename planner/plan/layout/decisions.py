@@ -128,7 +128,8 @@ def _divisible(operator: BoundOperator, labels: tuple[str, ...], label: str, siz
 
 def _storage(bound: BoundPlan, found: Roles) -> Iterator[str]:
     """What each axis shards of weights, gradients and states, beyond the cuts of tensor and expert parallelism."""
-    experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
+    reading = (o.operator for o in bound.operators if o.rule.op_class == "experts")
+    experts = {name for op in reading for name in bound.graph.parameters_of(op)}
     for place, axis in enumerate(found.axes):
         if axis.size == 1:
             continue

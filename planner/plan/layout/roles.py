@@ -128,7 +128,8 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
 
 def _shares_out(bound: BoundPlan, position: int) -> bool:
     """Whether the states of most parameters are cut on an axis. Experts, cut by expert parallelism, do not count."""
-    experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
+    reading = (o.operator for o in bound.operators if o.rule.op_class == "experts")
+    experts = {name for op in reading for name in bound.graph.parameters_of(op)}
     numel = {name: bound.graph.types[name].numel for name in bound.parameters if name not in experts}
     update, sizes = bound.plan.training.update, bound.plan.mesh.sizes
     owned = {name for name in numel if update.owned and position in owned_axes(bound.parameters[name], sizes)}

@@ -1,5 +1,4 @@
-"""The colour of everything. A colour is a word of the style sheet, which has one value for light and one for dark
-themes."""
+"""Which colour stands for what. Each is a word of the style sheet, which has one value for light and one for dark."""
 
 STEP = {
     "forward": "@forward",
@@ -44,9 +43,9 @@ MEMORY = {
 """Classes of memory."""
 
 SERIES = tuple(f"@series-{number}" for number in range(1, 9))
-"""The colour of things without their own."""
+"""Of what has no colour of its own."""
 
 
 def series(number: int) -> str:
-    """The colour of a thing by its number; colours repeat after eight."""
+    """The colour of a thing by its number; they come again after eight."""
     return SERIES[number % len(SERIES)]

@@ -1,4 +1,4 @@
-"""Words of the page that are explained on hover: the rows of docs/glossary.md, as a test checks."""
+"""Words of the page that are explained where they stand: the rows of docs/glossary.md, as a test holds."""
 
 import re
 from collections.abc import Mapping
@@ -51,13 +51,13 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     ),
     "margin": (r"margin", "memory that is left free for the error of the predicted peak"),
 }
-"""By glossary word: its pattern on the page, and its meaning."""
+"""By the word of the glossary: the pattern of what stands on the page, and what it means."""
 
 _ANY = re.compile("|".join(f"(?P<m{at}>{pattern})" for at, (pattern, _) in enumerate(MEANINGS.values())))
 
 
 class Html(str):
-    """Text that is already HTML: templates do not escape it."""
+    """Text that is HTML already: templates take it as it is."""
 
     __slots__ = ()
 
@@ -66,7 +66,8 @@ class Html(str):
 
 
 def explained(text: str, keyboard: bool = True) -> Html:
-    """A text whose glossary words show their meaning on hover, each once; with `keyboard` also on focus."""
+    """A text whose words of the glossary say what they mean when one points at them, each once; where `keyboard`, when
+    they have the focus too."""
     meanings, pieces, seen, end = list(MEANINGS.values()), [], set[str](), 0
     focus = ' tabindex="0"' if keyboard else ""
     for found in _ANY.finditer(text):

@@ -210,6 +210,8 @@ class Decided:
         self, index: int, rule: Rule, legal: tuple[Strategy, ...], axis: int, role: Role
     ) -> tuple[Strategy, ...]:
         """Candidates that use the axis for its role; if there are none, those that leave it unused."""
+        if index in self._views_for_experts:
+            return legal
         labels = self._labels[index]
         weights = self._weight_factors[index]
         multiplied = rule.op_class in _MULTIPLIED and bool(weights)
@@ -353,10 +355,24 @@ class Decided:
 
     @cached_property
     def _of_experts(self) -> frozenset[str]:
-        """Weights of experts: parameters of operators that route to experts."""
+        """Weights of experts: parameters of operators that route to experts, also as views and chunks of them."""
         graph = self.template.graph
         experts = (op for op, op_class in zip(graph.operators, self._classes, strict=True) if op_class == EXPERTS)
-        return graph.parameter_names.intersection(name for op in experts for name in op.operands)
+        return frozenset(name for op in experts for name in graph.parameters_of(op))
+
+    @cached_property
+    def _views_for_experts(self) -> frozenset[int]:
+        """Operators between a weight and the operator that routes to experts, such as the chunk of a weight that holds
+        gates beside the rest: they are cut as the experts are."""
+        graph = self.template.graph
+        experts = (op for op, op_class in zip(graph.operators, self._classes, strict=True) if op_class == EXPERTS)
+        found = set[int]()
+        open_names = [name for op in experts for name in op.operands if graph.parameter_behind(name) is not None]
+        while open_names:
+            if (made := graph.producer.get(open_names.pop())) is not None:
+                found.add(made)
+                open_names += graph.operators[made].operands
+        return frozenset(found)
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:

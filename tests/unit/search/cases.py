@@ -16,6 +16,7 @@ from costmodels import SCHEDULES, moments_in_flight, step_time, usable_memory
 from hardware_profiles import PYTORCH, Cluster, Machine, MixedCluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.models.experts import Experts, SparseMLP, experts
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
 from planner.models.zoo import ZOO, with_dimensions
@@ -64,6 +65,30 @@ def mixture(layers: int, **other: Any) -> nn.Module:
             sequence_length=SEQUENCE, num_experts=4, experts_per_token=2, expert_size=48, **other,
         )
     )  # fmt: skip
+
+
+class FusedExperts(Experts):
+    """Gates and the rest in one weight, of which chunks are multiplied, as transformers keeps them."""
+
+    def __init__(self, like: Experts) -> None:
+        nn.Module.__init__(self)
+        assert like.gate_proj is not None
+        self.gate_up_proj = nn.Parameter(torch.cat([like.gate_proj, like.up_proj], dim=1))
+        self.down_proj = like.down_proj
+
+    def forward(self, x_BSH: torch.Tensor, weights_BSK: torch.Tensor, chosen_BSK: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = experts(
+            x_BSH, weights_BSK, chosen_BSK, *self.gate_up_proj.chunk(2, dim=1), self.down_proj, 0
+        )
+        return result
+
+
+def fused(model: nn.Module) -> nn.Module:
+    """The model with the gates of its experts and the rest in one weight."""
+    for part in model.modules():
+        if isinstance(part, SparseMLP):
+            part.experts = FusedExperts(part.experts)
+    return model
 
 
 def gpt(layers: int, tied: bool = True) -> nn.Module:
@@ -321,6 +346,7 @@ MODELS: Mapping[str, Model] = {
     "llama-4": (lambda: llama(4), PAIR),
     "llama-6-tied": (lambda: llama(6, tied=True), PAIR),
     "mixture": (lambda: mixture(3, shared_size=32), PAIR),
+    "mixture-fused": (lambda: fused(mixture(3, shared_size=32)), PAIR),
     "mixture-after-dense": (lambda: mixture(4, dense_layers=1, head_size=8, qk_norm=True), PAIR),
     "gpt-1": (lambda: gpt(1), PAIR),
     "gpt-3": (lambda: gpt(3, tied=False), PAIR),

@@ -248,6 +248,17 @@ def test_zero_shares_out_what_experts_leave(zero: int) -> None:
     assert seen == 9
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_weight_of_gates_and_the_rest_is_cut_along_its_experts(zero: int) -> None:
+    """The operator of experts reads chunks of it: it is cut as the experts are, and ZeRO takes the other axis."""
+    result = result_of("mixture-fused", 4, Pinned(pipeline=1, data=4, context=1, expert=2, zero=zero, micro_batches=1))
+    matrices = {name: one for name, one in result.bound.parameters.items() if ".experts." in name}
+    assert len(matrices) == 6
+    for name, stored in matrices.items():
+        assert cut(stored, 0) == (False, False, zero == 1), name
+        assert (cut(stored, 1), stored.weight[1].dim) == ((True,) * 3, 0), name
+
+
 @pytest.mark.thorough
 def test_experts_are_left_to_the_search_unless_they_are_given() -> None:
     free = result_of("mixture", 4, Pinned(pipeline=1, data=4, tensor=1, context=1, zero=0)).plans[0].seconds
