@@ -80,7 +80,7 @@ from costmodels.state_space import (
     state_space_backward_time,
     state_space_time,
 )
-from costmodels.tables import ID_BYTES, host_rows_time, server_rows_time
+from costmodels.tables import ID_BYTES, ROW_MOMENTS, host_rows_time, server_rows_time
 from costmodels.timeline import Event, Overlap, RankUse, Timeline, simulate
 from costmodels.units import Array, Quantity
 
@@ -112,6 +112,7 @@ __all__ = [
     "PassSeconds",
     "Precision",
     "Quantity",
+    "ROW_MOMENTS",
     "RankEnd",
     "RankSeconds",
     "RankUse",

@@ -10,9 +10,9 @@
                n w / L  +  a + n (w + i) / N                             servers
 
 n rows of w bytes, each with an id of i = 8 bytes; M bytes/s of host memory, L of the link, a + x / N the time of a
-message over the network. An update moves u = 8 rows for each row: the gradient; the weight and two moments, read and
-written; and one more for the sum. The servers' own work is taken to overlap the network: there are as many servers as
-it needs. Every row of a lookup is taken to be different, because the ids are not known; repeated rows are faster.
+message over the network. An update moves u = 2 + 2 (1 + m) rows for each row: the gradient, read and summed; the weight
+and m moments, read and written. The servers' own work is taken to overlap the network: there are as many servers as it
+needs. Every row of a lookup is taken to be different, because the ids are not known; repeated rows are faster.
 """
 
 from costmodels.collectives import collective_time
@@ -22,26 +22,26 @@ from hardware_profiles import Bytes, Cluster, Group, Host
 ID_BYTES = 8.0
 """Bytes of the id of a row."""
 
-_MOVED_BY_UPDATE = 8.0
+ROW_MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 0}
+"""Moments of each row that the optimizer of a plan keeps beside tables: Adam under AdamW, and SGD without momentum."""
 
 
-def host_rows_time(rows: Array, row_bytes: Bytes, host: Host, group: Group | None) -> tuple[Array, Array]:
+def host_rows_time(rows: Array, row_bytes: Bytes, host: Host, group: Group | None, moments: int) -> tuple[Array, Array]:
     """Seconds to fetch `rows` rows, (K,), from the hosts of a group of ranks, and to return and apply their gradients.
 
-    `row_bytes` are the bytes of one row; `group` is None for a single rank. Returns two arrays, (K,).
+    `row_bytes` are the bytes of one row; `group` is None for a single rank; `moments` are those of each row
+    (`ROW_MOMENTS`). Returns two arrays, (K,).
     """
     moved, memory = rows * row_bytes, host.memory_rate
     exchanged = 0.0 * rows if group is None else collective_time("all_to_all", rows * (row_bytes + ID_BYTES), group)
     link = moved / host.link + exchanged
-    return 2 * moved / memory + link, link + _MOVED_BY_UPDATE * moved / memory
+    return 2 * moved / memory + link, link + (2 + 2 * (1 + moments)) * moved / memory
 
 
-def server_rows_time(rows: Array, row_bytes: Bytes, cluster: Cluster) -> tuple[Array, Array]:
-    """As `host_rows_time`, but from servers, which are as far from a device as its farthest peer.
-
-    Without `Cluster.host`, the link to the device takes no time.
-    """
+def server_rows_time(rows: Array, row_bytes: Bytes, host: Host, cluster: Cluster) -> tuple[Array, Array]:
+    """As `host_rows_time`, but from servers, which are as far from a device as its farthest peer; `host` is that of the
+    device."""
     whole = cluster if cluster.devices > 1 else cluster.with_devices(2)
     network = collective_time("send_recv", rows * (row_bytes + ID_BYTES), whole.group(2, whole.devices // 2))
-    link = 0.0 if cluster.host is None else rows * row_bytes / cluster.host.link
+    link = rows * row_bytes / host.link
     return network + link, network + link

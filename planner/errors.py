@@ -1,4 +1,4 @@
-"""Every error a user of the planner can meet.
+"""Every error that a user of the planner can meet.
 
     PlannerError
     ├── ModelError              the model cannot be found, built or traced
@@ -8,16 +8,16 @@
     ├── PlanFileError           a plan file that is truncated, of another version, for another graph, ...
     ├── CheckpointError         a checkpoint that is not whole, damaged, foreign, or not for this model
     ├── RequestError            an option or a combination of options that cannot be planned
-    ├── AuditError              the runtime does something that an audit cannot judge
-    ├── RunError                a run that broke down: a rank failed, was killed, or does nothing
+    ├── AuditError              the runtime does something that the audit cannot check
+    ├── RunError                a failed run: a rank failed, was killed, or hangs
     ├── InfeasibleError         nothing fits into the memory of the devices
     │   └── LimitError          a limit of the planner itself was reached before there was a plan
     ├── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
-    └── LossSpikeError          a loss that is far above those before it, where that shall stop the run
+    └── LossSpikeError          a loss far above those before it, if the run is to stop then
 
-A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one line
-and the exit code `exit_code`: 1 for a run that broke down, 2 for bad input, 3 where nothing fits, 4 where a loss is not
-finite or leaps.
+A message says what was asked, which numbers clash, where, and what to do. The command line prints it as one line and
+exits with `exit_code`: 1 for a failed run, 2 for bad input, 3 if nothing fits, 4 for a loss that is not finite or
+spikes.
 """
 
 import difflib
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 
 
 class PlannerError(Exception):
-    """Base of all errors raised on purpose by the planner."""
+    """Base of all errors that the planner raises on purpose."""
 
     exit_code = 2
 
@@ -47,12 +47,11 @@ class StrategyError(PlannerError):
 
 
 class PlanFileError(PlannerError):
-    """A plan file that cannot be used: unreadable, of another version, for another graph, or changed illegally."""
+    """A plan file that cannot be used: unreadable, of another version, for another graph, or with an illegal edit."""
 
 
 class CheckpointError(PlannerError):
-    """A checkpoint that cannot be used: not whole, damaged, foreign or for another model; or one that cannot be
-    written."""
+    """A checkpoint that cannot be used (incomplete, damaged, foreign or for another model) or written."""
 
 
 class RequestError(PlannerError):
@@ -60,7 +59,7 @@ class RequestError(PlannerError):
 
 
 class AuditError(PlannerError):
-    """The runtime does something that an audit cannot judge."""
+    """The runtime does something that the audit cannot check."""
 
 
 class StoppedError(SystemExit):
@@ -68,7 +67,7 @@ class StoppedError(SystemExit):
 
 
 class RunError(PlannerError):
-    """A run that broke down; `exit_code` is that of the rank which failed first."""
+    """A failed run; `exit_code` is that of the rank that failed first."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -76,9 +75,9 @@ class RunError(PlannerError):
 
 
 class InfeasibleError(PlannerError):
-    """Nothing that was tried fits into the memory of the devices. `needed` are the bytes per device of the leanest plan
-    looked at, `missing` those of them that there are not; None where that is not known. `advice` says what would help,
-    in the form in which programs read it."""
+    """No tried plan fits into the memory of the devices. `needed` is the memory per device of the leanest plan,
+    `missing` the part of it that the device lacks; None if unknown. `advice` says what would help, in the form for
+    programs."""
 
     exit_code = 3
 
@@ -95,7 +94,7 @@ class InfeasibleError(PlannerError):
 
 
 class LimitError(InfeasibleError):
-    """A limit of the planner itself was reached, of its time or (`memory`) its memory, before there was a plan."""
+    """A limit of the planner's own time or (`memory`) memory was reached before there was a plan."""
 
     def __init__(self, message: str, *, memory: bool = False) -> None:
         super().__init__(message)
@@ -109,14 +108,14 @@ class NonFiniteError(PlannerError):
 
 
 class LossSpikeError(PlannerError):
-    """A loss that is far above those before it, in a run that shall stop then."""
+    """A loss far above those before it, in a run that is to stop then."""
 
     exit_code = 4
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that are most like one that is not known, three at most; of paths, and for patterns, those with a
-    part that is like it."""
+    """The known names most similar to an unknown one, three at most; for paths and patterns, names with a similar
+    part."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
@@ -130,14 +129,14 @@ def nearest_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The question whether the known names were meant that are most like one that is not known; `otherwise` where none
-    is like it."""
+    """The question "did you mean ...?" with the most similar known names; `otherwise` if none is similar."""
     near = nearest_names(name, known)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that `name` is not a known `kind`, name the nearest ones, and list all where the list is short."""
+    """The message that `name` is not a known `kind`, with the nearest names, and with all names if the list is
+    short."""
     names = sorted(known)
     meant = did_you_mean(name, names)
     hint = f"; {meant}" if meant else "."

@@ -1,9 +1,9 @@
-"""What a configuration would take, the best that its engine can do, and the way there, cheapest change first.
+"""Price a configuration, find the best plan of its engine, and list the changes that lead to it, cheapest first.
 
     as it is ──micro-batches──▶ · ──recomputation──▶ · ──offload──▶ · ──ZeRO──▶ · ──degrees──▶ the best
 
-A change is cheap where it takes a line and no checkpoint has to be made anew for it. Changes are made one after the
-other and priced with those before them, so what they save sums to the whole. One that makes no plan by itself is made
+A change is cheap if it takes one line and needs no converted checkpoint. Changes are made one after the other and
+priced together with those before them, so their savings sum to the total. A change that is not legal alone is made
 together with the next.
 """
 
@@ -44,13 +44,13 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
 )
-"""Fields of a description that are changed together, the cheapest ones first."""
-_WORTH = 0.005  # of a step, which a change has to save to be worth a word
+"""Fields of a description that change together, the cheapest first."""
+_WORTH = 0.005  # share of a step that a change must save to be listed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change in words, and what a step takes before and after it."""
+    """One change in words, with the prediction before and after it."""
 
     name: str
     here: str
@@ -60,14 +60,13 @@ class Change:
 
     @property
     def seconds(self) -> float:
-        """What it saves of a step; negative where it costs."""
+        """Seconds of a step that it saves; negative if it costs time."""
         return self.before.step_seconds - self.after.step_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A configuration beside the best one of its engine; `best` is None where nothing was found that fits and is
-    faster."""
+    """A configuration and the best one of its engine; `best` is None if nothing was found that fits and is faster."""
 
     found: "Imported"
     best: "EngineBest | None"
@@ -86,7 +85,7 @@ def advice_on(found: "Imported", patience: Patience) -> Advice:
 
 
 def changed_text(advice: Advice) -> str:
-    """The user's file with the changes. Raises ExportError where it would not say what was meant."""
+    """The user's file with the changes. Raises ExportError if the changed file would not mean what was intended."""
     from planner.api.exporting import per_node_of
     from planner.export.description import ExportError
     from planner.export.editing import edited
@@ -110,7 +109,8 @@ def changed_text(advice: Advice) -> str:
 
 
 def _way(found: "Imported", best: "EngineBest") -> Iterator[Change]:
-    """Groups of fields one by one, what is not legal yet after the others, what never is alone with the fewest."""
+    """The groups of fields in order. A group that is not legal yet comes after the others; one that is never legal
+    alone is joined with as few others as possible."""
     now, figures = found.reading.description, found.bound.plan.prediction
     waiting = [group for group in _GROUPS if _differ(now, best.description, group[1])]
     while waiting:
@@ -136,7 +136,7 @@ def _differ(one: "Description", other: "Description", names: tuple[str, ...]) ->
 
 
 def _with(now: "Description", then: "Description", names: tuple[str, ...]) -> "Description | None":
-    """A description with some fields of another one; None where these contradict the others."""
+    """A description with some fields of another one; None if these contradict the others."""
     from planner.export.description import ExportError
 
     changes = {name: getattr(then, name) for name in names}
@@ -148,7 +148,7 @@ def _with(now: "Description", then: "Description", names: tuple[str, ...]) -> "D
 
 
 def words_of(d: "Description", names: tuple[str, ...]) -> str:
-    """Some fields of a description, as people say them."""
+    """Some fields of a description in words."""
     found = []
     if "micro_batch" in names:
         found.append(f"{d.micro_batches} of {d.micro_batch}")

@@ -1,4 +1,5 @@
-"""Between plans and descriptions: a plan for a description, priced, and what carrying a plan over costs."""
+"""Converts between plans and engine descriptions: the priced plan of a description, and what converting a plan
+costs."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is trained, on what: a traced graph whose example inputs have `batch` samples, and a machine."""
+    """The model and the machine: a traced graph whose example inputs have `batch` samples, and a machine."""
 
     model: "ModelReference"
     graph: "OperatorGraph"
@@ -91,9 +92,9 @@ def asked_like(
     space: "EngineSpace | None" = None,
     time_limit: float | None = None,
 ) -> "SearchRequest":
-    """A request for plans that train as another one does, in the space of an engine where one is given: in fp8 as it is
-    told (`engine_fp8`). Where no `update` is given, what becomes of gradients is open but for what would train
-    something else."""
+    """A request for plans that train like another one, in the space of an engine if one is given, with fp8 as the
+    engine has it (`engine_fp8`). Without `update`, gradient settings are open, except those that would change the
+    training."""
     from planner.plan.binding.machine import computing_in
     from planner.sharding.update import DEFAULT
     from planner.strategy_search.request.request import SearchRequest
@@ -110,7 +111,7 @@ def asked_like(
         optimizer=trained.optimizer,
         update=opened if update is None else update,
         imbalance=trained.imbalance,
-        tokens_once=getattr(trained, "tokens_once", False),  # a description of an engine has none
+        tokens_once=getattr(trained, "tokens_once", False),  # the description of an engine has no such setting
         fp8=trained.fp8 if space is None else engine_fp8(trained.fp8, space),
         space=space,
         time_limit=time_limit,
@@ -118,8 +119,8 @@ def asked_like(
 
 
 def engine_fp8(fp8: "Fp8", space: "EngineSpace") -> "Fp8":
-    """What a plan has in fp8, as an engine does the same: how weights are gathered is searched, and one that leaves no
-    layer out has all of them in fp8, as the nearest plan has."""
+    """The fp8 settings of a plan as an engine has them: how weights are gathered is searched, and an engine that cannot
+    leave a layer out has all layers in fp8, like the nearest plan."""
     return replace(fp8, gathered=False, left_out=fp8.left_out if space.leaves_out else ())
 
 
@@ -130,8 +131,8 @@ def priced_losses(
     found: "Sequence[Difference]",
     losses: "Sequence[Loss]",
 ) -> "tuple[tuple[Step, ...], BoundPlan]":
-    """What gets lost on the way from a plan to what an engine can say, in the order in which it is left out, with the
-    price of the plan after each; and the plan that the engine will run."""
+    """What is lost when a plan is converted for an engine, in the order in which it is left out, with the price of the
+    plan after each; and the plan that the engine will run."""
     steps, last = [], usual
     if found:
         figures = usual.plan.prediction
@@ -147,7 +148,7 @@ def priced_losses(
         ]
     for loss in losses:
         made = plan_of(subject, loss.description)
-        if _decided(made) == _decided(last):  # the same in other words, as of a vocabulary that no devices divide
+        if _decided(made) == _decided(last):  # the same in other words, as for a vocabulary that devices do not divide
             continue
         last, figures = made, made.plan.prediction
         steps.append(
@@ -163,7 +164,7 @@ def priced_losses(
 
 
 def _decided(bound: "BoundPlan") -> tuple[object, ...]:
-    """All that a plan decides."""
+    """All decisions of a plan."""
     plan = bound.plan
     turns = (plan.stages, plan.virtual_stages, plan.schedule, plan.slices)
     return plan.mesh, plan.training, plan.groups, *turns

@@ -1,4 +1,4 @@
-"""Arguments of public functions: what is wrong with one is a RequestError that names it."""
+"""Checks arguments of public functions; an error is a RequestError that names the argument."""
 
 import dataclasses
 import functools
@@ -23,8 +23,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 
 
 def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
-    """A public function that says what to do about arguments that it does not have, and about unknown hardware, as a
-    RequestError."""
+    """Wrap a public function: unknown arguments and unknown hardware raise a RequestError that says what to do."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -43,7 +42,7 @@ def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
 
 
 def _misnamed(function: str, known: tuple[str, ...], given: Mapping[str, object]) -> str:
-    """What to do about the first argument by a name that a function does not have; empty where all are known."""
+    """Advice on the first keyword argument that a function does not have; empty if all are known."""
     for name, value in given.items():
         if name in known:
             continue
@@ -57,14 +56,14 @@ def _misnamed(function: str, known: tuple[str, ...], given: Mapping[str, object]
 
 
 def _lacking(function: str, signature: inspect.Signature, given: Mapping[str, object]) -> str:
-    """Which arguments by name are missing; empty where none is."""
+    """The missing keyword arguments; empty if none is."""
     wanted = (one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY and one.default is one.empty)
     lacking = [f"{one.name}=..." for one in wanted if one.name not in given]
     return f"{function}: give {', '.join(lacking)}" if lacking else ""
 
 
 def options_of(function: str, given: Mapping[str, object], *known: Callable[..., object]) -> None:
-    """Raise RequestError for an option that a function passes on and that none of those `known` has."""
+    """Raise RequestError for a passed-on option that none of the functions in `known` has."""
     names = {name: None for one in known for name in inspect.signature(one).parameters}
     if fault := _misnamed(function, tuple(names), given):
         raise RequestError(fault)
@@ -118,7 +117,7 @@ def word(name: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def record(name: str, value: object, kind: type[Record], default: Record) -> Record:
-    """A record, from one, from a mapping of fields that differ from `default`, or that for None.
+    """A record from a record, or from a mapping of the fields that differ from `default`; None means `default`.
 
     Raises RequestError for a field that it lacks, and for a value of another type.
     """
@@ -139,7 +138,7 @@ def record(name: str, value: object, kind: type[Record], default: Record) -> Rec
 
 
 def _fits(value: object, wanted: Any) -> bool:
-    """Whether a value is of an annotated type: plain types, unions, literals and tuples of such."""
+    """Whether a value has an annotated type: plain types, unions, literals and tuples of such."""
     origin, inside = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (types.UnionType, typing.Union):
         return any(_fits(value, one) for one in inside)

@@ -1,11 +1,11 @@
-"""The same training on other hardware, on more devices, by other software: what it takes, costs, and which is best.
+"""Compares one training on several hardware, device counts and software: time, cost, and which is best.
 
     found = planner.compare("llama70b", ["h100", "h200"], devices=[32, 64], tokens=15e12, price={"h100": 2.5})
     pandas.DataFrame(found.to_rows())
 
-Every combination is a case, searched by itself; a case that does not work has the reason in place of figures. Days are
-tokens over tokens per second, with failures as `costmodels.goodput` has them; their interval is that of the step. The
-efficiency of scaling is tokens per second and device over that of the fewest devices, all else equal.
+Every combination is a case with its own search; a case that does not work has a reason instead of numbers. Days are
+tokens / (tokens per second), with failures as in `costmodels.goodput`; their interval is that of the step. Scaling
+efficiency is tokens/s per device relative to the fewest devices, all else equal.
 """
 
 import math
@@ -26,12 +26,12 @@ from planner.strategy_search.job import default_precision
 from planner.strategy_search.result import Progress
 
 Interval = tuple[float, float, float]
-"""What is predicted, and between what four of five measurements should lie."""
+"""A prediction with its 80% interval: (middle, low, high)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is compared: each field is a dimension of the comparison."""
+    """One combination; each field is a dimension of the comparison."""
 
     model: str
     hardware: str
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def days(self) -> Interval | None:
-        """Of the whole training, failures among them."""
+        """Days of the whole training, including failures."""
         if self.tokens is None or self.step is None or self.step_tokens is None:
             return None
         low, middle, high = (
@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def memory_left(self) -> float | None:
-        """Bytes of the fullest device that nothing is predicted to take."""
+        """Bytes of the fullest device that the prediction leaves free."""
         return None if self.plan is None else self.plan.prediction.capacity_bytes - self.plan.prediction.peak_bytes
 
     def row(self) -> dict[str, object]:
@@ -127,7 +127,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseComparison:
-    """Cases side by side. `stopped` says that some were not looked at."""
+    """Cases side by side. `stopped`: some cases were not searched."""
 
     outcomes: tuple[Outcome, ...]
     stopped: bool = False
@@ -147,13 +147,14 @@ class CaseComparison:
 
     @property
     def fastest(self) -> Outcome | None:
-        """That with most tokens per second, or the least time of a step where there are no tokens."""
+        """The case with most tokens per second, or with the shortest step if there are no tokens."""
         known = [one for one in self.outcomes if one.step is not None]
         return min(known, key=_slowness, default=None)
 
     @property
     def cheapest(self) -> Outcome | None:
-        """That of the least cost, where all cases that work have a price; else that of the fewest device-hours."""
+        """The case with the lowest cost if all working cases have a price; else the one with the fewest
+        device-hours."""
         known = [one for one in self.outcomes if one.days is not None]
         priced = all(one.cost is not None for one in known)
         return min(known, key=lambda one: _first(one.cost if priced else one.device_hours), default=None)
@@ -161,8 +162,8 @@ class CaseComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """How many devices train so many tokens in so many days: `answer` is the case with the fewest of those looked at;
-    None where none does. `looked_at` are all, by their devices."""
+    """The number of devices that train a number of tokens in a number of days: `answer` is the searched case with the
+    fewest devices that is fast enough, None if there is none. `looked_at` are all searched cases, by devices."""
 
     days: float
     looked_at: tuple[Outcome, ...]
@@ -257,7 +258,7 @@ def capacity(
     cancelled: Callable[[], bool] | None = None,
     **options: Any,
 ) -> Capacity:
-    """How many devices train so many tokens within so many days.
+    """Find the number of devices that train a number of tokens within a number of days.
 
     Whole nodes are looked at, 2^k and 3 x 2^k of them up to `most` devices. Fewer devices are taken to be slower, so
     that bisection finds the fewest of these; arguments are those of `compare`.
@@ -288,7 +289,7 @@ def capacity(
 
 
 def _near(sizes: Sequence[int], wanted: float) -> int:
-    """The first size that is as large as wanted, or the last."""
+    """The first size that is at least as large as wanted, else the last."""
     return next((at for at, size in enumerate(sizes) if size >= wanted), len(sizes) - 1)
 
 
@@ -318,7 +319,7 @@ def _traced(
     options: Mapping[str, Any],
     known: dict[tuple[str, str], TracedModel],
 ) -> TracedModel:
-    """A model is traced once for all hardware that computes in one precision."""
+    """Trace the model once for all hardware that computes in one precision."""
     if isinstance(model, TracedModel):
         return model
     precision = options.get("precision") or default_precision(machine)
@@ -330,7 +331,7 @@ def _traced(
 
 
 def _scaled(found: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """With the efficiency of scaling, where cases differ in nothing but devices."""
+    """Add the scaling efficiency, where cases differ only in devices."""
     first: dict[Case, Outcome] = {}
     for one in sorted(found, key=lambda one: one.case.devices):
         if one.tokens_per_second is not None:
@@ -410,7 +411,7 @@ def _slowness(one: Outcome) -> float:
 
 
 def _unheard(case: Case) -> None:
-    """Nobody listens."""
+    """Does nothing: the default callback."""
 
 
 def _never() -> bool:

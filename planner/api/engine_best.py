@@ -1,9 +1,9 @@
-"""The best plan that an engine can say: the one seam between advice and the search.
+"""The best plan that an engine can run: the only place where advice calls the search.
 
-The space of the engine is searched exactly (`planner.strategy_search.within`), with a bound. Where it has no place for
-the job (models with experts in some, several kinds of devices), what an engine needs is pinned, the search runs, and
-its plan is carried to the nearest one that the engine can say, without a bound. Beside these, the configuration that
-there is stands with other micro-batches and other recomputation. The fastest of all that fit is taken.
+The space of the engine is searched exactly (`planner.strategy_search.within`), with a bound. If the job is outside of
+that space (experts in some engines, several kinds of devices), the engine's requirements are pinned, the search runs,
+and its plan is converted to the nearest one of the engine, without a bound. The given configuration with other
+micro-batches and other recomputation is tried too. The fastest plan that fits is taken.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,17 +32,17 @@ _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "deepspeed": tuple({"zero": stage, "pipeline": 1, "tensor": 1} for stage in (1, 2, 3)),
     "torch": ({"zero": 2, "context": 1}, {"zero": 3, "context": 1}),
 }
-"""What is decided for each engine before its plans are searched."""
+"""Decisions pinned for each engine before its plans are searched."""
 _RECOMPUTE = ("none", "full")
 _SAME = 1e-9
-_MOST = 32  # samples of a micro-batch that are tried
+_MOST = 32  # largest micro-batch size that is tried
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBest:
-    """The best that was found in the words of an engine, priced; `gap` is how much faster a plan of its space may be,
-    None where the space was not searched, or gradients are in another dtype than there; `assumed` is what plans are
-    compared with then (`planner.strategy_search.result.SearchResult`)."""
+    """The best plan found, as a description of the engine, priced. `gap`: by how much a plan of the engine's space may
+    be faster; None if the space was not searched, or gradients have another dtype there. `assumed`: what the objective
+    assumes (`planner.strategy_search.result.SearchResult`)."""
 
     description: "Description"
     bound: "BoundPlan"
@@ -52,8 +52,7 @@ class EngineBest:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long is searched: seconds of each search, and `cancelled`, which ends all of them; `on_progress` is told
-    where one is."""
+    """Limits of the search: seconds per search, `cancelled` to end all of them, and `on_progress`."""
 
     time_limit: float | None = None
     on_progress: "Callable[[Progress], None]" = lambda _: None
@@ -61,8 +60,8 @@ class Patience:
 
 
 def best_for_engine(subject: Subject, target: "Target", here: "Description", patience: Patience) -> EngineBest | None:
-    """The fastest plan of an engine for the job that a description says, that fits with the margin for the error of its
-    prediction; None where none was found that does."""
+    """The fastest plan of an engine for the job of a description that fits with the memory margin; None if none was
+    found."""
     best: EngineBest | None = None
     inside = _within_space(subject, target, here, patience)
     for description in _candidates(subject, target, here, patience, inside):
@@ -81,7 +80,7 @@ def best_for_engine(subject: Subject, target: "Target", here: "Description", pat
 
 
 def _within_space(subject: Subject, target: "Target", here: "Description", patience: Patience) -> "SearchResult | None":
-    """The best in the space of the engine for the training that a description says; None where that has no place there,
+    """The best plan in the engine's space for the training of a description; None if the job is outside of that space
     or nothing fits."""
     from planner.engines.spaces import SPACES
     from planner.strategy_search.objectives import plan_for
@@ -96,7 +95,7 @@ def _within_space(subject: Subject, target: "Target", here: "Description", patie
 
 
 def priced(subject: Subject, description: "Description") -> "BoundPlan | None":
-    """The plan of a description; None where there is none."""
+    """The plan of a description; None if there is none."""
     try:
         return plan_of(subject, description)
     except PlannerError:
@@ -104,7 +103,7 @@ def priced(subject: Subject, description: "Description") -> "BoundPlan | None":
 
 
 def roomy(subject: Subject, prediction: "Prediction") -> bool:
-    """Whether a plan fits with what the error of its prediction may add."""
+    """Whether a plan fits with its memory margin."""
     from hardware_profiles import parts_of
 
     margin = max(part.software.peak_high for part in parts_of(subject.cluster))

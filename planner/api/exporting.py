@@ -1,4 +1,4 @@
-"""A plan on its way to an engine: what the engine cannot say, and what it runs instead."""
+"""Exports a plan to an engine: what the engine cannot express, and what it runs instead."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import ModelReference, Plan, Prediction
 
-_TOLD = 4  # losses that a refusal names
+_TOLD = 4  # maximum number of losses that a refusal names
 
 _NEGLIGIBLE = 5e-4  # of a step, or of its memory
 
 
 _LEAVE_THE_MODEL = ("deepspeed", "accelerate")
-"""Engines whose settings say nothing of the model: it is what the user's code makes."""
+"""Engines whose settings do not describe the model: it comes from the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Hosts of one of several kinds of devices, counted from 0 as engines count nodes."""
+    """Hosts with one of several kinds of devices, counted from 0 as engines count nodes."""
 
     profile: str
     first: int
@@ -42,8 +42,8 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What becomes of a plan that lies outside of the space of an engine: the nearest that is not more than a share
-    `most` slower, or any `nearest` one; else another search."""
+    """What to do with a plan outside of the engine's space: take the nearest one if it is at most a share `most`
+    slower, or `nearest` in any case; else search again."""
 
     nearest: bool = False
     most: float = 0.01
@@ -96,7 +96,7 @@ def change_words(here: "Prediction", there: "Prediction") -> str:
 
 
 def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph", batch: int, way: Way) -> Export:
-    """What an engine will run of a plan whose model is `graph` on `batch` samples.
+    """The plan that an engine will run for a plan whose model is `graph` on `batch` samples.
 
     Raises RequestError for an engine that is not known, or that cannot be told the plan and has no space to search,
     and for a plan that never trains.
@@ -154,8 +154,8 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
 
 
 def _architecture(target: "Target", subject: Subject, description: "Description") -> "Architecture | None":
-    """The architecture that an engine is told; None where there is none, and where the config that the plan names is
-    that of another model by now."""
+    """The architecture in the engine's settings; None if there is none, or if the config that the plan names now
+    describes another model."""
     found = target.architecture_of(subject.model.reference, subject.model.sequence_length)
     if found is None:
         return None
@@ -168,8 +168,8 @@ def _architecture(target: "Target", subject: Subject, description: "Description"
 def operators_of(
     plan: "Plan", target: "OperatorTarget", graph: "OperatorGraph", batch: int
 ) -> "tuple[Mapping[str, str], dict[str, Any]]":
-    """The strategies of a plan as they are, for an engine that takes them operator by operator: files by name, and what
-    stands beside them in export.json. Raises ExportError for what it has no word for."""
+    """The strategies of a plan unchanged, for an engine that takes them per operator: files by name, and the rest as in
+    export.json. Raises ExportError for a strategy that it cannot express."""
     from planner.export.mindspore.sidecar import sidecar_content
     from planner.plan.binding.bind import bind
 
@@ -179,8 +179,8 @@ def operators_of(
 
 
 def check_told(engine: str | None, model: "ModelReference") -> None:
-    """Raise RequestError, before a search, for an engine that is told all dimensions of a model where they are not
-    known, and for one that is told of no adapters."""
+    """Raise RequestError before a search if an engine needs all dimensions of a model and they are not known, or if it
+    cannot be told of adapters."""
     from planner.engines.spaces import SPACES
     from planner.export.targets import TARGETS
 
@@ -196,7 +196,7 @@ def check_told(engine: str | None, model: "ModelReference") -> None:
 
 
 def refuse_adapters(engine: str, title: str, model: "ModelReference") -> None:
-    """Raise RequestError for a model with adapters, unless the engine leaves the model to its user."""
+    """Raise RequestError for a model with adapters, unless the user's code makes the engine's model."""
     from planner.models.adapters import adapters_of
 
     if engine not in _LEAVE_THE_MODEL and adapters_of(model.reference) is not None:
@@ -207,7 +207,7 @@ def refuse_adapters(engine: str, title: str, model: "ModelReference") -> None:
 
 
 def check_fits(found: Export, name: str) -> None:
-    """Raise InfeasibleError, with the name of the plan, where the engine would run out of memory."""
+    """Raise InfeasibleError, naming the plan, if the engine would run out of memory."""
     there = found.prediction
     if not found.fits:
         raise InfeasibleError(
@@ -221,7 +221,7 @@ def check_fits(found: Export, name: str) -> None:
 def _nearest(
     subject: Subject, bound: "BoundPlan", target: "Target"
 ) -> "tuple[tuple[Step, ...], BoundPlan, Description]":
-    """What an engine cannot say of a plan, and the nearest plan that it can. Raises ExportError where none is near."""
+    """What an engine cannot express of a plan, and the nearest plan that it can. Raises ExportError if none is near."""
     from planner.export.describe import describe, differences
 
     description = describe(bound)
@@ -232,7 +232,7 @@ def _nearest(
 
 
 def _overlapped(software: str) -> tuple[str, ...]:
-    """What travels under work in a training stack, in part at least."""
+    """The kinds of communication that a training stack overlaps, at least in part."""
     from hardware_profiles import load_software
 
     hidden = load_software(software).hidden
@@ -240,7 +240,7 @@ def _overlapped(software: str) -> tuple[str, ...]:
 
 
 def _close(plan: "Plan", there: "Prediction", way: Way) -> bool:
-    """Whether another plan fits, and takes hardly longer than this one."""
+    """Whether another plan fits and is at most slightly slower than this one."""
     return there.peak_bytes <= there.capacity_bytes and there.step_seconds <= plan.prediction.step_seconds * (
         1 + way.most
     )
@@ -255,8 +255,8 @@ def searchable(target: "Target", machine: "Machine") -> bool:
 
 
 def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[BoundPlan, Description]":
-    """The best plan that an engine can be told for the training of another one, priced by the stack of the engine
-    unless the plan has one that is no engine's."""
+    """The best plan of an engine for the training of another plan, priced by the engine's stack unless the plan has one
+    that belongs to no engine."""
     from hardware_profiles import PYTORCH, load_software
     from planner.engines.spaces import SPACES
     from planner.export.describe import describe
@@ -271,7 +271,7 @@ def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[
 
 
 def _resource_of(machine: "Machine") -> str:
-    """What device plugins of Kubernetes call a device of a machine."""
+    """The resource name of a machine's devices in Kubernetes device plugins."""
     from hardware_profiles import parts_of
     from planner.export.target import AMD, ASCEND, NVIDIA
 
@@ -282,8 +282,8 @@ def _resource_of(machine: "Machine") -> str:
 
 
 def per_node_of(machine: "Machine") -> int:
-    """Devices in use on every host. Raises RequestError where groups differ in it: one launch starts equally many
-    processes on all."""
+    """Number of devices in use on every host. Raises RequestError if groups differ: one launch starts equally many
+    processes on all hosts."""
     from hardware_profiles import parts_of
 
     found = {part.name: min(part.devices_per_node or part.devices, part.devices) for part in parts_of(machine)}
@@ -297,7 +297,8 @@ def per_node_of(machine: "Machine") -> int:
 
 
 def hosts_of(machine: "Machine", per_node: int) -> "Iterator[Hosts]":
-    """Which hosts of `per_node` devices are of which kind, where there are several: a group in use is whole hosts."""
+    """The hosts (of `per_node` devices) of each kind of device, if there are several kinds; a group uses whole
+    hosts."""
     from hardware_profiles import Cluster
 
     if isinstance(machine, Cluster):

@@ -1,7 +1,7 @@
-"""Writing a folder of files so that it is either whole or not there.
+"""Writes a folder of files atomically: it is complete or not there.
 
-One file of the folder, the record, lists the others with their sha256, and has its own under `checksum`. Only a folder
-that holds what its record lists, unchanged, is replaced: nothing is deleted that we did not write.
+One file of the folder, the record, lists the other files with their sha256, and its own under `checksum`. A folder is
+replaced only if it holds exactly what its record lists: nothing that we did not write is deleted.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from planner.errors import RequestError
 
 
 def write_folder(folder: Path, files: Mapping[str, str], record: str, content: Mapping[str, Any]) -> None:
-    """Write files into a folder of their own, and the file `record` with `content` and their checksums; the folder
-    takes its name when all of them are there.
+    """Write files into a folder, and the file `record` with `content` and their checksums. The folder gets its name
+    when all files are written.
 
-    A folder of that name that was written like this is replaced, without the files that are gone from it. Raises
-    RequestError where it holds anything else, or nothing can be written.
+    An existing folder that was written like this is replaced completely. Raises RequestError if it holds anything
+    else, or nothing can be written.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise RequestError(f"-o {folder}: is no folder but a file or a link; name a folder")
@@ -55,7 +55,7 @@ def _record_text(files: Mapping[str, str], content: Mapping[str, Any]) -> str:
 
 
 def _own_checksum(listed: Mapping[str, Any]) -> str:
-    """Of a record without its checksum."""
+    """The checksum of a record without its field `checksum`."""
     return _sha256(json.dumps(listed, sort_keys=True).encode())
 
 
@@ -64,7 +64,8 @@ def _sha256(content: bytes) -> str:
 
 
 def _ours(folder: Path, names: frozenset[str], record: str, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files of a folder, all of which we wrote. Raises RequestError, naming the first one that we did not."""
+    """The files of a folder that we wrote completely. Raises RequestError that names the first file that we did not
+    write."""
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not found:
         return ()
@@ -80,8 +81,8 @@ def _ours(folder: Path, names: frozenset[str], record: str, content: Mapping[str
 
 
 def _listed(path: Path, names: frozenset[str], content: Mapping[str, Any]) -> Mapping[str, str | None]:
-    """The files that a record lists, with their checksums. Versions before had none: of those it is the names that we
-    know. Empty where it is no record of ours."""
+    """The files listed in a record, with their checksums. Records of earlier versions have no checksums: then the file
+    names that we know. Empty if it is not our record."""
     try:
         found = parse_json(read_text(path))
     except ForeignTextError:
@@ -97,7 +98,7 @@ def _listed(path: Path, names: frozenset[str], content: Mapping[str, Any]) -> Ma
 
 
 def _is_unchanged(path: Path, checksum: str | None) -> bool:
-    """Whether a file has that checksum, or is a file at all where there is none."""
+    """Whether a file has that checksum; without a checksum, whether it is a file at all."""
     if not stat.S_ISREG(path.lstat().st_mode):
         return False
     if checksum is None:
@@ -111,7 +112,7 @@ def _refuse(folder: Path, name: str, why: str) -> None:
 
 
 def _take_the_place(fresh: Path, folder: Path, ours: tuple[str, ...]) -> None:
-    """Rename a folder to one that may be there already, with files of ours; that one stays where this does not work."""
+    """Rename a folder to a name that may be taken by a folder of ours; if that fails, the old folder stays."""
     if not folder.exists():
         os.replace(fresh, folder)
         return
@@ -119,14 +120,14 @@ def _take_the_place(fresh: Path, folder: Path, ours: tuple[str, ...]) -> None:
         os.replace(fresh, folder)
     for name in ours:
         (old / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # what came into it meanwhile is not ours
+    with contextlib.suppress(OSError):  # files added meanwhile are not ours
         old.rmdir()
         old.parent.rmdir()
 
 
 @contextlib.contextmanager
 def _kept_aside(folder: Path) -> Iterator[Path]:
-    """Where a folder is while another one takes its place; it comes back where that fails."""
+    """Move a folder aside while another one takes its name; it comes back if that fails."""
     aside = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
     old = aside / "old"
     try:

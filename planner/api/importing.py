@@ -1,4 +1,4 @@
-"""Settings of another engine as a plan: which engine and model they are of, what they say, and what that costs."""
+"""Settings of another engine as a plan: engine and model, the settings, and their price."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command line says of a file: the engine and the model may be left to it, and so may the number of
-    devices, tokens of a sample and the training stack."""
+    """What the command line gives for a file. Engine, model, number of devices, sample length and training stack may be
+    left to the file."""
 
     file: Path
     engine: str | None
@@ -55,13 +55,14 @@ class Imported:
     bound: "BoundPlan"
 
     def read_again(self, text: str) -> "Description":
-        """What another text for the same job says."""
+        """The description of another text for the same job."""
         return self.target.read(text, self.facts).description
 
 
 @contextlib.contextmanager
 def refusing(file: Path, engine: str) -> Iterator[None]:
-    """Name the file of which a reader says what is wrong. What a reader forgot to check is no fault of ours either."""
+    """Add the file name to a reader's error; also to an error that the reader did not check for, which is not a fault
+    of the planner."""
     from planner.export.description import ExportError
 
     try:
@@ -74,8 +75,8 @@ def refusing(file: Path, engine: str) -> Iterator[None]:
 
 
 def imported(asked: Asked, traced: "Callable[[BuiltModel], OperatorGraph]", noted: Callable[[str], None]) -> Imported:
-    """Read a file and price what it says, by the training stack of its engine unless another one is named. `traced`
-    traces a model; `noted` is told what must be known of its operators.
+    """Read a file and price it by the training stack of its engine, unless another one is named. `traced` traces a
+    model; `noted` gets notes on its operators.
 
     Raises RequestError or ExportError, with the name of the file.
     """
@@ -109,7 +110,7 @@ def imported(asked: Asked, traced: "Callable[[BuiltModel], OperatorGraph]", note
 
 
 def _found(asked: Asked) -> "tuple[Target, Path, str, str]":
-    """The engine, the file of it, its text, and that of the file that is read with it."""
+    """The engine, its file, the text of that, and the text of the file that belongs to it."""
     from planner.export.guessing import guessed_engine
     from planner.export.targets import TARGETS
 
@@ -128,7 +129,7 @@ def _found(asked: Asked) -> "tuple[Target, Path, str, str]":
 
 
 def _settings_of(path: Path) -> str:
-    """The text of a file that somebody wrote by hand. Raises RequestError."""
+    """The text of a hand-written file. Raises RequestError."""
     try:
         text = read_text(path)
     except ForeignTextError as error:
@@ -151,7 +152,7 @@ def _model(asked: Asked, target: "Target", path: Path, text: str) -> str:
 
 
 def _with_adapters(model: str, text: str) -> tuple[str, tuple[str, ...]]:
-    """A model with the adapters that settings ask for, unless its name has some, and what is to be said of them."""
+    """A model with the adapters of the settings, unless its name has some, and notes on them."""
     from planner.export.adapters_in import adapters_in
     from planner.models.adapters import adapters_of
     from planner.models.overrides import changed_reference
@@ -175,7 +176,7 @@ def _with_adapters(model: str, text: str) -> tuple[str, tuple[str, ...]]:
 def _traced(
     asked: Asked, target: "Target", beside: str, model: str, traced: "Callable[[BuiltModel], OperatorGraph]"
 ) -> "tuple[Facts, tuple[BuiltModel, OperatorGraph]]":
-    """What a reader has to know of the model, and the model as it was built and traced."""
+    """The facts that a reader needs about the model, and the model as built and traced."""
     from planner.export.architecture import architecture_of
     from planner.export.target import Facts
     from planner.graph.expert_load import EXPERTS_OPERATOR
@@ -200,7 +201,7 @@ def _traced(
 
 
 def read_settings(file: Path, target: "Target", text: str, facts: "Facts") -> "Reading":
-    """What a file says of a model with so many layers. Raises ExportError with its name."""
+    """The description of a file for a model with that many layers. Raises ExportError with the file name."""
     from planner.export.description import ExportError
 
     with refusing(file, target.name):
@@ -221,7 +222,7 @@ def _on_machine(
     traced: "Callable[[BuiltModel], OperatorGraph]",
     noted: Callable[[str], None],
 ) -> Subject:
-    """The model with sequences and precision of the file, on the machine, run by the stack of its engine."""
+    """The model with the sequence length and precision of the file, on the machine, with the stack of its engine."""
     from hardware_profiles import of_one_kind
     from planner.models.zoo import build_model
     from planner.plan.outline import model_reference

@@ -1,8 +1,8 @@
-"""What is done with plans: `planner.load`, `save`, `explain`, `diff`, `report`, `export`, `audit`, `validate`; and with
+"""Functions on plans: `planner.load`, `save`, `explain`, `diff`, `report`, `export`, `audit`, `validate`; and on
 settings of engines: `planner.advise`.
 
-Each takes a Plan or the path of a plan file. Where the model is none of the zoo and the plan does not carry its graph,
-`model` says what it is, as `--model` does.
+Each takes a Plan or the path of a plan file. If the model is not in the zoo and the plan does not carry its graph,
+`model` names it, like `--model`.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ PlanOrPath = Plan | str | os.PathLike[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What the step time of a plan depends on, one row for each thing that was given made more and less."""
+    """How the step time of a plan changes with each input, one row per change."""
 
     plan: Plan
     rows: tuple[Sensitivity, ...]
@@ -50,8 +50,8 @@ class Explanation:
         return rows_html(self.to_rows())
 
     def to_rows(self) -> list[dict[str, object]]:
-        """For pandas: name, change, and seconds of a step with the plan kept and searched again; None where it does not
-        work or was not looked at."""
+        """For pandas: name, change, and seconds of a step with the plan kept and searched again; None if it does not
+        work or was not searched."""
         return [
             {
                 "name": row.name,
@@ -70,7 +70,7 @@ class Exported:
     Attributes:
         engine: whose.
         files: the text of each file by its name; `folder` has them where one was given.
-        given_up: what the engine cannot say, with the plan's word and the engine's.
+        given_up: what the engine cannot express: the plan's value and the engine's.
         prediction: of the plan that the engine will run.
     """
 
@@ -86,7 +86,7 @@ class Exported:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Predictions beside measured runs, row by row, and what they amount to."""
+    """Predictions compared with measured runs, row by row, with a summary."""
 
     rows: "tuple[Evaluated, ...]"
     summary: "Summary"
@@ -115,13 +115,13 @@ class Validation:
 
 
 class Audited(tuple["StageAudit", ...]):
-    """One rank of every stage, run on tensors without data, beside its prediction."""
+    """One rank of every stage, run on fake tensors and compared with its prediction."""
 
     __slots__ = ()
 
     @property
     def agrees(self) -> bool:
-        """Whether every stage sends, computes and keeps what is predicted."""
+        """Whether collectives, FLOPs and memory of every stage agree with the prediction."""
         return all(stage.agrees for stage in self)
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ class Audited(tuple["StageAudit", ...]):
         return rows_html(self.to_rows())
 
     def to_rows(self) -> list[dict[str, object]]:
-        """For pandas: a row for each stage, with the bytes that were live and those that were predicted."""
+        """For pandas: a row per stage, with live and predicted bytes."""
         return [
             {
                 "stage": one.stage,
@@ -156,9 +156,9 @@ class Advised:
     Attributes:
         now: the configuration as a plan; it may not fit.
         best: the best that was found for its engine; None where nothing faster was found that fits.
-        gap: how much faster a plan of the engine's space may be; None where nobody knows.
-        changes: the way there, cheapest change first; what they save sums to the whole.
-        text: the file with the changes; None where there are none, or it is no TOML, YAML or JSON.
+        gap: by how much a plan of the engine's space may be faster; None if unknown.
+        changes: the changes to it, cheapest first; their savings sum to the total.
+        text: the file with the changes; None without changes, or if it is not TOML, YAML or JSON.
     """
 
     now: Plan
@@ -194,13 +194,13 @@ class Advised:
 
 @public
 def load(path: str | os.PathLike[str]) -> Plan:
-    """A plan from its file; raises PlanFileError where it is none. Loading runs no code of the file."""
+    """Load a plan from its file. Raises PlanFileError if it is not valid. Loading runs no code from the file."""
     return loaded(path)
 
 
 @public
 def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
-    """Write a plan as a file, atomically, and return its path. Raises PlanFileError where it cannot be written."""
+    """Write a plan file atomically, and return its path. Raises PlanFileError if it cannot be written."""
     from planner.plan.file import save_plan
 
     if not isinstance(plan, Plan):
@@ -220,15 +220,15 @@ def explain(
     on_progress: Callable[[str], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Explanation:
-    """What a step would take with other links, memory, batch, sequence or devices, the plan kept and searched again.
+    """How the step time changes with links, memory, batch, sequence or devices, with the plan kept and searched again.
 
     Args:
         plan: a Plan, or the path of its file.
         model: the model, where the plan does not carry it.
         search: whether to search again, too.
-        time_limit: seconds after which no search begins any more.
-        on_progress: told in words what is looked at.
-        cancelled: asked between searches; once it returns True, what is known is returned.
+        time_limit: seconds after which no new search starts.
+        on_progress: called with the current phase in words.
+        cancelled: asked between searches; once it returns True, the known results are returned.
     """
     from planner.strategy_search.analysis.sensitivity import Search, World, sensitivities
 
@@ -327,12 +327,12 @@ def diff(
     on_progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Comparison:
-    """What differs between two plans of a model, and what each difference costs: `steps` sum to the difference.
+    """The differences between two plans of a model and the cost of each: `steps` sum to the total difference.
 
     Args:
         first, second: Plans, or paths of their files.
         model: the model, where the plans do not carry it.
-        on_progress: told how many differences are priced, and of how many.
+        on_progress: called with the number of priced differences and their total.
         cancelled: asked on the way; once it returns True, the differences that are left are priced together.
     """
     plans, graphs = (loaded(first), loaded(second)), dict[str, Traced]()
@@ -345,7 +345,8 @@ def diff(
 
 @public
 def report(plan: PlanOrPath, path: str | os.PathLike[str], *, model: str | None = None) -> Path:
-    """Write the page of a plan (`plan report --no-search`) and return its path. It loads nothing from anywhere."""
+    """Write the HTML report of a plan (`plan report --no-search`) and return its path. The page loads nothing from a
+    network."""
     from planner.plan.compare.verify import verify
     from planner.plan.writing import write_atomically
     from planner.report.data import report_of
@@ -376,9 +377,8 @@ def export(
         plan: a Plan, or the path of its file.
         engine: the engine.
         folder: where to write the files; else they are only returned.
-        nearest: of a plan that the engine has no settings for take the nearest that it has, not the best, which is
-            searched.
-        tolerance: what the nearest may take longer, relatively, to be taken all the same.
+        nearest: if the engine has no settings for the plan, take its nearest plan instead of searching its best one.
+        tolerance: take the nearest plan anyway if it is at most this much slower, relative.
         model: the model, where the plan does not carry it.
     """
     from dataclasses import asdict
@@ -413,8 +413,8 @@ def export(
 
 @public
 def audit(plan: PlanOrPath, *, model: str | None = None) -> Audited:
-    """Run one rank of every stage on tensors without data, and compare what it sends, computes and keeps with the
-    prediction: `agrees` of every stage. Raises AuditError where that cannot be judged."""
+    """Run one rank of every stage on fake tensors, and compare its collectives, FLOPs and memory with the prediction:
+    `agrees` of every stage. Raises AuditError if that cannot be judged."""
     from planner.models.nicknames import full_model
     from planner.plan.binding.model_of import build_planned
     from runtime.auditing.audit import audit as audited
@@ -426,8 +426,8 @@ def audit(plan: PlanOrPath, *, model: str | None = None) -> Audited:
 
 @public
 def validate(path: str | os.PathLike[str], *, where: Mapping[str, str] | None = None, processes: int = 1) -> Validation:
-    """Predictions for a table of measured runs (docs/validate.md), in so many processes; `where` keeps the rows that
-    have these values in these columns."""
+    """Predict a table of measured runs (docs/validate.md) in several processes; `where` keeps the rows with these
+    values in these columns."""
     from planner.validation import evaluate_rows, read_rows, summarise
 
     rows = read_rows(file_path("path", path), dict(where or {}), None, strict=False)
@@ -440,7 +440,7 @@ def _seconds(outcome: object) -> float | None:
 
 
 def _retracing(plan: Plan, model: str | None) -> Callable[[int], Any]:
-    """The model's graph for sequences of another length."""
+    """The model's graph for another sequence length."""
     from planner.graph.trace import trace
     from planner.models.nicknames import full_model
     from planner.models.zoo import build_model, is_of_zoo

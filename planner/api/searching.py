@@ -3,8 +3,8 @@
     result = planner.search("llama70b", "h100", devices=64, pinned={"tensor": 8, "zero": 1})
     plan = planner.estimate("llama70b", "h100", devices=64, pinned={"tensor": 8, "pipeline": 8})
 
-Parameters have the names and defaults of the options of `plan search`; degrees and the like stand in `pinned`, what
-becomes of gradients in `update`.
+Parameters have the names and defaults of the options of `plan search`; degrees and similar decisions are in `pinned`,
+gradient and optimizer settings in `update`.
 """
 
 import math
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
 HARDWARE = "h100-80gb"
 
 Shards = Mapping[str, "str | Sequence[Sequence[int]]"] | Sequence[Shard]
-"""Strategies by hand: {"*q_proj*": "b,o"}, or records of `planner.shard`."""
+"""Strategies given by hand: {"*q_proj*": "b,o"}, or records of `planner.shard`."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TracedModel:
-    """A model as a graph of operators, on example inputs of `batch` samples: what `search` takes again and again
-    without tracing."""
+    """A model as a graph of operators, on example inputs of `batch` samples. `search` can use it many times without
+    tracing again."""
 
     job: Job
 
@@ -194,20 +194,19 @@ def search(
             `fp8`; bf16 where not given, on CPUs fp32.
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
             "rowwise_with_gw_hp", "blockwise", "delayed" or "mxfp8"; all else is in bf16.
-        fp8_layers: patterns of weights whose linear layers, or experts, are in fp8 whatever that takes; ["*"] for all.
-            Of the others the search decides.
+        fp8_layers: patterns of weights whose linear layers, or experts, are always in fp8; ["*"] for all. The search
+            decides about the others.
         fp8_left_out: patterns of weights whose linear layers, or experts, stay out of fp8.
         fp8_gathered: weights of blocks are cast where they are stored, and gathered in 8 bits; with scales
             of tensors or of blocks.
-        fp8_experts: experts may compute by that recipe, too, and do where that pays; those that `fp8_layers` means in
-            any case.
-        fp8_history: with "delayed", steps of whose largest elements scales are; 1,024 where not given.
+        fp8_experts: experts may use that recipe too, where that saves time; those in `fp8_layers` always do.
+        fp8_history: with "delayed", number of steps in the history of a scale; default 1,024.
         fp8_margin: with "delayed", powers of two that scales leave free; 0 where not given.
         fp8_dispatch: tokens are sent to experts in 8 bits, and so are gradients of their results.
         optimizer: "adamw", "sgd", "lamb", or "muon" for the matrices of hidden layers, with AdamW for the rest.
         pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
         shard: strategies of operators, {"*q_proj*": "b,o"}, or records of `planner.shard`.
-        default: what all others do: "search", or "data_parallel", which splits the batch.
+        default: for all other operators: "search", or "data_parallel", which splits the batch.
         place: where tables of embeddings are, {"tables.*": "host"}; "auto" where that is faster, "none" on the devices;
             on the host where nothing fits otherwise if not given.
         pad: weights and the multiple to which their rows are padded, {"lm_head.weight": 4}; "batch" is the global
@@ -215,9 +214,9 @@ def search(
             is faster. Where pinned["data"] does not divide the global batch, it is padded unless "batch" is here.
         per_replica: operators or modules that each data-parallel replica computes over its own samples, as batch norm
             in DistributedDataParallel: ["*norm*"], or ["*norm*=4"] for 4 replicas (`planner.sharding.per_replica`).
-        update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
+        update: gradient and optimizer settings, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
-        forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
+        forward_only: plan the forward pass alone, for evaluation, without backward pass, gradients and states.
         objective: "time" of a step, "memory" per device, or "cost" in device-seconds.
         top: how many plans, of different configurations. The fastest ones, where it is more than 1; stages in a V are
             tried for the first of them alone.
@@ -236,10 +235,10 @@ def search(
         cancelled: asked between configurations; once it returns True the best plans so far are returned.
 
     Raises:
-        RequestError: where the request contradicts itself, divides into nothing, or an argument is of another type.
+        RequestError: if the request contradicts itself, its numbers do not divide, or an argument has a wrong type.
         ModelError: where the model cannot be found or traced.
         RuleError: where an operator has no rule and cannot get one.
-        InfeasibleError: where nothing fits; it says how much is missing.
+        InfeasibleError: if nothing fits; it says how much memory is missing.
         LimitError: where `time_limit` or `planner_memory` was reached, or it was cancelled, before there was a plan.
     """
     for name, value in (("devices", devices), ("seq_len", seq_len), ("global_batch", global_batch), ("top", top)):
@@ -327,13 +326,13 @@ def estimate(
     pinned: Pinned | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """What one configuration costs, or what a plan costs on other hardware: a plan whose `prediction` says it.
+    """Price one configuration, or a plan on other hardware: returns a plan with its `prediction`.
 
     Args:
         model: a model as for `search`; or a Plan, or the path of a plan file, which is priced again.
         hardware: as for `search`; that of the plan where a plan is given and nothing said.
-        devices, cluster, software: as for `search`. Of a plan another number of devices makes its data axis longer or
-            shorter.
+        devices, cluster, software: as for `search`. For a plan, another number of devices changes the size of its data
+            axis.
         pinned: degrees. Those that are not given are 1, data parallelism takes the devices that are left, ZeRO is 0;
             micro-batches, recomputation and sequence parallelism are searched.
         options: others of `search`, for a model.
@@ -353,7 +352,7 @@ def estimate(
 def machine_given(
     hardware: Machine | str, *, cluster: str | None = None, software: str | None = None, devices: int | None = None
 ) -> Machine:
-    """The machine that arguments say. Raises RequestError, HardwareProfileError."""
+    """The machine of the arguments. Raises RequestError, HardwareProfileError."""
     if isinstance(hardware, os.PathLike):
         hardware = os.fspath(hardware)
     if not isinstance(hardware, str) and not hasattr(hardware, "with_devices"):
@@ -364,7 +363,7 @@ def machine_given(
 
 
 def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
-    """A plan as it is, or from its file."""
+    """A plan unchanged, or loaded from its file."""
     from planner.plan.file import load_plan
 
     if isinstance(plan, Plan):
@@ -375,7 +374,7 @@ def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
 
 
 def planned_graph(plan: Plan, model: str | None = None) -> tuple[OperatorGraph, int]:
-    """The graph of a plan's model and its samples: of the model that is given, the zoo's, or the one it carries."""
+    """The graph of a plan's model and its samples: from the given model, the zoo, or the plan itself."""
     from planner.plan.binding.model_of import build_planned, carried_model
 
     carried = carried_model(plan) if model is None else None
@@ -386,7 +385,7 @@ def planned_graph(plan: Plan, model: str | None = None) -> tuple[OperatorGraph, 
 
 
 def _is_plan_file(text: str) -> bool:
-    """Whether a text names a plan file: JSON that is no config of a model."""
+    """Whether a text names a plan file: JSON that is not a model config."""
     return text.endswith(".json") and Path(text).name != "config.json" and Path(text).is_file()
 
 
@@ -404,7 +403,7 @@ def _moved(
 
 
 def _completed(pinned: Pinned, machine: Machine) -> Pinned:
-    """All degrees: what is left of the devices is data parallel."""
+    """All degrees: data parallelism takes the remaining devices."""
     filled = replace(
         pinned,
         tensor=pinned.tensor or 1,
@@ -446,8 +445,7 @@ def _placed(place: object, update: Update) -> tuple[Placing, Update]:
 
 
 def _padded(pad: object, update: Update) -> tuple[Padding, int | None, Update]:
-    """Whether the search pads, the number of which the global batch becomes a multiple, and the update with the weights
-    that are padded."""
+    """How the search pads weights, the multiple of the global batch, and the update with the padded weights."""
     if pad is None:
         return "given", None, update
     if not isinstance(pad, Mapping):
@@ -462,7 +460,7 @@ def _padded(pad: object, update: Update) -> tuple[Padding, int | None, Update]:
 
 
 def _replicated(per_replica: Sequence[str], update: Update) -> Update:
-    """The update with the operators that replicas compute by themselves."""
+    """The update with the operators that each replica computes alone."""
     texts("per_replica", per_replica)
     patterns, count = parse_per_replica(per_replica)
     if update.replicas and count not in (0, update.replicas):
@@ -521,7 +519,7 @@ def _job(
 
 
 def traced_model(model: "BuiltModel") -> OperatorGraph:
-    """The graph of a model that was built."""
+    """The graph of a built model."""
     from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
 
@@ -530,7 +528,7 @@ def traced_model(model: "BuiltModel") -> OperatorGraph:
 
 
 def _heard(progress: Progress) -> None:
-    """Nobody listens."""
+    """Does nothing: the default callback."""
 
 
 def _never() -> bool:

@@ -1,4 +1,4 @@
-"""What a search found, ready to be shown, written and handed on."""
+"""The result of a search: to print, to write and to hand on."""
 
 import math
 from dataclasses import dataclass
@@ -44,36 +44,36 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """How much faster, relatively, another plan could be at most: of a front, at any of its points."""
+        """By how much another plan could be faster at most, relative; of a front, the maximum over its points."""
         return max(result.gap for result in self.found.results)
 
     @property
     def status(self) -> str:
-        """ "optimal" where that is nothing, else "feasible"."""
+        """The status: "optimal" if the gap is zero, else "feasible"."""
         return "optimal" if all(result.status == "optimal" for result in self.found.results) else "feasible"
 
     @cached_property
     def shown(self) -> "tuple[Ranked, ...]":
-        """The plans that were asked for, best first."""
+        """The requested plans, best first."""
         return shown_plans(self.options, self.found)
 
     @cached_property
     def roles(self) -> "tuple[Roles, ...]":
-        """What each of them means in the usual words."""
+        """The roles of each plan (degrees, ZeRO, recomputation and so on)."""
         from planner.plan.layout.roles import roles
 
         return tuple(roles(ranked.bound) for ranked in self.shown)
 
     @cached_property
     def words(self) -> tuple[dict[str, str], ...]:
-        """What each of them is in a few words."""
+        """Each plan in a few words."""
         from planner.plan.words import plan_words
 
         return tuple(plan_words(ranked.bound, found) for ranked, found in zip(self.shown, self.roles, strict=True))
 
     @cached_property
     def explanation(self) -> "Explanation | None":
-        """Why the best plan costs what it costs, where that was asked for."""
+        """The explanation of the best plan, if one was requested."""
         if not self.options.explain:
             return None
         from planner.plan.compare.explanation import Alternative, explain
@@ -100,13 +100,13 @@ class Answer:
 
 
 def _planned(prediction: "Prediction") -> float:
-    """What of a device a peak may be predicted to fill, beside its margin."""
+    """Bytes of a device that a predicted peak may fill, so that its margin fits too."""
     high = prediction.peak_bytes if prediction.high_peak_bytes is None else prediction.high_peak_bytes
     return prediction.capacity_bytes * prediction.peak_bytes / high
 
 
 def shown_plans(options: Options, found: "Found") -> "tuple[Ranked, ...]":
-    """The plans to show: the front, or the `--top` best; the search may have kept one more to explain the best."""
+    """The plans to show: the front, or the `--top` best. The search may have kept one more to explain the best."""
     if options.pareto:
         return tuple(result.plans[0] for result in found.results)
     return found.best.plans[: options.top or 1]

@@ -1,4 +1,4 @@
-"""Words that shells complete: names of models, machines and stacks, and the values that options take.
+"""Words that shells complete: names of models, machines and stacks, and values of options.
 
 `plan --install-completion` tells a shell to ask for them. Nothing is imported before it does.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 
 def completing(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """The known words that begin as what was typed."""
+    """The known words that start with what was typed."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in known() if word.startswith(incomplete)]

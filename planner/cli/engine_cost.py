@@ -1,4 +1,5 @@
-"""What an engine costs: the best plan that it can be told beside that of the runtime, which decides every operator."""
+"""The cost of using an engine: its best plan compared with the best plan of our runtime, which chooses the strategy of
+each operator."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ _STACK = "training stack"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCost:
-    """The plan of an engine beside the best one with strategies operator by operator, in our runtime.
+    """The plan of an engine, compared with the best per-operator plan of our runtime.
 
     `differences`: what tells them apart, as it is there and as the engine has it.
     """
@@ -32,7 +33,7 @@ class EngineCost:
 
     @property
     def slower(self) -> float:
-        """How much longer a step of the engine takes, relatively."""
+        """By how much a step of the engine takes longer, relative."""
         return self.step_seconds / self.possible_seconds - 1
 
     @property
@@ -57,15 +58,14 @@ class EngineCost:
 
 
 def free_request(request: "SearchRequest") -> "SearchRequest":
-    """The same without an engine: for the runtime of this project, whose strategies are decided operator by operator;
-    what was decided by hand holds."""
+    """The same request for the runtime of this project, with a strategy per operator. Decisions by hand are kept."""
     from hardware_profiles import PYTORCH, load_software
 
     return replace(request, space=None, cluster=request.cluster.with_software(load_software(PYTORCH.name)))
 
 
 def possible(request: "SearchRequest", console: "Console") -> "SearchResult | None":
-    """The best plan without the engine; None where none was found."""
+    """The best plan without the engine; None if none was found."""
     try:
         return find(free_request(replace(request, top=1)), console, advise=False).best
     except (InfeasibleError, LimitError):
@@ -73,7 +73,7 @@ def possible(request: "SearchRequest", console: "Console") -> "SearchResult | No
 
 
 def cost_of(request: "SearchRequest", found: "BoundPlan", free: "SearchResult") -> EngineCost:
-    """An engine's plan beside the free one."""
+    """An engine's plan compared with the free one."""
     from planner.plan.layout.roles import roles
     from planner.plan.words import plan_words, telling
 

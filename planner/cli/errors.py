@@ -1,4 +1,4 @@
-"""Errors on the command line: one line on stderr, an exit code, and never a traceback for what a user can mend."""
+"""Errors on the command line: one line on stderr and an exit code; no traceback for errors that a user can fix."""
 
 import contextlib
 import sys
@@ -39,7 +39,7 @@ def reporting(as_json: bool = False) -> Iterator[None]:
 
 
 def _details(error: InfeasibleError) -> dict[str, Any]:
-    """What programs want to know of a request that does not fit."""
+    """Numbers for programs about a request that does not fit."""
     return {
         "missing_bytes": error.missing,
         "needed_bytes": error.needed,
@@ -53,12 +53,12 @@ def _say(kind: str, message: str, as_json: bool, details: Mapping[str, Any] | No
         content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": error}
         from planner.cli.schemas import answer_text
 
-        sys.stdout.write(answer_text("error", content, indent=None) + "\n")  # one line, as of `plan run` each object is
+        sys.stdout.write(answer_text("error", content, indent=None) + "\n")  # one line, like each object of `plan run`
     say(f"plan: {message}", err=True)
 
 
 def fault_text(error: Exception) -> str:
-    """What is said of an error that is none of the expected ones; where it came from is written into a file."""
+    """The message for an unexpected error; its traceback is written to a file."""
     with tempfile.NamedTemporaryFile("w", prefix="plan-fault-", suffix=".txt", delete=False, encoding="utf-8") as file:
         file.write(f"{' '.join(sys.argv)}\n")
         traceback.print_exception(error, file=file)

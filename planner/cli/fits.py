@@ -38,7 +38,7 @@ def print_fit(cluster: "Cluster") -> None:
 
 
 def _recorded(cluster: "Cluster") -> "tuple[tuple[FitError, ...], RunError | None]":
-    """What is recorded of a packaged profile; nothing of a person's own one, even under the same name."""
+    """The recorded fit of a packaged profile; nothing for a user's profile, even under the same name."""
     from hardware_profiles import FitError, RunError, load_profile, profile_names, recorded
 
     name = cluster.name
@@ -49,7 +49,7 @@ def _recorded(cluster: "Cluster") -> "tuple[tuple[FitError, ...], RunError | Non
 
 
 def _print_parameters(console: "PlainConsole", parameters: "tuple[Parameter, ...]") -> None:
-    """A part is named once; so is a source, below, because many numbers share one."""
+    """Each part is named once. Sources are listed once below, because many numbers share one."""
     from hardware_profiles.parameters import SHARE
 
     sources: dict[str, int] = {}
@@ -94,7 +94,7 @@ def _print_runs(console: "PlainConsole", runs: "RunError | None") -> None:
 
 
 def _print_columns(console: "PlainConsole", title: str, lines: Sequence[tuple[str, ...]]) -> None:
-    """Lines of cells under a title, never broken, however narrow the terminal is."""
+    """Lines of cells under a title. Lines are never wrapped, also on a narrow terminal."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     console.print(f"\n{title}")
     for cells in lines:

@@ -1,8 +1,8 @@
-"""Where traced graphs are kept, unless somebody says otherwise:
+"""The folder in which traced graphs are cached:
 
     --graph-cache FOLDER     else PLAN_GRAPH_CACHE     else $XDG_CACHE_HOME/parallel-planner/graphs
 
-Without XDG_CACHE_HOME that is in ~/.cache; `none` as the folder keeps none. (https://specifications.freedesktop.org/basedir-spec/latest/)
+Without XDG_CACHE_HOME it is in ~/.cache; `none` as the folder turns the cache off. (https://specifications.freedesktop.org/basedir-spec/latest/)
 """
 
 import os
@@ -18,12 +18,12 @@ _PROJECT = "parallel-planner"
 
 
 def graph_folder(options: "Options") -> Path | None:
-    """The folder of traced graphs; None where none are kept, as where every block is asked to be traced."""
+    """The folder of traced graphs; None if graphs are not kept, or if every block is to be traced."""
     return None if options.full_trace else cache_folder(options.graph_cache)
 
 
 def cache_folder(given: str | None) -> Path | None:
-    """The folder that is `given`, or where nothing is given; None where none are kept."""
+    """The `given` folder, or the default; None if graphs are not kept."""
     said = given or os.environ.get(VARIABLE)
     if said == NONE:
         return None
@@ -35,8 +35,8 @@ def cache_folder(given: str | None) -> Path | None:
 
 
 def is_kept(options: "Options") -> bool:
-    """Whether the graph of the model that was asked for is likely there, so that PyTorch is not needed; of that of a
-    plan file nothing is known."""
+    """Whether the graph of the requested model is likely cached, so that PyTorch is not needed. Unknown for the model
+    of a plan file."""
     from hardware_profiles import load_machine
     from planner.graph.fp8 import chosen
     from planner.plan.graph_cache import graph_key, graph_path

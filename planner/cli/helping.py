@@ -1,9 +1,10 @@
-"""What `--help` prints: of a command its use, examples and options by group, one line each; of `plan` one screen.
+"""Help texts: `plan COMMAND --help` prints usage, examples and options by group, one line each; `plan --help` one
+screen.
 
-    plan help WORD     the whole text of an option, of which `--help` shows the sentences that fit in a line
+    plan help WORD     the full text of an option; `--help` shows the sentences that fit in a line
 
-Typer's own help has boxes in which descriptions wrap into a narrow column. This is plain text, so it is written here;
-the options themselves, their groups and their texts stay where Typer reads them.
+Typer's own help wraps descriptions into a narrow column in boxes. Ours is plain text and is made here; the options,
+their groups and their texts are where Typer reads them.
 """
 
 import shutil
@@ -18,7 +19,7 @@ from planner.cli.whole_numbers import check_whole_numbers
 
 _WIDEST, _NARROWEST = 120, 60
 _NAMES = 32
-"""Columns of the names of options, with two spaces in front and two behind."""
+"""Width of the column of option names, with two spaces before and after."""
 _OPTIONS = "Options"
 
 ABOUT = """\
@@ -42,7 +43,7 @@ COMMON = (
     ("--global-batch N", "samples of a step (default: 4 per device, 32 images)"),
     ("-o FILE", "where to write the plan"),
 )
-"""The options that people use; the texts are shorter than those in `Options`."""
+"""The most used options; these texts are shorter than those in `Options`."""
 
 PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -88,11 +89,11 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-"""Every command by what it is for, some in one line."""
+"""All commands by purpose; some share a line."""
 
 
 class Command(TyperCommand):
-    """A command whose help is ours, and whose whole numbers are."""
+    """A command with our help text and our check of whole numbers."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         check_whole_numbers(self, ctx, args)
@@ -136,7 +137,8 @@ def command_help(command: Any, ctx: Any) -> str:
 
 
 def parts_of(text: str) -> tuple[list[str], list[str]]:
-    """The paragraphs of a docstring, each in one line, and its examples: paragraphs whose lines all are commands."""
+    """The paragraphs of a docstring, each as one line, and its examples: the paragraphs whose lines are all
+    commands."""
     paragraphs, examples = list[str](), list[str]()
     for one in text.split("\n\n"):
         lines = [line.strip() for line in one.splitlines() if line.strip()]
@@ -148,7 +150,7 @@ def parts_of(text: str) -> tuple[list[str], list[str]]:
 
 
 def option_texts(group: Any, word: str) -> list[str]:
-    """The whole texts of an option, by command where commands differ; empty where none has it."""
+    """The full texts of an option, by command if commands differ; empty if no command has it."""
     name, found = word.lstrip("-"), dict[str, list[str]]()
     for path, command in commands_of(group, ""):
         for one in command.params:
@@ -169,7 +171,7 @@ def option_names(group: Any) -> set[str]:
 
 
 def commands_of(group: Any, path: str) -> Iterable[tuple[str, Any]]:
-    """Every command by what is typed for it behind `path`, which ends with a blank where it is not empty."""
+    """All commands, keyed by what is typed. `path` is put in front and ends with a space if it is not empty."""
     for name, command in group.commands.items():
         if getattr(command, "commands", None):
             yield from commands_of(command, f"{path}{name} ")
@@ -192,7 +194,7 @@ def _section(title: str, rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _fitting(text: str, default: str, room: int) -> str:
-    """As many sentences as fit in a line with the default behind them, at least the first."""
+    """As many sentences as fit in a line together with the default; at least the first."""
     sentences = text.replace("\n", " ").split(". ")
     for count in range(len(sentences), 1, -1):
         said = ". ".join(sentences[:count]).rstrip(".")
@@ -202,7 +204,7 @@ def _fitting(text: str, default: str, room: int) -> str:
 
 
 def _default(parameter: Any) -> str:
-    """` (default: 8)` where there is one to be told."""
+    """` (default: 8)` if there is a default to show."""
     shown, value = parameter.show_default, parameter.default
     if isinstance(shown, str):
         return f" (default: {shown})"
@@ -212,7 +214,7 @@ def _default(parameter: Any) -> str:
 
 
 def _shown_names(option: Any) -> tuple[str, str]:
-    """The long name of an option, with [no-] of a pair, and the short one."""
+    """The long name of an option, with [no-] for a pair, and the short name."""
     long = next((name for name in option.opts if name.startswith("--")), option.opts[0])
     short = next((name for name in option.opts if not name.startswith("--")), "")
     if option.secondary_opts == [f"--no-{long[2:]}"]:
@@ -228,7 +230,7 @@ def _spelled(option: Any) -> str:
 
 
 def _value(option: Any) -> str:
-    """What stands behind an option: its metavar, else a word for its type; nothing behind a switch."""
+    """What follows an option: its metavar, else a word for its type; nothing for a switch."""
     if getattr(option, "is_flag", False) or option.secondary_opts or option.name == "help":
         return ""
     if option.metavar:

@@ -18,7 +18,7 @@ _BEGAN: ContextVar[float | None] = ContextVar("planner_began", default=None)
 
 @contextlib.contextmanager
 def whole_process() -> Iterator[None]:
-    """What is run inside is all that this process does, so that a time limit counts from its start."""
+    """The process does only what runs inside, so a time limit counts from the start of the process."""
     from planner.limits import process_seconds
 
     token = _BEGAN.set(time.monotonic() - process_seconds())
@@ -29,14 +29,14 @@ def whole_process() -> Iterator[None]:
 
 
 def is_whole_process() -> bool:
-    """Whether what runs is all that this process does."""
+    """Whether this process does nothing else."""
     return _BEGAN.get() is not None
 
 
 @contextlib.contextmanager
 def within_limits(options: "Options") -> Iterator[None]:
-    """Limit what a command does from here on. The time is that of the whole process, where that was told: the import of
-    libraries and whatever came before count too. PyTorch is not needed where the graph is kept."""
+    """Limit a command from here on. Inside `whole_process` the time limit also counts imports and earlier work. PyTorch
+    is not needed if the graph is cached."""
     from planner.limits import default_memory, limited
 
     memory = None if options.planner_memory is None else parse_memory(options.planner_memory, "--planner-memory")

@@ -1,4 +1,4 @@
-"""What `--hardware` and `--devices` say before a machine is made of them."""
+"""Numbers from `--hardware` and `--devices`, before a machine is built."""
 
 import math
 
@@ -11,7 +11,8 @@ def devices_of(profile: str) -> int:
 
 
 def fewest_stages(profile: str) -> int:
-    """The fewest pipeline stages, each within one group, all of equally many devices; 1 for one kind of devices."""
+    """The minimum number of pipeline stages, each within one group and all with equally many devices; 1 for one kind of
+    devices."""
     from hardware_profiles import is_mixed, parse_mixed
 
     if not is_mixed(profile):

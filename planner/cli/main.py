@@ -1,7 +1,7 @@
-"""`plan`: the command line. One command is the main job, the others work with what it wrote.
+"""`plan`: the command line. The main command searches a plan; the others work with plan files.
 
-Exit codes: 0 good, 1 a check or a run failed, 2 bad input, 3 nothing fits, 4 a loss is not finite, 70 a fault of ours,
-130 interrupted, 141 stdout closed.
+Exit codes: 0 good, 1 a check or a run failed, 2 bad input, 3 nothing fits, 4 a loss is not finite, 70 a fault of the
+planner, 130 interrupted, 141 stdout closed.
 """
 
 import sys
@@ -92,7 +92,8 @@ def main_job(
     options: Options,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """What bare `plan --model ...` does: the same as `plan search`. Its help is `planner.cli.helping.screen`."""
+    """What `plan --model ...` without a command does: the same as `plan search`. Its help is
+    `planner.cli.helping.screen`."""
     command = invocation.invoked_subcommand
     if command is not None:
         with errors_reported(options.as_json):
@@ -108,14 +109,14 @@ def main_job(
 
 
 def _nothing_before(command: str, options: Options) -> None:
-    """Options in front of a command would be lost."""
+    """Raise if options stand before the command, where they would be lost."""
     if given := [flag(name) for name in options.given()]:
         raise RequestError(f"{', '.join(given)}: put options after the command, as in plan {command} {given[0]} ...")
 
 
 def main() -> None:
-    """Entry point of the `plan` script. What nobody expected is a fault of ours: one line, and a file to report it
-    with."""
+    """Entry point of the `plan` script. An unexpected error is a fault of ours: it prints one line and writes a file
+    for the report."""
     try:
         with whole_process():
             app(prog_name="plan")

@@ -19,7 +19,7 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 
 
 def applied(options: Options) -> Options:
-    """The options that a mode stands for. Raises RequestError where one that was given contradicts it."""
+    """The options that a mode stands for. Raises RequestError if a given option contradicts it."""
     mode = options.mode or "auto_parallel"
     if mode not in MODES:
         raise RequestError(unknown_name("value for --mode", mode, MODES))
@@ -99,4 +99,4 @@ MODES: dict[str, Callable[[Options], Options]] = {
     "auto_parallel": _auto_parallel,
     "manual": _manual,
 }
-"""What each mode makes of the options."""
+"""The options of each mode."""

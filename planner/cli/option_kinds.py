@@ -24,7 +24,7 @@ def number(panel: str, text: str, default: str = "", least: int = 1, most: int |
 
 
 def count(panel: str | None, option: str, text: str, most: int) -> Any:
-    """A number that may have a unit, as in 32k; where there is no panel, among the options of a command."""
+    """A number that may have a unit, such as 32k; without a panel it is listed among the options of the command."""
     return typer.Option(
         metavar="N",
         help=text,
@@ -43,7 +43,7 @@ def word(
     known: Callable[[], Iterable[str]] | None = None,
     meant: Callable[[str | None], str | None] | None = None,
 ) -> Any:
-    """`known` are the words that shells complete; `meant` says what is meant by a word."""
+    """A word; `known` are the words that shells complete, `meant` resolves an alias."""
     return typer.Option(
         *names,
         metavar=metavar,

@@ -1,7 +1,7 @@
-"""The options that `plan` and `plan estimate` share, each stated once: one long list, in the order of `--help`.
+"""The options that `plan` and `plan estimate` share, each defined once, in the order of `--help`.
 
 A command that takes `options: Options` and is decorated with `taking_options` gets one command line option for each
-field: `Options` is read as a signature. `planner.cli.taking` does the same with other dataclasses.
+field: `Options` is read like a signature. `planner.cli.taking` does the same for other dataclasses.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ DEFAULT_HARDWARE = "h100-80gb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for on the command line; None stands for what was not."""
+    """The options given on the command line; None means not given."""
 
     model: Annotated[
         str | None,
@@ -693,7 +693,7 @@ class Options:
 
     @property
     def reference(self) -> str:
-        """The model to plan, with what is changed of it."""
+        """The model to plan, with the changes of --set."""
         from planner.models.adapters import KEYS
         from planner.models.overrides import changed_reference
 
@@ -715,7 +715,7 @@ class Options:
 
     @property
     def speaks(self) -> bool:
-        """Whether people read along."""
+        """Whether a person reads the output."""
         return not (self.as_json or self.quiet)
 
     def given(self) -> tuple[str, ...]:
@@ -724,7 +724,7 @@ class Options:
 
 
 def flag(field: str) -> str:
-    """How a field is spelled on the command line."""
+    """The option name of a field."""
     return "--json" if field == "as_json" else "--for" if field == "engine" else "--" + field.replace("_", "-")
 
 

@@ -1,13 +1,13 @@
-"""Other plans for the job of a plan that is reported, and what they say about its decisions.
+"""Other plans for the job of a reported plan, and what they say about its decisions.
 
-    plans that the search for this one priced,
-    which its file names; or else one more search ─▶ the best plan of each of the best configurations
+    plans that the search for this plan priced,
+    listed in its file; otherwise another search  ─▶ the best plan of each of the best configurations
     conventional plans, by hand                  ─▶ baselines
     the configuration of the plan, with another
-    stage of ZeRO or recomputation               ─▶ what these decisions cost to change
+    stage of ZeRO or recomputation               ─▶ what it costs to change these decisions
 
-The search goes to its end, so that a busy machine shows the same plans; Ctrl-C and --time-limit end it earlier, with
-what there is.
+The search runs to its end, so that a busy machine shows the same plans. Ctrl-C and --time-limit end it earlier, with
+the plans found so far.
 """
 
 import math
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.strategy_search.request.space import Pinned
 
 CANDIDATES = 5
-"""Configurations of the search whose best plans are shown."""
+"""Number of configurations whose best plans are shown."""
 
 
 def other_plans(
@@ -42,15 +42,15 @@ def other_plans(
     wait: Waiting,
     stopped: Callable[[], bool],
 ) -> "Choices":
-    """The candidates of a search for the same job, conventional plans, the plan itself, and why it is as it is, as far
-    as they are known when it is `stopped`."""
+    """The candidates of a search for the same job, conventional plans, the plan itself, and its explanation; only those
+    known so far once it is `stopped`."""
     from planner.limits import default_memory, limited
     from planner.report.data import Choices, reasons_of
     from planner.strategy_search.analysis.around import request_for
 
     plan = verdict.bound.plan
     request = request_for(plan, model.graph, model.batch, cluster)
-    if isinstance(request.update.buckets, int):  # other plans have buckets of their own sizes
+    if isinstance(request.update.buckets, int):  # other plans have other bucket sizes
         request = replace(request, update=replace(request.update, buckets="auto"))
     own = choice_of(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
     ends = math.inf if time_limit is None else time.monotonic() + time_limit
@@ -74,7 +74,7 @@ def other_plans(
 
 
 def plans_named(plan: "Plan", own: "Choice") -> "list[Choice]":
-    """What the search for the plan has priced; nothing where the plan is no more what that search found."""
+    """The plans that the search for this plan priced; none if the plan was changed since."""
     from planner.report.data import Choice
 
     found = [
@@ -95,15 +95,15 @@ def _note(candidates: int, late: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """Searches for one job, as long as nobody stops them."""
+    """Runs searches for one job until it is stopped."""
 
     request: "SearchRequest"
     wait: Waiting
     over: Callable[[], bool]
 
     def plans(self, request: "SearchRequest", name: str = "") -> "list[Choice] | None":
-        """The best plans of a request; None where nothing fits, none where the job allows none such, or where the
-        search was stopped before there was one."""
+        """The best plans of a request; None if nothing fits, empty if the job allows none or the search was stopped
+        before there was one."""
         from planner.strategy_search.search import search
 
         if self.over():
@@ -120,7 +120,7 @@ class _Asking:
 
 
 def _baselines(verdict: "Verdict", cluster: "Machine", asking: _Asking) -> "Iterator[Choice]":
-    """Plans that people would write down: FSDP over all devices; tensor parallelism inside a node with ZeRO 1."""
+    """Plans that a person would write: FSDP over all devices; tensor parallelism inside a node with ZeRO 1."""
     from hardware_profiles import Cluster
     from planner.strategy_search.request.space import Pinned
 
@@ -139,8 +139,8 @@ def _baselines(verdict: "Verdict", cluster: "Machine", asking: _Asking) -> "Iter
 
 
 def _changed(verdict: "Verdict", own: "Choice", asking: _Asking) -> "Iterator[tuple[str, str, Choice | None]]":
-    """The degrees and micro-batches of the plan, with another stage of ZeRO, or all blocks run in one way: decision,
-    what was tried, and the best plan, None where none fits. What nobody knows is left out."""
+    """The plan's degrees and micro-batches with another ZeRO stage, or with all blocks run in one way: the decision,
+    its other value, and the best plan (None if none fits). Unknown results are left out."""
     from planner.plan.layout.roles import roles
 
     plan = verdict.bound.plan
@@ -162,7 +162,7 @@ def _changed(verdict: "Verdict", own: "Choice", asking: _Asking) -> "Iterator[tu
 
 
 def degrees_of(found: "Roles") -> "Pinned | None":
-    """The degrees of a plan as a decision; None where they do not make all of its devices."""
+    """The degrees of a plan as a decision; None if their product is not its number of devices."""
     from planner.strategy_search.request.space import Pinned
 
     if found.replicated > 1:
@@ -178,7 +178,7 @@ def degrees_of(found: "Roles") -> "Pinned | None":
 
 
 def choice_of(bound: "BoundPlan", seconds: float, peak: float, *, this: bool = False, name: str = "") -> "Choice":
-    """A plan in the words that tell it from others."""
+    """A plan in the words that tell it apart from others."""
     from planner.plan.layout.roles import roles
     from planner.plan.words import plan_words
     from planner.report.data import Choice
@@ -188,7 +188,7 @@ def choice_of(bound: "BoundPlan", seconds: float, peak: float, *, this: bool = F
 
 
 def _together(own: "Choice", others: "Sequence[Choice]") -> "tuple[Choice, ...]":
-    """All of them once, fastest first; a conventional plan that is another one gives it its name."""
+    """Every plan once, fastest first; a conventional plan that equals another one gives it its name."""
     plans = [own]
     for one in others:
         at = next((at for at, other in enumerate(plans) if _same(one, other)), None)
@@ -200,6 +200,6 @@ def _together(own: "Choice", others: "Sequence[Choice]") -> "tuple[Choice, ...]"
 
 
 def _same(one: "Choice", other: "Choice") -> bool:
-    """Whether two plans are one: in their words, in what they take and in what they hold."""
+    """Whether two plans are the same: in words, step time and memory."""
     figures = ((one.step_seconds, other.step_seconds), (one.peak_bytes, other.peak_bytes))
     return one.words == other.words and all(math.isclose(here, there, rel_tol=1e-6) for here, there in figures)

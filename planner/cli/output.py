@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def write_json(command: str, content: Mapping[str, Any]) -> None:
-    """The answer of a command, one object on stdout, in the form that `planner.cli.schemas` states."""
+    """Print the answer of a command, one object on stdout, in the form defined in `planner.cli.schemas`."""
     from planner.cli.schemas import answer_text
 
     sys.stdout.write(answer_text(command, content) + "\n")
 
 
 def answer_content(answer: Answer) -> dict[str, Any]:
-    """What a search found."""
+    """The result of a search."""
     from planner.plan.binding.discovered import discovered
 
     best, found = answer.shown[0].plan, answer.roles[0]
@@ -52,7 +52,8 @@ def answer_content(answer: Answer) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """Degrees are None where every operator splits as it likes, seconds and bytes infinite where none are known."""
+    """The number, or None if it is infinite or unknown: degrees are None if every operator splits freely, seconds and
+    bytes infinite if unknown."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -94,7 +95,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
 
 
 def rank_content(view: "RankView", plan: "Plan") -> dict[str, Any]:
-    """What one rank of a plan has."""
+    """The parts that one rank of a plan holds."""
     return {
         "schema_version": OUTPUT_SCHEMA_VERSION,
         "rank": view.rank,
@@ -109,7 +110,7 @@ def rank_content(view: "RankView", plan: "Plan") -> dict[str, Any]:
 
 
 def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
-    """What was chosen for a plan, in the usual words."""
+    """The decisions of a plan, in the usual words."""
     return {
         "degrees": {
             "data": found.data,
@@ -158,7 +159,7 @@ def _search(answer: Answer) -> dict[str, Any]:
 
 
 def _simpler(result: "SearchResult") -> dict[str, Any] | None:
-    """Why the plan is not the fastest that was found; None where it is."""
+    """Why the plan is not the fastest one found; None if it is."""
     simpler = result.simpler
     if simpler is None:
         return None

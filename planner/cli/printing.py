@@ -1,4 +1,4 @@
-"""An answer for people: the best plan, the other plans, why, and what was proved."""
+"""Prints an answer for people: the best plan, other plans, the explanation, and the proof."""
 
 import os
 import shlex
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from planner.report.console import PlainConsole
 
 WIDTH = 120
-"""Of a report that goes into a file or through a pipe."""
+"""Width of a report that goes into a file or a pipe."""
 
 
 def console_of() -> "PlainConsole":
-    """Where reports go: as wide as the terminal or as COLUMNS says, `WIDTH` where nothing does."""
+    """The console for reports: as wide as the terminal or as COLUMNS says, else `WIDTH`."""
     from planner.report.console import PlainConsole
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -27,7 +27,7 @@ def console_of() -> "PlainConsole":
 
 
 def print_answer(answer: Answer) -> None:
-    """Print everything that was asked for, on stdout."""
+    """Print everything that was requested, on stdout."""
     from planner.report.explanation import explanation_lines, explanation_table
     from planner.report.search import Way, contexts_table, plans_table
     from planner.report.terminal import print_plan
@@ -54,7 +54,7 @@ def print_answer(answer: Answer) -> None:
 
 
 def _print_choices(console: "PlainConsole", answer: Answer) -> None:
-    """What an estimate had to choose by itself."""
+    """The values that an estimate chose by itself."""
     if not answer.choices:
         return
     from planner.report.table import table_of
@@ -67,7 +67,7 @@ def _print_choices(console: "PlainConsole", answer: Answer) -> None:
 
 
 def _engine_table(cost: "EngineCost") -> "RenderableType":
-    """What makes the difference between the best plan there is and that of an engine."""
+    """The differences between the best plan overall and the engine's best."""
     from planner.report.table import table_of
 
     table = table_of("\nWhat makes the difference", "", "possible", cost.title)
@@ -147,7 +147,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
 
 
 def _where(answer: Answer) -> str:
-    """The plans about which something was proved."""
+    """The plans that the proof is about, in words."""
     from planner.report.search import SPACES
 
     if answer.request.algorithm == "sharding_propagation":

@@ -1,4 +1,4 @@
-"""From options to a request: words checked, model traced, decisions collected."""
+"""From options to a request: checks the words, traces the model, collects the decisions."""
 
 import os
 from dataclasses import dataclass, replace
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
-"""Of a mesh, where all meshes of so many axes are searched; larger ones must be given."""
+"""Maximum number of mesh axes for which all meshes are searched; meshes with more axes must be given."""
 
 DEGREES = ("tensor", "pipeline", "data", "context")
-"""Degrees that multiply to the devices; experts are cut over some of those."""
+"""The degrees whose product is the number of devices. Experts use some of these devices."""
 ALLTOALL: "Mapping[str, Alltoall]" = {"all": True, "node": "node", "none": False, "auto": "auto"}
-"""Links that have the all-to-all, by the words of the command line."""
+"""Links with the all-to-all, by the words of the command line."""
 _MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_parallel", "micro_batch")
 
 
 def check(options: Options) -> None:
-    """Raise RequestError for words that are not known and for options that contradict each other."""
+    """Raise RequestError for unknown words and for options that contradict each other."""
     from planner.fp8_recipes import RECIPES
     from planner.graph.fp8 import WORD
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
@@ -106,14 +106,15 @@ def _check_contradictions(options: Options) -> None:
 
 
 def _check_degrees(options: Options) -> None:
-    """What needs no model: the degrees multiply to the devices, or leave a whole number for those that are open."""
+    """Checks without the model: the product of the degrees is the number of devices, or leaves a whole number for the
+    open degrees."""
     from planner.strategy_search.request.refusals import degrees_fault
 
     refuse(degrees_fault(pinned_of(options), options.device_count), RequestError)
 
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
-    """Trace the model and say what is to be searched."""
+    """Trace the model and build the search request."""
     from planner.api.exporting import check_told
     from planner.cli.tracing import traced
     from planner.engines.spaces import space_and_stack
@@ -183,8 +184,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
 
 
 def with_padded_batch(request: "SearchRequest", options: Options) -> "SearchRequest":
-    """A request whose global batch is padded where --data does not divide it, unless --pad says of what it becomes a
-    multiple: by the fewest samples that every micro-batch has a sample of the batch beside."""
+    """A request whose global batch is padded if --data does not divide it, unless --pad gives a multiple: by the fewest
+    samples with which every micro-batch still has a real sample."""
     from planner.strategy_search.request import padded_batch
 
     return padded_batch.with_padded_batch(
@@ -197,8 +198,8 @@ def with_padded_batch(request: "SearchRequest", options: Options) -> "SearchRequ
 
 
 def simplicity_of(options: Options) -> float:
-    """How much longer a simpler plan may take: nothing where a list of the fastest was asked for, or an engine is told
-    the plan."""
+    """By how much a simpler plan may be slower: zero if a list of the fastest plans was requested, or the plan is for
+    an engine."""
     from planner.strategy_search.request.request import SIMPLICITY
 
     if options.pareto or (options.top or 1) > 1 or options.engine is not None:
@@ -207,7 +208,8 @@ def simplicity_of(options: Options) -> float:
 
 
 def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], SearchRequest] | None":
-    """Makes the same request for sequences of another length; None where a model has none, or only its own."""
+    """A function that makes the same request for another sequence length; None if the model has no length, or only its
+    own."""
     from planner.cli.tracing import traced
     from planner.strategy_search.job import named_job
 
@@ -230,7 +232,7 @@ def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], Se
 
 
 def update_of(options: Options) -> "Update":
-    """What becomes of gradients; raises RequestError where that cannot be."""
+    """How gradients are clipped, reduced and applied. Raises RequestError for an impossible combination."""
     from planner.sharding.update import AUTO_GATHERS, Update, update_fault
     from planner.strategy_search.request.per_replica import parse_per_replica
 
@@ -261,12 +263,12 @@ def update_of(options: Options) -> "Update":
 
 
 def _noted(note: str) -> None:
-    """What must be known of operators without a row in the table of rules, on stderr."""
+    """Print notes about operators without a row in the rule table, on stderr."""
     say(f"note: {note}", err=True)
 
 
 def _one_at_a_time(options: Options) -> int | None:
-    """Micro-batches that take turns, as they are asked for."""
+    """The requested number of interleaved micro-batches."""
     asked = None if options.interleave is None else parse_count("interleave", options.interleave)
     if options.no_overlap and asked not in (None, 1):
         raise RequestError("--no-overlap has no micro-batches that take turns; leave out --no-overlap, or --interleave")
@@ -274,7 +276,7 @@ def _one_at_a_time(options: Options) -> int | None:
 
 
 def pinned_of(options: Options) -> "Pinned":
-    """The degrees and the like that were decided by hand."""
+    """The degrees and other decisions made by hand."""
     from costmodels import FORWARD
     from planner.strategy_search.request.offload import parse_offload
     from planner.strategy_search.request.space import Pinned
@@ -311,7 +313,7 @@ def pinned_of(options: Options) -> "Pinned":
 def _taken_over(
     sources: "Sequence[_Source]", by_hand: "tuple[Shard, ...]", graph: "OperatorGraph"
 ) -> "tuple[Shard, ...]":
-    """Strategies of plan files; what --shard decides goes before them, and later files before earlier ones."""
+    """Strategies from plan files. --shard has priority, and later files have priority over earlier ones."""
     from planner.strategy_search.request.shards_from import as_shards, listed_strategies
 
     found: dict[str, tuple[str, ...]] = {}
@@ -325,7 +327,7 @@ def _taken_over(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A plan file to take strategies from, and of which operators."""
+    """A plan file to take strategies from, and the operators they are for."""
 
     text: str
     plan: "Plan"
@@ -333,7 +335,7 @@ class _Source:
 
 
 def _sources(texts: "Sequence[str]") -> "tuple[_Source, ...]":
-    """What `--shard-from` names: PLAN, or PLAN:PATTERN."""
+    """The file and pattern of `--shard-from`: PLAN, or PLAN:PATTERN."""
     from planner.plan.file import load_plan
 
     found = []
@@ -346,7 +348,7 @@ def _sources(texts: "Sequence[str]") -> "tuple[_Source, ...]":
 
 
 def _with_mesh(pinned: "Pinned", sources: "Sequence[_Source]") -> "Pinned":
-    """Strategies for a mesh of more axes than are searched need just that mesh."""
+    """If strategies are for a mesh with more axes than are searched, require that mesh."""
     for source in sources:
         sizes = source.plan.mesh.sizes
         if len(sizes) > SEARCHED_AXES and pinned.mesh is None and not pinned.manual:

@@ -1,4 +1,4 @@
-"""Searching while somebody waits: progress on a terminal, Ctrl-C for the best plan so far, advice if nothing fits."""
+"""Searches with progress on the terminal; Ctrl-C returns the best plan so far; advice if nothing fits."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ _NOTHING_YET = "interrupted before there was a plan"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a search came back with: one result, or with `pareto` those of the front, fastest first."""
+    """The results of a search: one result, or with `pareto` those of the front, fastest first."""
 
     results: "tuple[SearchResult, ...]"
     interrupted: bool
@@ -34,7 +34,7 @@ class Found:
 
     @property
     def stopped(self) -> bool:
-        """Whether the search ended before it was through."""
+        """Whether the search was stopped early."""
         return self.interrupted or any(result.statistics.stopped for result in self.results)
 
 
@@ -46,8 +46,8 @@ def find(
     advise: bool = True,
     retrace: "Retrace | None" = None,
 ) -> Found:
-    """Search, showing progress on the console. `retrace` makes the request for sequences of another length, to say
-    whether those would fit.
+    """Search and show progress on the console. `retrace` makes the request for another sequence length, to find out
+    whether that would fit.
 
     The first Ctrl-C stops the search; the second, or the first before there is any plan, raises KeyboardInterrupt.
     Raises InfeasibleError with advice where nothing fits.
@@ -70,7 +70,7 @@ def find(
 
 @contextlib.contextmanager
 def telling(verbose: bool) -> Iterator[None]:
-    """With `verbose`, what the search notes of each configuration goes to stderr."""
+    """With `verbose`, print the search's notes on each configuration on stderr."""
     if not verbose:
         yield
         return
@@ -93,7 +93,8 @@ def _advised(
     wait: Waiting,
     stopped: Callable[[], bool],
 ) -> InfeasibleError:
-    """The same error with what would help and what that costs, in words and for programs, as far as was looked."""
+    """The same error with advice: what would make a plan fit and what that costs, in words and for programs, as far as
+    it was searched."""
     from planner.report.advice import advice_text
     from planner.strategy_search.analysis.advice import PATIENCE, changes
 

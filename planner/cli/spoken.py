@@ -1,10 +1,10 @@
-"""What people say, and what is understood: names of models and hardware, numbers with units.
+"""Names and numbers as people write them: models, hardware, numbers with units.
 
     --model llama3-70b      note: --model llama3-70b is llama70b of the zoo
     --hardware h100         note: --hardware h100 is h100-80gb
     --seq-len 32k           note: --seq-len 32k is 32,768
 
-Whoever writes the whole name or number reads nothing.
+A full name or number prints no note.
 """
 
 import re
@@ -17,7 +17,7 @@ _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
 def model_of(value: str | None) -> str | None:
-    """The model that a person means with --model."""
+    """The model that --model means."""
     return _model(value, "--model ")
 
 
@@ -27,7 +27,7 @@ def model_named(value: str | None) -> str | None:
 
 
 def hardware_of(value: str | None) -> str | None:
-    """The hardware that a person means with --hardware."""
+    """The hardware that --hardware means."""
     return _hardware(value, "--hardware ")
 
 
@@ -55,7 +55,7 @@ def _noted(option: str, value: str, meant: str, more: str = "") -> str:
 
 
 def parse_counted(option: str, text: str, least: int = 1, most: int = 2**31) -> int:
-    """A whole number of 8192, 8,192 or 8k: k is 1,024 and m 1,048,576, as lengths and batches are written.
+    """A whole number written as 8192, 8,192 or 8k: k is 1,024 and m 1,048,576, as for lengths and batches.
 
     Raises RequestError.
     """
@@ -69,7 +69,7 @@ def parse_counted(option: str, text: str, least: int = 1, most: int = 2**31) -> 
 
 
 def parse_tokens(option: str, text: str) -> float:
-    """A number of tokens of 15T, 300B, 1e12 or 1.5e13; units are powers of 1000. Raises RequestError."""
+    """A number of tokens written as 15T, 300B, 1e12 or 1.5e13; units are powers of 1000. Raises RequestError."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]{1,2})?)\s*([kmgbt]?)\s*", text.lower(), re.ASCII)
     number = 0.0 if found is None else float(found[1]) * _DECIMAL[found[2]]
     if not 1 <= number <= 1e20:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a request to stop: what is known by then is shown."""
+"""Ctrl-C as a request to stop: what is known so far is shown."""
 
 import contextlib
 import signal
@@ -10,8 +10,8 @@ SAID = "Stopped by Ctrl-C"
 
 @contextlib.contextmanager
 def stoppable(notice: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C a request to stop, which the function that is handed out tells of; the next one is as
-    usual, and raises KeyboardInterrupt. `notice` is called where it was pressed."""
+    """Turn the first Ctrl-C into a request to stop: the yielded function then returns True, and `notice` is called. The
+    next Ctrl-C raises KeyboardInterrupt as usual."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set

@@ -9,8 +9,8 @@ Command = Callable[..., None]
 
 
 def taking(parameter: str, kind: type[Any], options: Mapping[str, Any]) -> Callable[[Command], Command]:
-    """Put one parameter for each of `options`, annotations by fields of a dataclass, in the place of the `parameter` of
-    a command that takes that dataclass."""
+    """Replace the `parameter` of a command that takes a dataclass by one parameter for each of `options` (annotations
+    by field of the dataclass)."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     fields = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)

@@ -9,13 +9,13 @@ from planner.errors import RequestError
 
 
 def say(text: str, err: bool = False) -> None:
-    """Print text as it is, with control characters other than line breaks and tabs spelled out: names out of files may
-    be in it."""
+    """Print text unchanged, except that control characters other than line breaks and tabs are escaped: it may contain
+    names from files."""
     typer.echo(printable(text, "\n\t"), err=err)
 
 
 def bytes_of(path: Path) -> bytes:
-    """Raises RequestError where a file cannot be read, or is too large."""
+    """The content of a file. Raises RequestError if it cannot be read or is too large."""
     try:
         return read_bytes(path)
     except ForeignTextError as error:
@@ -23,7 +23,7 @@ def bytes_of(path: Path) -> bytes:
 
 
 def text_of(path: Path) -> str:
-    """Raises RequestError where a file cannot be read as text."""
+    """The text of a file. Raises RequestError if it cannot be read as text."""
     try:
         return read_text(path)
     except ForeignTextError as error:

@@ -1,4 +1,4 @@
-"""Tracing on the command line: where a model cannot be traced, our one line is all that is said."""
+"""Tracing on the command line: if a model cannot be traced, only our one-line error is printed."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
-    """The graph of a built model (see `trace` for `full`). What torch logs about errors that it raises is not shown."""
+    """The graph of a built model (see `trace` for `full`). Errors that torch logs and raises are not shown twice."""
     from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
 

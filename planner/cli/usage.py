@@ -1,7 +1,7 @@
-"""What is wrong with how a command was called, in one line that says what to do, like every other error.
+"""Errors in how a command was called, in one line that says what to do, like every other error.
 
-The parser of the command line has messages of its own, in boxes and without the nearest names. They are told here in
-our form, so that people read one kind of message and `--json` answers with an object to every call.
+The parser has its own messages, in boxes and without the nearest names. They are rewritten here in our form, so that
+all messages look alike and `--json` answers every call with an object.
 """
 
 import os
@@ -23,15 +23,15 @@ from planner.old_words import with_new_options
 _ParserError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if issubclass(base, Exception) and base.__name__ == "ClickException"
 )
-"""Base of what the parser raises; newer versions of Typer have classes of their own for it."""
+"""Base class of the parser's errors; newer versions of Typer have their own."""
 
 
 ENOUGH = 128 + 13
-"""Exit code where stdout was closed, as in `plan show plan.json | head`: that of SIGPIPE in a shell."""
+"""Exit code if stdout closed, as in `plan show plan.json | head`: that of SIGPIPE in a shell."""
 
 
 class Commands(TyperGroup):
-    """All commands; what is wrong with a call becomes one line on stderr, or an object where `--json` is given."""
+    """The group of all commands. A wrong call prints one line on stderr, or an object with `--json`."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **settings: Any) -> Any:
         given = list(sys.argv[1:] if args is None else args)
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
         except (BrokenPipeError, SystemExit) as error:
             if not _has_enough(error):
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at exit
             code = ENOUGH
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except StoppedError:
             raise
-        except SystemExit as error:  # no other command of ours ends like that
+        except SystemExit as error:  # no other command of ours exits like that
             if _has_enough(error):
                 raise
             raise RequestError(
@@ -89,7 +89,7 @@ class Commands(TyperGroup):
 
 
 def _has_enough(error: BaseException) -> bool:
-    """Whether whoever read along has gone: the parser and rich end the process for that."""
+    """Whether stdout closed: then the parser and rich end the process."""
     return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
@@ -100,7 +100,7 @@ def _no_command(word: str, known: Sequence[str]) -> str:
 
 
 def fault_of(error: Any, given: Sequence[str]) -> str:
-    """What the parser complains about: the option, what was given for it, the nearest names, where to read more."""
+    """The parser's complaint: the option, the given value, the nearest names, and where to read more."""
     context = getattr(error, "ctx", None)
     place = context.command_path if context is not None else "plan"
     option = getattr(error, "option_name", None)
@@ -122,12 +122,12 @@ def fault_of(error: Any, given: Sequence[str]) -> str:
 
 
 def _help_of(place: str) -> str:
-    """Where the options of a command stand; those of bare `plan` are those of `plan search`."""
+    """The command whose --help lists the options; for bare `plan` that is `plan search`."""
     return "plan search --help" if place == "plan" else f"{place} --help"
 
 
 def _as_given(names: Sequence[str], given: Sequence[str]) -> str:
-    """An option with the value that was given for it."""
+    """An option with its given value."""
     for at, word in enumerate(given):
         name, equals, value = word.partition("=")
         if name in names:

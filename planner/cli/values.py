@@ -1,4 +1,4 @@
-"""Values of options, from text: meshes, sizes of memory, virtual stages, strategies of operators."""
+"""Parses values of options: meshes, sizes of memory, virtual stages, strategies of operators."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _BYTES = {"": GIB, "gib": GIB, "mib": MIB, "kib": KIB, "tib": 1024 * GIB, "gb": 
 
 
 def parse_mesh(text: str) -> tuple[int, ...]:
-    """Sizes of the axes; axes of one device are left out."""
+    """The sizes of the mesh axes, without axes of one device."""
     words = text.lower().split("x")
     if not all(re.fullmatch("0*[1-9][0-9]{0,9}", word) for word in words):
         raise RequestError(
@@ -31,7 +31,7 @@ def parse_mesh(text: str) -> tuple[int, ...]:
 
 
 def parse_memory(text: str, option: str = "--memory-limit") -> float:
-    """Bytes of 64GiB, 64 (GiB too, which a note says), 512MiB or 64GB."""
+    """Bytes from 64GiB, 64 (GiB too, with a note), 512MiB or 64GB."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     if found is None or found[2] not in _BYTES:
         raise RequestError(f"{option} '{text}' is not a size; write it as in 64GiB, 512MiB or 64GB")
@@ -44,7 +44,7 @@ def parse_memory(text: str, option: str = "--memory-limit") -> float:
 
 
 def memory_limit(text: str, machine: "Machine") -> float:
-    """Bytes of --memory-limit. One above the memory of every device limits nothing, which a note says.
+    """Bytes of --memory-limit. A note says so if it is above the memory of every device and limits nothing.
 
     Raises RequestError where such a number has no unit and is 1,024 or more, which people write in MiB.
     """
@@ -61,12 +61,12 @@ def memory_limit(text: str, machine: "Machine") -> float:
 
 
 def parse_margin(text: str) -> float:
-    """The margin for the error of a peak, at most the peak once more."""
+    """The margin for the error of a predicted peak: a share of the peak, 100% at most."""
     return parse_share("memory-margin", text)
 
 
 def parse_percent(option: str, text: str, most: float) -> float:
-    """A share from 2% or 2, of at most so many percent."""
+    """A share from 2% or 2, with a maximum in percent."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%?\s*", text, re.ASCII)
     if found is None or float(found[1]) > most:
         raise RequestError(f"--{option} '{text}' is not legal; write percent, as in 1 or 0.5%, from 0 to {most:g}")
@@ -83,7 +83,7 @@ def parse_share(option: str, text: str) -> float:
 
 
 def parse_count(option: str, text: str) -> int:
-    """A number of 1 or more; 0 for `auto`, which leaves it to the search."""
+    """A number of 1 or more; 0 for `auto`: the search decides."""
     if text.lower() == "auto":
         return 0
     if not re.fullmatch("0*[1-9][0-9]{0,5}", text):
@@ -92,7 +92,7 @@ def parse_count(option: str, text: str) -> int:
 
 
 def parse_chunks(text: str | None, *, none: bool) -> int | None:
-    """Chunks of tensor parallelism: a number, 0 for `auto`, 1 for `off`; 1 where there is to be `none`."""
+    """Chunks of tensor parallelism: a number, 0 for `auto`, 1 for `off`; always 1 with --no-overlap."""
     from planner.plan.plan import MOST_CHUNKS
 
     if none and text not in (None, "off", "1"):
@@ -106,8 +106,7 @@ def parse_chunks(text: str | None, *, none: bool) -> int | None:
 
 
 def parse_expert_overlap(text: str | None, *, none: bool) -> bool | None:
-    """Whether experts are exchanged under other work: `on`, `off`, or None for `auto`; not where there is to be
-    `none`."""
+    """Whether the all-to-all of experts is overlapped: `on`, `off`, or None for `auto`; never with --no-overlap."""
     word = "auto" if text is None else text.strip().lower()
     known = {"auto": None, "on": True, "off": False}
     if word not in known:
@@ -143,7 +142,8 @@ _PLACING: Mapping[str, "Placing"] = {"auto": "auto", "none": "given"}
 
 
 def placing_of(texts: Sequence[str]) -> "Placing":
-    """Whether the search moves tables beside those that are given: "auto" and "none" say so, and nothing is "fit"."""
+    """How the search places tables: "auto", "given" (only those given by hand), or "fit" (nothing given: on the host if
+    nothing fits otherwise)."""
     words = [text for text in texts if text in _PLACING]
     if len(set(words)) > 1 or ("none" in words and len(texts) > len(words)):
         raise RequestError(f"--place {' '.join(texts)}: none leaves all tables on the devices; give it alone")
@@ -154,12 +154,12 @@ _AUTO, _BATCH = "auto", "batch"
 
 
 def padding_of(texts: Sequence[str]) -> "Padding":
-    """Whether the search pads weights beside those that are given."""
+    """How the search pads weights: "auto", or only those "given"."""
     return "auto" if _AUTO in texts else "given"
 
 
 def batch_multiple_of(texts: Sequence[str]) -> int | None:
-    """The number of which the global batch becomes a multiple: that of batch=N; None where nobody says it."""
+    """The multiple to which batch=N pads the global batch; None if not given."""
     found = [number for pattern, number in _pads(texts) if pattern == _BATCH]
     if len(found) > 1:
         raise RequestError(f"--pad {' --pad '.join(f'{_BATCH}={n}' for n in found)}: give one of them")
@@ -169,8 +169,8 @@ def batch_multiple_of(texts: Sequence[str]) -> int | None:
 
 
 def parse_pads(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Weights and the multiple to which their rows are padded, each PATTERN=N; the word of `padding_of` and the global
-    batch are left out."""
+    """Weights and the multiple to which their rows are padded, each PATTERN=N; without the word of `padding_of` and
+    without the global batch."""
     return tuple(pad for pad in _pads(texts) if pad[0] != _BATCH)
 
 
@@ -187,7 +187,7 @@ def _pads(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
 
 
 def parse_places(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Tables and where they are, each PATTERN=PLACE; words of `placing_of` are left out."""
+    """Tables and their places, each PATTERN=PLACE; without the words of `placing_of`."""
     found = []
     for text in texts:
         if text in _PLACING:
@@ -202,7 +202,7 @@ def parse_places(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_shards(texts: Sequence[str]) -> tuple["Shard", ...]:
-    """The strategies decided by hand; a pattern may contain '='."""
+    """The strategies given by hand; a pattern may contain '='."""
     from planner.strategy_search.request.shard import shard
 
     found = []

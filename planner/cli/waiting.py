@@ -1,4 +1,4 @@
-"""What a command is doing, on a terminal while somebody waits: its phase, how much of it is done, what is known."""
+"""The progress line of a command on a terminal: its phase, how much is done, and the best plan and bound so far."""
 
 import contextlib
 import math
@@ -15,29 +15,30 @@ if TYPE_CHECKING:
     from planner.strategy_search.result import Progress as SearchProgress
 
 _BAR = 20
-"""Columns of the bar, where there is room for one."""
+"""Width of the bar, if there is room for one."""
 
 _PHASE = 16
-"""Columns that the phase keeps in a narrow terminal, where what is known of it is told in fewer words."""
+"""Minimum width of the phase on a narrow terminal, where the numbers are shorter."""
 
 
 class Waiting:
-    """A line on stderr. This one says nothing: without a terminal, or where nobody reads along."""
+    """A progress line on stderr. This base prints nothing: it is used without a terminal, or if nobody reads the
+    output."""
 
     def phase(self, text: str, at: int | None = None, total: int | None = None) -> None:
-        """Something else is done now: the `at`-th of `total` things, where there are several."""
+        """Start another phase: the `at`-th of `total`, if there are several."""
 
     def searched(self, progress: "SearchProgress") -> None:
-        """Where the search of this phase is."""
+        """Show the progress of the search in this phase."""
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Meanwhile the line is away, as something is printed that stays."""
+        """Hide the line while something is printed that stays."""
         yield
 
 
 class _Line(Waiting):
-    """Spinner, phase, bar, what is known, seconds since the beginning, as far as the terminal is wide."""
+    """Spinner, phase, bar, numbers and elapsed seconds, as far as the terminal is wide enough."""
 
     def __init__(self) -> None:
         from rich.spinner import Spinner
@@ -88,7 +89,7 @@ class _Line(Waiting):
 
 @contextlib.contextmanager
 def waiting(console: "Console | None" = None) -> Iterator[Waiting]:
-    """Tell what is done, in a line that goes away; nothing on a console that is quiet, as that of stderr is without a
+    """Show the phase in a line that disappears at the end; nothing on a quiet console, such as stderr without a
     terminal."""
     from planner.report.console import PlainConsole
 
@@ -104,7 +105,7 @@ def waiting(console: "Console | None" = None) -> Iterator[Waiting]:
 
 
 def news_of(progress: "SearchProgress") -> tuple[str, ...]:
-    """`13/198 tried, best 31.8 s, bound 31.2 s, gap 1.9%`, as far as it is known; then the same in fewer words."""
+    """`13/198 tried, best 31.8 s, bound 31.2 s, gap 1.9%`, as far as known; and a shorter form."""
     from planner.report.units import percent_text, seconds_text
 
     best, bound = progress.best_seconds, progress.bound_seconds

@@ -1,4 +1,4 @@
-"""Numbers that options take: what is legal, in words, and that a whole number is written in digits alone.
+"""Numbers that options take: which are legal, in words, and the check that a whole number has only ASCII digits.
 
 --tensor 10      ten
 --tensor 1_0     refused, though Python reads ten: it is a slip, and so are digits of other scripts
@@ -10,12 +10,12 @@ from typing import Any
 from planner.errors import RequestError
 
 _LISTED = 8
-"""Legal numbers that are told one by one."""
+"""Maximum count of legal numbers that are listed one by one."""
 
 
 def check_whole_numbers(command: Any, context: Any, arguments: list[str]) -> None:
-    """Raises RequestError for a value of an option with a whole number that is not a sign and ASCII digits. Which
-    numbers are legal the parser says."""
+    """Raise RequestError if the value of a whole-number option is not a sign and ASCII digits. The parser checks the
+    range."""
     given, _, _ = command.make_parser(context).parse_args(list(arguments))
     for parameter in command.params:
         value = given.get(parameter.name)
@@ -25,7 +25,7 @@ def check_whole_numbers(command: Any, context: Any, arguments: list[str]) -> Non
 
 
 def _is_whole(parameter: Any) -> bool:
-    """Whether the parser makes the whole number, and no function of ours."""
+    """Whether the parser, and not a function of ours, converts the number."""
     informed = getattr(getattr(parameter, "type_descriptor", None), "parameter_info", None)
     return _kind(parameter).startswith("int") and getattr(informed, "parser", None) is None
 
@@ -37,7 +37,7 @@ def _kind(parameter: Any) -> str:
 
 
 def legal_numbers(parameter: Any) -> str:
-    """What an option with a number takes, in words: `0, 1, 2 or 3`, `a whole number of 1 or more`; empty for others.
+    """The legal numbers of an option in words: `0, 1, 2 or 3`, `a whole number of 1 or more`; empty for other options.
 
     Newer versions of Typer keep the limits in the option, older ones in its type.
     """

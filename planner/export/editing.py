@@ -18,12 +18,11 @@ from hardware_profiles.foreign import SETTINGS, parse_json, parse_toml
 from planner.export.description import Description, ExportError
 from planner.export.files.arguments import options_in
 from planner.export.files.option_editing import edited_keys, edited_options
-from planner.export.files.toml import changed_toml
+from planner.export.files.toml import Path, changed_toml, flat
 from planner.export.pytorch.torchtitan_content import place_of, primus_model
 from planner.export.pytorch.trainer_reading import is_trainers
 from planner.export.target import Job, Target
 
-Path = tuple[str, ...]
 Settings = Mapping[Path, Any]
 _SHELL = ("megatron", "mindspeed")
 _PADDING = ("make-vocab-size-divisible-by",)
@@ -45,7 +44,7 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
     if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE) and primus_model(text) is None:
         content = parse_toml(text, replace(SETTINGS, finite=False))
         there = {place_of(content, path): value for path, value in changes.items()}
-        return changed_toml(text, {".".join(at): None if value is _ABSENT else value for at, value in there.items()})
+        return changed_toml(text, {at: None if value is _ABSENT else value for at, value in there.items()})
     if target.name == "deepspeed" and not is_trainers(text):
         return _edited_json(text, changes)
     own = not re.search(r"^base_model:", text, re.MULTILINE) and not is_trainers(text)
@@ -115,19 +114,12 @@ def _written(target: Target, job: Job) -> dict[Path, Any]:
     if target.name in _SHELL:
         return {(name,): " ".join(values) for name, values in options_in(text).all}
     if target.main.endswith(".toml"):
-        return _flat(parse_toml(text, replace(SETTINGS, finite=False)))
+        return flat(parse_toml(text, replace(SETTINGS, finite=False)))
     if target.main.endswith(".json"):
-        return _flat(parse_json(text))
+        return flat(parse_json(text))
     from planner.export.files.yaml_files import parse_yaml
 
-    return _flat(parse_yaml(text))
-
-
-def _flat(content: Mapping[str, Any], above: Path = ()) -> dict[Path, Any]:
-    found: dict[Path, Any] = {}
-    for key, value in content.items():
-        found |= _flat(value, (*above, key)) if isinstance(value, Mapping) else {(*above, key): value}
-    return found
+    return flat(parse_yaml(text))
 
 
 def _edited_json(text: str, changes: Settings) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import collective_time, host_rows_time, once_share, server_rows_time
+from costmodels import ROW_MOMENTS, collective_time, host_rows_time, once_share, server_rows_time
 from hardware_profiles import DTYPES, Bytes, Cluster, Software
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
@@ -128,11 +128,13 @@ def price_operator(
     differentiable: Sequence[bool],
     mesh: Mesh,
     cluster: Cluster,
+    optimizer: str = "",
 ) -> OperatorPrices:
     """Prices of an operator under each strategy.
 
-    `differentiable` says for each operand whether it needs a gradient. Forward and backward seconds are those of
-    kernels on local shapes, without redistributions between operators.
+    `differentiable` says for each operand whether it needs a gradient; `optimizer` updates tables outside of the
+    devices. Forward and backward seconds are those of kernels on local shapes, without redistributions between
+    operators. Raises RequestError for tables outside of the devices that the optimizer or the cluster cannot have.
     """
     held = _extents(rule, rule.splits, strategies, mesh)
     extents = held if rule.loops == rule.splits else _extents(rule, rule.loops, strategies, mesh)
@@ -178,7 +180,7 @@ def price_operator(
         backward, inner_backward = backward + forward, inner_backward + inner_forward
         late, extra, again, launches = (late[0], late[0] + late[1]), again, extra, (host, host + back)
     if rule.outside is not None:
-        got, given = _outside(rule.outside, extents, mesh, cluster)
+        got, given = _outside(rule.outside, extents, mesh, cluster, optimizer)
         inner_forward = inner_forward + got
         extra = _sum_work(rule.saved_extra, extents) if rule.outside.trained else extra
         if rule.outside.trained:
@@ -214,20 +216,21 @@ def price_operator(
     )
 
 
-def _outside(outside: Outside, extents: Array, mesh: Mesh, cluster: Cluster) -> tuple[Array, Array]:
+def _outside(outside: Outside, extents: Array, mesh: Mesh, cluster: Cluster, optimizer: str) -> tuple[Array, Array]:
     """Seconds to get rows of a table outside of the devices, and to send back their gradients, (K,) each. Raises
-    RequestError if the profile does not describe the hosts."""
-    rows = np.minimum(_product(extents, outside.ids), float(outside.rows))
-    if outside.place == "servers":
-        return server_rows_time(rows, outside.row_bytes, cluster)
+    RequestError if the profile does not describe the hosts, and for an optimizer that does not update rows."""
     if cluster.host is None:
         raise RequestError(
             f"place: profile {cluster.name} says nothing of the host beside its devices; add a section [host] to it,"
-            f" or place"
-            " tables on servers"
+            " or leave the tables on the devices"
         )
+    if outside.trained and optimizer not in ROW_MOMENTS:
+        raise RequestError(f"place: tables elsewhere have no {optimizer}; take {' or '.join(ROW_MOMENTS)}")
+    rows = np.minimum(_product(extents, outside.ids), float(outside.rows))
+    if outside.place == "servers":
+        return server_rows_time(rows, outside.row_bytes, cluster.host, cluster)
     group = cluster.group(mesh.size, 1) if mesh.size > 1 else None
-    return host_rows_time(rows, outside.row_bytes, cluster.host, group)
+    return host_rows_time(rows, outside.row_bytes, cluster.host, group, ROW_MOMENTS.get(optimizer, 0))
 
 
 def _kept_beside(rule: Rule, software: Software) -> tuple[Work, ...]:

@@ -1,3 +1,3 @@
-"""Plans for people to read."""
+"""Reports of plans for people."""
 
 __all__: list[str] = []

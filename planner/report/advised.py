@@ -1,4 +1,4 @@
-"""Advice on a configuration as people read it."""
+"""Prints the advice on a configuration."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from planner.report.console import PlainConsole
 
 Row = tuple[str, str, str, float, "Prediction"]
-"""What changes, as it is and as it should be, the seconds it saves, and what a step takes after it."""
+"""A change: its name, current and better value, the seconds it saves, and the prediction after it."""
 
 
 def print_advice(
@@ -23,8 +23,8 @@ def print_advice(
     changes: Sequence[Row],
     proof: str = "",
 ) -> None:
-    """What the configuration takes, the best of its engine with what is proved of it, and a row for each change, priced
-    with those above it."""
+    """Print the cost of the configuration, the best plan of its engine with its proof, and a row per change, priced
+    with the changes above it."""
     plan, figures = now.plan, now.plan.prediction
     length = plan.model.sequence_length
     console.print(
@@ -57,6 +57,6 @@ def print_advice(
 
 
 def _memory(figures: "Prediction") -> str:
-    """`57.5 GiB of 79.1 GiB per device`, and whether that is too much."""
+    """`57.5 GiB of 79.1 GiB per device`, and whether it fits."""
     words = f"{bytes_text(figures.peak_bytes)} of {bytes_text(figures.capacity_bytes)} per device"
     return words if figures.peak_bytes <= figures.capacity_bytes else f"{words}: it does not fit"

@@ -1,4 +1,4 @@
-"""What other choices would cost, for people to read."""
+"""The cost of other choices, for people."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,17 +14,17 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 
 _LONGEST = Sensitivity(name="sequence length", change="", kept="", searched=None, devices=1, tokens=None)
 _WITH_RATES = 2 * (16 + 11) + 5 + 3 * 2
-"""Columns of a line beside the name, where tokens per second have room."""
+"""Width of a line without the name that leaves room for tokens per second."""
 
 _SHOWN = 20
-"""Choices of one operator or parameter that are shown; the others are counted."""
+"""Maximum number of choices shown of one operator or parameter; the others are counted."""
 
 
 def alternatives_table(
     subject: Subject, rule: str, found: Sequence[Priced], around: Mapping[str, Outcome]
 ) -> RenderableType:
-    """Every choice for an operator or a parameter, with what it costs more than the one that was made. `around` has
-    what the best plan with each costs, as far as that was searched."""
+    """Every choice for an operator or parameter, with its cost relative to the chosen one. `around` has the best plan
+    with each choice, as far as that was searched."""
     kind = "stored as weight/gradient/state" if subject.parameter else f"split as {rule}"
     alike = f", and {len(subject.twins) - 1} like it" if len(subject.twins) > 1 else ""
     columns = ("", "all else unchanged", "memory", *(("searched around it", "memory") if around else ()), "")
@@ -65,8 +65,8 @@ def _fate(one: Priced, around: Outcome | None) -> str:
 
 
 class SensitivityLines:
-    """What the step takes when one thing that was given is made more or less: a line for each, as it is known. `known`
-    has the first of them, and all names; `width` is that of the terminal."""
+    """Lines on how the step time changes when one input changes, one line at a time as results arrive. `known` has the
+    first result and all names; `width` is that of the terminal."""
 
     def __init__(self, known: Sequence[Sensitivity], width: int) -> None:
         self._first = known[0]
@@ -75,14 +75,14 @@ class SensitivityLines:
 
     @property
     def head(self) -> RenderableType:
-        """What stands above the lines."""
+        """The heading of the lines."""
         rate = "tokens/s" if self._first.tokens is not None else "samples/s"
         line = self._line("", "", ("this plan kept", rate), ("searched again", rate))
         return Group(styled("\n", ("What if", "bold")), styled((line, "dim")))
 
     def line(self, row: Sensitivity) -> RenderableType:
-        """One of them."""
-        if not row.change:  # what the others are compared with
+        """One line."""
+        if not row.change:  # the base of the comparison
             self._first = row
         kept, best = _cells(row, row.kept, self._first.kept), _cells(row, row.searched, self._first.searched)
         why = row.kept if isinstance(row.kept, str) else row.searched if isinstance(row.searched, str) else ""
@@ -110,11 +110,11 @@ ABOUT = (
     " Searched again: nothing fixed, until no plan can have an objective more than 1% lower than the one shown. A step"
     " is within a few percent of its objective, so rows may differ by that much for no other reason."
 )
-"""What stands below the table of sensitivities."""
+"""The text below the table of sensitivities."""
 
 
 def binding_lines(found: Explanation, rows: Sequence[Sensitivity]) -> Iterator[str]:
-    """What binds: the resource that most of the step goes to, memory, links, launches."""
+    """The limits of the plan: the resource that takes most of the step, memory, links, launches."""
     share = dict(found.shares)[found.largest] / found.step_seconds
     yield f"Most of the step is {found.largest}, {percent_text(share)}."
     free = max(0.0, found.free_bytes)
@@ -129,7 +129,7 @@ def binding_lines(found: Explanation, rows: Sequence[Sensitivity]) -> Iterator[s
 
 
 def memory_line(rows: Sequence[Sensitivity]) -> str:
-    """Whether memory binds: what the best plan saves with a tenth more; empty where that was not searched."""
+    """Whether memory binds: the time that the best plan saves with 10% more memory; empty if that was not searched."""
     more = next((row for row in rows if row.name == "memory" and row.change.startswith("+")), None)
     if more is None or not isinstance(more.searched, Prediction):
         return ""

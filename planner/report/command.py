@@ -1,4 +1,4 @@
-"""The command that asks for the job of a plan, with nothing decided by hand: a plan file does not keep what was."""
+"""The command for the job of a plan, with no decision fixed: a plan file does not store which decisions were given."""
 
 import shlex
 
@@ -9,7 +9,7 @@ from planner.plan.plan import Plan
 
 
 def command_of(plan: Plan) -> str:
-    """`plan --model llama70b --devices 64 ...`, one line that a shell takes."""
+    """`plan --model llama70b --devices 64 ...`, as one shell line."""
     model, training, cluster = plan.model, plan.training, plan.cluster
     words = ["plan", "--model", model.reference]
     words += ["--devices", str(cluster.devices)] if ":" not in cluster.profile else []
@@ -26,7 +26,7 @@ def command_of(plan: Plan) -> str:
     if training.fp8.delayed:
         words += ["--fp8-history", str(training.fp8.history)] if training.fp8.history != HISTORY else []
         words += ["--fp8-margin", str(training.fp8.margin)] if training.fp8.margin else []
-    words += ["--fp8-layers", *ALL_LAYERS] if training.fp8 else []  # but for these
+    words += ["--fp8-layers", *ALL_LAYERS] if training.fp8 else []  # except those left out
     words += [word for pattern in training.fp8.left_out for word in ("--fp8-left-out", pattern)]
     words += ["--fp8-gathered"] if training.fp8.gathered else []
     words += ["--fp8-experts"] if training.fp8.experts else []
@@ -47,7 +47,7 @@ def command_of(plan: Plan) -> str:
 
 
 def _alltoall_words(plan: Plan) -> list[str]:
-    """Which links have the all-to-all: where only some axes lack it, those inside a node have it."""
+    """Options on links with the all-to-all: if only some axes lack it, links inside a node have it."""
     if plan.mesh.alltoall:
         return []
     some = any(axis.alltoall for axis in plan.mesh.axes if axis.size > 1)

@@ -1,5 +1,5 @@
-"""Where reports are printed. Text is text: names in it, out of files that others wrote, are no markup and no escape
-sequences. What is bold or red is said by `styled`."""
+"""The console for reports. Text is printed literally: names from files of others are never markup or escape sequences.
+`styled` makes text bold or red."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hardware_profiles.foreign import printable
 
 
 class PlainConsole(Console):
-    """Prints strings as they are, with control characters other than line breaks and tabs spelled out."""
+    """Prints strings literally; control characters other than line breaks and tabs are escaped."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
@@ -20,6 +20,6 @@ class PlainConsole(Console):
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
-    """Text of parts, some of them with a style: `styled("Written to ", ("run", "bold"))`."""
+    """Text made of parts, some with a style: `styled("Written to ", ("run", "bold"))`."""
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
     return Text.assemble(*((printable(text, "\n\t"), style) for text, style in pairs))

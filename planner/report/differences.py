@@ -1,4 +1,4 @@
-"""Two plans compared, for people to read."""
+"""The comparison of two plans, for people."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 
 
 def comparison_report(names: tuple[str, str], found: Comparison) -> RenderableType:
-    """Both plans, what each difference between them costs, and all of it together."""
+    """Both plans, the cost of each difference, and the total."""
     title = styled(("\nWhat each difference costs, one after the other", "bold"))
     return Group(_plans(names, found), title, _steps(found), *_remarks(found))
 

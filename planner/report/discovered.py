@@ -1,4 +1,4 @@
-"""Operators whose rules were found by trial, as people read them."""
+"""Operators whose rules were found by trial, as a table."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from planner.report.table import table_of
 
 
 def discovered_table(found: Sequence[Discovered]) -> Table:
-    """One row for each operator: its rule, what can be split, where it is called."""
+    """One row per operator: its rule, the splittable factors, and where it is called."""
     title = "\nRules found by trial (times are assumed: one pass over the tensors)"
     table = table_of(title, "operator", "rule", "can be split", "called in")
     for each in found:

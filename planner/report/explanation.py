@@ -17,7 +17,7 @@ _MEANING = {
 
 
 def explanation_table(found: Explanation) -> RenderableType:
-    """What limits a plan: shares of the step, memory, the next best plan."""
+    """The limits of a plan: shares of the step."""
     table = table_of("\nWhy it takes that long", "", "", "", "")
     table.show_header = False
     table.columns[1].justify = table.columns[2].justify = "right"
@@ -36,7 +36,7 @@ def explanation_lines(found: Explanation) -> tuple[str, ...]:
 
 
 def memory_text(found: Explanation) -> str:
-    """Whether memory binds, what more of it would be worth, and where."""
+    """Whether memory binds, how much time more memory would save, and on which rank."""
     at = f", at pipeline rank {found.slowest} of {found.ranks}" if found.ranks > 1 else ""
     if found.memory_binds:
         saved = found.memory_price * GIB
@@ -51,7 +51,7 @@ def memory_text(found: Explanation) -> str:
 
 
 def next_text(found: Explanation, other: Alternative) -> str:
-    """What the next best plan costs and how it differs; of a plan that was preferred as it is simpler, the fastest."""
+    """The cost of the next best plan and its differences; or of the fastest plan, if a simpler one was preferred."""
     change = other.step_seconds / found.step_seconds - 1
     which, more = ("next best plan", "more") if change >= 0 else ("fastest plan that was found", "less")
     words = "; ".join(f"{name} {there} instead of {here}" for name, here, there in other.differences)

@@ -1,4 +1,4 @@
-"""What is given up where a plan is carried to an engine that cannot say all of it."""
+"""Settings that are given up when a plan is converted for an engine that cannot express all of it."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,12 @@ from planner.report.table import table_of
 from planner.report.units import bytes_text, seconds_text
 
 Row = tuple[str, str, str, float, float]
-"""What it is, as the plan has it, as the engine has it, and the seconds of a step and bytes of a device after that."""
+"""A setting: its name, the plan's value, the engine's value, and the seconds of a step and bytes of a device after
+that."""
 
 
 def print_given_up(console: Console, rows: Iterable[Row]) -> None:
-    """A table in which each row is priced with all rows above it."""
+    """Print a table; each row is priced together with all rows above it."""
     table = table_of("\nGiven up", "what", "in the plan", "there", "step after it", "memory")
     for column in table.columns[3:]:
         column.justify = "right"

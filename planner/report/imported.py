@@ -1,4 +1,4 @@
-"""What is to be known of settings that were read: first what no price has, then what is priced otherwise."""
+"""Remarks on imported settings: first those without a price, then those priced differently."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remarks:
-    """Settings that no price has and that matter, what is priced otherwise than the file has it, and the names of
-    settings that are no part of a plan."""
+    """Settings that matter but have no price, notes on settings that are priced differently than the file has them, and
+    names of settings that are not part of a plan."""
 
     unmodelled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -20,7 +20,7 @@ class Remarks:
 
 
 def print_unmodelled(console: "PlainConsole", remarks: Remarks) -> None:
-    """A line for each setting that matters and is in no price, before anything else."""
+    """Print a line per setting that matters and has no price, before anything else."""
     for line in remarks.unmodelled:
         console.print(f"Not in the price: {printable(line)}", soft_wrap=True)
     if remarks.unmodelled:
@@ -28,7 +28,7 @@ def print_unmodelled(console: "PlainConsole", remarks: Remarks) -> None:
 
 
 def print_remarks(console: "PlainConsole", remarks: Remarks, verbose: bool) -> None:
-    """What is priced otherwise, and how many settings are no part of a plan; which ones where that is asked for."""
+    """Print notes, and how many settings are not part of a plan; their names with `verbose`."""
     for note in remarks.notes:
         console.print(f"\n{printable(note)}", soft_wrap=True)
     if not remarks.unread:

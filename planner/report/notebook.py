@@ -1,4 +1,4 @@
-"""How notebooks show plans, results of searches and comparisons: a few lines of HTML, small figures of the report."""
+"""HTML of plans, search results and comparisons for notebooks, with small figures."""
 
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,11 +7,11 @@ from planner.plan.plan import Plan, Prediction
 from planner.report.units import bytes_text, percent_text, seconds_text
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-"""Paul Tol's bright scheme, which people tell apart who do not see all colours."""
+"""Paul Tol's bright colour scheme, which colour-blind people can tell apart."""
 
 
 def plan_html(plan: Plan) -> str:
-    """A plan: what it is, where the time of a step goes, what fills the fullest device."""
+    """A plan: job, step time by part, memory of the fullest device."""
     found = plan.prediction
     head = (
         f"<b>{_text(plan.model.reference)}</b> on {plan.cluster.devices} x {_text(plan.cluster.machine)}:"
@@ -22,18 +22,18 @@ def plan_html(plan: Plan) -> str:
 
 
 def plans_html(plans: Sequence[Plan], rows: Sequence[Mapping[str, object]], said: str) -> str:
-    """What a search has found: the plans as a table, the figures of the first, and what is proved."""
+    """The result of a search: a table of plans, the figures of the first, and the proof."""
     return f"{plan_html(plans[0])}{rows_html(rows)}<p>{_text(said)}</p>"
 
 
 def comparison_html(rows: Sequence[Mapping[str, object]], first: Prediction, second: Prediction) -> str:
-    """Two plans: what each difference costs."""
+    """Two plans: the cost of each difference."""
     ends = f"{seconds_text(first.step_seconds)} to {seconds_text(second.step_seconds)} a step"
     return f"<div><b>{ends}</b>{rows_html(rows)}</div>"
 
 
 def rows_html(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as a table, with units, every text escaped."""
+    """Rows as a table with units; all text is escaped."""
     if not rows:
         return ""
     head = "".join(f"<th>{_text(str(key).replace('_', ' '))}</th>" for key in rows[0])
@@ -55,7 +55,7 @@ def _cell(key: str, value: object) -> str:
 
 
 def _bar(name: str, parts: Iterable[tuple[str, float]], said: Callable[[float], str]) -> str:
-    """Parts side by side, as wide as they are large; those below 0, what is overlapped, are left to the title."""
+    """Parts side by side, with widths in proportion; negative parts (overlaps) are left out."""
     known = [(part, size) for part, size in parts if size > 0]
     total = sum(size for _, size in known) or 1.0
     pieces = "".join(

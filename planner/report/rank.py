@@ -11,11 +11,11 @@ from planner.report.table import table_of
 
 _NUMBER = re.compile(r"\.(\d+)\.")
 _MANY = 8
-"""Ranks of a group that are all named."""
+"""Maximum number of ranks of a group that are all listed."""
 
 
 def print_rank(console: Console, view: RankView, axes: Sequence[str], devices: int) -> None:
-    """Print where a rank stands, whom it talks to and what it has."""
+    """Print the place of a rank, its groups, and the pieces that it holds."""
     place = ", ".join(f"{name} {at}" for name, at in zip(axes, view.coordinate, strict=True))
     console.print(styled((f"\nRank {view.rank}", "bold"), f" of {devices}", f": {place}" if place else ""))
     for number, first, blocks in view.stages:
@@ -51,7 +51,7 @@ def piece_text(shape: Sequence[int], piece: Sequence[Runs]) -> str:
 
 
 def _alike(parameters: Sequence[HeldParameter]) -> list[tuple[str, HeldParameter]]:
-    """Parameters of blocks that are held alike once, with how many they are."""
+    """Parameters of blocks that are held alike, once, with their number."""
     found: dict[tuple[object, ...], list[HeldParameter]] = {}
     for one in parameters:
         key = (_NUMBER.sub(".*.", one.name), one.shape, one.weight, one.gradient, one.state, one.partial)

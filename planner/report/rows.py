@@ -1,4 +1,4 @@
-"""What every report of a plan says in rows of a name and a text: on a terminal, on a page."""
+"""The rows (name and text) that every report of a plan has, on a terminal and on a page."""
 
 from planner.graph.fp8 import Fp8
 from planner.plan.layout.group_runs import group_runs
@@ -17,14 +17,14 @@ from planner.report.units import bytes_text, count_text, percent_text, seconds_t
 Rows = tuple[tuple[str, str], ...]
 
 _LONG = 100
-"""Characters of a list of kept operators after which blocks are only counted."""
+"""Length of a list of kept operators above which blocks are only counted."""
 
 _TOLD = 0.05
-"""Of the parameters, from which share on a ZeRO stage beside that of most is told."""
+"""Minimum share of the parameters for which another ZeRO stage than that of most is reported."""
 
 
 def job_text(plan: Plan) -> tuple[str, str]:
-    """What was planned for which machine, and the training step: `llama70b (70.6B parameters) on 64 x h100-80gb`."""
+    """The job: model, machine and training step: `llama70b (70.6B parameters) on 64 x h100-80gb`."""
     model, training = plan.model, plan.training
     length = f", {model.sequence_length} tokens each" if model.sequence_length else ""
     parameters = f"{count_text(model.parameters)} parameters"
@@ -42,7 +42,7 @@ def _products(fp8: Fp8) -> str:
 
 
 def degree_rows(plan: Plan, roles: Roles) -> Rows:
-    """What was decided."""
+    """The decisions of a plan."""
     rows = [("degrees", _degrees(roles)), *_experts(plan, roles)]
     if roles.replicated > 1:
         alike = roles.replicated
@@ -79,7 +79,7 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
 
 
 def _recomputation(plan: Plan, roles: Roles) -> str:
-    """What recomputed blocks keep, or in how many ways blocks are run where that is too long to say."""
+    """What recomputed blocks keep; or, if that is too long, the number of ways in which blocks run."""
     if len(roles.recomputation) <= _LONG:
         return roles.recomputation
     ways = roles.recomputation.count(" keep")
@@ -87,7 +87,7 @@ def _recomputation(plan: Plan, roles: Roles) -> str:
 
 
 def _optimizer_sharding(roles: Roles) -> str:
-    """The ZeRO stage of the parameters; of which shares of them, where there are several."""
+    """The ZeRO stage of the parameters; with shares, if there are several stages."""
     replicas = f", in {roles.replicas} replicas" if roles.replicas > 1 else ""
 
     def words(zero: str) -> str:
@@ -102,7 +102,7 @@ def _optimizer_sharding(roles: Roles) -> str:
 
 
 def _groups(plan: Plan) -> Rows:
-    """Which stages are on which devices, where there are several kinds of them."""
+    """Which stages are on which devices, if there are several kinds of devices."""
     return tuple(
         (
             "" if number else "devices",
@@ -136,7 +136,7 @@ def _experts(plan: Plan, roles: Roles) -> Rows:
 
 
 def margin_text(prediction: Prediction) -> str:
-    """What is left free for the error of the predicted peak, and what both come to."""
+    """The memory margin for the error of the predicted peak, and its sum with the peak."""
     high = prediction.peak_bytes if prediction.high_peak_bytes is None else prediction.high_peak_bytes
     kept = high - prediction.peak_bytes
     whole = f"{bytes_text(high)} of {bytes_text(prediction.capacity_bytes)}"
@@ -145,7 +145,7 @@ def margin_text(prediction: Prediction) -> str:
 
 
 def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
-    """What it costs, in the figures that people compare."""
+    """The cost of a plan, in the figures that people compare."""
     rows = [("step time", seconds_text(prediction.step_seconds))]
     if prediction.low_seconds is not None and prediction.high_seconds is not None:
         ends = f"{seconds_text(prediction.low_seconds)} to {seconds_text(prediction.high_seconds)}"

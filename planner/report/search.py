@@ -1,4 +1,4 @@
-"""What a search proved and what else it found: sentences and tables for a terminal."""
+"""The proof of a search and its other results: sentences and tables for a terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
 
 SPACES = {"time": "in the search space", "memory": "within this memory", "cost": "on this number of devices"}
-"""Among which plans the best of each objective is the fastest, in words."""
+"""The plans among which the best one of each objective is the fastest, in words."""
 
 _ASSUMED = {
     "1f1b": "under 1F1B with exposed stage transfers",
@@ -20,11 +20,11 @@ _ASSUMED = {
     "in order": "with micro-batches one after the other",
     "offload": "with exposed offload",
 }
-"""The step that an objective is (`planner.strategy_search.engine.scheduling.assumed`), in words."""
+"""What the objective assumes (`planner.strategy_search.engine.scheduling.assumed`), in words."""
 
 _FASTER = "is faster", "is more than {} faster"
 _BELOW_STEP = "has an objective below this plan's step", "has an objective more than {} below this plan's step"
-"""That no plan is better, and by how much one could be at most."""
+"""Words that no plan is better, or by how much one could be better at most."""
 
 _APART = {
     "v": ("with stages one after the other", "with stages in a V", _FASTER, "the busy time of its slowest rank"),
@@ -48,16 +48,16 @@ _APART = {
         "",
     ),
 }
-"""Plans with the higher lower bound; the others, what is proved of these, and what their bound counts."""
+"""Plans with the higher lower bound; the other plans; what is proved of these; what their bound counts."""
 
 _SAME = 5e-4
-"""Steps that differ by less, relatively, are said to take as long."""
+"""Steps with a smaller relative difference are called equally fast."""
 
 _LEAST_SHOWN = 1e-4
-"""Smaller gaps are not told apart."""
+"""Smallest gap that is shown."""
 
 _NONE = 1e-9
-"""A gap of rounding alone."""
+"""Gaps up to this are rounding errors."""
 
 
 def proof_text(
@@ -69,11 +69,10 @@ def proof_text(
     covered: bool = True,
     apart: tuple[str, float] | None = None,
 ) -> str:
-    """What was proved about the plans `where`: that none is faster, or by how much one could be faster at most. Where
-    objectives have `assumed` what a step may do better, the sentence compares objectives with the step of the plan. A
-    plan with three or four mesh axes, or with ring attention, is not `covered`: the proof is about the plans around
-    which it was found. Plans with a lower bound of their own are named in a second sentence (`apart`,
-    `SearchResult.apart`)."""
+    """The proof about the plans `where`: none is faster, or one could be faster by a gap at most. If the objective has
+    `assumed` something that a step may do better, the sentence compares objectives with the step of the plan. A plan
+    with three or four mesh axes, or with ring attention, is not `covered`: the proof is then about the plans around
+    which it was found. Plans with their own lower bound are in a second sentence (`apart`, `SearchResult.apart`)."""
     where = where if covered else f"{where}, with one or two mesh axes and without ring attention,"
     objective = f" (objective: the step {' and '.join(_ASSUMED[one] for one in assumed)})" if assumed else ""
     words = _BELOW_STEP if assumed else _FASTER
@@ -88,19 +87,19 @@ def proof_text(
 
 
 def _at_most(words: tuple[str, str], gap: float) -> str:
-    if gap <= _NONE:  # of that space; the plan itself need not be
+    if gap <= _NONE:  # no plan of that space is better; the plan itself may be outside of it
         return words[0]
     return words[1].format(_rounded_up(gap))
 
 
 def placements_text(compared: int) -> str:
-    """That tables were placed by the search, and how many ways it has tried."""
+    """A sentence that the search placed the tables, and how many placements it tried."""
     return f"The search placed the tables: the best of {compared} placements that were tried, each with its best plan"
 
 
 def offload_text(step: float, alone: float | None) -> str:
-    """That the search offloads without having been asked to: nothing fits otherwise, or the step takes so much less
-    than on the devices `alone`."""
+    """A sentence that the search offloads without a request: because nothing fits otherwise, or because the step is
+    that much shorter than on the devices `alone`."""
     why = "Nothing fits without offload"
     if alone is not None:
         why = f"Without offload the step takes {seconds_text(alone)}, {alone / step - 1:.0%} longer"
@@ -108,7 +107,7 @@ def offload_text(step: float, alone: float | None) -> str:
 
 
 def misaligned_text(rows: Mapping[str, int], times: float) -> str:
-    """That products of weights with so many rows take longer than they would with zeros behind them."""
+    """A sentence that matrix products with such numbers of rows are slower than with zero padding."""
     named = ", ".join(f"{name} ({count:,})" for name, count in rows.items())
     return (
         f"The rows of {named} are not multiples of 8 (16 bytes), so their matrix products take longer on these devices:"
@@ -117,7 +116,7 @@ def misaligned_text(rows: Mapping[str, int], times: float) -> str:
 
 
 def without_fp8_text(recipe: str) -> str:
-    """fp8 was asked for, and no layer is in it."""
+    """A sentence that fp8 was requested but no layer uses it."""
     return (
         f"No linear layer is in fp8 ({recipe}), as that makes no step shorter here: casting operands takes longer than"
         " the products save, or shorter products overlap less communication; --fp8-layers '*' computes all in fp8"
@@ -125,8 +124,8 @@ def without_fp8_text(recipe: str) -> str:
 
 
 def sum_text(step: float, bounded: float, *, fastest: bool = True) -> str:
-    """The objective of a plan whose step is shorter than that, and why it was taken if it was the `fastest`; else
-    nothing."""
+    """The objective of a plan whose step is shorter than it, and why the plan was chosen if it is the `fastest`; else
+    empty."""
     change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
@@ -138,7 +137,7 @@ def sum_text(step: float, bounded: float, *, fastest: bool = True) -> str:
 
 
 def simpler_text(slower: float, decisions: int, fastest: int) -> str:
-    """What a simpler plan costs, and how to have the fastest."""
+    """The cost of the preferred simpler plan, and how to get the fastest."""
     more = "as fast as" if slower < _SAME else f"{percent_text(slower)} slower than"
     return (
         f"Simpler plan preferred: {decisions} decisions, {more} the fastest plan found, which has {fastest} decisions;"
@@ -147,8 +146,8 @@ def simpler_text(slower: float, decisions: int, fastest: int) -> str:
 
 
 def neighbour_text(asked: tuple[int, int], other: tuple[int, int], step: float, gain: float) -> str:
-    """What (samples, devices) nearby do better than those that were asked for: seconds of a step, and how many more
-    samples a second on each device."""
+    """A better pair of (samples, devices) near the requested one: seconds of a step, and the gain in samples/s per
+    device."""
     (batch, devices), (samples, others) = asked, other
     if others == devices:
         badly, options, each = f"{batch:,} samples on {devices:,} devices", f"--global-batch {samples}", ""
@@ -162,14 +161,14 @@ def neighbour_text(asked: tuple[int, int], other: tuple[int, int], step: float, 
 
 
 def _rounded_up(gap: float) -> str:
-    """A share in percent, with one decimal or at least one digit, never less than it is."""
+    """A share in percent, rounded up, with one decimal or at least one digit."""
     percent = max(gap, _LEAST_SHOWN) * 100
     digits = 1 if percent >= 0.1 else 2
     return f"{math.ceil(round(percent * 10**digits, 9)) / 10**digits:.{digits}f}%"
 
 
 def effort_text(algorithm: str, evaluated: int, configurations: int, seconds: float, total: float) -> str:
-    """What it took to find out."""
+    """The effort of the search."""
     return (
         f"{algorithm}: evaluated {evaluated} of {configurations} configurations in {seconds:.1f} s ({total:.1f} s in"
         " all)"
@@ -177,7 +176,7 @@ def effort_text(algorithm: str, evaluated: int, configurations: int, seconds: fl
 
 
 def plans_table(title: str, plans: Sequence[tuple[Prediction, Mapping[str, str]]]) -> RenderableType:
-    """Plans side by side: time, difference to the first, memory, and the words that tell them apart."""
+    """Plans side by side: time, difference from the first, memory, and the words that tell them apart."""
     names = telling([words for _, words in plans])
     table = table_of(f"\n{title}", "", "step time", "slower by", "peak memory", *names)
     for column in table.columns[1:4]:
@@ -192,8 +191,8 @@ def plans_table(title: str, plans: Sequence[tuple[Prediction, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to split the sequence: devices of a ring and by heads, None where every operator splits as it likes;
-    seconds of the best plan found, of any at least, and bytes that the leanest needs, infinite where nothing is known.
+    """A way to split the sequence: ring and Ulysses degrees (None if every operator splits freely), seconds of the best
+    plan found, the lower bound, and bytes of the leanest plan; infinite if unknown.
     """
 
     ring: int | None
@@ -204,7 +203,7 @@ class Way:
 
 
 def contexts_table(ways: Sequence[Way]) -> RenderableType:
-    """Ways to split the sequence beside each other, best first."""
+    """Ways to split the sequence, best first."""
     table = table_of("\nWays to split the sequence", "degree", "ring", "Ulysses", "step", "")
     for column in table.columns[:4]:
         column.justify = "right"
@@ -218,7 +217,7 @@ def contexts_table(ways: Sequence[Way]) -> RenderableType:
 
 
 def _fate(way: Way, best: float) -> tuple[str, str]:
-    """What the best plan of a way takes, and how that compares; or why it has none."""
+    """The step time of the best plan of a way and how it compares; or why there is none."""
     if way.seconds < math.inf:
         more = percent_text(way.seconds / best - 1)
         return seconds_text(way.seconds), "fastest" if way.seconds == best else f"{more} more"
@@ -232,6 +231,6 @@ def _fate(way: Way, best: float) -> tuple[str, str]:
 
 
 def certificate_text(solver: str, status: str, gap: float, seconds: float) -> str:
-    """What an independent solver says of the slowest pipeline rank."""
+    """The result of an independent solver about the slowest pipeline rank."""
     words = "cannot be less busy" if gap < _LEAST_SHOWN / 100 else f"could be at most {_rounded_up(gap)} less busy"
     return f"Certified by {solver} in {seconds:.1f} s ({status}): the slowest pipeline rank {words}"

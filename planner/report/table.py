@@ -1,4 +1,4 @@
-"""The look of all tables, on wide terminals and on narrow ones."""
+"""The style of all tables, on wide and narrow terminals."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,14 +10,14 @@ from rich.text import Text
 from hardware_profiles.foreign import printable
 
 _FOLDED = 24
-"""Characters of a word that may be folded."""
+"""Length from which a word may be folded."""
 
 _BETWEEN = 2
-"""Characters between two columns."""
+"""Width of the gap between columns."""
 
 
 def table_of(title: str, *columns: str) -> Table:
-    """A plain table; long words are folded. Cells are text and never markup: what is bold is a `rich.text.Text`."""
+    """A plain table; long words are folded. Cells are text, never markup: bold text is a `rich.text.Text`."""
     table = _Table(
         title=Text(printable(title, "\n"), style="bold") if title else None,
         title_justify="left",
@@ -31,7 +31,7 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 class _Table(Table):
-    """A table that is told line by line where its columns would be narrower than their words."""
+    """A table that is printed line by line if its columns would be narrower than their words."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
@@ -46,7 +46,7 @@ class _Table(Table):
             yield from self._told(row)
 
     def _least_width(self) -> int:
-        """Characters that the longest words of all columns take beside each other; the longest of all may be folded."""
+        """Minimum width: the longest words of all columns side by side; long words may be folded."""
         words = (
             max((len(word) for cell in (column.header, *column.cells) for word in str(cell).split()), default=0)
             for column in self.columns
@@ -54,7 +54,7 @@ class _Table(Table):
         return sum(min(longest, _FOLDED) for longest in words) + _BETWEEN * (len(self.columns) - 1)
 
     def _told(self, row: tuple[object, ...]) -> Iterator[Text]:
-        """A row as its first cell, and below it the others with the names of their columns."""
+        """A row as its first cell, followed by the other cells on lines with their column names."""
         first, *others = (cell if isinstance(cell, Text) else Text(str(cell)) for cell in row)
         headers = [str(column.header) for column in self.columns[1:]]
         indent = "  " if first else ""

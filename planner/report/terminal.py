@@ -1,4 +1,4 @@
-"""A plan on a terminal: what was decided, for whom, what it costs, and how sure that is."""
+"""Prints a plan on a terminal: job, decisions, time and memory, with the interval."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -47,10 +47,10 @@ _OVERLAPPED = {
     UNDER_EXCHANGE: "overlapped expert exchange",
     UNDER_PRODUCTS: "overlapped tensor parallelism",
 }
-"""Parts of a step that are named otherwise in plan files."""
+"""Parts of a step whose terminal names differ from those in plan files."""
 
 _CYCLE = 12
-"""Rows that may repeat together."""
+"""Maximum number of rows that may repeat together."""
 
 
 def print_plan(
@@ -62,8 +62,8 @@ def print_plan(
     details: bool = True,
     layouts: bool = False,
 ) -> None:
-    """Print a bound plan: degrees, sharding, time and memory. With `layouts` sharding is shown as it is, factors and
-    layouts, in place of the names of patterns."""
+    """Print a bound plan: degrees, sharding, time and memory. With `layouts` the sharding is shown as factors and
+    layouts instead of names of patterns."""
     console.print(_headline(bound.plan))
     console.print(_degrees(bound.plan, roles))
     if details:
@@ -91,8 +91,8 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
 
 
 def _patterns(bound: BoundPlan, roles: Roles) -> RenderableType:
-    """What each axis does to the operators that do the work, and how their parameters are kept, by the names of
-    patterns; neighbours of which all is alike in one row."""
+    """The sharding of the main operators by mesh axis and how their parameters are stored, by names of patterns; equal
+    neighbors share a row."""
     if not bound.plan.mesh.axes:
         return Text("")
     found = Patterns(bound=bound, roles=tuple(axis.role for axis in roles.axes))
@@ -144,14 +144,14 @@ def _heading(blocks: Blocks, firsts: Sequence[int]) -> str:
 
 
 def counted(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Rows of a table; rows that repeat are shown once, with how often they repeat."""
+    """Rows of a table; repeated rows are shown once, with the number of repetitions."""
     at = 0
     while at < len(rows):
         length, again = max(
             ((length, _again(rows, at, length)) for length in range(1, _CYCLE + 1)),
             key=lambda found: (found[0] * found[1], -found[0]),
         )
-        if length * again < 2:  # no shorter with the row that counts
+        if length * again < 2:  # the counting row would save nothing
             length, again = 1, 0
         yield from rows[at : at + length]
         if again:
@@ -162,7 +162,7 @@ def counted(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
 
 
 def _again(rows: Sequence[tuple[str, ...]], at: int, length: int) -> int:
-    """How often so many rows from a place on come again behind themselves."""
+    """How often a number of rows at a place repeats directly after itself."""
     again = 0
     while (start := at + length * (again + 1)) + length <= len(rows):
         if rows[start : start + length] != rows[at : at + length]:
@@ -172,8 +172,7 @@ def _again(rows: Sequence[tuple[str, ...]], at: int, length: int) -> int:
 
 
 def _layers(bound: BoundPlan) -> RenderableType:
-    """The sharding of operators that do the work, before the blocks, in the first block of each kind and after
-    them."""
+    """The sharding of the main operators: before the blocks, in the first block of each kind, and after them."""
     if not bound.plan.mesh.axes:
         return Text("")
     labels = factor_labels(bound.graph)
@@ -213,12 +212,12 @@ def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
 
 
 def _told(prediction: Prediction) -> tuple[tuple[str, float], ...]:
-    """The parts of a step; overlapped ones are negative, and said to be overlapped."""
+    """The parts of a step; overlapped parts are negative and named so."""
     return tuple((_OVERLAPPED.get(name, name), seconds) for name, seconds in shown_parts(prediction.time))
 
 
 def _memory(prediction: Prediction) -> Table:
-    """The parts of the peak, and below them what is left free for its error."""
+    """The parts of the peak memory, and below them the memory margin."""
     table = _parts("\nMemory of the fullest device", prediction.memory, prediction.peak_bytes, bytes_text)
     kept = 0.0 if prediction.high_peak_bytes is None else prediction.high_peak_bytes - prediction.peak_bytes
     if kept > 0:
@@ -228,7 +227,7 @@ def _memory(prediction: Prediction) -> Table:
 
 
 def _stages(plan: Plan, prediction: Prediction) -> tuple[Table, ...]:
-    """Every pipeline rank, equal neighbours in one row; nothing where there is one."""
+    """The pipeline ranks, with equal neighbours in one row; nothing for a single rank."""
     if len(prediction.stages) < 2:
         return ()
     groups = [run.group for run in group_runs(plan) for _ in range(run.stages)]

@@ -1,15 +1,15 @@
-"""The timeline of a step as trace events, which Perfetto and chrome://tracing show.
+"""The timeline of a step as trace events for Perfetto and chrome://tracing.
 
     process  pipeline rank                          one for each, named and in order
-    thread   computation, communication, parameters 0, 1 and 2: passes, what they send, gradients and new weights
-             operators, collectives                 3 and 4: what the spans above are made of
-    X        a span: name, start and length in microseconds, and in `args` what it is of
-    s, f     an arrow from the end of the pass that sends to the transfer that brings it
+    thread   computation, communication, parameters 0, 1 and 2: passes, their communication, gradients and new weights
+             operators, collectives                 3 and 4: the content of the spans above
+    X        a span: name, start and length in microseconds, and in `args` its numbers
+    s, f     an arrow from the end of the sending pass to the transfer
     C        a counter: bytes in use on a device of the rank
 
 Operators and collectives are drawn for the first micro-batch of each chunk, and for the end of the step; other
-micro-batches are alike. They share the time of the span that they are inside of by what each takes alone: when in it,
-the prediction does not know.
+micro-batches are alike. They share the time of their span in proportion to their time alone, because the prediction
+does not know when they run in it.
 
 Source: "Trace Event Format", Google, 2016 (the JSON object format; complete, metadata, flow and counter events).
 """
@@ -27,13 +27,13 @@ from planner.report.units import bytes_text
 Event = dict[str, Any]
 
 _THREADS = {"computation": 0, "communication": 1, "parameters": 2, "operators": 3, "collectives": 4, "transfers": 5}
-_NANO = 1e9  # whole nanoseconds, so that what ends and what begins then meet
+_NANO = 1e9  # whole nanoseconds, so that ends and begins meet exactly
 _PER_MICRO = 1000  # the format counts in microseconds
 _BEFORE = 10  # nanoseconds
 
 
 def trace_events(found: Reported) -> dict[str, Any]:
-    """The content of a trace file of a plan."""
+    """The content of a plan's trace file."""
     timeline = found.timeline
     return {
         "displayTimeUnit": "ms",
@@ -66,7 +66,7 @@ def _about(rank: int, thread: int, name: str, args: Event) -> Event:
 
 def _events(timeline: StepTimeline) -> Iterator[Event]:
     arrows = 0
-    ends: defaultdict[tuple[int, int], int] = defaultdict(int)  # of each thread, in nanoseconds
+    ends: defaultdict[tuple[int, int], int] = defaultdict(int)  # end of each thread, in nanoseconds
     for span in timeline.spans:
         thread = _thread(span)
         start = max(ends[span.rank, thread], round(span.start * _NANO))  # spans of a thread may not overlap
@@ -78,8 +78,8 @@ def _events(timeline: StepTimeline) -> Iterator[Event]:
 
 
 def _thread(span: Span) -> int:
-    """Gradients and new weights have a queue of their own, beside the messages of passes, and so has what a rank sends
-    to other stages while it computes."""
+    """Gradients and new weights have their own thread, beside the communication of passes, and so have transfers to
+    other stages while a rank computes."""
     if span.source == span.rank:
         return _THREADS["transfers"]
     return _THREADS["parameters" if span.kind in (REDUCTION, GATHERING) else span.stream]
@@ -101,7 +101,7 @@ def _complete(span: Span, thread: int, start: int, end: int) -> Event:
 
 
 def _arrow(span: Span, thread: int, number: int, middle: int) -> Iterator[Event]:
-    """From just before the work that makes it ends: arrows bind to the span that is open at their time."""
+    """An arrow from just before the end of the sending work: arrows bind to the span that is open at their time."""
     common = {"cat": "send", "name": "send", "id": number}
     sent = max(0, round(span.sent * _NANO) - _BEFORE)
     yield {"ph": "s", **common, "pid": span.source, "tid": _THREADS["computation"], "ts": sent / _PER_MICRO}
@@ -118,7 +118,7 @@ def _arrow(span: Span, thread: int, number: int, middle: int) -> Iterator[Event]
 def _insides(timeline: StepTimeline, inside: Sequence[Inside]) -> Iterator[Event]:
     """Operators and collectives of the first pass in each direction through each chunk, and of the end of the step."""
     seen: set[tuple[int, int, str]] = set()
-    passing: dict[int, Span] = {}  # the pass of each rank whose communication follows it
+    passing: dict[int, Span] = {}  # the last pass of each rank
     ends: defaultdict[tuple[int, int], int] = defaultdict(int)
     for span in timeline.spans:
         found: Sequence[tuple[str, float, Event]] = ()
@@ -143,7 +143,7 @@ def _operators_in(operators: Sequence[OperatorTime], span: Span) -> list[tuple[s
 def _collectives_in(
     collectives: Sequence[Collective], span: Span, backward: bool | None
 ) -> list[tuple[str, float, Event]]:
-    """What a span is made of: inside of a pass by its direction, else by the kind of the span."""
+    """The collectives of a span: by direction if inside of a pass, else by the kind of the span."""
     part = "" if backward is not None else span.kind
     own = [one for one in collectives if one.part == part and backward in (None, one.backward)]
     return [(_name_of(one), one.seconds, _about_collective(one)) for one in own]
@@ -168,7 +168,8 @@ def _about_collective(one: Collective) -> Event:
 def _shared(
     span: Span, found: Sequence[tuple[str, float, Event]], ends: defaultdict[tuple[int, int], int]
 ) -> Iterator[Event]:
-    """Events that share a span by their weights, one after the other; those without any weight have no place."""
+    """Events that share a span in proportion to their weights, one after the other; events without weight are left
+    out."""
     total = sum(weight for _, weight, _ in found)
     thread = _THREADS["operators" if span.stream == "computation" else "collectives"]
     passed = 0.0
@@ -186,7 +187,7 @@ def _shared(
 
 
 def _counter(curve: Curve) -> Iterator[Event]:
-    """Memory of a rank as it changes."""
+    """Memory of a rank over time."""
     for time, nbytes in zip(curve.times, curve.nbytes, strict=True):
         at = round(time * _NANO) / _PER_MICRO
         yield {"ph": "C", "pid": curve.rank, "tid": 0, "name": "memory", "ts": at, "args": {"bytes": round(nbytes)}}

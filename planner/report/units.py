@@ -1,4 +1,4 @@
-"""Numbers as people read them. The only place where seconds and bytes get units."""
+"""Numbers with units: the only place where seconds and bytes get units."""
 
 from hardware_profiles.units import GIB, KIB, MIB
 
@@ -6,7 +6,7 @@ __all__ = ["bytes_text", "count_text", "percent_text", "seconds_text"]
 
 
 def seconds_text(seconds: float) -> str:
-    """29.1 s, 31.2 ms, 870 µs; -1.2 ms of what is saved."""
+    """29.1 s, 31.2 ms, 870 µs; -1.2 ms for saved time."""
     if seconds < 0:
         return f"-{seconds_text(-seconds)}"
     if seconds >= 1:

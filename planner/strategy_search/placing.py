@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from costmodels import ROW_MOMENTS
 from hardware_profiles import Bytes, HardwareProfileError, MixedCluster
 from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph, ValueRef
@@ -40,7 +41,6 @@ Score = Callable[[SearchResult], float]
 """The value that is minimised."""
 
 _MOSTLY = 0.5  # share of the bytes of a model's parameters
-_KEPT = {"adamw": 3}  # copies on the host of each row of a table: itself and two moments
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
 
@@ -86,7 +86,7 @@ def movable(request: SearchRequest) -> tuple[str, ...]:
     """The tables that could be on the host besides those that are placed already, those with the most rows per look-up
     first; empty if the request rules that out. The list ends with the first table that does not fit on the hosts."""
     cluster, update = request.cluster, request.update
-    if isinstance(cluster, MixedCluster) or request.optimizer in ("lamb", "muon") or update.clip_norm is not None:
+    if isinstance(cluster, MixedCluster) or request.optimizer not in ROW_MOMENTS or update.clip_norm is not None:
         return ()
     try:
         room = cluster.store("host").capacity * cluster.devices
@@ -113,7 +113,7 @@ def _host_bytes(request: SearchRequest, name: str) -> Bytes:
     """Bytes of a table on the hosts, in full precision, with its optimizer states."""
     kind = request.graph.types[name]
     trained = next(p.trainable for p in request.graph.parameters if p.name == name)
-    return float(kind.numel * max(4, kind.element_bytes) * (_KEPT.get(request.optimizer, 1) if trained else 1))
+    return float(kind.numel * max(4, kind.element_bytes) * (1 + ROW_MOMENTS[request.optimizer] if trained else 1))
 
 
 def _mostly_tables(graph: OperatorGraph, tables: Sequence[str]) -> bool:

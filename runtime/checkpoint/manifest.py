@@ -207,7 +207,7 @@ def _fault(manifest: Manifest) -> str | None:
         return "a file is listed twice"
     for name in names:
         if name != Path(name).name or not name.endswith(".safetensors"):
-            return f"{name!r} is no name of a file of tensors"
+            return f"{name!r} is not the name of a tensor file"
     for name, tensor in manifest.tensors.items():
         if len(tensor.shape) > MOST_DIMS:
             return f"tensor '{name}' has {len(tensor.shape)} dims; tensors have {MOST_DIMS} at most"

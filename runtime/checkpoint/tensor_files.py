@@ -144,7 +144,7 @@ def regular_size(path: Path) -> int:
     reading a device may never end), OSError where there is none."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{path}: is no regular file; take another checkpoint")
+        raise CheckpointError(f"{path}: is not a regular file; take another checkpoint")
     return found.st_size
 
 

@@ -158,7 +158,9 @@ def _current(folder: Path) -> Path:
     sharded = folder / SHARDED
     found = next((path for path in checkpoints(sharded) if path.name == name), None) or newest(sharded)
     if found is None:
-        raise CheckpointError(f"{folder}: has no whole checkpoint of a plan in {SHARDED}; name one that training saved")
+        raise CheckpointError(
+            f"{folder}: has no complete checkpoint of a plan in {SHARDED}; name one that training saved"
+        )
     return found
 
 

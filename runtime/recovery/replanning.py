@@ -85,7 +85,7 @@ class Plans:
                 return self.plan(count)
             except PlannerError as error:
                 why = f"{count} devices: {error}"
-        raise RunError(f"--elastic {self.allowed}: training cannot go on: {why}")
+        raise RunError(f"--elastic {self.allowed}: training cannot continue: {why}")
 
     def path(self, devices: int) -> Path:
         """The path of the plan for this number of devices."""

@@ -75,7 +75,7 @@ def _check(given: argparse.Namespace) -> None:
     if given.number is not None and not 0 <= given.number < given.servers:
         raise RequestError(f"--number {given.number} of {given.servers} servers: from 0 to {given.servers - 1}")
     if given.number is None and given.listen != f"{LOOPBACK}:0":
-        raise RequestError("--listen is of one server: give its --number")
+        raise RequestError("--listen is for one server: give its --number")
 
 
 def _all(given: argparse.Namespace) -> int:

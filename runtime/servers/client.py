@@ -228,8 +228,8 @@ class TableClient:
             return int(clocks[0]), None
         steps = ", ".join(map(str, clocks.values()))
         return int(clocks[0]), (
-            f"worker {self.worker} went away in the midst of a push: servers have {steps} of its steps; go on from a"
-            " checkpoint, or begin in a new folder, or with an older copy of this one"
+            f"worker {self.worker} ended during a push: servers have {steps} of its steps; resume from a checkpoint, or"
+            " start in a new folder, or with an older copy of this one"
         )
 
     def _check_clock(self) -> None:

@@ -86,7 +86,7 @@ class Link:
         """Send a request again that the server could not write: its state is unchanged, and disk space may be freed."""
         message = f"server {self.server} cannot keep what worker {self.worker} sent: {frame.fields.get('message')}"
         if time.monotonic() > until:
-            raise RunError(f"{message}; nothing that was acknowledged is lost: make room, and go on")
+            raise RunError(f"{message}; nothing that was acknowledged is lost: free disk space, and resume")
         time.sleep(_LATER)
         assert self._socket is not None
         self._socket.sendall(self._asked)
@@ -146,7 +146,7 @@ class Link:
             return encrypted
         except ssl.SSLCertVerificationError as error:
             raise RequestError(
-                f"who answers at {where[0]}:{where[1]} does not have the certificate of {self.addresses.folder}:"
+                f"the process at {where[0]}:{where[1]} does not have the certificate of {self.addresses.folder}:"
                 f" {error.verify_message}; copy {CERTIFICATE} of the servers' folder there"
             ) from error
 
@@ -165,9 +165,11 @@ class Link:
             message = str(self.welcome.fields.get("message"))
             if is_proof(self.welcome.fields.get("proof"), proof(key, REFUSAL, *said)):
                 raise RequestError(message)
-            raise ConnectionError(f"who answers there did not prove to know the key of the run, and said {message!r}")
+            raise ConnectionError(
+                f"the process there did not prove that it has the key of the run, and said {message!r}"
+            )
         if not is_proof(self.welcome.fields.get("proof"), proof(key, SERVER, *said)):
-            raise ConnectionError("who answers there does not know the key of the run")
+            raise ConnectionError("the process there does not have the key of the run")
         self._reader.largest = FrameReader().largest
 
     def _heard(self) -> Frame:

@@ -49,7 +49,7 @@ def encode(frame: Frame) -> bytes:
     assert all(array.dtype.str in _DTYPES for array in arrays.values()), {n: a.dtype.str for n, a in arrays.items()}
     size = sum(array.nbytes for array in arrays.values())
     if size > LARGEST_BODY:
-        raise RequestError(f"a message '{frame.kind}' of {size} bytes; {LARGEST_BODY} are the most: make it smaller")
+        raise RequestError(f"a message '{frame.kind}' of {size} bytes; the limit is {LARGEST_BODY}: make it smaller")
     content = {
         "kind": frame.kind,
         "fields": dict(frame.fields),
@@ -58,8 +58,8 @@ def encode(frame: Frame) -> bytes:
     header = json.dumps(content).encode()
     if len(header) > LARGEST_HEADER:
         raise RequestError(
-            f"a message '{frame.kind:.80}' with a header of {len(header)} bytes; {LARGEST_HEADER} are the most: name"
-            " fewer tables in it, or shorter ones"
+            f"a message '{frame.kind:.80}' with a header of {len(header)} bytes; the limit is {LARGEST_HEADER}:"
+            " name fewer tables in it, or shorter ones"
         )
     body = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]  # the memory itself, no copy
     crc = zlib.crc32(header)

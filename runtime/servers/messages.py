@@ -33,7 +33,7 @@ def check_message(frame: Frame) -> None:
         arrays = [f"{name}{number}" for number in range(len(frame.fields["tables"])) for name in names]
     missing = [name for name in arrays if name not in frame.arrays]
     if missing:
-        raise RequestError(f"'{frame.kind}' comes without the array '{missing[0]}'")
+        raise RequestError(f"'{frame.kind}' lacks the array '{missing[0]}'")
 
 
 def _check(kind: str, fields: Mapping[str, Any], wanted: Mapping[str, Test]) -> None:
@@ -42,7 +42,7 @@ def _check(kind: str, fields: Mapping[str, Any], wanted: Mapping[str, Test]) -> 
             raise RequestError(f"'{kind}' has {name} {str(fields.get(name))[:80]!r}")
     unknown = fields.keys() - wanted.keys()
     if unknown:
-        raise RequestError(f"'{kind}' has a field '{min(unknown)[:80]}' that nobody knows")
+        raise RequestError(f"'{kind}' has an unknown field '{min(unknown)[:80]}'")
 
 
 def _count(value: Any) -> bool:

@@ -130,8 +130,8 @@ class Shard:
             return min(self.clocks) >= step - self.staleness
         if step < self.version:
             raise RequestError(
-                f"rows of step {step} are asked for, and server {self.number} has made {self.version} steps: a worker"
-                " was started anew; start workers and servers from the same snapshot"
+                f"a worker asks for rows of step {step}, but server {self.number} has made {self.version} steps: the"
+                " worker was started again; start workers and servers from the same snapshot"
             )
         return step == self.version
 
@@ -220,9 +220,8 @@ class Shard:
             return True
         if (workers, staleness) != (self.workers, self.staleness):
             raise RequestError(
-                f"server {self.number} works for {self.workers} workers, {_mode(self.staleness)}; this one says"
-                f" {workers}"
-                f" workers, {_mode(staleness)}: start all of them alike, or the servers in a new folder"
+                f"server {self.number} works for {self.workers} workers, {_mode(self.staleness)}; this worker"
+                f" says {workers} workers, {_mode(staleness)}: start all of them alike, or the servers in a new folder"
             )
         return False
 
@@ -251,7 +250,7 @@ class Shard:
             )
         if known is None and self.version:
             raise RequestError(
-                f"table '{table.name}' comes after step {self.version}; make all tables before the first"
+                f"table '{table.name}' is made after step {self.version}; make all tables before the first step"
             )
         return known is None
 
@@ -288,7 +287,7 @@ class Shard:
         """A table that has its initial values. Raises RequestError for one that has none, or is unknown."""
         held = self._held(name)
         if not held.ready:
-            raise RequestError(f"table '{name}' has not got its first values yet")
+            raise RequestError(f"table '{name}' has no initial values yet")
         return held
 
     def snapshot(self) -> Iterator[Frame]:

@@ -131,7 +131,7 @@ class Storage:
             self._enough = self._log.end + LEAST_LOG
             self._take_back(aside, self._path("log", generation))
             fault = error.strerror if isinstance(error, OSError) else described(error)
-            said = f"{path}: not written, the log goes on: {fault}"
+            said = f"{path}: not written, the log continues: {fault}"
             self._say(said)
             raise RefusedWriteError(said) from error
         try:
@@ -217,7 +217,7 @@ class Storage:
                 ending = reader.ending
                 where = f" (byte {ending.end}, record {ending.records}: {ending.fault})" if ending.fault else ""
                 raise RequestError(
-                    f"{path} is no whole snapshot: {described(error)}{where}; it cannot be used"
+                    f"{path} is not a complete snapshot: {described(error)}{where}; it cannot be used"
                 ) from error
         self._kept = path.stat().st_size
         self._check_server(path, shard.number, shard.count)
@@ -258,7 +258,7 @@ class Storage:
         if not self._repaired:
             raise RequestError(
                 f"{said}; the {ending.records} records before it are whole, and others follow. Put back a copy of the"
-                " file, or go on without those that follow: --repair keeps the damaged file aside"
+                " file, or continue without those that follow: --repair keeps the damaged file aside"
             )
         self._say(f"{said}; {ending.records} records before it are kept, those that follow are not")
         self._say(

@@ -63,12 +63,12 @@ def _encryption(protocol: int, folder: Path, where: str) -> Encryption:
         return Encryption(context=_context(protocol, path, certificate), certificate=certificate)
     except FileNotFoundError as error:
         raise RequestError(
-            f"{where} is not on loopback, where rows travel over TLS, and {path} is missing: make it by python -m"
-            f" runtime.servers certificate {folder}, and copy it where hosts do not share that folder"
+            f"{where} is not on loopback, so rows are sent over TLS, but {path} is missing: make it with python -m"
+            f" runtime.servers certificate {folder}, and copy it to hosts that do not share that folder"
         ) from error
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise RequestError(f"{path} is no certificate with its key: {said}") from error
+        raise RequestError(f"{path} is not a certificate with its key: {said}") from error
 
 
 def _context(protocol: int, path: Path, certificate: bytes) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""`plan advise`: what a configuration of another engine would take, and what to change in it."""
+"""`plan advise`: the cost of a configuration of another engine, and what to change in it."""
 
 import difflib
 from pathlib import Path
@@ -103,7 +103,7 @@ def advise(
         if output is not None and written is not None:
             mode = (output if output.exists() else advice.found.path).stat().st_mode & 0o777
             write_atomically(output, written)
-            output.chmod(mode)  # who may read the file, and run it, stays
+            output.chmod(mode)  # keeps the file's permissions
         if refusal is not None and as_json:
             raise refusal
         if as_json:
@@ -112,7 +112,7 @@ def advise(
             _print(advice, output, written, verbose)
             if stopped():
                 say(f"{SAID}: there may be better ones.")
-            if refusal is not None:  # what was found is worth reading all the same
+            if refusal is not None:  # the result is still worth reading
                 raise refusal
 
 

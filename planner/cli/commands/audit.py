@@ -1,4 +1,5 @@
-"""`plan audit`: what a plan predicts beside what the runtime emits, at the plan's full size, without devices."""
+"""`plan audit`: compares a plan's prediction with what the runtime executes, at the plan's full size, without
+devices."""
 
 import sys
 from collections import defaultdict
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _TERA = 1e12
 _NAMED = 10
-"""Differences that are named for each stage; the others are counted."""
+"""Maximum number of differences listed per stage; the others are counted."""
 
 
 def audit(

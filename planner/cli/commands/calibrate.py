@@ -103,7 +103,7 @@ def _check_name(output: Path) -> None:
 
 
 def _check(output: Path, times: Path) -> None:
-    """What would fail only after a minute of measuring."""
+    """Check what would otherwise fail only after a minute of measuring."""
     if output.resolve() == times.resolve():
         raise RequestError(f"--output {output}: the profile would overwrite the measured times")
     check_place(output)
@@ -147,7 +147,7 @@ def _print_residuals(fitted: "FittedMachine") -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal, which takes lines "NUMBER OF LABEL"; silence elsewhere."""
+    """A bar on a terminal, fed with lines "NUMBER OF LABEL"; nothing elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from planner.report.console import PlainConsole

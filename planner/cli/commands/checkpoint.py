@@ -1,4 +1,4 @@
-"""`plan checkpoint`: what is in a checkpoint, whether it is whole, and the same for another plan or in one piece."""
+"""`plan checkpoint`: inspects and verifies checkpoints, and converts them for another plan or into unsharded files."""
 
 import math
 import sys
@@ -190,7 +190,7 @@ def merge(
 
 
 def _block(memory: str) -> int:
-    """Bytes of a tensor at a time, so that memory grows by no more."""
+    """Bytes of a tensor that are handled at a time, within the memory limit."""
     from runtime.checkpoint.offline import HELD
 
     asked = int(parse_memory(memory, "--memory"))
@@ -200,7 +200,7 @@ def _block(memory: str) -> int:
 
 
 def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[Readable, Naming | None]":
-    """A checkpoint under the names of its model, and those of transformers where these are asked for, or can be had."""
+    """A checkpoint under its model's names, and the names of transformers if requested or available."""
     from runtime.checkpoint.naming import in_own_names, naming_of_model, trained_beside
 
     if names is not None and names not in _NAMES:
@@ -244,7 +244,7 @@ def _opened(source: Path) -> "Readable":
 
 
 def _manifest_of(opened: "Readable") -> "Manifest":
-    """That of a checkpoint; of other files what stands for one: a model, at step 0."""
+    """The manifest of a checkpoint; for other files a substitute: a model at step 0."""
     from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress
 
     return opened.manifest or Manifest(
@@ -283,7 +283,7 @@ def _answer(manifest: "Manifest", folder: Path, as_json: bool) -> None:
 
 
 def _names_text(manifest: "Manifest") -> str:
-    """Whose names a merged checkpoint has, where that is known."""
+    """Whose tensor names a merged checkpoint has, if known."""
     known = {"huggingface": ", under Hugging Face's names", "own": ", under the model's own names"}
     return known.get(manifest.names or "", "") if manifest.kind == "merged" else ""
 
@@ -349,7 +349,7 @@ def _print(opened: "Readable", most: int | None, notes: Sequence[str]) -> None:
 
 
 def _states(opened: "Readable") -> list[str]:
-    """Whether the files of a checkpoint are there, in words; nothing is known of files that are not ours."""
+    """In words, whether the files of a checkpoint are complete; nothing is known of files that are not ours."""
     if opened.manifest is None:
         return []
     faults = [fault for fault in _faults(opened) if fault is not None]
@@ -359,7 +359,7 @@ def _states(opened: "Readable") -> list[str]:
 
 
 def _faults(opened: "Readable") -> list[str | None]:
-    """Of each file why it is not the one that was written, as far as its size tells; None where nothing does."""
+    """For each file, why it is missing or has another size than was written; None if it has that size."""
     from runtime.checkpoint.tensor_files import check_size
 
     found: list[str | None] = []

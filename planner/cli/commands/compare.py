@@ -1,5 +1,5 @@
-"""`plan compare`: cases side by side (`compare_cases.py`), or a prediction beside what was measured, term by
-term (`compare_measured.py`)."""
+"""`plan compare`: cases side by side (`compare_cases.py`), or a prediction compared with a measured run, part by part
+(`compare_measured.py`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,5 +1,5 @@
-"""`plan compare --model` and `plan capacity`: what training takes and costs on this hardware or that, and how many
-devices it asks for."""
+"""`plan compare --model` and `plan capacity`: time and cost of training on several hardware, and the number of devices
+that it needs."""
 
 import csv
 import math
@@ -225,7 +225,7 @@ def _phase(case: "Case") -> str:
 
 
 class _told:  # noqa: N801  # a context manager, as `waiting` is
-    """Progress in a line; what must be known of operators is said, once."""
+    """A progress line; notes on operators are printed once at the end."""
 
     def __enter__(self) -> Waiting:
         self._warned = warnings.catch_warnings(record=True)
@@ -253,7 +253,7 @@ def comparison_content(found: "CaseComparison") -> dict[str, Any]:
 
 
 def capacity_content(found: "Capacity") -> dict[str, Any]:
-    """What `--json` prints; `devices` None: none of those looked at is enough."""
+    """What `--json` prints; `devices` is None if no searched number is enough."""
     answer = found.answer
     return {
         "schema_version": SCHEMA_VERSION,
@@ -272,7 +272,7 @@ def _write_csv(rows: Sequence[Mapping[str, object]]) -> None:
 def _print_cases(
     outcomes: "Sequence[Outcome]", fastest: "Outcome | None" = None, cheapest: "Outcome | None" = None
 ) -> None:
-    """One table; columns that say the same of all cases, or nothing, are left out."""
+    """One table; columns that are empty, or equal in all cases, are left out."""
     from planner.report.table import table_of
 
     cells = [_cells(one, fastest, cheapest) for one in outcomes]
@@ -318,7 +318,7 @@ def _cells(one: "Outcome", fastest: "Outcome | None", cheapest: "Outcome | None"
 
 
 def _spread(interval: "Interval | None") -> str:
-    """`-22% +24%`: how far from the prediction four of five measurements should lie, at most."""
+    """`-22% +24%`: the 80% interval relative to the prediction."""
     if interval is None or interval[1] == interval[2]:
         return ""
     middle, low, high = interval

@@ -1,5 +1,4 @@
-"""`plan compare --engines`: the best plan that each of several engines can be told, and the best without any, side by
-side."""
+"""`plan compare --engines`: the best plan of several engines, and the best without an engine, side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ _TOLD = ("degrees", "expert", "virtual stages", "micro-batches", "ZeRO", "recomp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What was found for one engine, or without any; or why nothing was."""
+    """The result for one engine, or without an engine; or why there is none."""
 
     engine: str | None
     name: str
@@ -53,7 +52,7 @@ class Row:
 
 
 def words_of(result: "SearchResult") -> dict[str, str]:
-    """What tells plans of engines apart."""
+    """The words that tell plans of engines apart."""
     from planner.plan.layout.roles import roles
     from planner.plan.words import plan_words
 
@@ -75,12 +74,12 @@ def spaces_of(text: str) -> "tuple[EngineSpace, ...]":
 
 
 def _in_words_of_engines(message: str, prefix: str = "") -> str:
-    """What is wrong with the space of an engine, to somebody who asked for several."""
+    """An error about the space of an engine, reworded for several engines."""
     return message.removeprefix(prefix).replace("--for", "--engines")
 
 
 def compared(plan_file: Path | None, engines: str, options: Options) -> "tuple[SearchRequest, tuple[Row, ...]]":
-    """A row for each engine, and one without any, for the training of a plan file or of options."""
+    """A row per engine, and one without an engine, for the training of a plan file or of options."""
     spaces, console = spaces_of(engines), progress_console(options)
     with undisturbed(), within_limits(options):
         if plan_file is None:
@@ -91,7 +90,7 @@ def compared(plan_file: Path | None, engines: str, options: Options) -> "tuple[S
         rows = [_row(free_request(request), None, console)]
         for space in spaces:
             own = _for(request, space)
-            if plan_file is not None:  # nobody asked the engine for it
+            if plan_file is not None:  # fp8 was not requested for the engine
                 own = replace(own, fp8=engine_fp8(own.fp8, space))
             rows.append(_row(own, space, console))
     return request, tuple(rows)
@@ -134,7 +133,7 @@ def _row(request: "SearchRequest", space: "EngineSpace | None", console: "Consol
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print the table, and why nothing was found for an engine."""
+    """Print the table, and why nothing was found for some engines."""
     from planner.report.table import table_of
     from planner.report.units import bytes_text, seconds_text
 

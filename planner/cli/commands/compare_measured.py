@@ -1,4 +1,4 @@
-"""`plan compare PLAN`: a prediction beside what was measured, by a record, the log of an engine or a trace."""
+"""`plan compare PLAN`: compares a prediction with a record, the log of an engine, or a trace."""
 
 import statistics
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ _IN_TRACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What there is to show: the comparison; TFLOP/s of a device, predicted and by a log; seconds by class of operator,
-    and collectives, of a profiler; how many `steps` were measured, and in words what of them counts."""
+    """What is shown: the comparison; TFLOP/s per device, predicted and logged; seconds by operator class, and
+    collectives, of a profiler; the number of measured `steps`, and how the measured step is made from them."""
 
     compared: "RunComparison"
     flops: tuple[float, float] | None = None
@@ -65,8 +65,8 @@ def compare_measured(
     hardware: str | None,
     as_json: bool,
 ) -> None:
-    """Set a plan beside one of these; `hardware` is the file of its profile, where that is none that is shipped. Raises
-    RequestError where there is none of them, or more than one."""
+    """Compare a plan with one measurement; `hardware` is the file of its profile, if that is not a packaged one. Raises
+    RequestError unless exactly one measurement is given."""
     from planner.plan.file import load_plan
 
     plan = load_plan(plan_file)
@@ -108,7 +108,7 @@ def _recorded(plan_file: Path, plan: "Plan", record: Path, clock: "Clock", hardw
 
 
 def _recorded_steps(run: "MeasuredRun") -> str:
-    """What the measured step is of a record, beside the median that `plan run` shows."""
+    """How the measured step is made from a record, and the median that `plan run` shows."""
     from hardware_profiles.run_record import middle_half
     from planner.report.units import seconds_text
 
@@ -120,7 +120,7 @@ def _recorded_steps(run: "MeasuredRun") -> str:
 
 
 def _traced(plan_file: Path, plan: "Plan", trace: Path, hardware: str | None) -> Found:
-    """A trace beside its plan."""
+    """A trace compared with its plan."""
     from planner.plan.compare.classes import class_times
     from planner.plan.compare.kineto import read_trace
     from planner.plan.compare.traced import compare_trace
@@ -140,7 +140,7 @@ def _traced(plan_file: Path, plan: "Plan", trace: Path, hardware: str | None) ->
 
 
 def _predicted_classes(plan_file: Path, plan: "Plan", hardware: str | None) -> dict[str, float]:
-    """Seconds of a step by class of operator, for which the model is needed; none of a model that is not there."""
+    """Predicted seconds of a step by operator class, which needs the model; empty if the model is missing."""
     from planner.errors import ModelError
     from planner.plan.binding.bind import bind
     from planner.plan.compare.classes import predicted_classes
@@ -149,14 +149,14 @@ def _predicted_classes(plan_file: Path, plan: "Plan", hardware: str | None) -> d
         wait.phase("tracing the model")
         try:
             model = traced_again(plan, None)
-        except ModelError:  # one of somebody's own, whose plan has no graph: the classes of the run stand by themselves
+        except ModelError:  # a user's own model without a graph in the plan: measured classes only
             return {}
         return predicted_classes(bind(plan, model.graph, model.batch), _machine(plan, hardware))
 
 
 def _machine(plan: "Plan", hardware: str | None) -> "Machine":
-    """That of the plan, from the file of its profile where one is given. Raises RequestError where that is another one:
-    terms would be predicted by the plan's, and classes of operators by this."""
+    """The plan's machine, from the file of its profile if given. Raises RequestError for another machine: parts would
+    be predicted by the plan's, operator classes by this one."""
     from planner.plan.binding.machine import machine_of
 
     machine = machine_of(plan.cluster, hardware)
@@ -169,7 +169,7 @@ def _machine(plan: "Plan", hardware: str | None) -> "Machine":
 
 
 def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found:
-    """A run that a log tells of beside its plan: the step and the peak, and TFLOP/s of a device."""
+    """A logged run compared with its plan: step time, peak, and TFLOP/s per device."""
     from hardware_profiles import parts_of
     from planner.plan.compare.measured import RunComparison, summed
     from planner.plan.compare.training_log import read_log
@@ -200,7 +200,7 @@ def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found
 
 
 def _logged_steps(run: "LoggedRun") -> str:
-    """What the measured step is of a log."""
+    """How the measured step is made from a log."""
     from planner.plan.compare.training_log import WARM_UP
 
     count = len(run.step_seconds)

@@ -1,4 +1,4 @@
-"""`plan diff`: what sets two plans apart, and what each difference costs."""
+"""`plan diff`: the differences between two plans, and the cost of each."""
 
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ def diff(
 
 
 def _graphs(plans: "tuple[Plan, Plan]", files: tuple[Path, Path], given: str | None) -> Any:
-    """The graphs of both plans by fingerprint; equal ones are traced once."""
+    """The graphs of both plans by fingerprint; equal graphs are traced once."""
     from planner.plan.compare.differences import Traced
 
     known: dict[str, Traced] = {}

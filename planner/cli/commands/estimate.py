@@ -1,4 +1,4 @@
-"""`plan estimate`: what one configuration costs, or a plan file on its own machine or on another one."""
+"""`plan estimate`: prices one configuration, or a plan file on its own machine or another one."""
 
 import math
 import time
@@ -55,7 +55,7 @@ def estimate(
 
 
 def estimate_model(options: Options) -> None:
-    """Evaluate one configuration, report, and write the plan where that was asked for."""
+    """Evaluate one configuration, report it, and write the plan if requested."""
     started = time.perf_counter()
     console = planning.progress_console(options)
     with planning.undisturbed():
@@ -74,7 +74,7 @@ def estimate_model(options: Options) -> None:
 
 
 def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
-    """The options with all degrees, and what was filled in."""
+    """The options with all degrees, and the filled-in values."""
     if options.pareto or options.objective == "cost":
         given = "--pareto" if options.pareto else "--objective cost"
         raise RequestError(
@@ -97,12 +97,12 @@ def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
     choices = tuple(
         (name.replace("_", " ").replace("zero", "ZeRO"), str(value), why) for name, (value, why) in missing.items()
     )
-    values["simplicity"] = options.simplicity or "0"  # what is priced is this configuration, as it is best
+    values["simplicity"] = options.simplicity or "0"  # prices this configuration with its best open choices
     return replace(options, **values), choices  # type: ignore[arg-type]  # of the types of the fields
 
 
 def _by_mesh(options: Options) -> dict[str, tuple[object, str]]:
-    """The pipeline takes the devices that the mesh leaves."""
+    """The pipeline takes the devices that the mesh leaves over."""
     assert options.mesh is not None
     size, devices = math.prod(parse_mesh(options.mesh)), options.device_count
     if devices % size:
@@ -111,8 +111,8 @@ def _by_mesh(options: Options) -> dict[str, tuple[object, str]]:
 
 
 def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
-    """Data parallelism takes the devices that the other degrees leave; those are 1 where they are not given. Experts
-    are cut over devices that are data or context parallel."""
+    """Data parallelism takes the devices that the other degrees leave over; missing degrees are 1. Experts use data- or
+    context-parallel devices."""
     least = {"pipeline": fewest_stages(options.profile)}
     degrees = {name: getattr(options, name) or least.get(name, 1) for name in DEGREES if name != "data"}
     from planner.sharding.update import SLICES
@@ -125,12 +125,12 @@ def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
         )
     data: dict[str, tuple[object, str]] = {"data": (devices // rest, "from the devices")}
     others: dict[str, tuple[object, str]] = {name: (degree, "default") for name, degree in degrees.items()}
-    zero = (0 if options.zero_by in (None, SLICES) else 1, "default")  # owners of whole parameters are ZeRO-1
+    zero = (0 if options.zero_by in (None, SLICES) else 1, "default")  # owning whole parameters is ZeRO-1
     return {**data, **others, "expert": (1, "default"), "zero": zero}
 
 
 def _searched(options: Options, best: "Ranked", found: "Roles") -> tuple[Choice, ...]:
-    """What was left open and is the best that there is."""
+    """The values that were left open, with their best choice."""
     from planner.plan.words import recomputation_words
 
     training = best.plan.training

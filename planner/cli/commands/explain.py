@@ -1,4 +1,4 @@
-"""`plan explain`: why a plan costs what it costs, what would change that, why its operators are split as they are."""
+"""`plan explain`: why a plan costs what it costs, what would change that, and why operators are sharded as they are."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ def explain(
 
 @dataclass(kw_only=True)
 class _Patience:
-    """Whether there is to be one more search, and whether one was left out as it was too late."""
+    """Whether another search may start, and whether one was skipped because time ran out."""
 
     wanted: bool
     ends: float
@@ -82,7 +82,7 @@ class _Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    """Why not everything was looked at, if so."""
+    """Why some searches are missing, if so."""
 
     by_hand: bool
     late: bool
@@ -106,7 +106,7 @@ def _again(patience: _Patience, wait: Waiting, stopped: Callable[[], bool]) -> "
 
 
 def _world(plan_file: Path, hardware: str | None, given: str | None) -> "tuple[World, PlannedModel, BoundPlan]":
-    """The plan, priced as it is now, and all that it was made for."""
+    """The plan priced anew, and everything that it was made for."""
     from planner.plan.binding.machine import machine_of
     from planner.plan.compare.repricing import repriced
     from planner.plan.file import load_plan
@@ -123,7 +123,7 @@ def _world(plan_file: Path, hardware: str | None, given: str | None) -> "tuple[W
 def _sensitivities(
     world: "World", bound: "BoundPlan", model: "PlannedModel", again: "Search", wait: Waiting, as_json: bool
 ) -> "tuple[Sensitivity, ...]":
-    """What everything that was given changes; what is known at once is said at once."""
+    """The effect of changing each input; results are printed as soon as they are known."""
     from planner.report.alternatives import SensitivityLines
     from planner.strategy_search.analysis.sensitivity import sensitivities
 
@@ -151,7 +151,7 @@ def _sensitivities(
 
 
 def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced]":
-    """Traces the model for another length, or takes the graph that is kept."""
+    """Traces the model for another length, or takes the cached graph."""
     from planner.cli.graph_folder import cache_folder
     from planner.cli.tracing import traced
     from planner.errors import ModelError
@@ -196,7 +196,7 @@ def _choices(world: "World", bound: "BoundPlan", name: str, again: "Search", wai
 def _around(
     world: "World", subject: "Subject", priced: "tuple[Priced, ...]", again: "Search", wait: Waiting
 ) -> "dict[str, Outcome]":
-    """What the best plan of the same configuration costs with each strategy of an operator, the likeliest first."""
+    """The best plan of the same configuration with each strategy of an operator, the most promising first."""
     from dataclasses import replace
 
     from planner.strategy_search.analysis.around import configuration_of, request_for, searched, with_strategy
@@ -230,14 +230,14 @@ def _explained(bound: "BoundPlan") -> "Explanation":
 
 
 def _show_where(bound: "BoundPlan") -> None:
-    """Where the time goes, which the plan says by itself."""
+    """The time by resource, known from the plan alone."""
     from planner.report.explanation import explanation_table
 
     console_of().print(explanation_table(_explained(bound)))
 
 
 def _show_what_binds(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]") -> None:
-    """What this plan gains by faster links and launches."""
+    """The gain of this plan from faster links and launches."""
     from planner.report.alternatives import binding_lines
 
     console = console_of()

@@ -1,4 +1,4 @@
-"""`plan export`: the settings with which another engine runs a plan."""
+"""`plan export`: writes the settings with which another engine runs a plan."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -89,7 +89,7 @@ def export(
 def _export_operators(
     plan_file: Path, target: "OperatorTarget", output: Path, given: str | None, as_json: bool
 ) -> None:
-    """Write the strategies of a plan as they are."""
+    """Write the strategies of a plan unchanged."""
     from planner.plan.file import load_plan
 
     plan = load_plan(plan_file)
@@ -118,7 +118,7 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, w
 
 
 def _files(found: Export, onto: Path | None) -> dict[str, str]:
-    """What is written, by name; the settings in the text of an existing file, where one is given."""
+    """The files to write, by name; with an existing file given, the settings in its text."""
     from planner.api.importing import refusing
     from planner.export.launching import folder_files
     from planner.export.onto import written_onto

@@ -17,7 +17,7 @@ _NAMES = {"update": "optimizer", "messages": "communication"}
 
 
 def is_run(path: Path) -> bool:
-    """Whether a file says that it is a measured run. A file that cannot be read is none, and its reader says why."""
+    """Whether a file is a measured run. False for a file that cannot be read: its reader raises the error."""
     from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
     from hardware_profiles.run_record import is_run_record
 
@@ -28,7 +28,7 @@ def is_run(path: Path) -> bool:
 
 
 def fit_runs(files: list[Path], output: Path, hardware: str | None, clock: "Clock", as_json: bool) -> None:
-    """Write the profile of the runs, corrected, and say by how much and by how many runs."""
+    """Write the corrected profile of the runs, and print the factors and the number of runs behind each."""
     from hardware_profiles.corrections import corrected_profile
     from hardware_profiles.run_record import load_run_record
     from planner.plan.compare.corrections import check_profile, corrections_of, factors_of

@@ -1,4 +1,4 @@
-"""`plan help`: the whole text of an option, and the help of a command by its name."""
+"""`plan help`: the full text of an option, or the help of a command."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""`plan import`: a plan made of the settings of another engine, priced."""
+"""`plan import`: makes a plan from the settings of another engine and prices it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

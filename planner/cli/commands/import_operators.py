@@ -1,7 +1,8 @@
-"""`plan import` of files that list strategies of operators, as MindSpore's: found in the model, completed by a search.
+"""`plan import` of files that list strategies of operators, such as MindSpore's: matched in the model and completed by
+a search.
 
-What such a file does not say comes from the `export.json` that `plan export` writes beside it, or else is what a search
-takes where nothing is given; which of it is told.
+What such a file does not say comes from the `export.json` that `plan export` writes beside it, or else from the
+defaults of a search; the report says which.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the command line says. `where` has the profile, the levels of its network and the software."""
+    """What the command line gives. `where` has the profile, its network levels and the software."""
 
     model: str
     devices: int | None
@@ -34,7 +35,7 @@ class Given:
 
 
 def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "tuple[BoundPlan, tuple[str, ...]]":
-    """The plan that a file makes of a model, and what has to be told of it. Errors name the file."""
+    """The plan of a file for a model, and notes on it. Errors name the file."""
     from hardware_profiles import of_one_kind
     from planner.cli.tracing import traced
     from planner.models.zoo import build_model
@@ -90,7 +91,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
 
 
 def _order(reading: "OperatorReading", beside: "Sidecar | None", interleave: int) -> "Order":
-    """Stages and schedule: those of the export, or of a file alone the plainest that its stages allow."""
+    """Stages and schedule: those of export.json, or, for a file alone, the simplest that its stages allow."""
     from planner.strategy_search.fixed.fixed_schedule import Order
 
     virtual = len(reading.stages) // reading.pipeline
@@ -111,7 +112,7 @@ def _devices(reading: "OperatorReading") -> int:
 
 
 def _training(reading: "OperatorReading", given: Given, precision: str, samples: int) -> "Training":
-    """The training of a file alone: what a search takes, in as few micro-batches as fill the pipeline."""
+    """The training of a file alone: the defaults of a search, with the fewest micro-batches that fill the pipeline."""
     from planner.plan.plan import Training
 
     training = Training(global_batch=samples, micro_batches=reading.pipeline, precision=precision, optimizer="adamw")
@@ -133,7 +134,7 @@ def _schedule(pipeline: int, virtual_stages: int) -> str:
 
 
 def _assumed(bound: "BoundPlan", layouts: bool) -> str:
-    """What a file alone does not say."""
+    """The settings that a file alone does not have."""
     plan, training = bound.plan, bound.plan.training
     stored = "" if layouts else ", how parameters are stored (as the search finds best)"
     return (
@@ -144,7 +145,7 @@ def _assumed(bound: "BoundPlan", layouts: bool) -> str:
 
 
 def _beside(path: Path, engine: str) -> "Sidecar | None":
-    """What `plan export` wrote beside a file; None where it did not."""
+    """The export.json that `plan export` wrote beside a file; None if there is none."""
     from planner.export.description import ExportError
     from planner.export.mindspore.sidecar import sidecar_of
 

@@ -1,4 +1,4 @@
-"""`plan models`, `plan profiles` and `plan stacks`: what there is."""
+"""`plan models`, `plan profiles` and `plan stacks`: lists of what is available."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -98,7 +98,7 @@ def _print_model(name: str) -> None:
 
 
 def _dimension_text(value: object) -> str:
-    """As `--set` reads it."""
+    """A value in the form of `--set`."""
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return (
@@ -209,7 +209,7 @@ def _content(cluster: "Cluster") -> dict[str, Any]:
 
 
 def _measured(profile: str) -> str:
-    """How far off the model is on runs that were measured on a machine."""
+    """The errors of the model on runs measured on a machine."""
     from hardware_profiles import RunError, recorded
 
     known = next((one for one in recorded(RunError) if one.profile == profile), None)

@@ -1,5 +1,4 @@
-"""`plan manual`, which `plan --mode manual PLAN.json` is, too: a plan file as a person has edited it, verified, priced
-and, with --steps, run."""
+"""`plan manual`, also `plan --mode manual PLAN.json`: verifies, prices and (with --steps) runs an edited plan."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 _MODE = "--mode"
 _MANUAL = "manual"
 _TAKE_FILES = frozenset({"--model", "--cluster", "--hardware", "--shard-from", "-o", "--output"})
-"""Options whose value may be a file that is no plan to be run."""
+"""Options whose value may be a file that is not the plan to run."""
 
 
 def as_command(given: Sequence[str], commands: Collection[str]) -> list[str]:
-    """The words of a call, with `plan --mode manual PLAN.json ...` as the command that it stands for."""
+    """The words of a call, with `plan --mode manual PLAN.json ...` replaced by the command that it means."""
     words = [*given[1:]] if given[:1] == ["search"] else [*given]
     if words and words[0] in commands:
         return [*given]
@@ -43,7 +42,7 @@ def as_command(given: Sequence[str], commands: Collection[str]) -> list[str]:
 
 
 def _is_plan(words: Sequence[str], at: int) -> bool:
-    """Whether a word is meant as a plan file: a name of one, and no option's value."""
+    """Whether a word names the plan file: a file name that is not an option's value."""
     named = words[at].endswith(".json") or os.path.isfile(words[at])
     return named and not words[at].startswith("-") and (at == 0 or words[at - 1] not in _TAKE_FILES)
 
@@ -90,7 +89,7 @@ def manual(
 
 
 def _priced(verdict: "Verdict") -> "Plan":
-    """The plan with the price of what it says now; what was edited is proved no longer."""
+    """The plan priced as it is now; the proof of the search no longer holds for an edited plan."""
     plan = verdict.bound.plan
     if verdict.as_stated:
         return plan
@@ -136,7 +135,7 @@ def _print(verdict: "Verdict", before: "Plan", priced: "Plan", output: Path | No
 
 
 def _run(path: Path, steps: int, model: str | None) -> int:
-    """Run the plan on local processes, or as one rank of a launcher's."""
+    """Run the plan on local processes, or as one rank of a launcher."""
     from planner.cli.texts import say
     from runtime.launch.launch import launch, write_text
     from runtime.run_settings import RunSettings

@@ -1,4 +1,4 @@
-"""The main job: trace, search, report, write."""
+"""The main command: trace, search, report, write."""
 
 import contextlib
 import gc
@@ -49,7 +49,7 @@ def make_plan(options: Options) -> None:
 
 
 def show(answer: Answer) -> None:
-    """Show an answer in the form that was asked for."""
+    """Show an answer in the requested form."""
     if answer.options.as_json:
         write_json("plan", answer_content(answer))
     elif answer.options.speaks:
@@ -57,7 +57,7 @@ def show(answer: Answer) -> None:
 
 
 def progress_console(options: Options) -> "PlainConsole":
-    """Where progress is shown: on a terminal, unless nobody reads along."""
+    """The console for progress: stderr on a terminal, unless nobody reads it."""
     from planner.report.console import PlainConsole
 
     return PlainConsole(file=sys.stderr, quiet=not (options.speaks and sys.stderr.isatty()))
@@ -65,8 +65,8 @@ def progress_console(options: Options) -> "PlainConsole":
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the cyclic garbage collector, which finds nothing in a short run full of long-lived objects. Where the
-    process does nothing else these live as long as it does: no later collection looks through them, either."""
+    """Turn off the cyclic garbage collector, which finds nothing in a short run with many long-lived objects. If the
+    process does nothing else, these objects live to its end, and later collections skip them too."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -79,7 +79,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def check_output(options: Options) -> None:
-    """Raise PlanFileError where a plan is to be written and cannot be, before it is searched."""
+    """Raise PlanFileError before the search if the plan file could not be written."""
     from planner.plan.writing import check_place
 
     if options.output:
@@ -87,7 +87,7 @@ def check_output(options: Options) -> None:
 
 
 def write_plans(options: Options, found: Found) -> tuple[Path, ...]:
-    """Write the best plan, with --write-all the others too."""
+    """Write the best plan; with --write-all the others too."""
     from planner.plan.file import save_plan
 
     plans = [ranked.plan for ranked in shown_plans(options, found)]

@@ -1,4 +1,4 @@
-"""`plan prove`: a large plan proved by small ones with the same decisions, on processes of this machine."""
+"""`plan prove`: proves a large plan with small plans that have the same decisions, on processes of this machine."""
 
 import math
 import sys
@@ -25,7 +25,7 @@ _COMPARED = {"loss": "losses", "gradient": "gradients", "change": "weight update
 """What is compared with the unsharded model, as the terminal names it."""
 
 _NAMED = 8
-"""Decisions of a kind that are named where no small plan has them; the others are counted."""
+"""Maximum number of unproved decisions listed per kind; the others are counted."""
 
 
 def prove(
@@ -125,7 +125,7 @@ def _table(differences: "tuple[Differences, ...]") -> Any:
 
 
 def _narrow(found: "Proof") -> "list[str]":
-    """That nothing ran in float64."""
+    """A note if nothing ran in float64."""
     if not found.not_in_float64:
         return []
     ran = " and ".join(one.precision for one in found.differences)
@@ -201,5 +201,5 @@ def _content(found: "Proof") -> Mapping[str, Any]:
 
 
 def _finite(value: object) -> object:
-    """None for what JSON has no number for; `failures` names it."""
+    """None for a number that JSON does not have; `failures` names it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""`plan replan`: what a plan was made for, planned again for another profile."""
+"""`plan replan`: searches the job of a plan again for another profile."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +73,7 @@ def replan(
 
 
 def _machine(plan: "Plan", hardware: str) -> "Machine":
-    """The machine of a plan by another profile; with the levels of the plan, where it is the same one."""
+    """The machine of a plan by another profile; with the plan's network levels if the profile has the same name."""
     from hardware_profiles import load_machine
     from planner.plan.binding.machine import machine_of
     from planner.strategy_search.job import machine_from

@@ -1,4 +1,4 @@
-"""`plan report`: a plan as a page to look at, and as a trace for profilers."""
+"""`plan report`: a plan as an HTML page, and as a trace for profilers."""
 
 import dataclasses
 import json
@@ -82,7 +82,7 @@ def report(
 
 
 def _bill(tokens: str | None, price: str | None) -> tuple[float, float | None] | None:
-    """Tokens of the whole training, and money per device-hour."""
+    """Tokens of the whole training, and price per device-hour."""
     if tokens is None:
         return None
     each = None if price is None else parse_prices(price)
@@ -99,7 +99,7 @@ def _reported(
     time_limit: float | None,
     paid: tuple[float, float | None] | None,
 ) -> "Reported":
-    """The report of a plan file; `paid` is what training on so many tokens at a price is asked of."""
+    """The report of a plan file; `paid` has the tokens and the price."""
     from planner.plan.binding.machine import machine_of
     from planner.plan.compare.verify import verify
     from planner.plan.file import load_plan
@@ -155,5 +155,5 @@ def _name(path: Path | None) -> str | None:
 
 
 def content_of(found: "Reported") -> dict[str, Any]:
-    """What a page shows, for programs."""
+    """The content of the page, for programs."""
     return {"schema_version": OUTPUT_SCHEMA_VERSION, **dataclasses.asdict(found.report)}

@@ -1,4 +1,4 @@
-"""A plan file priced anew, on the machine that it was made for or on another one."""
+"""Prices a plan file anew, on its machine or another one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ _APPLY = frozenset({"model", "cluster", "software", "devices", "hardware", "outp
 
 
 def price_file(path: Path, options: Options) -> None:
-    """Price a plan file, report, and write the plan where that was asked for.
+    """Price a plan file, report it, and write the plan if requested.
 
     Raises InfeasibleError where it does not fit, with the bytes that are missing.
     """
@@ -66,7 +66,7 @@ def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
 
 
 def _same_profile(hardware: str | None, plan: "Plan") -> bool:
-    """Whether the profile is that of the plan, perhaps by its file, so that the levels of the plan hold on."""
+    """Whether the profile is that of the plan, perhaps given as its file, so that the plan's network levels hold."""
     from hardware_profiles import load_machine
 
     return hardware is None or load_machine(hardware).name == plan.cluster.profile

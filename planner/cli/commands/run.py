@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _option(setting: Setting) -> Any:
-    """A setting as typer takes it."""
+    """A setting as a typer option."""
     words, flag = setting.name, setting.flag
     if flag.off:
         words += f"/{flag.off}"
@@ -57,8 +57,7 @@ OnLine = Callable[[str], None]
 
 @contextlib.contextmanager
 def _shown(as_json: bool, steps: int) -> Iterator[tuple[OnReport, OnLine]]:
-    """How reports and all other lines of the ranks are shown: JSON on a clean stdout, a bar on a terminal, else plain
-    lines."""
+    """Where reports and other lines of the ranks go: JSON on stdout alone, a bar on a terminal, else plain lines."""
     from runtime.launch.launch import write_json, write_text
     from runtime.launchers import launched_by
 
@@ -73,7 +72,7 @@ def _shown(as_json: bool, steps: int) -> Iterator[tuple[OnReport, OnLine]]:
 
 @contextlib.contextmanager
 def _bar(steps: int) -> Iterator[tuple[OnReport, OnLine]]:
-    """A bar with the last step beside it; the summary below."""
+    """A bar with the last step beside it, and the summary below."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from planner.report.console import PlainConsole

@@ -1,4 +1,4 @@
-"""`plan search`: the main job, which bare `plan --model ...` does too."""
+"""`plan search`: the main command, same as `plan --model ...`."""
 
 from planner.cli.commands import plan
 from planner.cli.errors import reporting

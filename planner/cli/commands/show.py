@@ -1,4 +1,4 @@
-"""`plan show` and `plan verify`: read a plan file, check it against its model, price it anew."""
+"""`plan show` and `plan verify`: read a plan file, check it against its model, and price it anew."""
 
 import contextlib
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def judge(plan_file: Path, hardware: str | None, model: str | None, wait: Waitin
 
 @contextlib.contextmanager
 def naming(plan_file: Path) -> Iterator[None]:
-    """Errors inside name the file."""
+    """Add the file name to errors raised inside."""
     try:
         yield
     except PlannerError as error:
@@ -66,8 +66,8 @@ def _judged(plan: "Plan", hardware: str | None, given: str | None, wait: Waiting
 
 
 def traced_again(plan: "Plan", given: str | None) -> "PlannedModel":
-    """The graph of a plan's model: of what the person has `given`, or of the zoo, or the one that the plan carries.
-    Raises ModelError where there is none of these."""
+    """The graph of a plan's model: from the model that is `given`, the zoo, or the plan itself. Raises ModelError if
+    none of these has it."""
     from planner.plan.binding.model_of import carried_model
 
     there = (carried_model(plan) or _kept_graph(plan)) if given is None else None
@@ -80,8 +80,8 @@ def traced_again(plan: "Plan", given: str | None) -> "PlannedModel":
 
 
 def _kept_graph(plan: "Plan") -> "PlannedModel | None":
-    """The graph of a zoo model from the cache of graphs, which spares most of the time of many commands; None where it
-    has none that is the plan's, or one with rules that were found by trial."""
+    """The cached graph of a zoo model, which saves most of the time of many commands; None if there is none for this
+    plan, or it has rules found by trial."""
     from planner.cli.graph_folder import cache_folder
     from planner.models.zoo import is_of_zoo
     from planner.plan.binding.model_of import PlannedModel
@@ -102,7 +102,7 @@ def _kept_graph(plan: "Plan") -> "PlannedModel | None":
 
 
 def _keep_graph(plan: "Plan", again: "PlannedModel") -> None:
-    """Keep the graph of a zoo model for the next command, where it can be."""
+    """Cache the graph of a zoo model for the next command, if possible."""
     from planner.cli.graph_folder import cache_folder
     from planner.models.zoo import is_of_zoo
     from planner.plan.carried import Carried
@@ -119,7 +119,8 @@ def _keep_graph(plan: "Plan", again: "PlannedModel") -> None:
 
 
 def built_again(plan: "Plan", given: str | None, why: str = "") -> "PlannedModel":
-    """The same for what executes the model or operators of it, and says `why`: the graph in a file is none for that."""
+    """The same for commands that execute the model or its operators, which the graph in a file cannot do; `why` says
+    what for."""
     from planner.cli.tracing import traced
     from planner.plan.binding.model_of import PlannedModel, build_planned
 
@@ -213,7 +214,7 @@ def _least(verdict: "Verdict", known: "PlannedModel", hardware: str | None) -> "
 
 
 def _bound_lines(verdict: "Verdict", least: "LeastWork | str") -> Iterator[str]:
-    """What is proved again of how fast any plan could be, and what is only said in the file."""
+    """The part of the optimality proof that is checked again, and the part that the file only states."""
     from planner.report.units import percent_text, seconds_text
 
     plan, step = verdict.bound.plan, verdict.prediction.step_seconds
@@ -236,7 +237,7 @@ def _bound_lines(verdict: "Verdict", least: "LeastWork | str") -> Iterator[str]:
 
 
 def _prove(plan_file: Path, verdict: "Verdict", known: "PlannedModel") -> None:
-    """Prove the rules that were found by trial, which runs their operators: never those that a file lists."""
+    """Prove the rules found by trial by running their operators; operators that only the file lists are never run."""
     from planner.plan.binding.model_of import buildable
     from planner.sharding.discover import prove
 

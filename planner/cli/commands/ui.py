@@ -58,8 +58,8 @@ def _opened(browser: bool) -> "Callable[[str], None]":
 
 
 def _leading_to(address: str) -> str:
-    """The address of a file that leads to the page, and that the owner alone can read: arguments of a browser, with the
-    token in them, could be read by everybody on the machine. It is deleted when the command ends."""
+    """The address of a file that redirects to the page and that only the owner can read: everybody on the machine could
+    read the token in a browser's arguments. It is deleted when the command ends."""
     handle, path = tempfile.mkstemp(prefix="plan-ui-", suffix=".html")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">')

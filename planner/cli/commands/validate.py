@@ -1,4 +1,4 @@
-"""`plan validate`: predictions beside measured training runs."""
+"""`plan validate`: compares predictions with measured training runs."""
 
 import contextlib
 import datetime
@@ -68,7 +68,7 @@ def validate(
         with _progress(len(rows), as_json) as advance:
             results = evaluate_rows(rows, processes or len(os.sched_getaffinity(0)), advance)
         summary, seconds = summarise(results), time.perf_counter() - started
-        if not as_json:  # before the record, which may fail
+        if not as_json:  # before writing the record, which may fail
             _show(results, summary, seconds)
         if record is not None:
             _record(results, file.name if sample is None else f"{file.name} (at most {sample} of a source)", record)
@@ -77,7 +77,7 @@ def validate(
 
 
 def _check_record(table: Path, conditions: dict[str, str], limit: int | None) -> None:
-    """What would leave a table that does not say what it seems to say, or fail only in the end."""
+    """Check options that would make a misleading table, or fail only at the end."""
     from hardware_profiles import RunError, recorded
     from planner.plan.writing import check_place
 
@@ -112,7 +112,8 @@ def _conditions(texts: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while rows are evaluated, to be told how many more are done; nothing without a terminal."""
+    """A bar on stderr while rows are evaluated, called with the number of newly finished rows; nothing without a
+    terminal."""
     from rich.progress import Progress
 
     from planner.report.console import PlainConsole
@@ -181,7 +182,7 @@ def _show(results: "Sequence[Evaluated]", summary: "Summary", seconds: float) ->
 
 
 def _show_rows(console: "PlainConsole", results: "Sequence[Evaluated]") -> None:
-    """One line a row; what is remarked of many rows is written once, below."""
+    """One line per row; remarks on many rows are printed once, below."""
     from planner.report.units import bytes_text, seconds_text
 
     remarks: dict[str, int] = {}
@@ -226,7 +227,7 @@ def _show_parts(console: "PlainConsole", title: str, parts: "Sequence[Part]") ->
 
 
 def _show_mistakes(console: "PlainConsole", parts: "Sequence[Part]") -> None:
-    """Both kinds of mistakes about memory, of the sources that have runs to judge them by."""
+    """Both kinds of mistakes about memory, for sources with runs to judge them by."""
     head = (
         "memory: source",
         "ran",
@@ -258,7 +259,7 @@ def _mistake_cells(kind: "Mistakes") -> tuple[str, ...]:
 
 
 def _print_columns(console: "PlainConsole", lines: Sequence[tuple[str, ...]]) -> None:
-    """Lines of cells, first and last column to the left; never broken, however long names are."""
+    """Lines of cells; first and last column are left-aligned, and lines are never wrapped."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *others in lines:
         cells = [text.rjust(width) for text, width in zip(others[:-1], widths[1:], strict=False)]

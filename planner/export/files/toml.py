@@ -1,6 +1,11 @@
 """Sections of plain values as TOML, in the given order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from planner.export.description import ExportError
+
+Path = tuple[str, ...]
 
 
 def toml_text(sections: Mapping[str, Mapping[str, object]]) -> str:
@@ -12,21 +17,53 @@ def toml_text(sections: Mapping[str, Mapping[str, object]]) -> str:
     )
 
 
-def changed_toml(text: str, changes: Mapping[str, object]) -> str:
-    """A TOML text with other values of some keys by path; comments stay, and None removes a key."""
+def changed_toml(text: str, changes: Mapping[Path, object]) -> str:
+    """A TOML text with other values of some keys by path; comments stay, and None removes a key.
+
+    A key is changed where it stands: in a section, behind dots or in braces. A new section has a header, or braces
+    where a header cannot stand. Raises ExportError if the changes do not fit into the text.
+    """
     import tomlkit
 
-    document = tomlkit.parse(text)
-    for path, value in sorted(changes.items(), key=lambda change: change[0]):
-        section, _, key = path.partition(".")
-        if section not in document:
-            document[section] = {}
-        table: dict[str, object] = document[section]
-        if value is not None:
-            table[key] = value
-        elif key in table:
-            del table[key]
-    return tomlkit.dumps(document)
+    wanted = {**flat(tomlkit.parse(text).unwrap()), **changes}
+    wanted = {path: value for path, value in wanted.items() if value is not None}
+    for braces in (False, True):
+        document = tomlkit.parse(text)
+        for path, value in sorted(changes.items(), key=lambda change: change[0]):
+            _change(document, path, value, braces=braces)
+        written = tomlkit.dumps(document)
+        if flat(tomlkit.parse(written).unwrap()) == wanted:
+            return written
+    names = ", ".join(".".join(path) for path in sorted(changes))
+    raise ExportError(f"{names:.400}: cannot be changed where they stand in this file; change them by hand")
+
+
+def flat(content: Mapping[str, Any], above: Path = ()) -> dict[Path, Any]:
+    """The values of nested sections by their paths."""
+    found: dict[Path, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, (*above, key)) if isinstance(value, Mapping) else {(*above, key): value}
+    return found
+
+
+def _change(document: MutableMapping[str, Any], path: Path, value: object, *, braces: bool) -> None:
+    from tomlkit import inline_table, items, table
+
+    *sections, key = path
+    place = document
+    for depth, section in enumerate(sections, 1):
+        if section not in place and value is None:
+            return
+        if section not in place:
+            inline = braces or isinstance(place, items.InlineTable)
+            place[section] = inline_table() if inline else table(is_super_table=depth < len(sections))
+        place = place[section]
+        if not isinstance(place, MutableMapping):
+            raise ExportError(f"{'.'.join(sections[:depth])} is no table of settings; change it by hand")
+    if value is not None:
+        place[key] = value
+    elif key in place:
+        del place[key]
 
 
 def _laid_out(value: object) -> object:

@@ -17,6 +17,9 @@ from planner.export.description import ExportError
 from planner.export.files.yaml_files import parse_yaml
 from planner.export.pytorch.torchtitan_writing import FP8
 
+OLD_FP8 = "float8"
+"""The converter of linear layers, and its section, in torchtitan 0.1; published files of 0.2 name it beside the section
+of the later converter."""
 _PAIR = 2
 _SHARDS = "data_parallel_shard_degree"
 SPLIT_POINTS = "pipeline_parallel_split_points"
@@ -55,6 +58,8 @@ def primus_model(text: str) -> str | None:
 def place_of(content: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, ...]:
     """Where a file has a key of version 0.2. Raises ExportError if the file's version does not have it."""
     training, trial = (content.get(name) for name in ("training", "experimental"))
+    if ".".join(path[:-1]) == FP8 and _has_old_fp8(content):
+        return OLD_FP8, path[-1]
     if not isinstance(training, Mapping) or "batch_size" not in training or len(path) != _PAIR:
         return path
     section, key = path
@@ -72,6 +77,13 @@ def place_of(content: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, ..
     if key.startswith(("context_parallel", "pipeline_parallel_degree", "pipeline_parallel_schedule")) and trial:
         return "experimental", key
     raise ExportError(f"parallelism.{key}: this version of torchtitan has no such setting")
+
+
+def _has_old_fp8(content: Mapping[str, Any]) -> bool:
+    """Whether linear layers are in fp8 by the converter and the section of version 0.1."""
+    model = _modern(dict(content)).get("model")
+    converters = model.get("converters") if isinstance(model, Mapping) else None
+    return isinstance(content.get(OLD_FP8), Mapping) and isinstance(converters, list) and OLD_FP8 in converters
 
 
 def _of_primus(content: Any) -> tuple[dict[str, Any], list[str]]:
@@ -131,7 +143,7 @@ def _pass_micro_batches(training: dict[str, Any], degrees: dict[str, Any]) -> No
 
 
 def _pass_fp8(found: dict[str, Any], training: dict[str, Any]) -> None:
-    section, model = found.get("float8"), found.get("model")
+    section, model = found.get(OLD_FP8), found.get("model")
     on = isinstance(section, dict) and section.get("enable_float8_linear") is True
     on = on or training.get("fp8_linear") not in (None, "", False)
     if not isinstance(model, dict):
@@ -140,4 +152,4 @@ def _pass_fp8(found: dict[str, Any], training: dict[str, Any]) -> None:
     if isinstance(converters, str):
         model["converters"] = [word.strip() for word in converters.split(",") if word.strip()]
     elif on and converters is None:
-        model["converters"] = ["float8"]
+        model["converters"] = [OLD_FP8]

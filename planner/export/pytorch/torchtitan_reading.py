@@ -12,7 +12,7 @@ from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, data_of, micro_batches_of, stages_for, stages_of
 from planner.export.files.recipes import Recipe, plain_settings, recipe_in
 from planner.export.files.settings import Settings, size_of
-from planner.export.pytorch.torchtitan_content import SPLIT_POINTS, content_of
+from planner.export.pytorch.torchtitan_content import OLD_FP8, SPLIT_POINTS, content_of
 from planner.export.pytorch.torchtitan_writing import (
     AGREES,
     DTYPES,
@@ -38,9 +38,6 @@ from planner.sharding.update import BLOCK, PLAIN, Update
 
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
 _PARTS = "parallelism.module_fqns_per_model_part"
-_OLD_FP8 = "float8"
-"""The converter of linear layers, and its section, in torchtitan 0.1; published files of 0.2 name it beside the section
-of the later converter."""
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -101,7 +98,7 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
 
 
 def _mattering(settings: Settings, names: tuple[str, ...], d: Description) -> Iterator[tuple[str, Any]]:
-    yield from ((path, value) for path, value in settings.all if not path.startswith(("quantize.", f"{_OLD_FP8}.")))
+    yield from ((path, value) for path, value in settings.all if not path.startswith(("quantize.", f"{OLD_FP8}.")))
     if d.fp8:
         return
     converters = [str(settings.value("model.converters") or ""), *names]
@@ -170,14 +167,14 @@ def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
     """Linear layers in fp8, if the file has a recipe for them and leaves out only layers that plans can leave out."""
     converters = settings.value("model.converters")
     known = set(map(str, converters)) if isinstance(converters, list) else set[str]()
-    old = _OLD_FP8 in known and known.isdisjoint((FP8, MX))
+    old = OLD_FP8 in known and known.isdisjoint((FP8, MX))
     converter = MX if MX in known and FP8 not in known else FP8
-    where = _OLD_FP8 if old and any(path.startswith(f"{_OLD_FP8}.") for path, _ in settings.all) else converter
+    where = OLD_FP8 if old and any(path.startswith(f"{OLD_FP8}.") for path, _ in settings.all) else converter
     names = settings.value(f"{where}.filter_fqns")
     name = settings.word(f"{where}.recipe_name", "mxfp8_cublas" if converter == MX else "")
     recipe = next((ours for ours, theirs in FP8_RECIPES.items() if theirs == (converter, name)), None)
     left_out = read_left_out([str(one) for one in names]) if isinstance(names, list) else ()
-    if known.isdisjoint((FP8, MX, _OLD_FP8)) or {FP8, MX} <= known or recipe is None or left_out is None:
+    if known.isdisjoint((FP8, MX, OLD_FP8)) or {FP8, MX} <= known or recipe is None or left_out is None:
         return NO_FP8
     if not isinstance(names, list) or HEAD not in names:
         notes.append("filter_fqns: the head is priced as left out of fp8")

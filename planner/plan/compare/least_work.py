@@ -85,7 +85,7 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
         rule = rule_of(whole, op)
         key = (id(rule), tuple(name in whole.differentiable for name in op.operands))
         if key not in known:
-            known[key] = min(_seconds(whole, op, part) for part in parts)
+            known[key] = min(_seconds(whole, op, part, training.optimizer) for part in parts)
         terms.setdefault(rule.op_class, []).append(known[key])
     sizes, shapes = Counter[str](), Counter[TensorType]()
     for name in (one.name for one in whole.parameters if one.name in whole.differentiable):
@@ -107,7 +107,7 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
     return LeastWork(seconds=fsum(seconds for _, seconds in shared), terms=shared, devices=devices)
 
 
-def _seconds(graph: OperatorGraph, op: Operator, cluster: Cluster) -> Seconds:
+def _seconds(graph: OperatorGraph, op: Operator, cluster: Cluster, optimizer: str) -> Seconds:
     """What the kernels of an operator take forward and backward on one device that has all of it, without launches; a
     CPU makes these itself, and takes them, too."""
     types = (
@@ -115,7 +115,7 @@ def _seconds(graph: OperatorGraph, op: Operator, cluster: Cluster) -> Seconds:
         [graph.types[name] for name in op.results if name is not None],
     )
     graded = [name in graph.differentiable for name in op.operands]
-    prices = price_operator(rule_of(graph, op), [()], *types, graded, build_mesh(cluster, ()), cluster)
+    prices = price_operator(rule_of(graph, op), [()], *types, graded, build_mesh(cluster, ()), cluster, optimizer)
     forward, backward = (
         float(own[0] - late[0]) for own, late in zip((prices.forward, prices.backward), prices.late, strict=True)
     )

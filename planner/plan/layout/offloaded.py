@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from costmodels import ROW_MOMENTS
 from hardware_profiles import GIB, Bytes, Machine, parts_of
 from planner.faults import Fault
 from planner.plan.binding.bind import BoundPlan
@@ -9,8 +10,6 @@ from planner.plan.layout.per_step_communication import gathering_buckets
 from planner.plan.plan import Prediction
 
 _TOLERANCE = 1e-9
-_MOMENTS = {"adamw": 2}
-"""Optimizer states of a row of a table, in rows."""
 
 
 def offloaded_fault(prediction: Prediction, cluster: Machine) -> Fault | None:
@@ -34,7 +33,7 @@ def tables_on_hosts(bound: BoundPlan) -> Bytes:
         for op in bound.operators
         if op.rule.outside is not None and op.rule.outside.place == "host"
     }
-    kept = 1 + _MOMENTS.get(bound.plan.training.optimizer, 0)
+    kept = 1 + ROW_MOMENTS.get(bound.plan.training.optimizer, 0)
     return (
         sum(one.rows * one.row_bytes * (kept if one.trained else 1) for one in tables.values()) / bound.plan.mesh.size
     )

@@ -609,7 +609,9 @@ class Walk:
         known, flops = self.book.operators, self.book.flops
         if key not in known:
             types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
-            prices = price_operator(rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster)
+            plan = self.bound.plan
+            optimizer = plan.training.optimizer
+            prices = price_operator(rule, [bound.strategy], *types, graded, plan.mesh, self.cluster, optimizer)
             known[key] = (prices, rule)
         if counted:
             alone = (id(rule), graded)

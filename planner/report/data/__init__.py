@@ -1,4 +1,4 @@
-"""What a page about a plan shows, as plain data: derived once from a bound plan and its machine, drawn elsewhere."""
+"""The content of a plan's page as plain data: derived once from a bound plan and its machine, drawn elsewhere."""
 
 from planner.report.data.choices import Choice, Choices, Reason, reasons_of
 from planner.report.data.report import Report, Reported, report_of

@@ -1,4 +1,4 @@
-"""What training on so many tokens takes: days, device-hours and money, without failures.
+"""The cost of training on a number of tokens: days, device-hours and money, without failures.
 
     steps = tokens / (global batch x sequence length)        days = steps x seconds of a step / 86400
 
@@ -16,8 +16,8 @@ from planner.report.units import count_text
 
 
 def bill_rows(plan: Plan, prediction: Prediction, tokens: float, price: float | None) -> Rows:
-    """Rows for the figures of a plan, with the interval of its step where that is known. `price` is money per
-    device-hour. Raises RequestError for a model without sequences."""
+    """Rows for the figures of a plan, with the interval of its step if known. `price` is money per device-hour. Raises
+    RequestError for a model without sequences."""
     length = plan.model.sequence_length
     if not length:
         raise RequestError(f"--tokens: {plan.model.reference} has no sequences; leave it out")

@@ -1,4 +1,4 @@
-"""Plans beside the one that is reported, and what they say about it: for whoever has searched them."""
+"""Other plans than the reported one, and what they say about it, if they were searched."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from hardware_profiles import Bytes, Seconds
 
 DECISIONS = ("degrees", "ZeRO", "recomputation", "micro-batches")
-"""Words of a plan (`planner.plan.words`) that are decisions of their own; others follow from them."""
+"""Words of a plan (`planner.plan.words`) that are separate decisions; the other words follow from them."""
 
 SHOWN = 3
-"""Reasons at most."""
+"""Maximum number of decisions that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A plan in a few words: its step, its peak, and the words that tell it from others (`planner.plan.words`). `this`
-    is the plan of the report; a conventional plan that others are measured by has a `name`."""
+    """A plan in a few words: step, peak, and the words that tell it apart (`planner.plan.words`). `this` marks the
+    reported plan; a conventional plan used as a baseline has a `name`."""
 
     step_seconds: Seconds
     peak_bytes: Bytes
@@ -26,8 +26,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """A decision of a plan, as it is `here`, and the best that was found `instead`: its step, None where nothing with
-    another choice fits."""
+    """A decision of a plan as it is `here`, and the best value found `instead`, with its step; None if nothing with
+    another value fits."""
 
     decision: str
     here: str
@@ -37,7 +37,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """Plans, fastest first, a sentence on where they are from, and the decisions that matter, the dearest to change
+    """Plans, fastest first, a sentence on their source, and the decisions that matter, the costliest to change
     first."""
 
     plans: tuple[Choice, ...]
@@ -46,8 +46,8 @@ class Choices:
 
 
 def reasons_of(own: Choice, others: Sequence[Choice], lacking: Sequence[tuple[str, str]] = ()) -> tuple[Reason, ...]:
-    """What deciding otherwise costs: for each decision the fastest of the `others` that has it otherwise, each plan
-    once. `lacking` are decisions and what was tried in their place, with the same degrees, without anything that fits.
+    """The cost of another decision: for each decision the fastest of the `others` that decides it otherwise, each plan
+    once. `lacking` are decisions and other values that were tried with the same degrees and do not fit.
     """
     here = dict(own.words)
     found: list[Reason] = []
@@ -80,7 +80,7 @@ def _refused(tried: Sequence[str]) -> str:
 
 
 def _instead(decision: str, here: dict[str, str], there: dict[str, str]) -> str:
-    """The other choice, with what changes along with it."""
+    """The other value, with the decisions that change with it."""
     along = [f"{name} {there[name]}" for name in DECISIONS if name != decision and there.get(name) != here.get(name)]
     more = f" (then {', '.join(along)})" if along else ""
     return there[decision] + more

@@ -1,4 +1,4 @@
-"""Which rank is on which host, and what it is there: devices are numbered as the cluster has them, node by node.
+"""Which rank is on which host, with its pipeline rank: devices are numbered node by node.
 
 host 0    rank 0  rank 1  rank 2 ...       rank = stage x devices of a stage + place in the mesh
 host 1    rank 8  ...
@@ -11,12 +11,12 @@ from hardware_profiles import Cluster, Machine
 from planner.plan.plan import Plan
 
 MOST = 64
-"""Hosts that are shown; the others are counted."""
+"""Maximum number of hosts that are shown; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """A process: its number, its pipeline rank, and its place on each axis of the mesh."""
+    """A process: its rank, its pipeline rank, and its place on each mesh axis."""
 
     number: int
     stage: int
@@ -25,7 +25,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Devices that are joined by the innermost level of the network."""
+    """The devices joined by the innermost network level."""
 
     number: int
     profile: str
@@ -34,7 +34,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """The first hosts, and how many there are; `level` is the name of what joins their devices."""
+    """The first hosts and their total; `level` is the network level inside a host."""
 
     hosts: tuple[Host, ...]
     count: int
@@ -43,7 +43,7 @@ class Hosts:
 
 
 def hosts_of(plan: Plan, machine: Machine) -> Hosts:
-    """Where the ranks of a plan are."""
+    """The hosts of the ranks of a plan."""
     groups = (machine,) if isinstance(machine, Cluster) else machine.groups
     found = list(_hosts(plan, groups))
     return Hosts(

@@ -1,11 +1,11 @@
-"""What is inside the passes of a pipeline rank: its operators in their order, and the collectives by kind and axis.
+"""The content of a pipeline rank's passes: its operators in order, and its collectives by kind and axis.
 
     pass       ──────────────────────────         operators one after the other, forward in the order of the graph,
     operators  q k v attention o norm up ..       backward the other way round
     waits      ======                             all_gather axis0 (8 devices) x 4, reduce_scatter axis0 x 4
 
-The prediction knows what an operator takes alone, and sums of what is sent; not when within a pass. So times are shares
-of the pass that the timeline has.
+The prediction knows the time of an operator alone and sums of communication, but not when they run within a pass. So
+times are shares of the pass in the timeline.
 """
 
 from collections import defaultdict
@@ -22,12 +22,13 @@ from planner.report.data.network import STAGES, links_of
 
 REDUCED, GATHERED, RECEIVED = "gradient reduction", "weight gathering", "stage transfer"
 _ONCE = (REDUCED, GATHERED, RECEIVED)
-"""Parts that have spans of their own in a timeline; all others are inside of passes."""
+"""Parts with their own spans in a timeline; all others are inside of passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTime:
-    """An operator of a stage: seconds alone, in the forward pass and in the backward pass with what is recomputed."""
+    """An operator of a stage: its seconds alone, in the forward pass, and in the backward pass including
+    recomputation."""
 
     name: str
     op: str
@@ -37,9 +38,9 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """Equal collectives along one axis, by groups of so many devices: how many, their bytes together as
+    """Equal collectives along one axis, in groups of that many devices: their number, their total bytes as
     `costmodels.collective_time` counts them for the kind, and seconds on the wire. `part` is "" inside of a pass, else
-    the kind of the span that they make; `backward` says in which pass."""
+    the kind of their own span; `backward` says in which pass."""
 
     kind: str
     along: str
@@ -53,14 +54,14 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A pipeline rank: operators of each of its chunks, and collectives of one micro-batch, or of the end of a step."""
+    """A pipeline rank: the operators of each chunk, and the collectives of one micro-batch or of the end of a step."""
 
     chunks: tuple[tuple[OperatorTime, ...], ...]
     collectives: tuple[Collective, ...]
 
 
 def inside_of(bound: BoundPlan, ranks: Sequence[RankDissection], machine: Machine) -> tuple[Inside, ...]:
-    """What is inside the passes of every pipeline rank."""
+    """The content of the passes of every pipeline rank."""
     return tuple(
         Inside(chunks=_operators(bound, one, number), collectives=_collectives(bound, one, number, machine))
         for number, one in enumerate(ranks)

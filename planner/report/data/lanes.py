@@ -1,9 +1,9 @@
-"""The timeline of a step as lanes of bars, few enough to be drawn.
+"""The timeline of a step as lanes of bars, reduced to a number that can be drawn.
 
-A long pipeline takes millions of passes in a step, and a screen has some two thousand columns. Where there
-are more bars than asked for, short ones that begin in the same small window of a lane are put together into one, which
-says how many it stands for and how much of its extent was busy. Windows are as long as they must be, so that there is
-never more than one put-together bar for each, and long bars stay what they are.
+A long pipeline has millions of passes in a step, and a screen has about two thousand columns. If there are more bars
+than requested, short bars that begin in the same small window of a lane are merged into one, which stores their number
+and how much of its extent was busy. A window has at most one merged bar, and is as long as needed. Long bars are not
+merged.
 """
 
 from collections import defaultdict
@@ -15,12 +15,12 @@ from hardware_profiles import Seconds
 from planner.plan.prediction.timeline import Span, StepTimeline, Stream
 
 AT_MOST = 200_000
-"""Bars of a page, which compress well: a megabyte."""
+"""Maximum number of bars of a page; they compress well, to about a megabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A span of a lane, or `count` of them put together, of which `busy` seconds are not gaps."""
+    """A span of a lane, or `count` merged spans that are busy for `busy` seconds."""
 
     start: Seconds
     end: Seconds
@@ -34,7 +34,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """What one pipeline rank computes, or what it communicates, in the order of time."""
+    """The computation or the communication of one pipeline rank, in order of time."""
 
     rank: int
     stream: Stream
@@ -43,7 +43,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """How a rank spends the step: computing, waiting for its own communication, waiting for others."""
+    """How a rank spends the step: computing, waiting for its own communication, waiting for other ranks."""
 
     rank: int
     busy: Seconds
@@ -53,7 +53,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """The step of all ranks. Bars shorter than `window` may stand for several; 0 where each is one."""
+    """The step of all ranks. Bars shorter than `window` may be merged; 0 if none is."""
 
     seconds: Seconds
     lanes: tuple[Lane, ...]
@@ -89,7 +89,7 @@ def _bars(spans: Sequence[Span], window: Seconds) -> Iterable[Bar]:
 
 
 def _together(spans: Sequence[Span]) -> Bar:
-    """One bar for spans that lie close; its kind is what most of their time goes to."""
+    """One bar for neighbouring spans; its kind is that of most of their time."""
     first, busy = spans[0], defaultdict[str, Seconds](float)
     for span in spans:
         busy[span.kind] += span.end - span.start

@@ -5,9 +5,9 @@
            |__|                |__  time        holds from the start of its forward to the end of its backward pass
                                                 (of one that is taken apart, of its first turn)
 
-The line is one from above: at each moment what passes need is counted at its most. Its highest point is what the
-prediction says of the rank, but for what allocators hold beyond tensors; less than that where a rank has several
-stages, which do not hold their most at the same moment.
+The line is an upper bound: at each moment passes are counted with their maximum need. Its highest point is the
+predicted peak of the rank without allocator slack; it is lower if a rank has several stages, which do not peak at the
+same moment.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from planner.plan.prediction.timeline import StepTimeline
 
 SLACK = "allocator slack and reserved"
 CURVES = 8
-"""Ranks whose memory is drawn over the step at most."""
+"""Maximum number of ranks whose memory is drawn over the step."""
 POINTS = 1200
-"""Of a curve at most."""
+"""Maximum number of points of a curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of a device of one pipeline rank by class, when it holds most; micro-batches (or slices of them) in flight
-    then, and what one holds. `group` is the profile of its devices where there are several kinds of them, else ""."""
+    """Bytes of a device of one pipeline rank by class, at its peak; the micro-batches (or slices) in flight then, and
+    the bytes of one. `group` is the profile of its devices if there are several kinds, else ""."""
 
     rank: int
     group: str
@@ -52,8 +52,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """All ranks against the capacity of a device, of the largest one where there are several kinds; curves of the first
-    ones, the last and the fullest."""
+    """All ranks against the capacity of a device (of the largest, if there are several kinds); curves of the first
+    ranks, the last and the fullest."""
 
     capacity_bytes: Bytes
     ranks: tuple[RankMemory, ...]
@@ -90,7 +90,7 @@ def _rank(rank: int, one: RankDissection, cluster: Cluster, group: str) -> RankM
 
 
 def _curve(plan: Plan, rank: int, group: str, one: RankDissection, timeline: StepTimeline) -> Curve:
-    """What is stored, and steps up and down with the micro-batches in flight."""
+    """The stored bytes, and steps up and down with the micro-batches in flight."""
     held = [nbytes * plan.training.interleave for nbytes in one.held]
     changes = []
     for span in timeline.spans:
@@ -101,7 +101,7 @@ def _curve(plan: Plan, rank: int, group: str, one: RankDissection, timeline: Ste
                 changes.append((span.end, -held[span.chunk]))
     stored = sum(one.cost.memory.values()) - sum(n * nbytes for n, nbytes in zip(one.live, one.held, strict=True))
     times, levels = [0.0], [stored]
-    moment = timeline.seconds * 1e-9  # what ends when something else begins is gone by then, whatever rounding says
+    moment = timeline.seconds * 1e-9  # what ends when something else begins is freed by then, whatever rounding says
     for time, change in sorted(changes, key=lambda one: (round(one[0] / moment), one[1])):
         times.append(time)
         levels.append(levels[-1] + change)
@@ -110,7 +110,7 @@ def _curve(plan: Plan, rank: int, group: str, one: RankDissection, timeline: Ste
 
 
 def _thinned(times: list[Seconds], levels: list[Bytes]) -> tuple[list[Seconds], list[Bytes]]:
-    """At most `POINTS` of them: of those that lie close the highest."""
+    """At most `POINTS` points: of neighbouring points the highest is kept."""
     every = -(-len(times) // POINTS)
     starts = range(0, len(times), every)
     return [times[at] for at in starts], [max(levels[at : at + every]) for at in starts]

@@ -52,9 +52,9 @@ class OperatorView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to run a block, named by a letter, and its operators as those of `first_block`; the ways before and after
-    the blocks have no number. `seconds` are of one micro-batch through one block. `unlike` names the operators that the
-    first way for blocks of this kind splits or stores otherwise."""
+    """A way to run a block, named by a letter, and its operators as in `first_block`; the ways before and after the
+    blocks have no number. `seconds` are of one micro-batch through one block. `unlike` names the operators that are
+    split or stored otherwise than in the first way for blocks of this kind."""
 
     name: str
     words: str
@@ -69,7 +69,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockView:
-    """A block of the model: its stage, the pipeline rank that holds it, and its way."""
+    """A block of the model: its stage, its pipeline rank, and its way."""
 
     number: int
     stage: int
@@ -79,7 +79,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Axes of the mesh, how many stages on how many pipeline ranks, ways in the order of the model, and every block."""
+    """The mesh axes, the numbers of stages and pipeline ranks, the ways in the order of the model, and every block."""
 
     axes: tuple[str, ...]
     ranks: int
@@ -89,7 +89,7 @@ class Model:
 
 
 def model_of(bound: BoundPlan, ranks: Sequence[RankDissection]) -> Model:
-    """The blocks of a plan whose pipeline ranks were taken apart."""
+    """The blocks of a plan; `ranks` have the costs of its pipeline ranks."""
     views = _Views(bound, {one.at: one for rank in ranks for one in rank.operators})
     blocks, stages = bound.blocks, stage_of_operators(bound)
     by_block = {block: group for group in bound.plan.groups for block in _covered(group)}
@@ -120,7 +120,7 @@ def _covered(group: Group) -> range:
 
 
 def _signature(bound: BoundPlan, group: Group, block: int) -> object:
-    """Equal for blocks that run alike, whatever groups the plan lists them in."""
+    """A key that is equal for blocks that run alike, whatever groups the plan lists them in."""
     strategies = tuple(strategy for _, strategy in group.operators)
     stored = tuple(layouts for _, layouts in group.parameters)
     first = bound.blocks.borders[group.first_block]
@@ -136,7 +136,7 @@ def _letter(number: int) -> str:
 
 
 class _Views:
-    """Operators of a plan as people read them."""
+    """The operators of a plan, for people."""
 
     def __init__(self, bound: BoundPlan, costs: Mapping[int, OperatorCost]) -> None:
         self.bound, self.costs = bound, costs

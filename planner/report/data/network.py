@@ -1,15 +1,15 @@
-"""The cluster as a plan uses it: its levels, the axes of the mesh that reach them, and what crosses.
+"""The cluster as a plan uses it: its levels, the mesh axes that reach them, and the communication over them.
 
     level "cluster"   [ node ]---[ node ]        axis0 8 of stride 8     reaches this level
     level "node"      d0 .. d7                   axis1 8 of stride 1     stays below
 
-A message counts at the outermost level that its group reaches, where it is slowest; what a hierarchical collective
-moves on levels inside is in its seconds, not counted again. Bytes are those of one device of one pipeline rank, as
-`costmodels.collective_time` counts them for the kind. Seconds are on the wire, as if nothing ran beside and messages
-went one by one: what software hides or sends in buckets is less in the step.
+A collective counts at the outermost level that its group reaches, where it is slowest; the inner levels of a
+hierarchical collective are in its seconds and not counted again. Bytes are those of one device of one pipeline rank, as
+`costmodels.collective_time` counts them for the kind. Seconds are on the wire, as if collectives ran alone and one by
+one: overlapped or bucketed collectives take less of the step.
 
-Of several kinds of devices each group has levels and axes of its own, and what goes from one group to another reaches
-the level between them, which is above all.
+With several kinds of devices each group has its own levels and axes, and transfers between groups use the level between
+them, which is the outermost.
 """
 
 import math
@@ -36,16 +36,16 @@ from planner.plan.compare.dissection import RankDissection
 from planner.plan.prediction.charges import UNCHARGED, Charge
 
 STAGES = "stages"
-"""What goes from one pipeline rank to another, where axes have their names."""
+"""The axis name of transfers between pipeline ranks."""
 
 BETWEEN = "between groups"
-"""The level over which groups of different devices talk."""
+"""The level between groups of different devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Messages of one kind along one axis in one part of the step: how many a step, bytes and seconds of all of them.
-    `level` is the outermost one that they reach."""
+    """Collectives of one kind along one axis in one part of the step: their number per step, and their total bytes and
+    seconds. `level` is the outermost level that they reach."""
 
     level: str
     along: str
@@ -58,7 +58,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisSpan:
-    """A mesh axis, or the pipeline: its size, the distance of its devices, how many units it joins on each level."""
+    """A mesh axis, or the pipeline: its size, the stride of its devices, and how many units it joins on each level."""
 
     name: str
     size: int
@@ -68,8 +68,8 @@ class AxisSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLevel:
-    """A level of the network, innermost first; `fan_out` None where it is unbounded, `units` of the level below that
-    are in use, bandwidth per device and direction as a group of devices has it while all talk."""
+    """A network level, innermost first; `fan_out` is None if unbounded, `units` of the level below are in use, and the
+    bandwidth is per device and direction while all devices of a group communicate."""
 
     name: str
     kind: str
@@ -81,8 +81,8 @@ class NetworkLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkGroup:
-    """One of several groups of devices: its profile, the pipeline ranks on it (the first and how many), and the levels
-    and axes inside it."""
+    """One of several groups of devices: its profile, its pipeline ranks (the first and their number), and its levels
+    and axes."""
 
     profile: str
     devices: int
@@ -94,10 +94,10 @@ class NetworkGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The cluster, the axes, and what a device of pipeline rank `rank` sends in a step, the longest first.
+    """The cluster, the axes, and the communication of a device of pipeline rank `rank` in a step, longest first.
 
-    Of several kinds of devices `levels` and `axes` are those of the group that this rank is on; `groups` has all, in
-    the order of the pipeline, and `between` is what joins them. Empty and None where all devices are alike.
+    With several kinds of devices `levels` and `axes` are those of this rank's group; `groups` has all groups in the
+    order of the pipeline, and `between` is the level between them. Empty and None if all devices are alike.
     """
 
     rank: int
@@ -109,7 +109,7 @@ class Network:
 
 
 def network_of(bound: BoundPlan, rank: RankDissection, number: int, machine: Machine) -> Network:
-    """What crosses the levels of a machine under a plan, by pipeline rank `number`."""
+    """The communication of pipeline rank `number` over the levels of a machine."""
     ranks = bound.plan.pipeline
     own = clusters_of_ranks(machine, ranks)[number]
     crossings = _sums(bound, rank, number, machine)
@@ -144,7 +144,7 @@ def _groups(bound: BoundPlan, machine: MixedCluster) -> Iterable[NetworkGroup]:
 
 
 def _between(machine: MixedCluster) -> NetworkLevel:
-    """The slowest of the links between neighbouring groups."""
+    """The slowest link between neighbouring groups."""
     links = links_of_all(machine, len(machine.groups), machine.devices // len(machine.groups))
     slowest = min((group.spans[-1].level for group in links), key=_passed)
     return replace(_level(slowest, len(machine.groups)), name=BETWEEN)
@@ -179,7 +179,7 @@ def _axes(bound: BoundPlan, cluster: Cluster) -> tuple[AxisSpan, ...]:
 
 
 def _pipeline(bound: BoundPlan, cluster: Cluster, ranks: int) -> tuple[AxisSpan, ...]:
-    """So many pipeline ranks as an axis; none where there is one rank."""
+    """The pipeline as an axis; none for a single rank."""
     return (_span(STAGES, ranks, bound.plan.mesh.size, cluster),) if ranks > 1 else ()
 
 
@@ -217,9 +217,9 @@ def _sorted(found: Iterable[Crossing]) -> tuple[Crossing, ...]:
 
 
 def links_of(bound: BoundPlan, sent: Charge, number: int, machine: Machine) -> tuple[Group, ...]:
-    """The links of a message of pipeline rank `number`, the slowest of which counts. What goes between pipeline ranks
-    comes from the one before (forward) or the one behind (backward), but sums of a tied parameter (the first and the
-    last rank) and norms (all of them)."""
+    """The links that a transfer of pipeline rank `number` may use; the slowest counts. Transfers come from the previous
+    rank (forward) or the next one (backward), except gradient sums of a tied parameter (first and last rank) and norms
+    (all ranks)."""
     mesh, ranks = bound.plan.mesh, bound.plan.pipeline
     if sent.message.axis is not None:
         line = mesh.axes[sent.message.axis]

@@ -1,4 +1,4 @@
-"""Everything that a page about a plan shows."""
+"""The whole content of a plan's page."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,9 @@ from planner.report.rows import Rows, degree_rows, figure_rows, job_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A plan for people to look at. `job` is what was planned, `degrees` and `figures` are the rows of the terminal
-    (`planner.report.rows`), `remarks` what must be known first, in sentences; `command` asks for the same job.
-    `choices` are None where no other plans were searched."""
+    """A plan for people. `job` is the job, `degrees` and `figures` are the rows of the terminal
+    (`planner.report.rows`), `remarks` are sentences to read first; `command` plans the same job. `choices` is None if
+    no other plans were searched."""
 
     model: str
     job: str
@@ -47,7 +47,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A report, the timeline in full, and what is inside of its spans, rank by rank, as traces have it."""
+    """A report, the full timeline, and the content of its spans, rank by rank, for traces."""
 
     report: Report
     timeline: StepTimeline
@@ -63,7 +63,7 @@ def report_of(
     choices: Choices | None = None,
     bill: Rows = (),
 ) -> Reported:
-    """The report of a bound plan that was priced on a machine; `bill` is what training takes with it
+    """The report of a bound plan that was priced on a machine; `bill` is the cost of training with it
     (`planner.report.data.bill`)."""
     plan = bound.plan
     ranks = dissect(bound, cluster)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: by part, by what a person could buy more of, by class of operator."""
+"""The time of a step by part, by resource, and by operator class."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from planner.plan.prediction.step import step_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the step and the resource that it is spent on."""
+    """A part of the step and its resource."""
 
     name: str
     resource: str
@@ -37,8 +37,8 @@ class OperatorClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """The parts sum to `step_seconds`. They are those of pipeline rank `busiest`, as are the classes, the longest
-    first, which leave out what is no operator's: updates, transfers, waiting."""
+    """The parts sum to `step_seconds`. Parts and classes are of pipeline rank `busiest`; classes are longest first and
+    leave out what is no operator: updates, transfers, waiting."""
 
     step_seconds: Seconds
     busiest: int
@@ -47,7 +47,7 @@ class Spending:
 
 
 def spending_of(bound: BoundPlan, prediction: Prediction, rank: RankDissection, busiest: int) -> Spending:
-    """The spending of a plan whose busiest pipeline rank was taken apart."""
+    """The spending of a plan; `rank` has the costs of its pipeline rank `busiest`."""
     return Spending(
         step_seconds=prediction.step_seconds,
         busiest=busiest,
@@ -61,7 +61,7 @@ def spending_of(bound: BoundPlan, prediction: Prediction, rank: RankDissection, 
 
 
 def busiest_of(plan: Plan, costs: Sequence[StageCost]) -> int:
-    """The pipeline rank whose parts a prediction states."""
+    """The pipeline rank that the parts of a prediction describe."""
     chunks, once = [cost.chunks for cost in costs], [cost.all_once for cost in costs]
     return step_of(chunks, once, plan.training.micro_batches, plan.schedule).busiest
 

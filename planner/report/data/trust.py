@@ -1,4 +1,4 @@
-"""How far a prediction can be trusted: its interval, what that rests on, where the numbers of the machine are from."""
+"""How reliable a prediction is: its interval and its basis, and the sources of the machine's numbers."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Trust:
 
 
 def trust_of(bound: BoundPlan, prediction: Prediction, machine: Machine) -> Trust:
-    """What is known of predictions like this one."""
+    """The known accuracy of predictions like this one."""
     experts = any(operator.rule.op_class == "experts" for operator in bound.operators)
     profiles = dict.fromkeys(part.name for part in parts_of(machine))
     counts = {machines_of(name): spread_of(name, experts).runs for name in profiles}

@@ -1,4 +1,4 @@
-"""A plan as one page that needs no network."""
+"""A plan as one HTML page that needs no network."""
 
 from planner.report.html.page import page
 

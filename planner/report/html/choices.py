@@ -1,4 +1,4 @@
-"""The plan among others: time against memory."""
+"""The plan among other plans: time against memory."""
 
 import math
 
@@ -49,7 +49,7 @@ def choices_figure(choices: Choices) -> Figure:
 
 
 def reasons_table(choices: Choices) -> Table | None:
-    """What changing a decision of this plan costs; None where nothing was found to say it by."""
+    """The cost of changing a decision of this plan; None if nothing is known."""
     own = next(plan for plan in choices.plans if plan.this)
     rows = []
     for one in choices.reasons:
@@ -64,7 +64,7 @@ def reasons_table(choices: Choices) -> Table | None:
 
 
 def baselines_text(choices: Choices) -> str:
-    """How conventional plans compare, in a sentence each."""
+    """The conventional plans compared with this one, a sentence each."""
     own = next(plan for plan in choices.plans if plan.this)
     found = []
     for plan in choices.plans:
@@ -78,7 +78,7 @@ def baselines_text(choices: Choices) -> str:
 
 
 def _series(choices: Choices) -> list[tuple[str, list[Choice], tuple[str, int, str]]]:
-    """Plans by where they are from, with colour, size and symbol of their points; those that there are."""
+    """Plans by their source, with colour, size and symbol of their points; only sources with plans."""
     plans = choices.plans
     found = [
         ("other plans", [plan for plan in plans if not plan.this and not plan.name], ("@forward", 9, "circle")),
@@ -89,7 +89,7 @@ def _series(choices: Choices) -> list[tuple[str, list[Choice], tuple[str, int, s
 
 
 def _front(choices: Choices) -> Spec:
-    """A line through the plans than which none is both faster and leaner."""
+    """The Pareto front: plans than which none is both faster and leaner."""
     best = math.inf
     front = []
     for plan in choices.plans:  # the fastest first

@@ -1,4 +1,5 @@
-"""Which colour stands for what. Each is a word of the style sheet, which has one value for light and one for dark."""
+"""The colour of everything. A colour is a word of the style sheet, which has one value for light and one for dark
+themes."""
 
 STEP = {
     "forward": "@forward",
@@ -43,9 +44,9 @@ MEMORY = {
 """Classes of memory."""
 
 SERIES = tuple(f"@series-{number}" for number in range(1, 9))
-"""Of what has no colour of its own."""
+"""The colour of things without their own."""
 
 
 def series(number: int) -> str:
-    """The colour of a thing by its number; they come again after eight."""
+    """The colour of a thing by its number; colours repeat after eight."""
     return SERIES[number % len(SERIES)]

@@ -1,6 +1,6 @@
-"""Figures of the page: what plotly draws, and the same as a table.
+"""Figures of the page: the plotly spec, and the same data as a table.
 
-Colours are words that begin with @; the page looks them up for the theme that is shown (`assets/style.css`).
+Colours are words that begin with @; the page looks them up for the current theme (`assets/style.css`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Spec = dict[str, Any]  # JSON of a figure, as plotly.js takes it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Columns, of which all after the first `texts` hold numbers, and rows of cells as people read them."""
+    """Columns (all after the first `texts` hold numbers) and rows of cells in words."""
 
     caption: str
     columns: tuple[str, ...]
@@ -22,8 +22,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure called `key`: what it shows in a sentence, for those who do not see it, the spec, the colours in it with
-    their names, and the table. Where `interactive` names a script, that draws it from the spec."""
+    """A figure called `key`: a sentence that describes it for those who cannot see it, the spec, its colours with
+    names, and the table. If `interactive` names a script, that script draws it from the spec."""
 
     key: str
     title: str
@@ -37,7 +37,7 @@ class Figure:
 
 
 def layout(*, x: str = "", y: str = "", **more: Any) -> Spec:
-    """The layout that all figures share, with titles of the axes."""
+    """The layout that all figures share, with axis titles."""
     axis = {"gridcolor": "@grid", "zerolinecolor": "@grid", "linecolor": "@line", "automargin": True}
     own_x, own_y = more.pop("xaxis", {}), more.pop("yaxis", {})
     return {
@@ -48,7 +48,7 @@ def layout(*, x: str = "", y: str = "", **more: Any) -> Spec:
         "font": {"color": "@text", "size": 13},
         "hoverlabel": {"bgcolor": "@surface", "bordercolor": "@line", "font": {"color": "@text"}, "align": "left"},
         "margin": {"l": 10, "r": 16, "t": 8, "b": 10},
-        "showlegend": False,  # the page has its own, which wraps
+        "showlegend": False,  # the page has its own legend, which wraps
         **more,
     }
 
@@ -60,7 +60,7 @@ SECONDS: Spec = {"tickformat": "~s", "ticksuffix": "s"}
 def bars(
     name: str, labels: Sequence[str], values: Sequence[float], texts: Sequence[str], colour: str | Sequence[str]
 ) -> Spec:
-    """Horizontal bars, one for each label, with what is said when one points at them."""
+    """Horizontal bars, one per label, with the hover texts."""
     return {
         "type": "bar",
         "orientation": "h",

@@ -1,4 +1,4 @@
-"""Words of the page that are explained where they stand: the rows of docs/glossary.md, as a test holds."""
+"""Words of the page that are explained on hover: the rows of docs/glossary.md, as a test checks."""
 
 import re
 from collections.abc import Mapping
@@ -51,13 +51,13 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     ),
     "margin": (r"margin", "memory that is left free for the error of the predicted peak"),
 }
-"""By the word of the glossary: the pattern of what stands on the page, and what it means."""
+"""By glossary word: its pattern on the page, and its meaning."""
 
 _ANY = re.compile("|".join(f"(?P<m{at}>{pattern})" for at, (pattern, _) in enumerate(MEANINGS.values())))
 
 
 class Html(str):
-    """Text that is HTML already: templates take it as it is."""
+    """Text that is already HTML: templates do not escape it."""
 
     __slots__ = ()
 
@@ -66,8 +66,7 @@ class Html(str):
 
 
 def explained(text: str, keyboard: bool = True) -> Html:
-    """A text whose words of the glossary say what they mean when one points at them, each once; where `keyboard`, when
-    they have the focus too."""
+    """A text whose glossary words show their meaning on hover, each once; with `keyboard` also on focus."""
     meanings, pieces, seen, end = list(MEANINGS.values()), [], set[str](), 0
     focus = ' tabindex="0"' if keyboard else ""
     for found in _ANY.finditer(text):

@@ -1,4 +1,4 @@
-"""The map of ranks to hosts: a row for each host, a cell for each rank, coloured by pipeline rank."""
+"""The map of ranks to hosts: a row per host, a cell per rank, coloured by pipeline rank."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from planner.report.html.model import Cell, StageRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsView:
-    """Rows of cells, their table, and what is not shown, in a sentence."""
+    """Rows of cells, their table, and a sentence on what is not shown."""
 
     rows: tuple[StageRow, ...]
     table: Table

@@ -1,4 +1,4 @@
-"""Memory of the devices: by class against what they have, and over the step."""
+"""Memory of the devices: by class against the capacity, and over the step."""
 
 from itertools import groupby
 
@@ -10,7 +10,7 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 
 
 def classes_figure(memory: Memory) -> Figure:
-    """Stacked bars of every rank, and a line where a device is full."""
+    """Stacked bars of every rank, with a line at the capacity of a device."""
     names = [name for name, _ in memory.ranks[0].classes]
     labels = [_stage(one) for one in memory.ranks]
     data = []
@@ -63,7 +63,7 @@ def _stage(one: RankMemory | Curve) -> str:
 
 
 def _capacities(memory: Memory) -> str:
-    """What a device has, for every kind of them."""
+    """The capacity of each kind of devices."""
     found = {one.group: one.capacity_bytes for one in memory.ranks}
     if len(set(found.values())) == 1:
         return bytes_text(memory.capacity_bytes)
@@ -71,7 +71,7 @@ def _capacities(memory: Memory) -> str:
 
 
 def _limits_of_ranks(memory: Memory) -> list[Spec]:
-    """The lines at the capacities, down the figure along the ranks that have them."""
+    """The lines at the capacities, vertically along the ranks that have them."""
     found, first = [], 0
     runs = [(capacity, len([*own])) for capacity, own in groupby(one.capacity_bytes for one in memory.ranks)]
     for capacity, count in runs:
@@ -99,7 +99,7 @@ def _only_some(memory: Memory) -> str:
 
 
 def curves_figure(memory: Memory) -> Figure:
-    """What is stored, and what micro-batches in flight hold, over the step."""
+    """The stored bytes, and those of the micro-batches in flight, over the step."""
     data = [
         {
             "type": "scatter",

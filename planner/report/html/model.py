@@ -1,6 +1,6 @@
 """The model as blocks, coloured by the way in which they run, and every way as its operators, coloured by strategy.
 
-These are no charts: cells and strips of plain HTML, which can be read, focused and printed.
+These are not charts but cells and strips of plain HTML, which can be read, focused and printed.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from planner.report.html.colours import series
 from planner.report.html.figure import Table
 from planner.report.units import bytes_text, percent_text, seconds_text
 
-_NAMED = 8  # operators that are listed by name where ways differ
-_LEAST_SHARE = 1e-4  # of a way, that an operator has a place in its strip
+_NAMED = 8  # maximum number of operators that are listed by name if ways differ
+_LEAST_SHARE = 1e-4  # share of a way from which an operator has a place in its strip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A block, or an operator of a strip: what is written in it, what is said of it, its colour (a word of the style
-    sheet), how much room it takes, and whether it begins another stage on the same pipeline rank."""
+    """A block, or an operator of a strip: its text, its hover text, its colour (a word of the style sheet), its width,
+    and whether it begins another stage on the same pipeline rank."""
 
     text: str
     tip: str
@@ -38,7 +38,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
-    """A way: what it is called, what is special about it, its operators and their table."""
+    """A way: its name, its difference from others, its operators and their table."""
 
     title: str
     colour: str
@@ -69,7 +69,7 @@ def model_view(model: Model) -> ModelView:
 
 
 def _strategies(model: Model) -> dict[str, str]:
-    """A colour for each strategy that work is done under, those with the most time first; the rest shares the last."""
+    """A colour per strategy of the main operators, those with the most time first; the rest shares the last colour."""
     seconds: dict[str, float] = {}
     for way in model.ways:
         for one in way.operators:
@@ -88,7 +88,7 @@ def _splits(model: Model, one: OperatorView) -> str:
 
 
 def _row(model: Model, rank: int) -> StageRow:
-    """The blocks of a pipeline rank, in the order of the model; of several stages on it with gaps between them."""
+    """The blocks of a pipeline rank in the order of the model, with gaps between its stages."""
     ways = {way.name: way for way in model.ways}
     name = f"stage {rank}"
     cells = []
@@ -113,7 +113,7 @@ def _row(model: Model, rank: int) -> StageRow:
 
 
 def _blocks_table(model: Model) -> Table:
-    """Which blocks run in which way, and where."""
+    """The blocks of each way, and their places."""
     rows = []
     for way in model.ways:
         own = [block for block in model.blocks if block.way == way.name]
@@ -133,7 +133,7 @@ def _blocks_table(model: Model) -> Table:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """`0 to 16, 20` of numbers that rise."""
+    """`0 to 16, 20` from increasing numbers."""
     texts = []
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         found = [number for _, number in run]
@@ -172,7 +172,7 @@ def _blocks(count: int) -> str:
 
 
 def _about(way: Way) -> str:
-    """What a way takes, and how it differs from the first."""
+    """The time of a way, and its difference from the first."""
     if not way.blocks:
         return f"{seconds_text(way.seconds)} a micro-batch."
     text = f"{way.words.capitalize()}; {seconds_text(way.seconds)} a micro-batch."

@@ -1,4 +1,4 @@
-"""The cluster as nested boxes: what its levels are, and which axes of the mesh reach them."""
+"""The cluster as nested boxes: its levels, and the mesh axes that reach them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from planner.report.units import bytes_text, seconds_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelView:
-    """A level in words: its name, how it joins what, the axes that reach it and no further, what crosses it."""
+    """A level in words: its name, how it joins devices, the axes that reach it and no further, and the communication
+    over it."""
 
     name: str
     text: str
@@ -19,15 +20,15 @@ class LevelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """Devices of one kind in words; `title` is empty where all are alike. Levels outermost first, so that each can hold
-    the next."""
+    """Devices of one kind in words; `title` is empty if all are alike. Levels are outermost first, so that each can
+    hold the next."""
 
     title: str
     levels: tuple[LevelView, ...]
 
 
 def group_views(network: Network) -> tuple[GroupView, ...]:
-    """The levels of all devices; of several kinds of them what is between, and then group by group."""
+    """The levels of all devices; with several kinds first the level between them, then each group."""
     if network.between is None:
         return (GroupView(title="", levels=_views(network.levels, network.axes, network.crossings)),)
     between = _view(network.between, "groups", (), network.crossings)
@@ -48,7 +49,7 @@ def _title(group: NetworkGroup) -> str:
 def _views(
     levels: Sequence[NetworkLevel], axes: Sequence[AxisSpan], crossings: Sequence[Crossing] | None
 ) -> tuple[LevelView, ...]:
-    """The levels, outermost first; `crossings` None where those of other devices are counted."""
+    """The levels, outermost first; `crossings` is None if those of other devices are counted."""
     views = []
     for place, level in enumerate(levels):
         below = levels[place - 1].name if place else ""

@@ -1,10 +1,10 @@
-"""The page: one file with everything in it, so that it can be mailed, opened from a disk and kept.
+"""The page: one file with everything in it, which can be mailed, opened from a disk and archived.
 
     template (page.html.j2)  <- style.css, *.js, figures as JSON, tables as HTML, plotly.js
 
-plotly.js is 5 MB of text. It stands at the end of the file, compressed, as do the figures; the page is there before
-them, with all numbers in tables, and figures are drawn when the browser has unpacked them. Browsers that cannot unpack
-keep the tables.
+plotly.js is 5 MB of text. It is at the end of the file, compressed, and so are the figures. The page first shows all
+numbers in tables, and draws the figures when the browser has unpacked them. Browsers that cannot unpack them keep the
+tables.
 """
 
 import base64
@@ -79,7 +79,7 @@ def _figures(report: Report) -> dict[str, Figure]:
 
 
 def _specs(figures: Mapping[str, Figure]) -> str:
-    """What scripts draw, as JSON."""
+    """The data for the scripts, as JSON."""
     content = {one.key: {"spec": one.spec, "by": one.interactive} for one in figures.values()}
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
@@ -89,7 +89,7 @@ def _asset(name: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compressed, in letters that may stand in any script: nothing in it ends that."""
+    """Compressed text in characters that are safe in any script: nothing in it ends the script."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
 

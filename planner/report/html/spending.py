@@ -1,4 +1,4 @@
-"""Where the time of the step goes."""
+"""The time of the step by part, operator class and collective."""
 
 from planner.report.data.network import Network
 from planner.report.data.spending import Spending
@@ -43,7 +43,7 @@ def parts_figure(spending: Spending) -> Figure:
 
 
 def classes_figure(spending: Spending) -> Figure:
-    """A bar for each class of operators, by what their time is spent on."""
+    """A bar per operator class, by part of the prediction."""
     names = list(dict.fromkeys(part for one in spending.classes for part, _ in one.seconds))
     labels = [one.name for one in spending.classes]
     data = []
@@ -81,7 +81,7 @@ def classes_figure(spending: Spending) -> Figure:
 
 
 def crossings_figure(network: Network) -> Figure:
-    """A bar for each collective along each axis, by the level of the network that it reaches."""
+    """A bar per collective and axis, by the network level that it reaches."""
     rows = tuple(dict.fromkeys((one.level, one.along, one.kind) for one in network.crossings))
     parts = tuple(dict.fromkeys(one.part for one in network.crossings))
     labels = [f"{kind} along {along} ({level})" for level, along, kind in rows]

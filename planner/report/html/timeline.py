@@ -1,4 +1,4 @@
-"""The timeline of the step. The page draws what can be seen of it: `assets/timeline.js`."""
+"""The timeline of the step. The page draws its visible part: `assets/timeline.js`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def _caption(lanes: Lanes, prediction: Prediction) -> str:
 
 
 def _spec(lanes: Lanes, kinds: list[str]) -> Spec:
-    """Everything the page needs to draw what is in sight."""
+    """Everything that the page needs to draw the visible part."""
     number = {kind: place for place, kind in enumerate(kinds)}
     unit = lanes.seconds / 1e7 or 1.0  # a screen has fewer columns; whole numbers are short
     ranks = len(lanes.uses)
@@ -93,8 +93,8 @@ def _spec(lanes: Lanes, kinds: list[str]) -> Spec:
 
 
 def _flat(bars: Sequence[Bar], unit: float, number: Mapping[str, int]) -> list[int]:
-    """Bars as one list of whole numbers, times in `unit`: begins so long after the one before, takes so long, kind,
-    micro-batch, chunk, slice, how many it stands for, and how long these are busy (0 for one)."""
+    """Bars as one list of whole numbers, times in `unit`: gap to the previous begin, duration, kind, micro-batch,
+    chunk, slice, number of merged bars, and their busy time (0 for one)."""
     found, before = [], 0
     for bar in bars:
         start = round(bar.start / unit)

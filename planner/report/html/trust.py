@@ -1,4 +1,4 @@
-"""The interval of the prediction, and what it rests on."""
+"""The interval of the prediction and its basis."""
 
 from planner.report.data.trust import Trust
 from planner.report.html.figure import SECONDS, Figure, Table, layout
@@ -6,7 +6,7 @@ from planner.report.units import percent_text, seconds_text
 
 
 def interval_figure(trust: Trust) -> Figure | None:
-    """The prediction in its interval; None where the plan has none."""
+    """The prediction in its interval; None if the plan has none."""
     if trust.low_seconds is None or trust.high_seconds is None:
         return None
     low, high, step = trust.low_seconds, trust.high_seconds, trust.step_seconds
@@ -58,7 +58,7 @@ def interval_figure(trust: Trust) -> Figure | None:
 
 
 def rests_on(trust: Trust) -> str:
-    """Which runs the interval is from."""
+    """The runs behind the interval."""
     models = "models with experts" if trust.experts else "models without experts"
     if trust.runs:
         return f"By the errors of {trust.runs} runs of sources that nobody had looked at when they were predicted."
@@ -69,7 +69,7 @@ def rests_on(trust: Trust) -> str:
 
 
 def measured_text(trust: Trust) -> str:
-    """How far off whole steps were that were measured on the profile."""
+    """The errors of whole steps that were measured on the profile."""
     one = trust.measured
     if one is None or one.mean_absolute is None or one.bias is None:
         return f"No measured training runs are recorded for {trust.profile}."
@@ -80,14 +80,14 @@ def measured_text(trust: Trust) -> str:
 
 
 def facts_text(trust: Trust) -> str:
-    """Where the numbers of the profile are from."""
+    """The sources of the profile's numbers."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in trust.facts)
     changed = "" if trust.digest_as_planned else " They have changed since the plan was made."
     return f"The profile has {sum(count for _, count in trust.facts)} numbers: {kinds}.{changed}"
 
 
 def fits_table(trust: Trust) -> Table | None:
-    """How well kernels and collectives fit what was measured; None where nothing is recorded."""
+    """The errors of kernels and collectives; None if nothing is recorded."""
     if not trust.fits:
         return None
     return Table(

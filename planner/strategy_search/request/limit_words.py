@@ -1,4 +1,5 @@
-"""What is said where a limit of the planner was reached before there was a plan: which, what is large, what helps."""
+"""The message if a limit of the planner was reached before there was a plan: which limit, what is large, and what
+helps."""
 
 from planner.errors import LimitError
 from planner.strategy_search.request.request import SearchRequest
@@ -9,7 +10,7 @@ _MANY = 1000  # operators
 
 
 def nothing_before(request: SearchRequest, error: LimitError | MemoryError) -> LimitError:
-    """The error of a request for which nothing was found before a limit was reached."""
+    """The error of a request for which no plan was found before a limit was reached."""
     if str(error).startswith(NO_PLAN):
         assert isinstance(error, LimitError)
         return error

@@ -394,7 +394,7 @@ class TableBuilder:
             types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
 
             def priced(rule: Rule, strategies: Sequence[Strategy]) -> OperatorPrices:
-                return price_operator(rule, strategies, *types, graded, self.mesh, self.cluster)
+                return price_operator(rule, strategies, *types, graded, self.mesh, self.cluster, self.optimizer)
 
             some = candidates.narrow
             if some is None:

@@ -5,15 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from hardware_profiles.foreign import SETTINGS, parse_toml
 from planner.api.advising import _GROUPS
 from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
 from planner.export.editing import edited
+from planner.export.files.toml import changed_toml
 from planner.export.files.yaml_files import parse_yaml
 from planner.export.onto import written_onto
 from planner.export.target import Facts, Job
 from planner.export.targets import TARGETS
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept
+from planner.sharding.update import PLAIN
 from tests.unit.export.descriptions import architecture
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published"
@@ -119,6 +123,73 @@ def test_a_script_is_changed_in_its_options_alone() -> None:
     changed = written_onto(target, text, facts, replace(job, description=wanted))
     assert target.read(changed, facts).description == wanted
     assert len(set(text.splitlines()) - set(changed.splitlines())) == 1
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "70B"
+converters = ["quantize.linear.float8"]  # torchao
+
+[parallelism]
+tensor_parallel_degree = 8
+
+[activation_checkpoint]
+mode = "full"
+"""
+IN_SECTIONS = """
+[quantize.linear.float8]  # eight bits
+recipe_name = "rowwise"  # stays
+filter_fqns = ["output"]
+"""
+BEHIND_DOTS = """
+[quantize]  # eight bits
+linear.float8.recipe_name = "rowwise"  # stays
+linear.float8.filter_fqns = ["output"]
+"""
+IN_BRACES = """
+[quantize.linear]  # eight bits
+float8 = {recipe_name = "rowwise", filter_fqns = ["output"]}  # stays
+"""
+IN_TWO_PLACES = f"""{IN_SECTIONS}
+[comm]
+init_timeout_seconds = 300
+
+[quantize.linear.mx]
+recipe_name = "mxfp8_cublas"
+"""
+
+
+@pytest.mark.parametrize("section", [IN_SECTIONS, BEHIND_DOTS, IN_BRACES, IN_TWO_PLACES])
+def test_keys_of_nested_tables_are_changed_where_they_stand(section: str) -> None:
+    target, text = TARGETS["torchtitan"], TITAN + section
+    job = job_of("torchtitan", text)
+    other = replace(job, description=replace(job.description, fp8=Fp8(recipe="rowwise_with_gw_hp")))
+    assert written_onto(target, text, LLAMA, other) == text.replace('"rowwise"', '"rowwise_with_gw_hp"')
+    head = "model.layers.*.self_attn.q_proj.weight"
+    for fp8 in (Fp8(recipe="tensorwise"), Fp8(recipe="mxfp8", left_out=(head,)), NO_FP8):
+        wanted = replace(job.description, fp8=fp8)
+        written = written_onto(target, text, LLAMA, replace(job, description=wanted))
+        assert "# eight bits" in written
+        quantize = parse_toml(written, SETTINGS).get("quantize", {})
+        assert quantize.keys() <= {"linear"}
+        assert quantize.get("linear", {}).keys() <= {"float8", "mx"}
+        assert target.read(written, LLAMA).description == wanted
+
+
+def test_fp8_of_torchtitan_0_1_is_changed_in_its_own_section() -> None:
+    text = (PUBLISHED / "torchtitan" / "old_llama3_405b.toml").read_text()
+    target, facts = TARGETS["torchtitan"], Facts(layers=126, devices=512, architecture=architecture("llama405b"))
+    before = target.read(text, facts).description
+    job = Job(model="llama405b", description=before, architecture=facts.architecture, per_node=8)
+    wanted = replace(before, fp8=Fp8(recipe="rowwise"), update=replace(before.update, gathers=PLAIN.gathers))
+    written = written_onto(target, text, facts, replace(job, description=wanted))
+    assert "quantize" not in parse_toml(written, SETTINGS)
+    assert parse_toml(written, SETTINGS)["float8"]["recipe_name"] == "rowwise"
+
+
+def test_a_plain_value_in_the_place_of_a_section_is_not_replaced() -> None:
+    with pytest.raises(ExportError, match=r"quantize\.linear is no table of settings; change it by hand"):
+        changed_toml("[quantize]\nlinear = 8\n", {("quantize", "linear", "float8", "recipe_name"): "rowwise"})
 
 
 def test_recipes_are_not_rewritten() -> None:

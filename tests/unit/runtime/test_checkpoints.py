@@ -159,7 +159,7 @@ BROKEN = {
     "flipped": (flipped, "rank-00001.safetensors: is damaged, or of another checkpoint: its checksum is"),
     "missing": (Path.unlink, "rank-00001.safetensors: is missing"),
     "foreign": (foreign, "rank-00001.safetensors: is "),
-    "pipe": (a_pipe, "rank-00001.safetensors: is no regular file"),
+    "pipe": (a_pipe, "rank-00001.safetensors: is not a regular file"),
     "pickled": (pickled, "rank-00001.safetensors: is truncated"),
 }
 
@@ -212,8 +212,8 @@ def test_a_file_of_another_checkpoint_is_refused_when_it_is_read(pristine: Path,
 
 
 MANIFESTS = {
-    "a path": (lambda c: c["files"][0].update(name="../x.safetensors"), "is no name of a file of tensors"),
-    "a pickle": (lambda c: c["files"][0].update(name="x.pt"), "is no name of a file of tensors"),
+    "a path": (lambda c: c["files"][0].update(name="../x.safetensors"), "is not the name of a tensor file"),
+    "a pickle": (lambda c: c["files"][0].update(name="x.pt"), "is not the name of a tensor file"),
     "a cell too few": (lambda c: c["tensors"]["lm_head.weight"]["files"].pop(), "cells in files that are not listed"),
     "cuts": (lambda c: c["tensors"]["lm_head.weight"].update(cuts=[0xFFFF, 1]), "cannot be cut"),
     "another format": (lambda c: c.update(format_version=3), "is of format 3, and this version reads 1 and 2"),
@@ -244,7 +244,7 @@ def test_a_manifest_that_was_edited_is_refused(how: str, pristine: Path, tmp_pat
 def test_a_pipe_in_the_place_of_a_file_of_tensors_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
-    assert "a.safetensors: is no regular file" in refusal(lambda: open_checkpoint(tmp_path))
+    assert "a.safetensors: is not a regular file" in refusal(lambda: open_checkpoint(tmp_path))
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

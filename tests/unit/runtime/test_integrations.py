@@ -110,7 +110,7 @@ def test_what_was_saved_last_is_gone_on_from_even_where_saving_was_cut(tmp_path)
         )
         write_manifest(sharded / name, whole)
 
-    with pytest.raises(CheckpointError, match="has no whole checkpoint of a plan"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint of a plan"):
         taking_over.saved_beside(tmp_path)
     saved(9, "step-000009")
     saved(3, ".step-000003.ab.part")

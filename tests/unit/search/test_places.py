@@ -74,6 +74,25 @@ def test_search_and_judge_price_them_alike(kaggle: tuple[OperatorGraph, int], pl
     assert again.objective_seconds == pytest.approx(plan.prediction.objective_seconds, rel=1e-9)
 
 
+def test_the_optimizer_of_a_plan_updates_the_rows(kaggle: tuple[OperatorGraph, int]) -> None:
+    plan, machine = planned(kaggle, HOST), load_profile("h100-80gb").with_devices(2)
+    adam, sgd = (
+        dict(predict(bind(replace(plan, training=replace(plan.training, optimizer=name)), *kaggle), machine).time)
+        for name in ("adamw", "sgd")
+    )
+    assert sgd["communication"] < adam["communication"]
+    lamb = replace(plan, training=replace(plan.training, optimizer="lamb"))
+    with refused(RequestError, "place", "no lamb", "adamw or sgd"):
+        predict(bind(lamb, *kaggle), machine)
+
+
+@pytest.mark.parametrize("placed", [HOST, SERVERS], ids=["host", "servers"])
+def test_the_link_of_an_unknown_host_is_not_free(kaggle: tuple[OperatorGraph, int], placed: Placed) -> None:
+    plan, machine = planned(kaggle, placed), load_profile("h100-80gb").with_devices(2)
+    with refused(RequestError, "place", "h100-80gb", "section [host]"):
+        predict(bind(plan, *kaggle), replace(machine, host=None))
+
+
 def test_more_samples_move_more_rows(kaggle: tuple[OperatorGraph, int]) -> None:
     cluster, seconds = load_profile("h100-80gb").with_devices(1), []
     for samples in (1024, 4096, 16384):
