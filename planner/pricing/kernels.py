@@ -10,7 +10,8 @@ find the shape of a product C = A B, on the extents that a strategy leaves on a 
 
 A convolution is priced as its implicit GEMM. The roles of its rule name the extents: rows m = n h w and columns n = o
 of the result, k = i and the kernel, batch = groups. Elements that overlapping windows share are read from memory once,
-so its bytes are those of its tensors. Depthwise convolutions have no columns (`depthwise.py`).
+so its bytes are those of its tensors. Depthwise convolutions have no columns (`depthwise.py`). No kernel adds the
+gradient of its weight to one in fp32: Megatron's hook does (`DistributedDataParallel._make_backward_post_hook`).
 
 The gradients are products too, dA = dC B^T of shape (m, k, n) and dB of shape (n, k, m), one kernel each. A third
 operand (a bias) is added by the kernel that writes C, at no cost. Its gradient is a sum over dC. That is free if it is
@@ -126,6 +127,8 @@ _DECAY = 3
 
 _NARROW, _WIDE = 64, 128
 """Head sizes, in elements, that `Device.generations` distinguishes."""
+
+_FP32 = 4  # bytes
 
 _FURTHER = 3
 """Index of the first operand of attention after queries, keys and values. A mask has a dim of keys; sinks and document
@@ -294,14 +297,17 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
         time = time + passed(call, element_bytes(call.dtype) * own * rows * depths * several)
     by_product = time.reshape(len(products), len(m)) * slower
     backward = by_product[1:].sum(axis=0)
+    wide = call.software.adds_in_fp32(call.dtype)
     if second in call.graded:
-        added = call.software.adds_in_fp32(call.dtype) and bool((batch == 1).all())  # products of activations are not
+        added = wide and not rule.roles and bool((batch == 1).all())  # products of activations are not
         moved = call.moved if rule.roles else None
         weights = weight_gradient_time(n, k, m, batch, dtype, call.device, moved, added=added)
         backward = backward + np.asarray(weights) * slower
         if dtype == "fp8" and not call.software.keeps_fp8:
             backward = backward + _cast(call, dtype, batch * (n + k) * m, scaled=True)
     forward, backward = at_most_passed(call, by_product[0], backward)
+    if wide and rule.roles and second in call.graded:
+        backward = backward + passed(call, (element_bytes(call.dtype) + 2 * _FP32) * batch * n * k)
     if call.software.sums_biases and any(addend in call.graded for addend in rule.addends):
         backward = backward + passed(call, element_bytes(call.dtype) * batch * m * n)
     return forward, backward

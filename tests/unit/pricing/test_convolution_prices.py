@@ -1,12 +1,14 @@
 """A convolution is priced as the matrix product that an implicit GEMM makes of it, and reads its tensors once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from costmodels import matmul_time, operator_time
-from hardware_profiles import load_profile
+from hardware_profiles import PYTORCH, Cluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.pricing.operator_price import OperatorPrices, price_operator
@@ -34,13 +36,13 @@ def graph_of(layer: nn.Module) -> OperatorGraph:
         return trace(Net(layer).bfloat16(), (torch.zeros(32, 64, 56, 56, dtype=torch.bfloat16),))
 
 
-def priced(layer: nn.Module, *strategies: str | None) -> OperatorPrices:
+def priced(layer: nn.Module, *strategies: str | None, cluster: Cluster = CLUSTER) -> OperatorPrices:
     graph = graph_of(layer)
     op = next(op for op in graph.operators if op.module == "layer")
     rule = rule_of(graph, op)
     types = [graph.types[name] for name in op.operands], [graph.types[name] for name in op.results if name]
     chosen = [named_strategy(rule, (factor,), op.name) for factor in strategies]
-    return price_operator(rule, chosen, *types, [True, True], MESH, CLUSTER)
+    return price_operator(rule, chosen, *types, [True, True], MESH, cluster)
 
 
 def test_extents_and_bytes_are_those_of_the_implicit_product() -> None:
@@ -75,6 +77,21 @@ def test_samples_groups_and_channels_divide_the_work() -> None:
         assert prices.flops[1:] * 8 == pytest.approx(prices.flops[0])
     assert grouped.flops[0] * 16 == pytest.approx(plain.flops[0])
     assert plain.results[0][[1, 2, 3]] == pytest.approx(plain.results[0][0] / np.array([8, 8, 1]))
+
+
+def test_gradients_in_fp32_are_added_by_a_pass_of_their_own() -> None:
+    """As a hook of Megatron's does it, to the gradient that a plain product has written."""
+    layer = nn.Conv2d(64, 128, 3, bias=False)
+    wide = replace(PYTORCH, adds=True, accumulates=False)
+    alone, added = (
+        priced(layer, None, cluster=replace(CLUSTER, software=one)) for one in (replace(wide, adds=False), wide)
+    )
+    bytes_moved = (2 + 4 + 4) * 128.0 * 64 * 9
+    passed = operator_time(
+        op_class="elementwise", flops=0.0, bytes_moved=bytes_moved, dtype="bf16", device=CLUSTER.device
+    )
+    assert added.forward == alone.forward
+    assert added.backward - alone.backward == pytest.approx(passed)
 
 
 def test_depthwise_ones_take_a_pass_over_their_tensors() -> None:
