@@ -64,14 +64,20 @@ def expected_time(
     """Expected wall-clock seconds of `training` seconds of training (formula at the top of this file); infinite on
     overflow.
 
-    Without failures this is `training`. With `interval` 0, checkpoints are taken to cost nothing, and only restarts and
-    the work since the failure are lost: `training` e^(R/M).
+    At its ends the formula has its limits. M infinite: only checkpoints cost time, T (tau + C) / tau. `interval` 0:
+    nothing but checkpoints is done if they take time, else only restarts are lost, T e^(R/M). `interval` infinite: a
+    single failure loses everything.
     """
-    if math.isinf(between_failures):
-        return training
+    never = math.isinf(between_failures)
+    if interval == 0 and checkpoint:
+        return math.inf
+    if math.isinf(interval):
+        return training if never else math.inf
+    if never:
+        return training * (1 + checkpoint / interval) if interval else training
     try:
         lost = math.exp(restart / between_failures)
-        if interval == 0:  # checkpoints cost nothing: the limit of the formula
+        if interval == 0:
             return training * lost
         return between_failures * lost * math.expm1((interval + checkpoint) / between_failures) * training / interval
     except OverflowError:

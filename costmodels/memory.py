@@ -38,9 +38,10 @@ is there, so it writes the direction, and reads it again with the weight: 3. Muo
 
 _FOREACH: dict[str, tuple[int, int]] = {"adamw": (6, 14)}
 """Values per parameter that pass through memory if each operator of an optimizer is a kernel over all tensors
-(torch/optim/adamw.py, _multi_tensor_adamw): those of the dtype of the weight, and those of the dtype of the moments.
-Weight decay 2 and 0; lerp of the first moment with the gradient 1 and 2; second moment scaled 0 and 2, squared gradient
-added 1 and 2; root 0 and 2, division 0 and 2, addition of eps 0 and 2; weight update 2 and 2."""
+(torch/optim/adam.py, _multi_tensor_adam): those of the dtype of the weight, which its gradient has too, and those of
+the dtype of the moments. Weight decay 2 and 0; lerp of the first moment with the gradient 1 and 2; second moment scaled
+0 and 2, squared gradient added 1 and 2; root 0 and 2, division 0 and 2, addition of eps 0 and 2; weight update 2 and
+2."""
 
 _WIDENED = 4
 """fp32 values that pass through memory once more for each value that is kept narrower and widened for the update
@@ -134,18 +135,20 @@ def optimizer_traffic(
         optimizer: as in `parameter_bytes`.
         variant: as in `parameter_bytes`. Weights without a master and narrow moments pass in their own dtype, by a
             kernel that computes in fp32 (Transformer Engine's FusedAdam).
-        foreach: operator by operator (`_FOREACH`; AdamW only), not fused.
+        foreach: operator by operator (`_FOREACH`; AdamW only), not fused. Such operators take every dtype, and the
+            gradients of parameters have theirs, so `widened` and narrow gradients change nothing.
         widened: the kernel takes fp32 only, so narrow values are widened before it and rounded after it.
 
     Raises:
         CostModelError: an unknown precision, optimizer or moment dtype.
     """
     weight, moments = _lookup(precision, optimizer)
-    gradient = weight if variant.narrow_gradients else _FP32
+    by_operator = foreach and optimizer in _FOREACH
     master, copy = (_FP32, weight if weight < _FP32 else 0) if variant.master_weights else (weight, 0)
+    gradient = master if by_operator else weight if variant.narrow_gradients else _FP32
     moment = _moment_bytes(variant)
     again = _SECOND_PASS.get(optimizer, 0) * _FP32 + (3 * gradient if variant.clipped else 0)
-    if foreach and optimizer in _FOREACH:
+    if by_operator:
         of_weight, of_moments = _FOREACH[optimizer]
         return of_weight * master + of_moments * moment + copy + again
     if widened:

@@ -11,8 +11,27 @@ from costmodels.goodput import DAY, Goodput, checkpoint_interval, expected_time
 def test_without_failures_it_is_the_training_alone() -> None:
     none = Goodput(failures_per_device_day=0.0, checkpoint=60.0, restart=600.0)
     assert none.slowdown(16384) == 1.0
-    assert expected_time(5.0, 100.0, 10.0, 10.0, math.inf) == 5.0
     assert Goodput(failures_per_device_day=1e9, checkpoint=60.0, restart=600.0).slowdown(10**6) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("interval", "checkpoint", "mean", "expected"),
+    [
+        (100.0, 10.0, math.inf, 5.5),
+        (math.inf, 10.0, math.inf, 5.0),
+        (0.0, 0.0, math.inf, 5.0),
+        (0.0, 0.0, 10.0, 5.0 * math.e),
+        (0.0, 10.0, 1e4, math.inf),
+        (0.0, 10.0, math.inf, math.inf),
+        (math.inf, 10.0, 1e4, math.inf),
+    ],
+)
+def test_at_its_ends_the_formula_has_its_limits(
+    interval: float, checkpoint: float, mean: float, expected: float
+) -> None:
+    assert expected_time(5.0, interval, checkpoint, 10.0, mean) == pytest.approx(expected)
+    if 0 < interval < math.inf:
+        assert expected_time(5.0, interval, checkpoint, 10.0, 1e12) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("checkpoint", "mean"), [(5.0, 1e6), (60.0, 1e4), (600.0, 5e3)])

@@ -68,11 +68,14 @@ def test_variants(
         ("bf16", PLAIN_UPDATE, 82),
         ("fp32", PLAIN_UPDATE, 80),
         ("fp32", UpdateVariant(clipped=True), 92),
+        ("bf16", UpdateVariant(clipped=True, narrow_gradients=True), 94),
+        ("bf16", UpdateVariant(clipped=True, narrow_gradients=True, master_weights=False), 74),
         ("bf16", UpdateVariant(narrow_gradients=True, master_weights=False, moment_dtype="bf16"), 40),
     ],
 )
 def test_adam_operator_by_operator_moves_80_bytes(precision: str, variant: UpdateVariant, traffic: int) -> None:
     assert optimizer_traffic(precision, "adamw", variant, foreach=True) == traffic
+    assert optimizer_traffic(precision, "adamw", variant, foreach=True, widened=True) == traffic
     assert optimizer_traffic(precision, "sgd", variant, foreach=True) == optimizer_traffic(precision, "sgd", variant)
 
 
