@@ -1,7 +1,7 @@
 """The search, on one screen.
 
     traced graph ── prepare ──> graph with identities, blocks ── fold ──> template
-    families of configurations (stages, mesh), lowest bound first:                   (space, families, best_first)
+    families of configurations (stages, mesh), lowest bound first:                   (attempt, best_first, frontier)
         a bound for all micro-batch sizes from the largest one; its members join the queue
     configurations, lowest bound first:
         stop when the bound reaches the best step time
@@ -29,12 +29,14 @@ from types import MappingProxyType
 from hardware_profiles import MixedCluster
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import check, limited
-from planner.strategy_search.best_first import BestFirst
-from planner.strategy_search.by_recursion import ByRecursion
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.finalists import OverfullError
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
+from planner.strategy_search.exploration.attempt import Attempt
+from planner.strategy_search.exploration.families import Families
+from planner.strategy_search.exploration.options import SearchOptions
+from planner.strategy_search.exploration.plan_proofs import PlanProofs
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.limit_words import nothing_before
 from planner.strategy_search.request.request import SearchRequest
@@ -72,55 +74,38 @@ def search(
     Raises RequestError if the request allows no configuration, InfeasibleError, with the missing bytes, if nothing
     fits, and LimitError if a limit was reached before anything was found.
     """
+    options = SearchOptions(
+        on_progress=on_progress,
+        cancelled=cancelled,
+        cutoff=cutoff,
+        known=known,
+        takes=takes,
+        among=among,
+        bounds=bounds,
+    )
     with limited(request.time_limit):
         try:
             check()
-            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known, takes, among, bounds)
+            return _searched(request, options, shared or Shared())
         except (LimitError, MemoryError) as error:
             raise nothing_before(request, error) from error
 
 
-def _searched(
-    request: SearchRequest,
-    on_progress: Callable[[Progress], None],
-    cancelled: Callable[[], bool],
-    cutoff: float,
-    shared: Shared,
-    known: Ranked | None,
-    takes: Callable[[Configuration], bool],
-    among: Callable[[Configuration], bool],
-    bounds: Mapping[Configuration, float],
-) -> SearchResult:
-    kind = ByRecursion if request.algorithm == "recursive_programming" else BestFirst
-
-    def begun(asked: SearchRequest, *, settles: bool = False) -> BestFirst:
-        return kind(
-            asked,
-            on_progress,
-            cancelled,
-            cutoff,
-            shared,
-            known,
-            settles=settles,
-            takes=takes,
-            among=among,
-            bounds=bounds,
-        )
-
+def _searched(request: SearchRequest, options: SearchOptions, shared: Shared) -> SearchResult:
+    """The result of the first attempt whose plans fit. A plan may hold more than the search counts; then the next
+    attempt has less memory, and what it proves does not hold."""
     asked, stated, overfull, proved = request, None, None, math.inf
     low, high = 0.0, math.inf  # memory in which nothing fits; memory with which the plan found was overfull
     for tried in range(1, _ROUNDS + 1):
-        attempt = begun(asked)
-        if stated is not None:
-            attempt.limits, attempt.most_proved = stated, proved
+        attempt = Attempt(asked, options, shared, limits=stated, with_more_memory=proved)
         try:
             return attempt.run()
         except OverfullError as error:
             if isinstance(request.cluster, MixedCluster):
                 raise InfeasibleError(error.message, needed=error.needed) from None
-            stated, high = stated or attempt.limits, attempt.memory
+            stated, high = attempt.limits, attempt.memory
             memory = max(high - tried * error.excess, high / 2)  # each attempt cuts more, as lean blocks are whole
-            proved = min(error.bound, attempt.most_proved)  # a bound proved with less memory is no bound
+            proved = min(error.bound, proved)  # a bound proved with less memory is no bound
             overfull = error
             if memory <= low:
                 memory = (low + high) / 2
@@ -137,15 +122,18 @@ def _searched(
                 break
         asked = replace(request, memory_limit=memory)
     assert overfull is not None
-    if known is not None:
-        return begun(request, settles=True).run()
+    if options.known is not None:
+        return Attempt(request, options, shared, settles=True).run()
     raise InfeasibleError(overfull.message, needed=overfull.needed) from None
 
 
 def least_in_a_v(request: SearchRequest, shared: Shared) -> float:
     """A lower bound on the step time of all plans of a request with their stages in a V. Raises LimitError if a limit
     of the planner is reached."""
-    return BestFirst(request, lambda _: None, lambda: False, math.inf, shared).least_in_a_v()
+    engine, _ = engine_of(request, shared)
+    families = Families(engine)
+    families.list_all()
+    return PlanProofs(families).in_a_v
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:

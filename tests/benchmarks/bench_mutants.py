@@ -54,11 +54,8 @@ MUTANTS = [
     ),
     *mutants(
         "search",
-        "planner/strategy_search/best_first.py",
-        (
-            "while self.queue and self.queue[0][0] < self.cutoff:",
-            "while self.queue and 1.2 * self.queue[0][0] < self.cutoff:",
-        ),
+        "planner/strategy_search/exploration/best_first.py",
+        ("while self.frontier.least < self.found.cutoff:", "while 1.2 * self.frontier.least < self.found.cutoff:"),
     ),
     *mutants(
         "search",

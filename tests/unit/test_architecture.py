@@ -52,7 +52,9 @@ ROOMS = {
     ),
     "planner.export": ("files", "megatron", "mindspore", "pytorch"),
     "planner.plan": ("binding", "layout", "prediction", "compare", "shrinking"),
-    "planner.strategy_search": ("request", "solvers", "tables", "decomposition", "engine", "fixed", "analysis"),
+    "planner.strategy_search": (
+        "request", "solvers", "tables", "decomposition", "engine", "exploration", "fixed", "analysis",
+    ),
 }  # fmt: skip
 
 # Beside the layers: a run that goes on with other devices has a plan searched for them.

@@ -18,7 +18,8 @@ from planner.cli.limiting import whole_process
 from planner.cli.waiting import Waiting, news_of, waiting
 from planner.plan.compare import differences
 from planner.strategy_search.analysis import sensitivity
-from planner.strategy_search.best_first import BestFirst
+from planner.strategy_search.exploration.evaluator import Evaluator
+from planner.strategy_search.exploration.families import Families
 from planner.strategy_search.result import Progress
 from tests.unit.cli.searched_once import searched_once
 
@@ -38,7 +39,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Press Ctrl-C some times before certain evaluations."""
 
     def press(*before: int) -> None:
-        evaluate, calls = BestFirst._evaluate, iter(range(1000))
+        evaluate, calls = Evaluator.evaluate, iter(range(1000))
 
         def pressed(self: Any, *arguments: Any) -> None:
             call = next(calls)
@@ -46,7 +47,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 signal.raise_signal(signal.SIGINT)
             evaluate(self, *arguments)
 
-        monkeypatch.setattr(BestFirst, "_evaluate", pressed)
+        monkeypatch.setattr(Evaluator, "evaluate", pressed)
 
     return press
 
@@ -75,13 +76,13 @@ def test_the_second_interrupt_ends_at_once(plan: Any, interrupting: Callable[...
 
 
 def test_an_interrupt_before_any_plan(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = BestFirst._open_families
+    listed = Families.list_all
 
     def pressed(self: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        opened(self)
+        listed(self)
 
-    monkeypatch.setattr(BestFirst, "_open_families", pressed)
+    monkeypatch.setattr(Families, "list_all", pressed)
     outcome = plan(*TINY, "--json")
     assert (outcome.code, outcome.err) == (130, "plan: interrupted before there was a plan\n")
     assert '"kind": "interrupted"' in outcome.out

@@ -14,10 +14,10 @@ from planner.errors import InfeasibleError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
-from planner.strategy_search import best_first
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.regions import Regions, _run
+from planner.strategy_search.exploration.frontier import Frontier
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
@@ -115,7 +115,7 @@ def test_blocks_that_are_computed_again_for_lack_of_memory_count(engine_name: st
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_what_misses_is_said_where_bounds_rule_out_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best_first, "MANY", 1)
+    monkeypatch.setattr("planner.strategy_search.exploration.families.MANY", 1)
     request = within(SPACES["megatron"], quick(request_for("megatron")))
     with pytest.raises(InfeasibleError, match=r"needs? .*[KMG]iB"):
         best_plans(replace(with_room_for(request, 3e6), alternatives=(), space=request.space))
@@ -153,10 +153,10 @@ def test_a_plan_holds_no_less_than_its_parameters() -> None:
 def test_a_search_with_them_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     request = quick(request_for("megatron"))
     opened = list[int]()
-    monkeypatch.setattr(best_first.BestFirst, "_open_family", counted(opened))
+    monkeypatch.setattr(Frontier, "open_family", counted(opened))
     found = []
     for many in (1, math.inf):
-        monkeypatch.setattr(best_first, "MANY", many)
+        monkeypatch.setattr("planner.strategy_search.exploration.families.MANY", many)
         found.append(best_plans(replace(request, top=2)))
         opened.append(-1)
     with_them, without = found
@@ -167,10 +167,10 @@ def test_a_search_with_them_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def counted(opened: list[int]) -> object:
-    original = best_first.BestFirst._open_family
+    original = Frontier.open_family
 
-    def opens(self: best_first.BestFirst, members: tuple[Configuration, ...], floor: float) -> None:
+    def opens(self: Frontier, members: tuple[Configuration, ...], floor: float, cutoff: float) -> None:
         opened.append(len(members))
-        original(self, members, floor)
+        original(self, members, floor, cutoff)
 
     return opens

@@ -15,7 +15,6 @@ from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import PLAIN, Update
-from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine import room, scheduling
 from planner.strategy_search.engine.contenders import NEAR, Contender, apart_seconds, in_1f1b
 from planner.strategy_search.engine.families import Shared
@@ -24,6 +23,9 @@ from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
+from planner.strategy_search.exploration.attempt import Attempt
+from planner.strategy_search.exploration.options import SearchOptions
+from planner.strategy_search.exploration.other_schedules import OtherSchedules
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import least_in_a_v, search
@@ -166,14 +168,14 @@ def test_orders_in_a_v_with_the_same_turns_are_tried_once(
 def test_no_pipelines_are_evaluated_for_other_orders_once_a_search_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked_at, evaluate = list[int](), BestFirst._evaluate_for_other_orders
+    looked_at, evaluate = list[int](), OtherSchedules._evaluate_for_deferred_gradients
 
-    def counted(self: BestFirst, slowest: float, gradients: float, piped: bool) -> None:
-        self.cancelled, before = (lambda: bool(looked_at)), len(self.evaluated)
-        evaluate(self, slowest, gradients, piped)
-        looked_at.append(len(self.evaluated) - before)
+    def counted(self: OtherSchedules, slowest: float, gradients: float, *, piped: bool) -> None:
+        self.cancelled, before = (lambda: bool(looked_at)), len(self.record.evaluated)
+        evaluate(self, slowest, gradients, piped=piped)
+        looked_at.append(len(self.record.evaluated) - before)
 
-    monkeypatch.setattr(BestFirst, "_evaluate_for_other_orders", counted)
+    monkeypatch.setattr(OtherSchedules, "_evaluate_for_deferred_gradients", counted)
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, update=PLAIN)
     search(request)
     search(request)
@@ -265,9 +267,9 @@ def test_finalists_that_cannot_win_are_neither_settled_nor_sought_in_a_v(monkeyp
     """A plan in a V has to beat the step that is known, not what its sum has with the bubble of 1F1B."""
     pinned = Pinned(pipeline=2, micro_batches=4)
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, pinned=pinned, update=PLAIN)
-    searched = BestFirst(request, lambda _: None, lambda: False, math.inf, Shared())
-    searched.run()
-    finalists = searched._finalists(searched.contenders.found)
+    attempt = Attempt(request, SearchOptions(), Shared())
+    attempt.run()
+    finalists = attempt.early.finalists_of(attempt.found.contenders.found)
     (found, *_) = finalists.found
     settled, cutoffs, best_of = list[Ranked](), list[float](), Finalists._best_of
 
@@ -389,9 +391,9 @@ def test_what_another_order_made_the_fastest_is_kept_where_the_search_goes_on() 
 def test_between_memory_that_is_too_little_and_an_overfull_plan_something_fits(
     monkeypatch: pytest.MonkeyPatch, needed: float | None, third: float
 ) -> None:
-    tried, original = list[float](), BestFirst.run
+    tried, original = list[float](), Attempt.run
 
-    def run(self: BestFirst) -> SearchResult:
+    def run(self: Attempt) -> SearchResult:
         tried.append(self.memory)
         if len(tried) == 1:
             raise OverfullError(0.6 * self.memory, 0.0, "overfull")
@@ -399,7 +401,7 @@ def test_between_memory_that_is_too_little_and_an_overfull_plan_something_fits(
             raise InfeasibleError("too lean", needed=None if needed is None else needed * tried[0])
         return original(self)
 
-    monkeypatch.setattr(BestFirst, "run", run)
+    monkeypatch.setattr(Attempt, "run", run)
     found = search(request_of("perceptron", cluster_of("h100-80gb", 2), 8))
     assert tried[1:] == pytest.approx([0.5 * tried[0], third * tried[0]])
     assert found.bound_seconds == 0.0  # less memory proves nothing
@@ -407,9 +409,9 @@ def test_between_memory_that_is_too_little_and_an_overfull_plan_something_fits(
 
 def test_memory_that_was_too_little_is_not_searched_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plan that is overfull once more, what it lacks may be more than what is known to be too much."""
-    tried, original = list[float](), BestFirst.run
+    tried, original = list[float](), Attempt.run
 
-    def run(self: BestFirst) -> SearchResult:
+    def run(self: Attempt) -> SearchResult:
         tried.append(self.memory)
         if len(tried) == 2:
             raise InfeasibleError("too lean")
@@ -417,7 +419,7 @@ def test_memory_that_was_too_little_is_not_searched_once_more(monkeypatch: pytes
             raise OverfullError(0.5 * self.memory, 0.0, "overfull")
         return original(self)
 
-    monkeypatch.setattr(BestFirst, "run", run)
+    monkeypatch.setattr(Attempt, "run", run)
     search(request_of("perceptron", cluster_of("h100-80gb", 2), 8))
     assert tried[1:] == pytest.approx([0.5 * tried[0], 0.75 * tried[0], 0.625 * tried[0]])
 
@@ -425,13 +427,13 @@ def test_memory_that_was_too_little_is_not_searched_once_more(monkeypatch: pytes
 def test_memory_next_to_that_of_an_overfull_plan_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[float]()
 
-    def run(self: BestFirst) -> SearchResult:
+    def run(self: Attempt) -> SearchResult:
         tried.append(self.memory)
         if len(tried) == 1:
             raise OverfullError(0.1 * self.memory, 0.0, "overfull", needed=1.1 * self.memory)
         raise InfeasibleError("too lean", needed=0.995 * tried[0])
 
-    monkeypatch.setattr(BestFirst, "run", run)
+    monkeypatch.setattr(Attempt, "run", run)
     with pytest.raises(InfeasibleError, match="overfull") as found:
         search(request_of("perceptron", cluster_of("h100-80gb", 2), 8))
     assert len(tried) == 2
@@ -442,16 +444,16 @@ def test_memory_next_to_that_of_an_overfull_plan_is_not_searched(monkeypatch: py
 @pytest.mark.thorough
 def test_what_is_proved_with_less_memory_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner of the embedding holds more than the mean that the search counts on, so that it leaves more room."""
-    bounds, original = list[float](), BestFirst.run
+    bounds, original = list[float](), Attempt.run
 
-    def run(self: BestFirst) -> SearchResult:
+    def run(self: Attempt) -> SearchResult:
         try:
             return original(self)
         except OverfullError as error:
             bounds.append(error.bound)
             raise
 
-    monkeypatch.setattr(BestFirst, "run", run)
+    monkeypatch.setattr(Attempt, "run", run)
     monkeypatch.setattr(room, "_LEANER", 0)  # contenders are not found again by themselves
     found = planner.search(
         "llama8b", "h100-80gb", devices=64, seq_len=2048, global_batch=64, memory_limit=64 * 2**30,

@@ -1,0 +1,112 @@
+"""Configurations with several stages on each rank, whose number the user left open.
+
+    one stage on each rank            found:  t seconds        proved:  b seconds
+    v stages on each of p ranks       promise:  share t        at least:  share b        (`least_share`)
+
+The share is what a shorter bubble may leave of the step. They are evaluated after the configurations with one stage on
+each rank, the most promising first; stages of unequal numbers of blocks come after those of equal numbers, which they
+have to beat.
+"""
+
+import math
+from collections.abc import Callable
+
+from planner.limits import check, seconds_left
+from planner.strategy_search.engine.family import Family, least_share
+from planner.strategy_search.exploration.early_plans import EarlyPlans
+from planner.strategy_search.exploration.evaluator import Evaluator
+from planner.strategy_search.exploration.frontier import Bounded
+from planner.strategy_search.request.space import Configuration
+
+_UNEVEN_TRIED = 3
+"""Configurations with unequal numbers of blocks in their virtual stages are evaluated with the most promising first.
+The search stops trying them when this many in a row were slower than the best plan known."""
+
+_UNEVEN_BOUNDED = 32
+"""Maximum number of the others whose lower bounds are raised afterwards: each takes up to half a second."""
+
+
+class VirtualStages:
+    """Evaluates the postponed configurations of the frontier."""
+
+    def __init__(self, evaluator: Evaluator, early: EarlyPlans, cancelled: Callable[[], bool]) -> None:
+        self.evaluator, self.early, self.cancelled = evaluator, early, cancelled
+        self.found, self.bounds, self.record = evaluator.found, evaluator.bounds, evaluator.record
+        self.frontier, self.families = evaluator.frontier, evaluator.families
+        self._asked = set[tuple[Configuration, bool]]()  # with one stage; bounded with free memory, or at a price
+        self._missed = 0  # unequal stages in a row that were slower
+        self._untried = list[Bounded]()  # unequal stages, after too many were slower
+
+    def evaluate(self) -> bool:
+        """Evaluate the postponed configurations. Returns whether the search was stopped before its end.
+
+        Where the best contender is already a plan, its step bounds what may contend: interleaved stages run in one
+        schedule only, other schedules need whole stages.
+        """
+        postponed, step = self.frontier.postponed, math.inf
+        postponed.sort(key=lambda one: (one.configuration.uneven, one.bound, one.configuration.tie), reverse=True)
+        self._asked, self._missed, self._untried = set(), 0, []
+        if postponed:
+            self.early.make_best()
+        if self.early.best is not None:
+            step = self.early.best.bounded
+        while postponed:
+            if self.cancelled():
+                return True
+            check()
+            if self.evaluator.takes(postponed[-1].configuration):
+                self._try(postponed[-1], step)
+            postponed.pop()
+        self._bound_untried()
+        return False
+
+    def _try(self, postponed: Bounded, step: float) -> None:
+        """Evaluate a configuration if nothing proves that it is slower than the best plan, or if the time found with
+        one stage on each rank, times the share that a shorter bubble may leave of it, is below the cutoff."""
+        bound, c, family = postponed
+        alone, proved = self.record.with_one_stage(c) or (math.inf, self.found.cutoff)
+        share, cutoff = least_share(c), min(self.found.cutoff, step)
+        bound = max(bound, proved * share)
+        given_up = c.uneven and self._missed == _UNEVEN_TRIED
+        if bound < cutoff and family is not None and not given_up:
+            bound = self._bound_of(c, family, bound, cutoff)
+        if not given_up and (bound < min(self.found.best, cutoff) or (bound < cutoff and alone * share < cutoff)):
+            self.evaluator.evaluate(c, family, bound, cutoff)
+            slower = c.uneven and self.record.seconds.get(c, math.inf) >= cutoff
+            self._missed = self._missed + 1 if slower else 0
+            return
+        self.bounds.note(c, bound)
+        self.frontier.cut_off.append(Bounded(bound, c, family))
+        if given_up and family is not None and self.families.is_apart(c):
+            self._untried.append(Bounded(bound, c, family))
+
+    def _bound_of(self, c: Configuration, family: Family, bound: float, cutoff: float) -> float:
+        """A lower bound on a configuration with virtual stages, also from its configuration with one stage on each rank
+        where that was not evaluated."""
+        plain, (alone, _) = self.families.with_one_stage(c), self.record.with_one_stage(c) or (math.inf, 0.0)
+        hint = self.evaluator.hint_for(family)
+        for free in (True, False):  # the bound holds for all numbers of virtual stages
+            if bound < cutoff and math.isinf(alone):
+                if (plain, free) not in self._asked:
+                    self._asked.add((plain, free))
+                    family.priced_seconds(plain, hint, cutoff / least_share(c), free=free)
+                bound = max(bound, family.seconds_with_one_stage(c, cutoff))
+        return max(bound, family.priced_seconds(c, hint, cutoff))
+
+    def _bound_untried(self) -> None:
+        """Raise the lower bounds on configurations with unequal virtual stages that were not tried, the lowest first,
+        until no lower bound is left below one that was raised, or below the bound on equal stages. If nothing was
+        found, if a plan was known before, or if time is limited, the bounds stay as they are."""
+        if self.found.best == math.inf or self.found.known is not None or seconds_left() < math.inf:
+            return
+        unequal, untried = self.bounds.unequal, {one.configuration for one in self._untried}
+        least = min((bound for c, bound in unequal.items() if c not in untried), default=math.inf)
+        least = min(least, self.bounds.at_the_end()[1])
+        lowest = sorted(self._untried, key=lambda one: (one.bound, one.configuration.tie))
+        for bound, c, family in lowest[:_UNEVEN_BOUNDED]:
+            if bound >= least or self.cancelled():
+                break
+            assert family is not None
+            self.bounds.note(c, self._bound_of(c, family, bound, least))
+            least = min(least, unequal[c])
+        self.frontier.raise_cut_off(unequal)
