@@ -17,7 +17,10 @@ _FUSED_RECIPES = "26.06"
 _ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
 """Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
 
-_ALL_TO_ALL = r"dispatcher[-_]type\s*[=: ]\s*\W?alltoall"
+_ALL_TO_ALL = (
+    r"dispatcher[-_]type\s*[=: ]\s*\W?alltoall|\ball[-_ ]?to[-_ ]?all (?:token )?dispatcher"
+    r"|\bdispatcher\s*[=: ]\s*\W?all[-_ ]?to[-_ ]?all"
+)
 """Words for the dispatcher of Megatron-Core that sends rows to their experts only."""
 
 _GRAPHS = r"cuda[-_ ]graphs?"

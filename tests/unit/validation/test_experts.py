@@ -27,7 +27,12 @@ def test_how_recipes_send_rows_and_what_they_graph(
     known = {**EXPERTS, "profile": profile, "model": model, "source": BRIDGE.format(release)}
     software = machine(tmp_path, 1, **known)[0].software
     assert (software.dispatcher, software.graphs) == (dispatcher, graphs)
-    for flags, told in (("moe_token_dispatcher_type: alltoall", "alltoall"), ("flex dispatcher, hybridep", "once")):
+    for flags, told in (
+        ("moe_token_dispatcher_type: alltoall", "alltoall"),
+        ("alltoall dispatcher", "alltoall"),
+        ("dispatcher: all-to-all", "alltoall"),
+        ("flex dispatcher, hybridep", "once"),
+    ):
         assert machine(tmp_path, 1, **known, other_flags=flags)[0].software.dispatcher == told
 
 
