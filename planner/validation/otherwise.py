@@ -7,7 +7,6 @@
     optimizers              Adafactor, eight-bit Adam and others: AdamW, SGD, LAMB and Muon are priced, in fp32 and bf16
     activations             on the host, by copies that PyTorch waits for
     sharding                ZeRO++, weights outside of the device
-    JAX                     no stack of ours runs it
     PCIe                    every profile of a data center has NVLink, or its vendor's equivalent, in a node
     context                 a2a+p2p: Ulysses inside, a ring outside
 
@@ -60,7 +59,6 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
         r"(?![a-z]|[-_ ]?(?:grad|norm|val|thresh)|\s*[=: ]\s*\d)",
         "its model is no decoder of attention and MLPs, which is what dimensions are priced as",
     ),
-    (r"\bjax\b|\bmaxtext\b|\bpaxml\b|\blevanter\b", "it ran on JAX, and none of `plan stacks` does"),
     (r"\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a\+p2p", "context parallelism is by heads inside and by a ring outside"),
 )
 _UNUSUAL = (

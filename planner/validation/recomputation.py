@@ -6,6 +6,7 @@ full          full (block n=5), block 5, every 2nd layer        those blocks of 
               first 5 layers, 2/3 layers                        refused: of the model, or of a stage?
 selective     modules=[layernorm moe_act], selective op         the named parts, in every block
               layernorm moe, as Megatron-LM names modules       the same
+              minimal, minimal_flash (JAX's policies)           all but products; and but for attention
               nothing                                           attention, as Megatron-LM does
 nothing                                                         by the recipe, else nothing
 """
@@ -29,6 +30,13 @@ _CLASSES = {"layernorm": "normalisation", "moe_act": "elementwise", "core_attn":
 _REMADE = {"layernorm": "normalisation", "moe_act": "experts"}
 """Modules whose results Megatron-LM recomputes in models with experts (`Software.remakes`) without running anything
 else for them, neither products nor communication (CheckpointWithoutOutput, megatron/core/tensor_parallel/random.py)."""
+
+_POLICIES = (
+    (r"minimal[-_](?:flash|with[-_]context)", ("elementwise", "normalisation")),
+    (r"\bminimal\b|save[-_]dots?[-_]with[-_]no[-_]batch", ("attention", "elementwise", "normalisation")),
+)
+"""Policies of jax.checkpoint by their names in MaxText (layers/decoders.py) and Pax (AutodiffCheckpointType), and the
+op classes that each recomputes: products of weights are saved, and by MaxText's minimal_flash the output of attention."""
 
 _NEARLY_ALL = 0.85
 """Share of the blocks from which all are taken to be recomputed: HFU and MFU have two digits."""
@@ -165,6 +173,10 @@ def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str
     if re.search(r"selective op|selective \(op|per[- ]op\b|op-level", detail):  # torchtitan
         notes.append("selective recomputation: of everything but attention and every second product")
         return ("elementwise", "normalisation", "copy", EVERY_SECOND_PRODUCT)
+    for words, policy in _POLICIES:
+        if re.search(words, detail):
+            notes.append(f"selective recomputation: of {', '.join(policy)}")
+            return policy
     named = re.search(r"modules=\[([^\]]*)\]", detail)
     if named or _modules(row, detail):
         words = named[1] if named else detail

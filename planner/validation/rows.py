@@ -52,6 +52,8 @@ _FRAMEWORKS = {
     "megatron bridge": "nemo", "megatron-bridge": "nemo", "paddlenlp": "paddle", "paddlepaddle": "paddle",
     "nanotron": "megatron", "transformer engine": "megatron", "transformerengine": "megatron",
     "pytorch ddp": "fsdp", "ddp": "fsdp", "distributeddataparallel": "fsdp",
+    "jax": "fsdp-compiled", "maxtext": "fsdp-compiled", "pax": "fsdp-compiled", "paxml": "fsdp-compiled",
+    "levanter": "fsdp-compiled", "axlearn": "fsdp-compiled",
     "hugging face transformers": "fsdp", "hugging face": "fsdp", "huggingface": "fsdp", "transformers": "fsdp",
 }  # fmt: skip
 """Frameworks of any version, and the stack of each; torchtitan is `fsdp` or `fsdp-compiled`."""

@@ -13,6 +13,7 @@
     Transformer Engine                                           megatron
     ZeRO 3, or modules of Hugging Face                           fsdp, fsdp-compiled where it is compiled
     a loop of PyTorch's own, compiled                            fsdp-compiled
+    JAX (MaxText, Pax, Levanter, AXLearn)                        fsdp-compiled: XLA makes one kernel of a chain, too
     anything else                                                megatron-2021 before 2023 without fused attention,
                                                                  else megatron
 
@@ -37,6 +38,11 @@ _LOOP = (
 )
 """Words for a training loop in plain PyTorch. If it is compiled, its chains are kernels of inductor, as under compiled
 FSDP, and not of Megatron."""
+
+_JAX = r"\bjax\b|\bmaxtext\b|\bpax(?:ml)?\b|\blevanter\b|\baxlearn\b"
+"""Words for JAX and frameworks on it. XLA fuses chains of elementwise operators and launches a step as one program, as
+compilers of PyTorch do; how often its kernels pass memory and what its latency-hiding scheduler overlaps is taken equal
+to theirs, because no run of it was fitted."""
 
 _NVIDIA_KERNELS = "2024"
 """Date before which NeMo used the Megatron-LM kernels of its time, and overlapped no communication unless told to."""
@@ -78,6 +84,8 @@ def stack_of(row: Row, zero: int) -> str:
     """
     if (named := row.stack()) is not None:
         return _named(row, named, zero)
+    if mentions(row.words("source", "other_flags"), _JAX):
+        return "fsdp-compiled"
     if row.text("profile").startswith("ascend"):
         return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"
     for columns in (("source", "other_flags", "distributed_optimizer"), ("notes",)):

@@ -19,7 +19,6 @@ EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512"
         ({"model": "Llama 8B QLoRA"}, "LoRA"),
         ({"other_flags": "optimizer=Adafactor"}, "AdamW"),
         ({"other_flags": "8-bit Adam (bitsandbytes)"}, "AdamW"),
-        ({"other_flags": "JAX MaxText"}, "JAX"),
         ({"other_flags": "DualPipe"}, "dualpipe"),
         ({"other_flags": "zero bubble pipeline"}, "zero bubble"),
         ({"other_flags": "cp-comm-type=a2a+p2p"}, "by a ring outside"),

@@ -466,6 +466,14 @@ def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
         ({"precision": "fp8"}, "fp8: products in fp8, all else in bf16"),
         ({"recompute": "selective"}, "selective recomputation: of attention"),
         (
+            {"recompute": "selective", "recompute_detail": "minimal_flash"},
+            "selective recomputation: of elementwise, normalisation",
+        ),
+        (
+            {"recompute": "selective", "recompute_detail": "SAVE_DOT_WITH_NO_BATCH_DIM"},
+            "selective recomputation: of attention, elementwise, normalisation",
+        ),
+        (
             {"recompute": "selective", "recompute_detail": "selective op"},
             "selective recomputation: of everything but attention and every second product",
         ),
