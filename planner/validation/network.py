@@ -1,6 +1,6 @@
 """The machine of a row, with the network and the power limit that the row states.
 
-    inter_bw             bandwidth between nodes: "8x200Gb/s HDR IB per node", "400Gb/s per GPU", ...
+    inter_bw             bandwidth between nodes: "8x200Gb/s HDR IB per node", "400Gb/s per GPU", "3200Gb/s EFA per node"
     intra_bw             "4 inter-gpu connects": links of NVLink 3; "NVL36": devices of one NVLink domain
     devices_per_node     devices that are joined as a node, if the profile has another number
 
@@ -16,6 +16,7 @@ from dataclasses import replace
 from hardware_profiles import Cluster, TopologyError, load_profile, with_network
 from planner.errors import RequestError
 from planner.validation.rows import Row
+from planner.validation.words import mentions
 
 NVL72 = ("gb200", "gb300")
 """Profiles whose devices are joined by NVLink across nodes."""
@@ -33,6 +34,16 @@ _QUAD = 4
 """Devices of a V100 node in which all six NVLinks of each device go to the others, as those of eight do in a DGX-1: an
 all-reduce on four of Jean Zay reaches 124 of 150 GB/s (bigscience-workshop/bigscience
 experiments/bandwidth/n1_32gb_all_reduce_bench.txt)."""
+
+_DGX2 = 16
+"""Devices of a DGX-2, in which all six NVLinks of each V100 go to NVSwitches (NVIDIA DGX-2 datasheet, 2018: 2.4 TB/s of
+bisection bandwidth, 150 GB/s for each device)."""
+
+_EFA_STEP = 52e-6
+"""Seconds that a step of NCCL's all-to-all takes longer over EFA. alltoall_perf of awslabs/awsome-distributed-ai
+(micro-benchmarks/expert-parallelism/ep-backend-comparison at 95b939cd) moves 64 MiB at 45.1 and 40.4 GB/s on four and
+eight nodes of p5, 94.0 and 74.0 on p6-b300, and long messages at 53.9, 51.1, 116.9 and 103.2, which are 0.83 to 0.92 of
+the ports. The difference is 78, 49, 45 and 36 us for each other node; the mean."""
 
 
 def machine_as_stated(row: Row, devices: int, notes: list[str]) -> Cluster:
@@ -63,10 +74,24 @@ def network_of(row: Row, devices: int, notes: list[str]) -> Cluster:
     joined = _joined(row, cluster, devices)
     if joined is not None:
         notes.append(f"{joined} devices are joined as one node")
-    if joined == _QUAD and row.text("profile").startswith("v100") and inner not in stated:
-        notes.append("all NVLinks of a V100 go to the three others of its node")
+    if joined in (_QUAD, _DGX2) and row.text("profile").startswith("v100") and inner not in stated:
+        ends = "the three others of its node" if joined == _QUAD else "NVSwitch, which joins 16 (DGX-2)"
+        notes.append(f"all NVLinks of a V100 go to {ends}")
         stated[inner] = cluster.levels[0].bandwidth
-    return with_network(cluster, bandwidth=stated, devices_per_node=joined) if stated or joined else cluster
+    found = with_network(cluster, bandwidth=stated, devices_per_node=joined) if stated or joined else cluster
+    if mentions(row.text("inter_bw").lower(), r"\befa(?:v\d)?\b") and outer != inner:
+        notes.append("all-to-all between nodes over EFA")
+        return _over_efa(found)
+    return found
+
+
+def _over_efa(cluster: Cluster) -> Cluster:
+    """The machine with an outer network by AWS's Elastic Fabric Adapter, on which peers wait longer for each other."""
+    outer = cluster.levels[-1]
+    slow = tuple(
+        replace(one, latency=one.latency + _EFA_STEP) if one.serves == "peers" else one for one in outer.protocols
+    )
+    return replace(cluster, levels=(*cluster.levels[:-1], replace(outer, protocols=slow)))
 
 
 def _joined(row: Row, cluster: Cluster, devices: int) -> int | None:

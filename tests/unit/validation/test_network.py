@@ -47,6 +47,24 @@ def test_four_v100_of_a_node_share_all_their_links(tmp_path: Path) -> None:
         network_of(one(tmp_path, profile="v100-32gb", devices_per_node="2"), 64, [])
 
 
+def test_sixteen_v100_of_a_node_are_joined_by_switches(tmp_path: Path) -> None:
+    notes: list[str] = []
+    cluster = network_of(one(tmp_path, profile="v100-32gb", devices_per_node="16"), 128, notes)
+    assert (cluster.levels[0].fan_out, cluster.levels[0].bandwidth) == (16, 150e9)
+    assert "all NVLinks of a V100 go to NVSwitch, which joins 16 (DGX-2)" in notes
+
+
+def test_peers_wait_longer_over_efa(tmp_path: Path) -> None:
+    usual, efa = (
+        network_of(one(tmp_path, profile="h100-80gb", inter_bw=text), 64, [])
+        for text in ("3200Gb/s per node", "3200Gb/s EFA per node")
+    )
+    assert efa.levels[-1].bandwidth == usual.levels[-1].bandwidth == 50e9
+    for before, after in zip(usual.levels[-1].protocols, efa.levels[-1].protocols, strict=True):
+        assert round(after.latency - before.latency, 9) == (52e-6 if after.serves == "peers" else 0)
+    assert usual.levels[0] == efa.levels[0]
+
+
 def test_nodes_of_one_device_have_the_network_alone(tmp_path: Path) -> None:
     cluster = network_of(one(tmp_path, devices_per_node="1"), 4, [])
     assert [level.name for level in cluster.levels] == ["cluster"]
