@@ -7,7 +7,7 @@ half a year. They do not exist in fp32.
 from hardware_profiles import AttentionKernels, Device, Software, UnknownKeyError
 from planner.validation.dropout import lacks_cudnn
 from planner.validation.rows import Row
-from planner.validation.traits import BLACKWELL, uses_torchtitan
+from planner.validation.traits import BLACKWELL, runs_on_jax, uses_maxtext, uses_torchtitan
 
 _SECOND, _THIRD = "2024", "2024-07"
 """Dates from which runs are assumed to use the second and the third generation of fused kernels."""
@@ -33,6 +33,8 @@ def attention_of(row: Row, stack: Software, device: Device) -> AttentionKernels:
 def _asked(row: Row, stack: Software) -> AttentionKernels:
     """The kernels by the words and the date of a row, whatever its device has."""
     named, date = row.attention(), row.date()
+    if (named == "fused" and runs_on_jax(row)) or (named is None and uses_maxtext(row)):
+        named = "latest"  # cuDNN's, by Transformer Engine: `cudnn_flash_te` in configs/gpu of MaxText
     own = "sdpa" if stack.attention == "cudnn" else stack.attention
     by_torch = row.text("flash_attention").lower() == "sdpa" or (own == "sdpa" and named in (None, "fused"))
     if by_torch and row.latent:

@@ -1,6 +1,6 @@
 """The machine of a row, with the network and the power limit that the row states.
 
-    inter_bw             bandwidth between nodes: "8x200Gb/s HDR IB per node", "400Gb/s per GPU", "3200Gb/s EFA per node"
+    inter_bw             bandwidth between nodes: "8x200Gb/s HDR IB per node", "400Gb/s per GPU", "3200Gb/s EFA"
     intra_bw             "4 inter-gpu connects": links of NVLink 3; "NVL36": devices of one NVLink domain
     devices_per_node     devices that are joined as a node, if the profile has another number
 

@@ -36,7 +36,7 @@ _POLICIES = (
     (r"\bminimal\b|save[-_]dots?[-_]with[-_]no[-_]batch", ("attention", "elementwise", "normalisation")),
 )
 """Policies of jax.checkpoint by their names in MaxText (layers/decoders.py) and Pax (AutodiffCheckpointType), and the
-op classes that each recomputes: products of weights are saved, and by MaxText's minimal_flash the output of attention."""
+op classes that each recomputes. Products of weights are saved, and by MaxText's minimal_flash attention's output."""
 
 _NEARLY_ALL = 0.85
 """Share of the blocks from which all are taken to be recomputed: HFU and MFU have two digits."""

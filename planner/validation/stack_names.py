@@ -28,7 +28,7 @@ from planner.validation.experts import fuses_experts
 from planner.validation.flagged import HUGGING_FACE, MEGATRON_WORDS
 from planner.validation.recipes import BRIDGE
 from planner.validation.rows import Row
-from planner.validation.traits import OWN_VOCABULARY
+from planner.validation.traits import OWN_VOCABULARY, runs_on_jax
 from planner.validation.words import mentions
 
 _NEMO = rf"nemo|{BRIDGE}"
@@ -38,11 +38,6 @@ _LOOP = (
 )
 """Words for a training loop in plain PyTorch. If it is compiled, its chains are kernels of inductor, as under compiled
 FSDP, and not of Megatron."""
-
-_JAX = r"\bjax\b|\bmaxtext\b|\bpax(?:ml)?\b|\blevanter\b|\baxlearn\b"
-"""Words for JAX and frameworks on it. XLA fuses chains of elementwise operators and launches a step as one program, as
-compilers of PyTorch do; how often its kernels pass memory and what its latency-hiding scheduler overlaps is taken equal
-to theirs, because no run of it was fitted."""
 
 _NVIDIA_KERNELS = "2024"
 """Date before which NeMo used the Megatron-LM kernels of its time, and overlapped no communication unless told to."""
@@ -84,7 +79,7 @@ def stack_of(row: Row, zero: int) -> str:
     """
     if (named := row.stack()) is not None:
         return _named(row, named, zero)
-    if mentions(row.words("source", "other_flags"), _JAX):
+    if runs_on_jax(row):
         return "fsdp-compiled"
     if row.text("profile").startswith("ascend"):
         return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"

@@ -67,6 +67,22 @@ def told_of(row: Row) -> str:
     return row.words("source", "stack", "other_flags", "notes")
 
 
+_JAX = r"\bjax\b|\bmaxtext\b|\bpax(?:ml)?\b|\blevanter\b|\baxlearn\b"
+"""Words for JAX and frameworks on it. XLA fuses chains of elementwise operators and launches a step as one program, as
+compilers of PyTorch do. How often its kernels pass memory and what its latency-hiding scheduler overlaps is taken equal
+to theirs, because no run of it was fitted."""
+
+
+def runs_on_jax(row: Row) -> bool:
+    """Whether a row names JAX or a framework on it."""
+    return mentions(row.words("model", "source", "stack", "other_flags"), _JAX)
+
+
+def uses_maxtext(row: Row) -> bool:
+    """Whether a row names MaxText."""
+    return mentions(row.words("model", "source", "stack", "other_flags"), r"\bmaxtext\b")
+
+
 def uses_torchtitan(row: Row) -> bool:
     """Whether a row names torchtitan."""
     return mentions(told_of(row), "torchtitan")

@@ -2,8 +2,13 @@
 
 from planner.validation.replicas import hybrid_stage, replicas_of
 from planner.validation.rows import Row
+from planner.validation.traits import uses_maxtext
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions, says
+
+_STATES_ALONE = r"shard[-_]optimizer[-_]over[-_]data\s*[=: ]\s*true"
+"""MaxText shards weights, gradients and states alike over its axis `fsdp`, to which ici_fsdp_parallelism = -1 of
+configs/base.yml gives all devices of a slice; states alone only by this flag (2025)."""
 
 _RESHARDS = r"reshard[-_ ]after[-_ ]forward"
 """FSDP2 gathers weights twice a step, or once if this is false or "never" (torchtitan)."""
@@ -41,6 +46,9 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
             "weights stay gathered, and gradients are reduced once, as torchtitan does with a pipeline: ZeRO 1"
         )
         return 1
+    if stage in (None, 1, 2) and _shards_all(row):
+        notes.append("MaxText shards weights as it does states: ZeRO 3")
+        return 3
     if stage is not None:
         return stage
     shared = row.shares_optimizer()
@@ -51,6 +59,11 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     if shards > 1:
         notes.append(f"ZeRO stage unknown: {stage}")
     return stage
+
+
+def _shards_all(row: Row) -> bool:
+    """Whether MaxText shards weights, too."""
+    return uses_maxtext(row) and not mentions(row.words("other_flags"), _STATES_ALONE)
 
 
 def _one_micro_batch(row: Row, shards: int) -> bool:

@@ -32,6 +32,9 @@ def test_learned_sinks_are_slow_in_some_releases(tmp_path: Path, release: str, s
         ({"flash_attention": "FA3", "date": "2024-03"}, "best"),
         ({"flash_attention": "True", "date": "2023-11", "profile": "b200-180gb"}, "best"),  # has no older kernels
         ({"flash_attention": "", "other_flags": "Megatron-DeepSpeed", "date": "2024-09"}, "unfused"),
+        ({"flash_attention": "True", "other_flags": "JAX, Pax", "date": "2024-03", "profile": "h100-80gb"}, "best"),
+        ({"flash_attention": "", "model": "Maxtext LLAMA3 70B", "date": "2024-03", "profile": "h100-80gb"}, "best"),
+        ({"flash_attention": "False", "other_flags": "JAX, Pax", "date": "2024-03"}, "unfused"),
     ],
 )
 def test_attention_kernels_by_name_or_date(tmp_path: Path, changes: dict[str, str], attention: str) -> None:

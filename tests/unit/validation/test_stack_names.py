@@ -22,6 +22,7 @@ from tests.unit.validation.runs import BRIDGE, EXPERTS, machine
         (3, {"other_flags": "JAX, MaxText (XLA); Transformer Engine attention"}, "fsdp-compiled"),
         (0, {"source": "Google, MaxText on A3"}, "fsdp-compiled"),
         (0, {"stack": "MaxText"}, "fsdp-compiled"),
+        (3, {"model": "Maxtext LLAMA3 70B"}, "fsdp-compiled"),
         (1, {"source": "NeMo 24.07", "flash_attention": "True"}, "nemo"),
         (1, {"profile": "ascend-910b-64gb", "flash_attention": "True"}, "mindspeed"),
         (1, {"profile": "ascend-910b-64gb", "source": "mindformers model cards (r1.3.0)"}, "mindformers"),
