@@ -95,6 +95,7 @@ def test_the_page_has_every_known_source() -> None:
         "0e763c41",
         "d4eb8bed",
         "0f369329",
+        "0f369329 and the mends",
     ],
 )
 def test_the_page_of_findings_says_how_each_draw_was_predicted(bench: ModuleType, commit: str) -> None:
