@@ -179,9 +179,8 @@ def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str
             return policy
     named = re.search(r"modules=\[([^\]]*)\]", detail)
     if named or _modules(row, detail):
-        words = named[1] if named else detail
-        found = {"layernorm": "normalisation", "act": "elementwise", "core_attn": "attention"}
-        classes = tuple(sorted({value for key, value in found.items() if key in words}))
+        parts = re.findall(r"\w+", named[1] if named else detail)
+        classes = tuple(sorted({_CLASSES[part] for part in parts if part in _CLASSES}))
         notes.append(f"selective recomputation: of {', '.join(classes) or 'the fastest choice of operators'}")
         return classes
     if re.search(r"\bmlp\b|\bffn\b|\bmoe\b|layers", detail):

@@ -317,7 +317,7 @@ class _Reader:
             and node.args
             and not isinstance(node.args[0], ast.Constant)
         ):
-            name, words = self.text(node.args[0]), words  # run.Config(Class, ...): a class and its settings
+            name = self.text(node.args[0])  # run.Config(Class, ...): a class and its settings
         return Record(f"{name} {words}".strip()[:400], named)
 
 

@@ -55,6 +55,19 @@ def test_modules_by_their_names_in_megatron(tmp_path: Path, arch: str, detail: s
 
 
 @pytest.mark.parametrize(
+    ("modules", "again"),
+    [
+        ("core_attn", "attention"),
+        ("layernorm moe_act", "elementwise, normalisation"),
+        ("mla_act", "the fastest choice of operators"),  # only a part of it is the name of a module
+    ],
+)
+def test_modules_that_are_classes_of_operators(tmp_path: Path, modules: str, again: str) -> None:
+    found = run(tmp_path, arch="dense", recompute="selective", recompute_detail=f"modules=[{modules}]")
+    assert f"selective recomputation: of {again}" in found.notes
+
+
+@pytest.mark.parametrize(
     ("changes", "spared"),
     [
         ({"other_flags": "cpu_offloading_num_layers=3"}, Spared(offloaded=3)),
