@@ -2,16 +2,16 @@
 
     minimise over log p    sum_i  rho( f_i(p) / t_i - 1 )        rho: Huber's, linear beyond `_OUTLIER`
 
-by Gauss-Newton steps with Levenberg's damping and numerical derivatives. Each parameter is on a log scale, so that none
-turns negative and steps are relative. With Huber's loss, the few kernels for which a library chose badly (five times
-slower than their neighbours) do not pull the others along. The relative error is what the mean absolute percentage
-error counts. The kinks of ceilings do no harm, because no parameter stands inside a ceiling.
+by `costmodels.descent`. Each parameter is on a log scale, so that none turns negative and steps are relative. With
+Huber's loss, the few kernels for which a library chose badly (five times slower than their neighbours) do not pull the
+others along. The relative error is what the mean absolute percentage error counts. The kinks of ceilings do no harm,
+because no parameter stands inside a ceiling.
 
 A dozen parameters and a few hundred rows take a few dozen evaluations of the formula per start, some 50 ms. Starts are
-few and fixed, so a fit is deterministic. A library for this (scipy) would save about forty lines and add a dependency.
-Not good for: parameters that the rows do not determine (they stay near their start).
+few and fixed, so a fit is deterministic. Not good for: parameters that the rows do not determine (they stay near their
+start).
 
-Sources: Levenberg, Quart. Appl. Math. 2, 1944; Marquardt, J. SIAM 11(2), 1963; Huber, Ann. Math. Statist. 35(1), 1964.
+Source: Huber, Ann. Math. Statist. 35(1), 1964.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from costmodels.attention import AttentionShape, attention_preparation, attention_time
+from costmodels.descent import Loss, Pace, least_loss
 from costmodels.errors import CostModelError
 from costmodels.matmul import matmul_time
 from costmodels.units import Array, Seconds
@@ -28,10 +29,11 @@ from hardware_profiles import AttentionKernel, Device, MatmulKernel
 _OUTLIER = 0.06
 """Relative error above which Huber's loss is linear: about the error of a typical row."""
 
-_DIFFERENCE = 1e-3  # of a logarithm, for derivatives
-_LONGEST_STEP = 0.7  # of a logarithm: a step changes a parameter by a factor of 2 at most
-_STEPS = 60
-_SOFTMAX = 180.0  # FLOP per score if all rows have one head_dim, which does not determine it; see `fit_attention`
+_PACE = Pace(difference=1e-3, longest=0.7, steps=60, tries=20, enough=1e-6, ridge=1e-9)
+"""In logarithms: a step changes a parameter by a factor of 2 at most."""
+
+SOFTMAX = 180.0  # FLOP per score if all rows have one head_dim: it cannot be told from the products then
+SOFTMAX_START = 300.0  # else
 
 Predict = Callable[[Mapping[str, float]], Array]
 """Takes the parameters by name, returns the predicted seconds of every row, (N,)."""
@@ -85,35 +87,25 @@ def fit_parameters(
         ratio = predict(dict(zip(names, np.exp(point), strict=True))) / measured
         return np.asarray(np.log(ratio)) if logarithmic else ratio - 1.0
 
-    point = np.minimum(np.log([start[name] for name in names]), limit)
-    error, damping = errors(point), 1e-2
-    loss = _huber(error)
-    for _ in range(_STEPS):
-        slopes = np.stack([errors(point + _DIFFERENCE * unit) - error for unit in np.eye(len(names))], axis=1)
-        slopes /= _DIFFERENCE
-        weights = np.minimum(1.0, _OUTLIER / np.maximum(np.abs(error), 1e-12))
-        normal, gradient = slopes.T @ (slopes * weights[:, None]), slopes.T @ (weights * error)
-        gain = 0.0
-        while damping < 1e6:
-            damped = normal + np.diag(damping * np.diag(normal) + 1e-9)
-            step = np.clip(np.linalg.solve(damped, -gradient), -_LONGEST_STEP, _LONGEST_STEP)
-            moved = np.minimum(point + step, limit)
-            tried = errors(moved)
-            if _huber(tried) < loss:
-                gain = 1.0 - _huber(tried) / loss
-                point, error, loss, damping = moved, tried, _huber(tried), max(damping / 3, 1e-6)
-                break
-            damping *= 4
-        if gain < 1e-6:
-            break
-    values = {name: float(value) for name, value in zip(names, np.exp(point), strict=True)}
-    residuals = -error if logarithmic else -np.log1p(error)
-    return Fit(values=values, residuals=tuple(float(r) for r in residuals), loss=loss)
+    found = least_loss(
+        errors,
+        np.log([start[name] for name in names]),
+        Loss(value=_huber, weights=_huber_weights),
+        pace=_PACE,
+        most=limit,
+    )
+    values = {name: float(value) for name, value in zip(names, np.exp(found.point), strict=True)}
+    residuals = -found.errors if logarithmic else -np.log1p(found.errors)
+    return Fit(values=values, residuals=tuple(float(r) for r in residuals), loss=found.loss)
 
 
 def _huber(error: Array) -> float:
     size = np.abs(error)
     return float(np.where(size < _OUTLIER, 0.5 * error * error, _OUTLIER * (size - 0.5 * _OUTLIER)).sum())
+
+
+def _huber_weights(error: Array) -> Array:
+    return np.asarray(np.minimum(1.0, _OUTLIER / np.maximum(np.abs(error), 1e-12)))
 
 
 def _best(fits: Sequence[Fit]) -> Fit:
@@ -162,7 +154,7 @@ def fit_attention(shape: AttentionShape, measured: Array, dtype: str, device: De
     fitted (180 FLOP per score), because it cannot be told from the products. Raises: as `fit_parameters` and
     `attention_time`.
     """
-    fixed = AttentionKernel(compute=1, softmax=_SOFTMAX, fill=0, tail=0, preparation=0, passes=0, spread=0)
+    fixed = AttentionKernel(compute=1, softmax=SOFTMAX, fill=0, tail=0, preparation=0, passes=0, spread=0)
 
     def kernel(values: Mapping[str, float]) -> AttentionKernel:
         return replace(fixed, **values)
@@ -173,8 +165,8 @@ def fit_attention(shape: AttentionShape, measured: Array, dtype: str, device: De
 
     widths = np.unique(shape.head_dim)
     start = {"compute": 0.6, "fill": 200.0, "tail": 0.5, "preparation": 5e-6, "passes": 0.6}
-    if len(widths) > 1:  # with one head_dim, the softmax cannot be told from the products
-        start["softmax"] = 300.0
+    if len(widths) > 1:
+        start["softmax"] = SOFTMAX_START
     best = fit_parameters(predict, measured, start, {"compute": 1.0})
     return replace(kernel(best.values), spread=best.spread)
 

@@ -7,15 +7,12 @@ The fitted model is the one that prices plans (`find_pieces`). Its levels have f
 `efficiency` and `own` of each protocol and of in-network reductions. No number belongs to a single row, size or kind.
 Numbers that are 0 stay 0, so a profile excludes a number from the fit by setting it to 0.
 
-    minimise  sum_i |r_i(x)|    by Levenberg-Marquardt on log x with weights 1 / sqrt(|r_i| + 0.02), which makes the
-    (A + lambda diag A) d = -g    squares absolute values (iteratively reweighted least squares), forward differences
+    minimise  sum_i |r_i(x)|    by `costmodels.descent` on log x with weights 1 / (|r_i| + 0.02), which make the squares
+                                absolute values
 
 O(iterations x parameters x rows); a few tenths of a second for 250 rows. Deterministic. Not good for: protocols that no
 row needs, which stay unchanged; levels that only groups of one size cross, where setup and latency cannot be told apart
 (give one of them in `fields`); starts that are far off (the least of several functions has local minima).
-
-Sources: Marquardt, J. SIAM 11(2), 1963; Holland, Welsch, "Robust regression using iteratively reweighted
-least-squares", Communications in Statistics 6(9), 1977.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,6 +22,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from costmodels.collectives import find_pieces
+from costmodels.descent import Loss, Pace, least_loss
 from costmodels.errors import CostModelError
 from costmodels.units import Array, Bytes, Seconds
 from hardware_profiles import Cluster, Group, Level, Protocol
@@ -32,10 +30,9 @@ from hardware_profiles import Cluster, Group, Level, Protocol
 Field: TypeAlias = Literal["setup", "latency", "efficiency", "own"]
 Errors: TypeAlias = Literal["relative", "logarithmic"]
 FIELDS: tuple[Field, ...] = ("setup", "latency", "efficiency", "own")
-ROUNDS = 40
 ALMOST = 0.02  # smaller |r| weigh as much as this: rows are not measured more precisely
-STEP = 1e-4  # of the differences, in log x
-FURTHEST = 1.0  # a step changes no number by more than a factor e
+PACE = Pace(difference=1e-4, longest=1.0, steps=40, tries=8, enough=2e-5, damped_ridge=1e-6)
+"""In logarithms: a step changes no number by more than a factor e."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,9 @@ def fit_levels(
     free = [name for index in chosen for name in _free_of(index, cluster.levels[index], fields)]
     problem = _Problem(cluster, rows, free, errors)
     start = np.log([_get(cluster.levels, name) for name in free])
-    return problem.cluster(_minimise(problem, start))
+    loss = Loss(value=_mean_size, weights=_weights)
+    found = least_loss(problem.errors, start, loss, pace=PACE)
+    return problem.cluster(found.point)
 
 
 def relative_errors(cluster: Cluster, rows: Sequence[Measured]) -> Array:
@@ -161,28 +160,9 @@ def _time(kind: str, message: Array, group: Group) -> Array:
     return times
 
 
-def _minimise(problem: _Problem, x: Array) -> Array:
-    error = problem.errors(x)
-    cost, damping = float(np.abs(error).mean()), 1e-2
-    for _ in range(ROUNDS):
-        weight = 1 / np.sqrt(np.abs(error) + ALMOST)
-        slopes = np.empty((len(error), len(x)))
-        for index in range(len(x)):
-            moved = x.copy()
-            moved[index] += STEP
-            slopes[:, index] = (problem.errors(moved) - error) / STEP
-        weighted = slopes * weight[:, None]
-        square, gradient = weighted.T @ weighted, weighted.T @ (error * weight)
-        before = cost
-        for _ in range(8):
-            damped = square + damping * (np.diag(np.diag(square)) + 1e-6 * np.eye(len(x)))
-            moved = x + np.clip(np.linalg.solve(damped, -gradient), -FURTHEST, FURTHEST)
-            found = problem.errors(moved)
-            if float(np.abs(found).mean()) < cost:
-                x, error, cost = moved, found, float(np.abs(found).mean())
-                damping = max(damping / 3, 1e-6)
-                break
-            damping *= 4
-        if before - cost < 1e-6:
-            break
-    return x
+def _mean_size(error: Array) -> float:
+    return float(np.abs(error).mean())
+
+
+def _weights(error: Array) -> Array:
+    return np.asarray(1 / (np.abs(error) + ALMOST))

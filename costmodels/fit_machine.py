@@ -28,7 +28,7 @@ from costmodels.attention import AttentionShape, attention_backward_time, attent
 from costmodels.collectives import PEER_KINDS, collective_time
 from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
-from costmodels.fit import fit_matmul, fit_parameters, percentage_error
+from costmodels.fit import SOFTMAX, SOFTMAX_START, fit_matmul, fit_parameters, percentage_error
 from costmodels.fit_collectives import Measured, fit_levels, relative_errors
 from costmodels.matmul import matmul_time
 from costmodels.units import Array, BytesPerSecond, FlopsPerSecond, Seconds
@@ -101,8 +101,6 @@ def _device(measurements: Measurements) -> Device:
     for row in kernels:
         if row.op_class == "matmul":
             products[row.dtype] = max(products.get(row.dtype, 0.0), row.flops / row.seconds)
-    if not products:
-        raise CostModelError("no measured products: a profile needs the rate of at least one dtype")
     attention = [row for row in kernels if row.op_class == "attention" and row.dtype in products]
     share = float(np.median([row.flops / row.seconds / products[row.dtype] for row in attention])) if attention else 1.0
     shares["matmul"] = Efficiency(compute=1.0, bandwidth=shares["copy"].bandwidth)
@@ -207,14 +205,14 @@ def _attention(rows: Sequence[KernelRow], dtype: str, device: Device) -> Attenti
     if len(rows) < _FEWEST:
         return None
     seconds = np.array([row.seconds for row in rows])
-    fixed = AttentionKernel(compute=1, softmax=180.0, fill=0, tail=0, preparation=0, passes=0, spread=0)
+    fixed = AttentionKernel(compute=1, softmax=SOFTMAX, fill=0, tail=0, preparation=0, passes=0, spread=0)
 
     def predict(values: Mapping[str, float]) -> Array:
         return _attention_seconds(rows, dtype, replace(device, attention_kernels=((dtype, replace(fixed, **values)),)))
 
     start = {"compute": 0.4, "fill": 100.0, "tail": 0.1}
     if len({row.extents[5] for row in rows}) > 1:
-        start["softmax"] = 300.0
+        start["softmax"] = SOFTMAX_START
     found = fit_parameters(predict, seconds, start, {"compute": 1.0}, logarithmic=True)
     return replace(fixed, **found.values, spread=found.spread)
 
