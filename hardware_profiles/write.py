@@ -37,11 +37,9 @@ class Origin:
 
 
 def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) -> str:
-    """The text of a profile file for a cluster that `plan calibrate` has fitted.
+    """The text of a profile file for a cluster, such as `plan calibrate` has fitted.
 
-    It reads back to an equal cluster up to rounding. Not written, because no calibration sets them: `misaligned`,
-    `generations` and the power limit of a device, `clock` and `added` of matmul kernels, `in_network` and
-    `oversubscription` of levels, the memory bandwidth of a host.
+    It reads back to an equal cluster up to rounding, with one unit of the innermost level in use.
 
     Args:
         cluster: the cluster.
@@ -49,7 +47,8 @@ def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) 
         comment: the comment at the top of the file.
 
     Raises:
-        InvalidProfileError: a number without an origin, or a value that no profile may have.
+        InvalidProfileError: a number without an origin, a value that no profile may have, or a power limit whose watts
+            are in none of the cluster's facts.
     """
     import tomlkit
 
@@ -113,6 +112,12 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
     yield "compute_units", device.compute_units
     if device.communication_units:
         yield "communication_units", device.communication_units
+    if device.misaligned != 1:
+        yield "misaligned", device.misaligned
+    if device.power_share != 1:
+        yield "power", _power(cluster)
+    if device.generations:
+        yield "generations", dict(device.generations)
     yield "peak_tflops", {dtype: value / TERA for dtype, value in device.peak_flops}
     yield (
         "efficiency",
@@ -122,11 +127,25 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
     yield "attention", {dtype: _attention(kernel) for dtype, kernel in device.attention_kernels}
 
 
+def _power(cluster: Cluster) -> Table:
+    """The limit and that of the board in W, of which a device knows the quotient."""
+    known = {fact.key: fact.value for fact in cluster.facts}
+    limit, board = (known.get(f"device.power.{name}", 0.0) for name in ("limit_w", "board_w"))
+    if not board or limit / board != cluster.device.power_share:
+        raise InvalidProfileError(
+            f"{cluster.name}: device.power: the power limit is {cluster.device.power_share:.6g} of that of the board,"
+            " and no fact says how many watts these are"
+        )
+    return {"limit_w": limit, "board_w": board}
+
+
 def _host(host: Host) -> Iterator[tuple[str, Value]]:
     """The share of one device, written as a host with one device."""
     yield "devices", 1
     yield "memory_gib", gib_from_bytes(host.memory)
     yield "link_gb_per_s", gb_per_s_from_bytes_per_second(host.link)
+    if host.bandwidth is not None:
+        yield "memory_bandwidth_gb_per_s", gb_per_s_from_bytes_per_second(host.bandwidth)
     if host.disk is not None:
         yield (
             "disk",
@@ -154,6 +173,10 @@ def _matmul(kernel: MatmulKernel | None) -> Table:
     }
     if kernel.convert is not None:
         found["convert_gb_per_s"] = gb_per_s_from_bytes_per_second(kernel.convert)
+    if kernel.clock != 1:
+        found["clock"] = kernel.clock
+    if kernel.added != 1:
+        found["added"] = kernel.added
     return found
 
 
@@ -179,6 +202,10 @@ def _level(level: Level) -> Table:
     found["bandwidth_gb_per_s"] = gb_per_s_from_bytes_per_second(level.bandwidth)
     if level.protocols:
         found["protocol"] = [_protocol(protocol) for protocol in level.protocols]
+    if level.in_network is not None:
+        found["in_network"] = _protocol(level.in_network)
+    if level.oversubscription != 1:
+        found["oversubscription"] = level.oversubscription
     return found
 
 

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-import tomllib
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,8 @@ from hardware_profiles import (
     parse_measurements,
     profile_names,
 )
+from hardware_profiles.corrections import Corrections, corrected_profile
+from hardware_profiles.load import parse_profile
 from tests.refusals import refused
 
 MEASUREMENTS = Measurements(
@@ -89,15 +91,34 @@ def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     assert kinds == {"device": "measured", "level": "fitted", "host": "assumed"}
 
 
-@pytest.mark.parametrize("name", [name for name in profile_names() if name.startswith(("h100", "cpu"))])
-def test_kernels_are_written_too(name: str) -> None:
+def numbers_of(value: object, at: str = "") -> dict[str, object]:
+    """The values of a cluster at any depth by their places, but not the sources."""
+    if is_dataclass(value):
+        inside = {one.name: getattr(value, one.name) for one in fields(value) if one.name != "facts" and one.init}
+        found = [numbers_of(item, f"{at}.{name}") for name, item in inside.items()]
+    elif isinstance(value, tuple):
+        found = [numbers_of(item, f"{at}.{index}") for index, item in enumerate(value)]
+    else:
+        return {at: value}
+    return {place: item for one in found for place, item in one.items()}
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_number_of_a_profile_is_written(name: str) -> None:
     profile = load_profile(name)
     text = dump_profile(profile, ORIGINS, name)
-    forms = tomllib.loads(text)["device"]["matmul"]
-    kernels = dict(profile.device.matmul_kernels)
-    assert {dtype: form["form"] == "tiled" for dtype, form in forms.items()} == {
-        dtype: kernel is not None for dtype, kernel in kernels.items()
-    }
+    written, wanted = numbers_of(parse_profile(text.encode(), name)), numbers_of(profile)
+    assert written.keys() == wanted.keys()
+    for place, value in wanted.items():
+        assert written[place] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), place
+    corrected = corrected_profile(name, Corrections(factors={}, source="nothing"), name, "")
+    assert numbers_of(parse_profile(corrected.encode(), name)) == numbers_of(profile)
+
+
+def test_a_power_limit_without_watts_is_refused() -> None:
+    limited = load_profile("h100-94gb")
+    with refused(InvalidProfileError, "h100-94gb", "device.power", "watts"):
+        dump_profile(replace(limited, facts=()), ORIGINS, "")
 
 
 def test_a_number_without_a_source_is_refused() -> None:
