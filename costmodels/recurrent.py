@@ -69,14 +69,14 @@ def recurrent_backward_time(shape: RecurrentShape, dtype: str, device: Device) -
 
     Raises: as `recurrent_time`.
     """
-    rows, one = shape.batch * shape.steps, shape.directions
-    inputs = matmul_time(rows, shape.inputs, shape.gates, one, dtype, device)
+    rows, directions = shape.batch * shape.steps, shape.directions
+    inputs = matmul_time(rows, shape.inputs, shape.gates, directions, dtype, device)
     step = matmul_time(shape.batch, shape.outputs, shape.gates, _one(shape), dtype, device)
     passed = _passed(shape, 3 * shape.gates + 4 * shape.hidden, dtype, device)
-    weights = matmul_time(shape.gates, shape.inputs, rows, one, dtype, device) + matmul_time(
-        shape.gates, shape.outputs, rows, one, dtype, device
+    weights = matmul_time(shape.gates, shape.inputs, rows, directions, dtype, device) + matmul_time(
+        shape.gates, shape.outputs, rows, directions, dtype, device
     )
-    steps = shape.directions * shape.steps * (step + passed + 2 * _projected(shape, dtype, device))
+    steps = directions * shape.steps * (step + passed + 2 * _projected(shape, dtype, device))
     return inputs + weights + steps
 
 
