@@ -624,8 +624,8 @@ def _delta_rule_shape(call: KernelCall) -> DeltaRuleShape:
 
 def _state_space_shape(call: KernelCall) -> StateSpaceShape:
     extents = {role: call.extent(factors) for role, factors in call.rule.roles}
-    chunk = int(call.rule.work[0].coefficient / 2)  # the coefficient is 2 chunk
-    return StateSpaceShape(**extents, chunk=chunk, composed=_lacks_kernels(call), again=call.software.counts_gradients)
+    composed, again = _lacks_kernels(call), call.software.counts_gradients
+    return StateSpaceShape(**extents, chunk=call.rule.chunk, composed=composed, again=again)
 
 
 def _selective_scan_shape(call: KernelCall) -> SelectiveScanShape:

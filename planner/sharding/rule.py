@@ -206,8 +206,9 @@ class Rule:
     `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape becomes on shards: that operator
     of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum. `roles` names
     the factors whose product is each extent that the time of the kernel depends on, where the operands do not tell.
-    `causal` says that half of the work is masked, and `unfused` that attention has its scores in memory. `window` says
-    which keys a query sees by their positions; `seen` is the share that it leaves of the scores counted without it.
+    `chunk` are the steps of a state-space scan that are computed at a time. `causal` says that half of the work is
+    masked, and `unfused` that attention has its scores in memory. `window` says which keys a query sees by their
+    positions; `seen` is the share that it leaves of the scores counted without it.
     `outside` is what the operator gets from a table that is not on the devices. `computed` are the dtypes in which the
     result, the gradient of the first operand and that of the second are computed, where they differ from those of the
     tensors; `gained` is the share that remains of the time that this saves. `scaled_in_blocks` says that the operands
@@ -246,6 +247,7 @@ class Rule:
     local_form: str | None = None
     mean_over: tuple[int, ...] = ()
     roles: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    chunk: int = 0
     causal: bool = False
     window: Window | None = None
     seen: float = 1.0

@@ -14,7 +14,7 @@ decay for each element a step takes 9 n operations of each channel, as the autho
 Sources: Dao and Gu 2024, arXiv 2405.21060, section 6; Gu and Dao 2023, arXiv 2312.00752, section 3.3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
@@ -38,13 +38,13 @@ class StateSpaceScan(RuleSpec):
     head, or None."""
 
     def build(self, call: Call) -> Rule:
-        chunk = float(min(call.integer(_CHUNK, "chunk", 0), call.operands[0].shape[1]))
+        chunk = min(call.integer(_CHUNK, "chunk", 0), call.operands[0].shape[1])
         rule = Einsum(
             pattern=_GROUPED,
             op_class="state_space",
             positions=tuple(range(7)),
             blocked="s n",
-            work=((2 * chunk, "b s g n"), (2 * chunk, "b s g r p"), (4.0, "b s g r n p")),
+            work=((2.0 * chunk, "b s g n"), (2.0 * chunk, "b s g r p"), (4.0, "b s g r n p")),
             roles=(("batch", "b"), ("steps", "s"), ("heads", "g r"), ("groups", "g"), ("width", "p"), ("state", "n")),
         ).build(call)
         width = float(max(WIDE, call.operands[0].element_bytes))
@@ -53,7 +53,7 @@ class StateSpaceScan(RuleSpec):
             (width / chunk, "b s g r n p"),  # states before each chunk
             (float(call.operands[0].element_bytes), "b s g r p"),  # gradients of the pieces of an operand
         )
-        return keeping_operands(rule, living)
+        return replace(keeping_operands(rule, living), chunk=chunk)
 
 
 @final
