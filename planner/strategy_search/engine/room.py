@@ -29,6 +29,12 @@ _LEANER = 10
 _GROWS = 4
 """Factor by which the memory that is left free grows from one attempt to the next."""
 
+_SLACK = 0.1
+"""Share of its memory that a plan may leave unused on every device before less memory is left free."""
+
+_HALVINGS = 4
+"""Maximum number of times that less memory is left free."""
+
 _TIMES = 2
 """Number of times that the missing memory of some overlaps is left free for them: the plan found may need more
 again."""
@@ -87,13 +93,14 @@ class Room:
         too."""
         limits, any_order = self.maker.limits_of(found.configuration), reorders(self.request.pinned)
         leaner, other, missing, room, tried = found, ranked, self.maker.overfull_by(ranked), 0.0, 0
+        before = room
         if missing > 0 and self.in_any_order(ranked) - found.outcome.open_seconds >= cutoff:
             return found, ranked
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:
                 # first as if the uncounted memory grew with the counted; then what is missing, and more, as plans
                 # change in steps
-                beside = self._beyond(found, other, room, missing)
+                beside, before = self._beyond(found, other, room, missing), room
                 room += max(
                     missing * _GROWS ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing), beside
                 )
@@ -103,7 +110,34 @@ class Room:
                 other = self.maker.as_found(leaner)
                 other = self.orders.reordered(other, cutoff) if any_order else other
                 missing, tried = self.maker.overfull_by(other), tried + 1
+            if missing <= 0 < tried:
+                return self._less_room(found, leaner, other, before, cutoff)
         return (leaner, other) if missing <= 0 else (found, ranked)
+
+    def _less_room(
+        self, found: Contender, leaner: Contender, ranked: Ranked, low: Bytes, cutoff: Seconds
+    ) -> tuple[Contender, Ranked]:
+        """A contender that fits, found again with less memory left free, between `low`, with which it did not fit, and
+        what it leaves now: one rank may need much more than the search counts, and the others then recompute for
+        nothing. It is unchanged where it fills its memory, or is hardly slower than the contender without room."""
+        slack = _SLACK * min(self.maker.limits_of(found.configuration))
+        high, any_order = leaner.room, reorders(self.request.pinned)
+        with contextlib.suppress(LimitError):
+            for _ in range(_HALVINGS):
+                spare = -self.maker.overfull_by(ranked)
+                if spare <= slack or leaner.objective <= found.objective * (1 + WORTH):
+                    break
+                middle = (low + high) / 2
+                tighter = self.again(found, middle)
+                other = self.maker.as_found(tighter)
+                other = self.orders.reordered(other, cutoff) if any_order else other
+                if self.maker.overfull_by(other) > 0:
+                    low = middle
+                elif tighter.objective < leaner.objective:
+                    leaner, ranked, high = tighter, other, middle
+                else:
+                    break
+        return leaner, ranked
 
     def again(self, found: Contender, room: Bytes) -> Contender:
         """A contender found again with `room` bytes left free, by the engine that found it: without buckets, for
