@@ -211,7 +211,7 @@ class Decided:
     ) -> tuple[Strategy, ...]:
         """Candidates that use the axis for its role; if there are none, those that leave it unused."""
         if index in self._views_for_experts:
-            return legal
+            return self._along_experts(rule, legal, axis)
         labels = self._labels[index]
         weights = self._weight_factors[index]
         multiplied = rule.op_class in _MULTIPLIED and bool(weights)
@@ -270,6 +270,16 @@ class Decided:
             whole = (unused,) if index in self._residual else ()
             return _first_possible(legal, (*whole, lambda s: unused(s) or other(s)))
         return _first_possible(legal, (lambda s: not batch(s),))
+
+    def _along_experts(self, rule: Rule, legal: tuple[Strategy, ...], axis: int) -> tuple[Strategy, ...]:
+        """Candidates of an operator between a weight and the experts: cut along the experts if these are cut on the
+        axis, whole if they are not, either if the search decides."""
+        experts = set(rule.operands[0][0])
+        cut = tuple(strategy for strategy in legal if strategy[axis] in experts)
+        whole = tuple(strategy for strategy in legal if strategy[axis] is None)
+        if self.experts[axis] is None:
+            return cut + whole
+        return cut if self.experts[axis] and cut else whole
 
     def _matching(self, index: int) -> list[Shard]:
         return [shard for shard in self.shards if index in self._matches[shard]]
