@@ -47,6 +47,10 @@ _ALIGNED = "give it a row of padded targets for each sample, N S, and both lengt
 _MIXES = "mixes dtypes, which no autocast brings together in a plan"
 _UNBUILT = "give layers their sizes (nn.Linear in place of nn.LazyLinear), or call the module once in the factory"
 _SIZES = "give sizes that go together; module(*args), with what the factory returns, has to run in PyTorch first"
+_RUNS = (
+    "module(*args) has to run in PyTorch first; of a model that reads images too, the text model may do: a config.json"
+    " with the content of its text_config, and the architecture of that model (Llama4ForCausalLM)"
+)
 _SPELLED = "write -1, or a size of the input (x.shape[0]), in the place of the number"
 _OTHER = "the forward pass must not branch on tensor values or leave PyTorch operators"
 
@@ -72,6 +76,7 @@ _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
         _MIXES,
         _DTYPE,
     ),
+    (r"object has no attribute", "reads an attribute that is not there", _RUNS),
     (r"expected to contain only concrete integers", "takes a shape from the values of a tensor", _SHAPE),
     (r"uninitialized parameter", "has a lazy parameter without a shape", _UNBUILT),
     (r"aten\._ctc_loss", "calls a CTC loss that cannot run without data", _ALIGNED),

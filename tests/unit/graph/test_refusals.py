@@ -21,6 +21,7 @@ CAUSES = {
     "ChangesInput": ("changes args_0 in its forward pass", r"change a copy, x = x.clone\(\)"),
     "PicksRows": ("depends on the content of a tensor", r"torch.where\(mask, x, 0\)"),
     "CountsRows": ("depends on the content of a tensor", "hide elements with a mask"),
+    "ReadsNothing": ("reads an attribute that is not there", "the content of its text_config"),
     "Loops": ("loops as often as the values of a tensor say", "loop a number of times that is fixed before the call"),
     "Ranges": ("loops as often as the values of a tensor say", "loop a number of times that is fixed before the call"),
     "LeavesTorch": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
