@@ -44,7 +44,15 @@ def write(job: Job) -> Mapping[str, str]:
 
 def _model(job: Job) -> list[Option]:
     a = job.architecture
-    return [] if a is None else [*model_options(a, job.description), *_odd_words(a, job.description.tensor)]
+    if a is None:
+        return dispatch_options() if job.description.expert is not None else []
+    return [*model_options(a, job.description), *_odd_words(a, job.description.tensor)]
+
+
+def dispatch_options() -> list[Option]:
+    """How tokens reach experts, and how these compute, as plans are priced; by default Megatron-LM gathers all tokens
+    everywhere."""
+    return [option("moe-token-dispatcher-type", "alltoall"), option("moe-grouped-gemm")]
 
 
 def _odd_words(a: Architecture, tensor: int) -> list[Option]:
@@ -141,8 +149,7 @@ def _experts(a: Architecture) -> list[Option]:
         option("num-experts", experts.count),
         option("moe-router-topk", experts.chosen),
         option("moe-ffn-hidden-size", experts.width),
-        option("moe-token-dispatcher-type", "alltoall"),
-        option("moe-grouped-gemm"),
+        *dispatch_options(),
         option("moe-router-load-balancing-type", balanced if a.balance_loss else "none"),
     ]
     if a.routing is not None:

@@ -24,6 +24,7 @@ from planner.export.megatron.megatron_reading import check_trains, options_of, r
 from planner.export.megatron.megatron_writing import (
     OPTIMIZERS,
     degree_options,
+    dispatch_options,
     model_options,
     overlap_options,
     recompute_options,
@@ -96,7 +97,9 @@ def write(job: Job) -> Mapping[str, str]:
             f"MindSpeed has no dualpipev for one weight of embedding and head, as {job.model} has; plan again with"
             " --schedule interleaved_1f1b"
         )
-    model = [] if job.architecture is None else model_options(job.architecture, d)
+    model = [] if d.expert is None else dispatch_options()
+    if job.architecture is not None:
+        model = model_options(job.architecture, d)
     shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
     overlaps = [] if d.in_a_v else overlap_options(job)  # DualPipeV refuses them
     rest = [*_kernels(job), *training_options(d), *overlaps, *run_options(job)]

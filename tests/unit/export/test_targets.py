@@ -298,6 +298,17 @@ def test_experts_of_a_model_that_arguments_do_not_describe_are_read_back(engine:
     assert read.description.expert == 4
 
 
+@pytest.mark.parametrize("engine", ["megatron", "mindspeed"])
+@pytest.mark.parametrize("expert", [None, 2])
+def test_tokens_are_exchanged_as_priced_where_arguments_do_not_describe_the_model(
+    engine: str, expert: int | None
+) -> None:
+    """By default Megatron-LM gathers all tokens everywhere."""
+    job = replace(job_of(replace(PLAIN, data=8, expert=expert), "llama70b"), architecture=None)
+    script = TARGETS[engine].write(job)["launch.sh"]
+    assert ("--moe-token-dispatcher-type alltoall" in script) == (expert is not None)
+
+
 def test_a_model_without_a_flavor_is_asked_for() -> None:
     job = replace(job_of(PLAIN, "llama70b"), model="llama-tiny")
     folder = TARGETS["torchtitan"].write(job)
