@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MARKER = "export.json"
 
+_FAR = 0.05
+"""Share of the step by which the nearest plan may be slower before the search for the best one is pointed out."""
+
 
 def export(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
@@ -164,6 +167,14 @@ def _content(found: Export) -> dict[str, Any]:
     }
 
 
+def better(found: Export) -> str:
+    """What to do where the nearest plan is much slower than the plan."""
+    here, there = found.plan.prediction, found.prediction
+    if there.step_seconds <= here.step_seconds * (1 + _FAR):
+        return ""
+    return "; without --nearest the best plan that it can run is searched for"
+
+
 def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     from planner.export.launching import switched_off
     from planner.report.console import PlainConsole, styled
@@ -174,7 +185,7 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     if found.steps:
         rows = [(s.what, s.here, s.there, s.step_seconds, s.peak_bytes) for s in found.steps]
         print_given_up(console, rows)
-        console.print(f"\nThe engine will take {found.change}", soft_wrap=True)
+        console.print(f"\nThe engine will take {found.change}{better(found)}", soft_wrap=True)
     elif found.searched:
         reason = found.job.gave_up or f"{found.target.name} has no settings for this plan"
         given_up = ", which was given up" if found.job.gave_up else ""

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from planner.cli.commands.export import better
 from planner.plan.file import load_plan
 
 pytestmark = pytest.mark.usefixtures("searched_once")
@@ -93,6 +95,13 @@ def test_people_are_told_what_was_given_up(plan: Any, imported: str) -> None:
         " pytorchjob.yaml, slurm.sbatch, train.toml" in outcome.out
     )
     assert "Set FLAVOR: your flavor of it; without one torchtitan trains its debug model" in outcome.out
+
+
+def test_a_slow_nearest_plan_points_to_the_search() -> None:
+    plan = SimpleNamespace(prediction=SimpleNamespace(step_seconds=1.0))
+    for seconds, told in ((1.04, ""), (1.2, "; without --nearest the best plan that it can run is searched for")):
+        found: Any = SimpleNamespace(plan=plan, prediction=SimpleNamespace(step_seconds=seconds))
+        assert better(found) == told
 
 
 @pytest.mark.parametrize(

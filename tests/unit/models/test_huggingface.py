@@ -287,6 +287,7 @@ def paths(family: str) -> tuple[Path, Path]:
         ("{}", ("architectures", "None")),
         ('{"architectures": ["WhisperForAudio"]}', ("WhisperForAudio", "--model package.module:factory")),
         ('{"architectures": ["LlamaForCausalLM"]}', ("transformers",)),
+        ('{"architectures": ["MiniMaxM1ForCausalLM"]}', ("MiniMaxM1ForCausalLM is not known: transformers",)),
     ],
 )
 def test_configs_that_cannot_be_built(tmp_path: Path, content: str, facts: tuple[object, ...]) -> None:
