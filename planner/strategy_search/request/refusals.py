@@ -12,9 +12,11 @@ from dataclasses import replace
 from hardware_profiles import MixedCluster
 from planner.errors import RequestError
 from planner.faults import Fault, assigned, said
-from planner.nearest import divisors, multiples, nearest_of
+from planner.nearest import divisors, multiples, nearest_of, nearest_words
 from planner.plan.plan import INTERLEAVED
 from planner.plan.samples import parts_fault
+from planner.sharding.rules import rule_of
+from planner.strategy_search.request.attention_degrees import heads_of, key_heads_of
 from planner.strategy_search.request.checks import pinned_fault, turns_fault
 from planner.strategy_search.request.model_checks import expert_counts, model_fault
 from planner.strategy_search.request.orders import groups_fault, in_orders
@@ -95,7 +97,10 @@ def _among(request: SearchRequest, template: Template) -> Iterator[Configuration
 
 def no_configuration(request: SearchRequest, template: Template) -> str:
     """Why a request has no configuration at all."""
-    rules = (_groups, _pipelines, _degrees, _mesh, _experts, _replicas, _parts, _samples, _interleave, _virtual)
+    rules = (
+        *(_groups, _pipelines, _degrees, _whole_heads, _mesh, _experts),
+        *(_replicas, _parts, _samples, _interleave, _virtual),
+    )
     found = (fault for rule in rules if (fault := rule(request, template)) is not None)
     return _text(next(found, None) or _anything(request, template), request, template)
 
@@ -169,6 +174,23 @@ def _groups(request: SearchRequest, template: Template) -> Fault | None:
 def _degrees(request: SearchRequest, template: Template) -> Fault | None:
     fault = degrees_fault(request.pinned, request.cluster.devices)
     return None if fault is None else replace(fault, hint="")
+
+
+def _whole_heads(request: SearchRequest, template: Template) -> Fault | None:
+    """About attention under an engine, whose tensor-parallel devices hold whole heads, keys and values included."""
+    tensor, rules = request.pinned.tensor or 1, (rule_of(template.graph, op) for op in template.graph.operators)
+    if request.space is None:
+        return None
+    counts = [min(heads_of(rule), key_heads_of(rule)) for rule in rules if rule.op_class == "attention"]
+    for count in counts:
+        if count % tensor:
+            return Fault(
+                option="tensor",
+                value=f"{tensor}",
+                reason=f"does not divide the {count} key heads, which plans for {request.space.title} keep whole",
+                hint=nearest_words(tensor, divisors(math.gcd(*counts, request.cluster.devices))),
+            )
+    return None
 
 
 def _mesh(request: SearchRequest, template: Template) -> Fault | None:

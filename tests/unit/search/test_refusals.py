@@ -4,7 +4,7 @@ A legal value that is named can be had, and nothing between it and what was want
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from planner.strategy_search.request.refusals import space_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
+from planner.strategy_search.within import within
 from tests.unit.search.cases import cluster_of, request_of, template_of
 
 
@@ -326,3 +327,18 @@ def test_the_words_for_the_nearest() -> None:
     )
     assert (multiples(3, 4), multiples(9, 4)) == ((4,), (8, 12))
     assert [divisors(number) for number in (1, 12, 49)] == [(1,), (1, 2, 3, 4, 6, 12), (1, 7, 49)]
+
+
+def test_an_engine_that_keeps_key_heads_whole_names_the_degrees_that_divide_them() -> None:
+    """Four key heads on eight devices."""
+    from planner.engines.megatron import MEGATRON
+
+    asked = replace(
+        request_of("llama-4", cluster_of("h100-80gb", 8), 16, pinned=Pinned(tensor=8), precision="bf16"), space=MEGATRON
+    )
+    with pytest.raises(RequestError) as refused:
+        search(within(MEGATRON, asked))
+    words = (
+        "tensor = 8 does not divide the 4 key heads, which plans for Megatron-LM keep whole; the nearest legal value is"
+    )
+    assert f"{words} 4" in str(refused.value)
