@@ -71,10 +71,11 @@ class NextPrice:
         setting, kinds, held = self.setting, self.kinds, division.block_ranges
         busy = [float(filled.busy[block_range]) for filled, block_range in zip(ranks, held, strict=True)]
         slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
-        asked = self._best(state, slowest, held[slowest])
-        if asked is not None:
-            self.price, self.under = asked.price, asked.under
-            return asked
+        best = self._dual(state, slowest, held[slowest])
+        if best is not None:
+            self.price, self.under = best.price, best.under  # also of prices that others have solved
+            if self.new(best) is not None:
+                return best
         if self.chain.reduces and self._reductions(slowest, held[slowest]) > REDUCTIONS * division.seconds:
             flights = setting.flights(slowest) if self.price else 0.0
             asked = self.new(Asked(kinds[slowest], self.price, flights, (self.under[0], self.under[1], WAITED)))
@@ -121,9 +122,13 @@ class NextPrice:
         return self._best(state, first, shares[first]) or self._best(state, first, shares[first], wanted[first])
 
     def _best(self, state: State, rank: int, block_range: int, capacity: float | None = None) -> Asked | None:
+        """What `_dual` says; None if it was tried, or no known column fits."""
+        asked = self._dual(state, rank, block_range, capacity)
+        return None if asked is None else self.new(asked)
+
+    def _dual(self, state: State, rank: int, block_range: int, capacity: float | None = None) -> Asked | None:
         """The price and the shares at which the bound of a rank with a range of blocks is highest, by all known
-        columns; None if they have been tried, or no known column fits. `capacity` replaces that of the rank's
-        devices."""
+        columns; None if no known column fits. `capacity` replaces that of the rank's devices."""
         master = self.composition.master(state, rank, block_range, capacity=capacity)
         if master is None:
             return None
@@ -131,7 +136,7 @@ class NextPrice:
         under = self.chain.shares((covering or there, covering or back, last), self.setting.ranks)
         flights = self.setting.flights(rank) if master.price else 0.0
         chunks = (0.0, *(own for _, own in self.setting.together(rank))) if self._unlike and master.price else ()
-        return self.new(Asked(self.kinds[rank], master.price, flights, under, master.at_tail, chunks))
+        return Asked(self.kinds[rank], master.price, flights, under, master.at_tail, chunks)
 
     def _reductions(self, rank: int, block_range: int) -> float:
         """The most seconds of reductions that some way to run the blocks of a rank assumes to be overlapped."""
