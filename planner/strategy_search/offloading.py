@@ -60,7 +60,8 @@ def with_faster_offload(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
     """The result; or that of plans that may offload anything, if memory binds, offload was left to the search, and the
-    best of them is faster by `WORTH`. `solve` looks for plans that take less than the given seconds."""
+    step of the best of them is shorter by `WORTH`. `solve` looks for plans with objectives below the given seconds.
+    Objectives count offload as exposed, steps overlap it, so steps decide."""
     best = result.plans[0]
     if result.statistics.stopped or not exact(request) or request.top > 1 or request.certify:
         return result
@@ -78,7 +79,7 @@ def with_faster_offload(
         return result.cut_short()
     except (InfeasibleError, RequestError):  # no plan is as fast, or a stage does not divide
         return result
-    if found.plans[0].bounded >= cutoff or not offload_of(found.plan).stores:
+    if found.plans[0].seconds >= best.seconds * (1 - WORTH) or not offload_of(found.plan).stores:
         return result
     statistics = replace(together(result.statistics, found.statistics), stopped=found.statistics.stopped)
     return replace(found, statistics=statistics, on_devices_alone=best)

@@ -132,7 +132,10 @@ class Evaluation:
         fastest, free = proved.least(self.cutoff)
         self.free = 0.0 if self.known else free
         hinted = self._hinted() if free < self.cutoff else []
-        if hinted and (any(hinted[0][2]) or not self._roomy(fastest)):
+        scarce = bool(hinted) and not self._roomy(fastest)
+        if scarce:
+            self.next_price.price, self.next_price.under = self.hint
+        if scarce or (hinted and any(hinted[0][2])):
             for kind, multipliers in enumerate(self.multipliers):
                 multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
             proved.outdate()

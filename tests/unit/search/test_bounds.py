@@ -419,3 +419,14 @@ def test_what_is_forgotten_of_many_states_is_asked_again(monkeypatch: pytest.Mon
     found, fewer = proved()
     assert found == kept
     assert fewer < number
+
+
+def test_memory_has_a_price_where_a_plan_would_be_faster_with_more_of_it() -> None:
+    """Also where every price that the search asks for was solved for another state before."""
+    roomy = engine_of("residual", "h100-80gb", 4, None)
+    member = next(configurations(roomy.template, 4, 12, Pinned(pipeline=1, micro_batches=1)))
+    peak, device = max(rank.peak for rank in roomy.evaluate(member).ranks), roomy.request.cluster.device
+    memory = [share * peak * (1 + device.allocator_slack) + device.reserved for share in (0.9, 0.7)]
+    more, less = (engine_of("residual", "h100-80gb", 4, one).evaluate(member) for one in memory)
+    assert more.seconds < less.seconds
+    assert less.price > 0

@@ -396,6 +396,10 @@ def test_where_memory_costs_much_of_a_step_offload_is_tried_and_taken_where_it_s
 
     assert tried(again, 0.06).plan == hosted.plan
     assert asked == [(ANYTHING, again.plans[0].bounded * (1 - WORTH))]
+    exposed = _with_longer_stages(hosted, 2.0)  # an objective counts offload that a step overlaps
+    assert exposed.plans[0].bounded > again.plans[0].bounded
+    assert tried(again, 0.06, exposed).plan == exposed.plan
+    asked.pop()
     alone = search(request)
     assert tried(alone, 0.06, again).plan == alone.plan  # what is found is slower
     assert tried(again, 0.06, alone).plan == again.plan  # or offloads nothing
@@ -405,6 +409,14 @@ def test_where_memory_costs_much_of_a_step_offload_is_tried_and_taken_where_it_s
         assert tried(again, 0.06, **other).plan == again.plan
     assert tried(again, 0.04).plan == again.plan
     assert len(asked) == 3  # it was not even tried
+
+
+def _with_longer_stages(result: SearchResult, times: float) -> SearchResult:
+    """The result with stages that take several times as long, and the same step."""
+    best, prediction = result.plans[0], result.plan.prediction
+    stages = tuple(replace(one, micro_batch_seconds=times * one.micro_batch_seconds) for one in prediction.stages)
+    plan = replace(result.plan, prediction=replace(prediction, stages=stages))
+    return replace(result, plans=(replace(best, bound=replace(best.bound, plan=plan)),))
 
 
 @pytest.mark.thorough
