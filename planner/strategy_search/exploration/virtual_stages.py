@@ -41,10 +41,11 @@ class VirtualStages:
         """Evaluate the postponed configurations. Returns whether the search was stopped before its end.
 
         Where the best contender is already a plan, its step bounds what may contend: interleaved stages run in one
-        schedule only, other schedules need whole stages.
+        schedule only, other schedules need whole stages. Their step may overlap the transfers that objectives and
+        bounds count as exposed.
         """
         postponed, step = self.frontier.postponed, math.inf
-        postponed.sort(key=lambda one: (one.configuration.uneven, one.bound, one.configuration.tie), reverse=True)
+        postponed.sort(key=self._promise, reverse=True)
         self._asked, self._missed, self._untried = set(), 0, []
         if postponed:
             self.early.make_best()
@@ -60,12 +61,24 @@ class VirtualStages:
         self._bound_untried()
         return False
 
+    def _promise(self, postponed: Bounded) -> tuple[object, ...]:
+        """Sorts configurations, the most promising first: equal stages by their bounds; then unequal ones, first by
+        what was found with one stage on each rank, then, where nothing was found, by their bounds, which count memory
+        as free."""
+        bound, c, _ = postponed
+        alone, _ = self.record.with_one_stage(c) or (math.inf, 0.0)
+        if not c.uneven or alone == math.inf:
+            return c.uneven, c.uneven, bound, c.tie
+        return True, False, alone * least_share(c), c.tie
+
     def _try(self, postponed: Bounded, step: float) -> None:
         """Evaluate a configuration if nothing proves that it is slower than the best plan, or if the time found with
         one stage on each rank, times the share that a shorter bubble may leave of it, is below the cutoff."""
         bound, c, family = postponed
         alone, proved = self.record.with_one_stage(c) or (math.inf, self.found.cutoff)
         share, cutoff = least_share(c), min(self.found.cutoff, step)
+        if c.uneven and family is not None and step < self.found.cutoff:
+            cutoff = min(self.found.cutoff, step + family.transfer_seconds(c))
         bound = max(bound, proved * share)
         given_up = c.uneven and self._missed == _UNEVEN_TRIED
         if bound < cutoff and family is not None and not given_up:

@@ -438,8 +438,9 @@ def _cuts(template: Template, pipeline: int) -> bool:
 
 
 _FEW = 8
-"""A number of equal stages on each rank that leaves a small bubble. If this many or fewer are possible, other numbers
-of unequal stages are not tried; the same numbers are, if ranks are not equally busy with equal stages."""
+"""A number of equal stages on each rank that leaves a small bubble. If this many or fewer are possible, the same
+numbers of unequal stages are tried if ranks are not equally busy with equal stages. Of other numbers those of
+`_UNEQUAL` are tried that divide the blocks into stages of as many blocks, but of other kinds."""
 
 _UNEQUAL = (2, 4)
 """Numbers of unequal stages on each rank that are tried if no such number of equal ones is possible."""
@@ -476,8 +477,9 @@ def _virtual_stages(
             equal += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
         if may_be_uneven(pinned):
             few = [v for v in equal if v <= _FEW]
-            tried = few if template.heavy_ends else ()
-            uneven += (wanted,) if wanted else tried if few else _UNEQUAL
+            tried = few if template.heavy_ends else []
+            unlike = [v for v in _UNEQUAL if v not in equal and blocks % (pipeline * v) == 0]
+            uneven += (wanted,) if wanted else (*tried, *unlike) if few else _UNEQUAL
     most = blocks + (EMPTY if wanted else 0)
     possible = (*plain, *((v, False) for v in equal), *((v, True) for v in uneven if pipeline * v <= most))
     return tuple((v, cut) for v, cut in possible if wanted in (0, v) and not (interleaved and v == 1))

@@ -94,8 +94,8 @@ def test_of_78_blocks_on_16_ranks_the_larger_stages_follow_each_other() -> None:
 
 
 def test_unequal_stages_are_searched_where_equal_ones_are_not_possible() -> None:
-    def stages(**pinned: Any) -> set[tuple[int, int, bool]]:
-        every = configurations(template_of("llama-6-tied"), 4, 8, Pinned(**pinned))
+    def stages(model: str = "llama-6-tied", **pinned: Any) -> set[tuple[int, int, bool]]:
+        every = configurations(template_of(model), 4, 8, Pinned(**pinned))
         return {(c.pipeline, c.virtual_stages, c.uneven) for c in every if c.virtual_stages > 1}
 
     assert stages(pipeline=2) == {(2, 3, False)}
@@ -103,6 +103,9 @@ def test_unequal_stages_are_searched_where_equal_ones_are_not_possible() -> None
     assert stages(pipeline=4, virtual_stages=2) == {(4, 2, True)}  # the first and the last may hold no block
     assert (2, 2, True) in stages(pipeline=2, virtual_stages=2)
     assert stages(pipeline=2, virtual_stages=2, even=True) == set()
+    # eight blocks of two kinds in turn: in four stages the kinds are alike, in eight they are not
+    assert {(2, 2, False), (2, 4, True)} <= stages("kinds-in-turn", pipeline=2)
+    assert (2, 4, True) not in stages("kinds-in-turn", pipeline=2, even=True)
 
 
 @pytest.mark.parametrize("model", ["llama-6-tied", "kinds-in-turn"])
