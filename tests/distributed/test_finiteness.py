@@ -53,7 +53,7 @@ def test_a_weight_that_is_not_finite(pool, sizes: tuple[int, ...], seed: int, se
     message = same(pool.run("tasks_checking", "broken_weight", sizes, seed, settings))
     assert message.startswith("the loss of step 2 is nan: "), message
     assert "parameter 'blocks.1.linear.weight' holds 1 NaN among the" in message, message
-    assert "since step 2: the update of step 1" in message, message
+    assert "before step 2, from the update of step 1" in message, message
 
 
 @pytest.mark.cases(0, 1)
@@ -68,4 +68,4 @@ def test_a_gradient_that_is_not_finite(pool, sizes: tuple[int, ...], seed: int, 
     number, message = same(pool.run("tasks_checking", "broken_gradient", False, sizes, seed, settings))
     assert number == 3
     assert "parameter 'blocks.0.root'" in message, message
-    assert "since step 3: the update of step 2" in message, message
+    assert "before step 3, from the update of step 2" in message, message
