@@ -152,7 +152,7 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     found = getattr(transformers, name, None) if ending is not None else None
     if ending is None or not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         known = ", ".join(f"…{known}" for known in _KINDS)
-        lacks = f"transformers {transformers.__version__} has no such class"
+        lacks = f"transformers {transformers.__version__} has no model of that name"
         said = f"is not one that is built here ({known})" if ending is None else f"is not known: {lacks}"
         raise ModelError(
             f"{path}: the architecture {name} {said}; write a factory instead: --model package.module:factory"

@@ -312,7 +312,9 @@ def test_code_beside_a_config_is_never_asked_for_or_run(folder: Path, content: d
 @pytest.mark.parametrize("name", ["AutoModelForCausalLM", "__class__ForCausalLM", "PreTrainedModelForCausalLM"])
 def test_an_architecture_is_a_class_of_models(folder: Path, name: str) -> None:
     (folder / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "llama"}))
-    assert f"the architecture {name} is not one" in refused("--model", "./config.json", "--hardware", "cpu")
+    assert f"the architecture {name} is not known: transformers" in refused(
+        "--model", "./config.json", "--hardware", "cpu"
+    )
 
 
 def test_a_carried_graph_is_the_one_that_was_traced(folder: Path) -> None:
