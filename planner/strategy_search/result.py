@@ -9,7 +9,7 @@ from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
-from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, gap_of, objective_gap
+from planner.strategy_search.engine.proofs import Ranked, gap_of, objective_gap, status_of
 from planner.strategy_search.engine.scheduling import Assumed
 from planner.strategy_search.request.space import Configuration
 
@@ -198,5 +198,4 @@ class SearchResult:
     @property
     def status(self) -> str:
         """ "optimal" where no plan in the space has a lower objective than the first, else "feasible"."""
-        proved = objective_gap(self.plan, self.bound_seconds) <= OPTIMAL
-        return "optimal" if proved and self.covered else "feasible"
+        return status_of(self.plan, self.bound_seconds, covered=self.covered)

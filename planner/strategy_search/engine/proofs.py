@@ -1,6 +1,6 @@
-"""The best plans, and the gap of each: how much less time another plan could take at most.
+"""The best plans, and the gap of each: how far below its step the objective of another plan can be at most.
 
-gap = 1 - bound / seconds        no plan takes less than the bound; seconds are those of this plan that it bounds
+gap = 1 - bound / step        no plan has an objective below the bound
 """
 
 import math
@@ -91,10 +91,16 @@ def proved(plan: Plan, bound: float, *, covered: bool) -> Plan:
     gap = gap_of(plan, bound)
     provenance = replace(
         plan.provenance,
-        status="optimal" if objective_gap(plan, bound) <= OPTIMAL and covered else "feasible",
+        status=status_of(plan, bound, covered=covered),
         gap=0.0 if gap <= OPTIMAL else _rounded_up(gap),
     )
     return replace(plan, provenance=provenance)
+
+
+def status_of(plan: Plan, bound: Seconds, *, covered: bool) -> str:
+    """ "optimal" where no plan has a lower objective than this one, if none is below `bound` and plans like it are
+    `covered`; else "feasible"."""
+    return "optimal" if objective_gap(plan, bound) <= OPTIMAL and covered else "feasible"
 
 
 def bounded_seconds(plan: Plan) -> Seconds:
