@@ -10,11 +10,14 @@ from planner.cli.spoken import parse_counted
 
 JOB = "Training job"
 HAND = "Parallelism"
-BLOCKS = "Sequence parallelism, recomputation, offload"
-OPERATORS = "Operators"
-GRADIENTS = "Gradients"
-SEARCH = "Search"
 OUTPUT = "Output"
+SEARCH = "Search and memory"
+OVERLAP = "Overlap"
+CONTEXT = "Context parallelism, all-to-all, experts"
+GRADIENTS = "Gradients and optimizer states"
+OPERATORS = "Operators and parameters"
+FP8 = "fp8"
+LORA = "Low-rank adapters (LoRA)"
 
 
 def number(panel: str, text: str, default: str = "", least: int = 1, most: int | None = None) -> Any:

@@ -56,7 +56,7 @@ def test_options_are_in_the_help_of_search_by_group_and_told_whole() -> None:
     for field in Options.__dataclass_fields__:
         name = {"as_json": "json", "engine": "for"}.get(field, field).replace("_", "-")
         assert f"--{name}" in text or f"--[no-]{name}" in text, field
-    headings = ["Training job", "Parallelism", "Gradients", "Search", "Output"]
+    headings = ["Training job", "Parallelism", "Output", "Search and memory", "Gradients and optimizer states", "fp8"]
     assert [text.index(f"\n{one}\n") for one in headings] == sorted(text.index(f"\n{one}\n") for one in headings)
     whole = printed("help", "gathers")
     assert "ahead prefetches" in whole.replace("\n ", "")
