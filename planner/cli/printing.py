@@ -87,7 +87,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         placements_text,
         proof_text,
         simpler_text,
-        sum_text,
+        simulated_text,
         without_fp8_text,
     )
     from planner.strategy_search.request.offload import offload_of
@@ -124,7 +124,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)
-    if about := sum_text(best.seconds, best.bounded, fastest=answer.result.simpler is None):
+    if about := simulated_text(best.seconds, best.bounded, fastest=answer.result.simpler is None):
         console.print(about, soft_wrap=True)
     here = (answer.request.global_batch, answer.request.cluster.devices)
     for near in answer.result.neighbours:

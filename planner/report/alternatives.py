@@ -107,8 +107,8 @@ def _cells(row: Sensitivity, found: Outcome | None, base: Outcome | None) -> tup
 
 ABOUT = (
     "This plan kept: the same choices, with more or fewer micro-batches, or a longer or shorter data-parallel axis."
-    " Searched again: nothing fixed, until no plan can have an objective more than 1% lower than the one shown. A step"
-    " is within a few percent of its objective, so rows may differ by that much for no other reason."
+    " Searched again: nothing fixed, until the gap is at most 1%. With pipelines, the gap is about the objective; steps"
+    " are within a few percent of it, so rows may differ by that much for no other reason."
 )
 """The text below the table of sensitivities."""
 

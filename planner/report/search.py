@@ -22,33 +22,22 @@ _ASSUMED = {
 }
 """What the objective assumes (`planner.strategy_search.engine.scheduling.assumed`), in words."""
 
-_FASTER = "is faster", "is more than {} faster"
-_BELOW_STEP = "has an objective below this plan's step", "has an objective more than {} below this plan's step"
-"""Words that no plan is better, or by how much one could be better at most."""
-
 _APART = {
-    "v": ("with stages one after the other", "with stages in a V", _FASTER, "the busy time of its slowest rank"),
-    "slices": ("with whole sequences", "with sequence slices", _FASTER, "its work alone"),
+    "v": ("with stages one after the other", "with stages in a V", "the busy time of its slowest rank"),
+    "slices": ("with whole sequences", "with sequence slices", "its work alone"),
     "unequal": (
         "with equal virtual stages",
         "with unequal virtual stages",
-        _BELOW_STEP,
         "memory of the average virtual stage of a rank",
     ),
-    "unequal, v": (
-        "with equal stages one after the other",
-        "with unequal virtual stages, or with stages in a V,",
-        _BELOW_STEP,
-        "",
-    ),
+    "unequal, v": ("with equal stages one after the other", "with unequal virtual stages, or with stages in a V,", ""),
     "unequal, slices": (
         "with equal virtual stages and whole sequences",
         "with unequal virtual stages, or with sequence slices,",
-        _BELOW_STEP,
         "",
     ),
 }
-"""Plans with the higher lower bound; the other plans; what is proved of these; what their bound counts."""
+"""Plans with the higher lower bound; the other plans; what the bound of these counts."""
 
 _SAME = 5e-4
 """Steps with a smaller relative difference are called equally fast."""
@@ -69,27 +58,26 @@ def proof_text(
     covered: bool = True,
     apart: tuple[str, float] | None = None,
 ) -> str:
-    """The proof about the plans `where`: none is faster, or one could be faster by a gap at most. If the objective has
-    `assumed` something that a step may do better, the sentence compares objectives with the step of the plan. A plan
-    with three or four mesh axes, or with ring attention, is not `covered`: the proof is then about the plans around
-    which it was found. Plans with their own lower bound are in a second sentence (`apart`, `SearchResult.apart`)."""
+    """The proof about the plans `where`: none is faster, or one could be faster by a gap at most. A step may do better
+    than what is `assumed`; then the sentence begins with that, and compares what plans take so with the step of the
+    plan. A plan with three or four mesh axes, or with ring attention, is not `covered`: the proof is then about the
+    plans around which it was found. Plans with their own lower bound are in a second sentence (`apart`,
+    `SearchResult.apart`)."""
     where = where if covered else f"{where}, with one or two mesh axes and without ring attention,"
-    objective = f" (objective: the step {' and '.join(_ASSUMED[one] for one in assumed)})" if assumed else ""
-    words = _BELOW_STEP if assumed else _FASTER
+    under = f"{' and '.join(_ASSUMED[one] for one in assumed)}, " if assumed else ""
     if status == "optimal":
-        return f"Proved optimal: no plan {where} {'has a lower objective' if assumed else words[0]}{objective}"
+        return f"Proved optimal: {under}no plan {where} is faster"
     if apart is None or apart[1] >= gap:
-        return f"Proved: no plan {where} {_at_most(words, gap)}{objective}"
-    others, like, proved, counted = _APART[apart[0]]
-    first = f"Proved: no plan {where} {others} {_at_most(words, apart[1])}{objective};"
+        return f"Proved: {under}no plan {where} is {_faster(gap)}"
+    others, like, counted = _APART[apart[0]]
     by = f" (bound: {counted})" if counted else ""
-    return f"{first}\nno plan {like} {_at_most(proved, gap)}{by}"
+    return f"Proved: {under}no plan {where} {others} is {_faster(apart[1])};\nno plan {like} is {_faster(gap)}{by}"
 
 
-def _at_most(words: tuple[str, str], gap: float) -> str:
+def _faster(gap: float) -> str:
     if gap <= _NONE:  # no plan of that space is better; the plan itself may be outside of it
-        return words[0]
-    return words[1].format(_rounded_up(gap))
+        return "faster"
+    return f"more than {_rounded_up(gap)} faster"
 
 
 def placements_text(compared: int) -> str:
@@ -123,17 +111,17 @@ def without_fp8_text(recipe: str) -> str:
     )
 
 
-def sum_text(step: float, bounded: float, *, fastest: bool = True) -> str:
-    """The objective of a plan whose step is shorter than it, and why the plan was chosen if it is the `fastest`; else
-    empty."""
+def simulated_text(step: float, bounded: float, *, fastest: bool = True) -> str:
+    """How much shorter the simulated step of a plan is than what its proof assumes, and why the plan was chosen if it
+    is the `fastest`; empty if it is no shorter."""
     change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
     own = (
-        f"A step may be shorter than its objective: that of this plan is {seconds_text(bounded)}, and its simulated"
-        f" step is {percent_text(change)} shorter"
+        f"Simulated, a step can be shorter: that of this plan is {seconds_text(step)}, {percent_text(change)} less than"
+        f" under these assumptions ({seconds_text(bounded)})"
     )
-    return f"{own}. Of the plans with the lowest objectives, it has the shortest step" if fastest else own
+    return f"{own}. Of the best plans under them, it has the shortest simulated step" if fastest else own
 
 
 def simpler_text(slower: float, decisions: int, fastest: int) -> str:

@@ -29,7 +29,7 @@ from planner.plan.prediction.step import (
 )
 from planner.report.explanation import explanation_lines
 from planner.report.html.colours import STEP
-from planner.report.search import proof_text, sum_text
+from planner.report.search import proof_text, simulated_text
 from planner.strategy_search import objectives
 
 pytestmark = pytest.mark.usefixtures("searched_once")
@@ -156,17 +156,17 @@ def test_what_is_proved(status: str, gap: float, words: str) -> None:
 def test_a_proof_says_about_which_plans_it_is_where_the_best_is_none_of_them() -> None:
     """One of three axes, or with a ring, is found around those of which something is proved."""
     said = proof_text("feasible", 0.004, "in the search space", ["1f1b"], covered=False)
-    assert said.startswith(
-        "Proved: no plan in the search space, with one or two mesh axes and without ring attention, has an objective"
-        " more than 0.4% below this plan's step (objective: "
+    assert said == (
+        "Proved: under 1F1B with exposed stage transfers, no plan in the search space, with one or two mesh axes and"
+        " without ring attention, is more than 0.4% faster"
     )
 
 
 def test_a_proof_says_apart_what_is_known_of_stages_in_a_v() -> None:
     first, second = proof_text("feasible", 0.4, "in the search space", ["in order"], apart=("v", 0.0)).splitlines()
     assert first == (
-        "Proved: no plan in the search space with stages one after the other has an objective below this plan's step"
-        " (objective: the step with micro-batches one after the other);"
+        "Proved: with micro-batches one after the other, no plan in the search space with stages one after the other is"
+        " faster;"
     )
     assert second == "no plan with stages in a V is more than 40.0% faster (bound: the busy time of its slowest rank)"
     sliced = proof_text("feasible", 0.4, "in the search space", apart=("slices", 0.01)).splitlines()
@@ -176,36 +176,37 @@ def test_a_proof_says_apart_what_is_known_of_stages_in_a_v() -> None:
 
 
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
-    assert sum_text(1.0, 1.0 + 1e-12) == sum_text(10.1, 10.0) == ""
-    assert "that of this plan is 10 s" in (text := sum_text(9.9, 10.0))
-    assert text.endswith("it has the shortest step")
-    assert sum_text(9.9, 10.0, fastest=False).endswith("10 s, and its simulated step is 1.0% shorter")
+    assert simulated_text(1.0, 1.0 + 1e-12) == simulated_text(10.1, 10.0) == ""
+    assert "that of this plan is 9.9 s, 1.0% less" in (text := simulated_text(9.9, 10.0))
+    assert text.endswith("it has the shortest simulated step")
+    assert simulated_text(9.9, 10.0, fastest=False).endswith("under these assumptions (10 s)")
 
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("options", "assumed", "words"),
     [
-        (["--pipeline", "1", "--interleave", "1"], [], " faster"),
-        (["--pipeline", "1"], ["in order"], " (objective: the step with micro-batches one after the other)"),
+        (["--pipeline", "1", "--interleave", "1"], [], "no plan"),
+        (["--pipeline", "1"], ["in order"], "with micro-batches one after the other, no plan"),
         (
             ["--forward-only"],
             ["forward"],
-            " (objective: the step at the pace of its slowest stage with exposed stage transfers)",
+            "at the pace of its slowest stage with exposed stage transfers, no plan",
         ),
-        ([], ["1f1b"], " (objective: the step under 1F1B with exposed stage transfers)"),
-        (["--pipeline", "2", "--schedule", "zb_v", "--micro-batches", "4"], [], " faster"),
+        ([], ["1f1b"], "under 1F1B with exposed stage transfers, no plan"),
+        (["--pipeline", "2", "--schedule", "zb_v", "--micro-batches", "4"], [], "no plan"),
         (
             ["--offload", "auto"],
             ["1f1b", "offload"],
-            " (objective: the step under 1F1B with exposed stage transfers and with exposed offload)",
+            "under 1F1B with exposed stage transfers and with exposed offload, no plan",
         ),
     ],
 )
 def test_a_proof_says_how_plans_are_compared(plan: Any, options: list[str], assumed: list[str], words: str) -> None:
     found = plan.json(*TINY, *options)["search"]
     assert (found["assumed"], found["covered"]) == (assumed, True)
-    assert proof_text(found["status"], found["gap"], "in the search space", assumed).endswith(words)
+    said = proof_text(found["status"], found["gap"], "in the search space", assumed)
+    assert said.partition(": ")[2].startswith(f"{words} in the search space")
 
 
 def test_json_says_where_a_plan_lies_outside_of_what_is_proved(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
