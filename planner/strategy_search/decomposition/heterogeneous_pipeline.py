@@ -28,8 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Bytes
-from planner.strategy_search.decomposition.lagrangian import Lines, Multipliers, States
+from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.decomposition.lines import Lines, pace
 from planner.strategy_search.decomposition.pieces import Chain
+from planner.strategy_search.decomposition.priced import States, of_all_blocks
 from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]
@@ -126,16 +128,16 @@ class _Mixed:
 
     def bounds(self) -> Array:
         best = np.zeros(self.possible.shape)
-        for units in [found for one in self.multipliers for found in one.units(self.possible)]:
+        for units in [found for one in self.multipliers for found in one.rank_bounds.units(self.possible)]:
             best = np.maximum(best, self._in_units(units))
         return np.where(self.possible, best, math.inf)
 
     def _in_units(self, units: Array) -> Array:
         """The bounds with blocks measured in some units. Clears `self.possible` for states in which the blocks do not
         fit."""
-        total = self.multipliers[0].whole(units)
+        total = of_all_blocks(self.multipliers[0].counts, units)
         lines = [
-            one.lines(setting, self.possible, units, self.pipeline_of_kinds.ranks_of(kind))
+            one.rank_bounds.lines(setting, self.possible, units, self.pipeline_of_kinds.ranks_of(kind))
             for kind, (one, setting) in enumerate(zip(self.multipliers, self.settings, strict=True))
         ]
         every = [line for own in lines for line in own]
@@ -144,8 +146,8 @@ class _Mixed:
         self.possible &= room >= total * (1 - 1e-12)
         share = 1 / len(self.pipeline_of_kinds.kinds)
         equal: Array = np.max([line.busy(share) for line in every], axis=0)
-        pace = self.multipliers[0].pace(every, equal, total)
-        times = np.array([pace * (1 + more) for more in _GRID])
+        least = pace(every, equal, total, self.multipliers[0].halvings)
+        times = np.array([least * (1 + more) for more in _GRID])
         found: Array = (times + self._lone(lines, units, total, times[1:])).min(axis=0)
         return found
 
@@ -170,6 +172,6 @@ class _Mixed:
 
     def _rooms(self, line: Lines, times: Array) -> Array:
         """Units that the ranks of a line can hold within each of the times, and in the last row in any time."""
-        most = np.minimum(line.room, self.multipliers[0].whole_blocks(line.within(times[:, None]) + 1e-9))
+        most = np.minimum(line.room, line.rounded(line.within(times[:, None])))
         room: Array = np.maximum(np.concatenate([most, line.room[None]]), 0.0) * line.ranks
         return room

@@ -27,7 +27,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.lagrangian import NEVER, Multipliers
+from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.decomposition.lines import NEVER
 from planner.strategy_search.decomposition.pieces import Chain, Piece
 from planner.strategy_search.decomposition.setting import Setting
 

@@ -12,7 +12,7 @@ from planner.strategy_search.request.space import Configuration, Counts
 
 _ASKED = (0.0, 0.25, 0.5, 1.0)
 """Prices are solved for these fractions of the most micro-batches that a chunk ever holds in flight, whatever the
-number of chunks. Bounds for other numbers lie between them (see `Multipliers.combinations`)."""
+number of chunks. Bounds for other numbers lie between them (`planner.strategy_search.decomposition.usable_prices`)."""
 
 _APART = 4
 """The largest number of groups of chunks of a rank that may run unlike each other."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.lagrangian import State
 from planner.strategy_search.decomposition.pieces import Piece
+from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.request.template import Key
 from planner.strategy_search.solvers.problem import Edge, Problem, Variable
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
-from planner.strategy_search.decomposition.lagrangian import Multipliers, State, States
+from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.decomposition.priced import State, States
 from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]

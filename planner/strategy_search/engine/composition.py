@@ -14,12 +14,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.division import Division, divide, step_of
 from planner.strategy_search.decomposition.free_chunks import free_chunks
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.mixture import Mixture, best_mixture
 from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.priced import Priced, State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Handed, Rank, Way, fill_best
 from planner.strategy_search.engine.master import Master, master_of
@@ -381,7 +383,7 @@ class Composition:
             outliving=float(chain.handed[state]) * flights,
             before=head.recompute if head is not None and chain.blocks_in_head else None,
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
-            seconds=float(self.multipliers[0].crossing_seconds(self.setting, rank)[state]),
+            seconds=float(crossing_seconds(self.multipliers[0].chain, self.setting, rank)[state]),
             first=first,
             begins=first and head is not None and chain.begins,
             relays=setting.relays,

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from planner.sharding.rule import pieces_of
 from planner.sharding.rules import rule_of
+from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
 from planner.strategy_search.decomposition.lagrangian import Multipliers, first_bounds
 from planner.strategy_search.decomposition.pieces import NEITHER, Passes
 from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.decomposition.state_bounds import StateBounds
+from planner.strategy_search.decomposition.v_bound import busy_in_a_v
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import Template
@@ -246,7 +248,7 @@ class _Bounds:
     def busy_in_a_v(self, configuration: Configuration) -> float:
         """A lower bound on the busy seconds of the slowest rank of a member with its stages in a V."""
         multipliers, setting = self._of(configuration)
-        return multipliers[0].busy_in_a_v(setting) if len(multipliers) == 1 else 0.0
+        return busy_in_a_v(multipliers[0].questions, setting) if len(multipliers) == 1 else 0.0
 
     def seconds_with_one_stage(self, configuration: Configuration, cutoff: float) -> float:
         """The bound of a member with virtual stages by prices that were solved with one stage on each rank, where a
@@ -269,7 +271,7 @@ class _Bounds:
         """Seconds of a step that the rank with the longest transfers spends on them, for the layouts that take
         least."""
         (multipliers, *_), setting = self._of(configuration)
-        longest = max(float(multipliers.crossing_seconds(setting, rank).min()) for rank in range(setting.ranks))
+        longest = max(float(crossing_seconds(multipliers.chain, setting, rank).min()) for rank in range(setting.ranks))
         return setting.micro_batches * longest / multipliers.parts
 
     def least_bytes(self, configuration: Configuration) -> float:

@@ -28,9 +28,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.strategy_search.decomposition.lagrangian import Multipliers, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.mixture import Shares
 from planner.strategy_search.decomposition.pieces import Column, Passes
+from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.solvers.linear_program import LinearSolution, minimized
 
@@ -109,8 +110,8 @@ def master_of(
     if at_once is None:
         memory = [
             _Memory(
-                capacity=setting.capacity - multipliers.least_transient(first, last),
-                interior=multipliers.interior,
+                capacity=setting.capacity - multipliers.rank_bounds.least_transient(first, last),
+                interior=multipliers.questions.interior,
             )
         ]
         if last and chain.tail:
@@ -152,7 +153,7 @@ def _duals(solution: LinearSolution) -> list[float]:
 
 def _lengthens(multipliers: Multipliers) -> float:
     """Share of a backward pass's exposed communication during which it overlaps further reductions."""
-    return multipliers.covers if multipliers.single else 0.0
+    return multipliers.questions.covers if multipliers.single else 0.0
 
 
 def _solved(
@@ -161,7 +162,7 @@ def _solved(
     """Solves the program, whose rows are those of memory, of exposed communication, and of the numbers of columns.
     Returns the solution and how often each column of every group is taken; None if none fits."""
     columns = [(number, group, c) for number, group in enumerate(groups) for c in group.columns]
-    limits, weight, covers = len(memory) + _TRAVELS, multipliers.weight, multipliers.covers
+    limits, weight, covers = len(memory) + _TRAVELS, multipliers.weight, multipliers.questions.covers
     rows = np.zeros((limits + len(groups), _TRAVELS + len(columns)))
     costs = np.zeros(rows.shape[1])
     costs[:_TRAVELS] = weight, weight, 1.0

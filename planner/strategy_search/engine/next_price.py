@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.strategy_search.decomposition.division import Division
-from planner.strategy_search.decomposition.lagrangian import State
 from planner.strategy_search.decomposition.pieces import NEITHER, WAITED, Amounts, Passes
+from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.stage_filling import Filled
 from planner.strategy_search.engine.composition import Composition
 

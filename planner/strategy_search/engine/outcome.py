@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from planner.strategy_search.decomposition.lagrangian import State
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Passes
+from planner.strategy_search.decomposition.priced import State
 
 Stored: TypeAlias = tuple[tuple[str, int], ...]
 """Weights, and the number of the stored layout of each."""

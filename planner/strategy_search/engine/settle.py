@@ -20,8 +20,8 @@ from typing import Any
 from planner.errors import LimitError, RequestError
 from planner.limits import seconds_left
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem
 from planner.strategy_search.engine.outcome import Outcome, RankFilling

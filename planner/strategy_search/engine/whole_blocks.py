@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.strategy_search.decomposition.division import least_seconds
-from planner.strategy_search.decomposition.lagrangian import State, over
 from planner.strategy_search.decomposition.pieces import Amounts, Asked, Column, Piece, Weights, solve
+from planner.strategy_search.decomposition.priced import State, over
 from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, fill_best
 from planner.strategy_search.engine.composition import Composition
 

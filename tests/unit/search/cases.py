@@ -26,10 +26,11 @@ from planner.plan.plan import ModelReference, Plan, Prediction, Provenance, Trai
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.engine import setting_of
@@ -705,9 +706,8 @@ def bytes_of(
 
 def seconds_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
     """A step by the prices of the pieces."""
-    multipliers = Multipliers(case.chain, case.setting.weight)
     numbers = range(case.setting.ranks)
-    crossing = [float(multipliers.crossing_seconds(case.setting, rank)[state]) for rank in numbers]
+    crossing = [float(crossing_seconds(case.chain, case.setting, rank)[state]) for rank in numbers]
     parts = [total(columns_of(case, ranks, rank), "part") + crossing[rank] for rank in numbers]
     steps = [total(columns_of(case, ranks, rank), "step") for rank in numbers]
     return float(step_time(parts, steps, case.setting.micro_batches, case.setting.chunks))

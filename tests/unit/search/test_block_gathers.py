@@ -18,7 +18,7 @@ from planner.plan.prediction.step import PassCost
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.buckets import Bucket
 from planner.sharding.update import GATHERS, PLAIN, Update
-from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, bounded_seconds
 from planner.strategy_search.job import machine_from
 from planner.strategy_search.request.space import Configuration, Pinned
@@ -64,7 +64,7 @@ def test_the_pieces_and_the_judge_agree(
     draw, update = random.Random(model), Update(buckets="none", gathers=gathers, gradient_dtype=dtype)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update)
-    multipliers, beyond = Multipliers(case.chain, case.setting.weight), []
+    beyond = []
     for _ in range(6):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
@@ -74,7 +74,7 @@ def test_the_pieces_and_the_judge_agree(
             part = (
                 total(columns, "part")
                 + total(columns, "under")
-                + float(multipliers.crossing_seconds(case.setting, rank)[state])
+                + float(crossing_seconds(case.chain, case.setting, rank)[state])
             )
             assert same(part, math.fsum(cost.micro_batch.values()))
             check_bytes(case, state, ranks, rank, cost, model)

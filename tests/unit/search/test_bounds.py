@@ -15,9 +15,10 @@ import pytest
 
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
-from planner.strategy_search.decomposition.lagrangian import Multipliers, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Piece
+from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.engine import evaluation
 from planner.strategy_search.engine import family as family_module
 from planner.strategy_search.engine.composition import Composed, Composition, Tried

@@ -88,7 +88,7 @@ def test_the_units_of_the_most_blocks_are_those_of_no_more_small_ones_than_there
         assert max(multipliers.counts) > 1
         units = rng.random((len(multipliers.counts), 7)) + 0.1
         every = np.repeat(units, multipliers.counts, axis=0)  # (blocks, states)
-        assert multipliers.units_of_most(units) == pytest.approx(np.sort(every, axis=0)[:most].sum(axis=0))
+        assert multipliers.rank_bounds.units_of_most(units) == pytest.approx(np.sort(every, axis=0)[:most].sum(axis=0))
 
 
 @pytest.mark.cases(1)

@@ -19,7 +19,7 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import AUTO_GATHERS, PLAIN, Update
-from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.offloading import WORTH, with_faster_offload
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, offload_of, parse_offload
@@ -71,12 +71,7 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update, offload=ALL_HOMES)
-    multipliers, homes, offloading, away = (
-        Multipliers(case.chain, case.setting.weight),
-        set[str](),
-        set[str](),
-        set[str](),
-    )
+    homes, offloading, away = set[str](), set[str](), set[str]()
     for _ in range(8):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
@@ -90,7 +85,7 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
-            parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
+            parts.append(total(columns, "part") + float(crossing_seconds(case.chain, case.setting, rank)[state]))
             steps.append(total(columns, "step"))
             assert same(parts[-1], math.fsum(cost.micro_batch.values()))
             assert same(steps[-1], math.fsum(cost.once.values()))

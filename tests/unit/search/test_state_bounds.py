@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from planner.strategy_search.decomposition import state_bounds
-from planner.strategy_search.decomposition.lagrangian import States
+from planner.strategy_search.decomposition.priced import States
 from planner.strategy_search.decomposition.state_bounds import StateBounds
 
 SHAPE = (6, 5, 4)

@@ -24,7 +24,8 @@ from planner.plan.schedule import Moment, in_flight_of, moments_of
 from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.layout import PADDING, whole_shape
 from planner.sharding.update import Update
-from planner.strategy_search.decomposition.lagrangian import Multipliers, State
+from planner.strategy_search.decomposition.crossings import crossing_seconds
+from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
@@ -110,12 +111,11 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
     assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
     assert same(math.fsum(value for _, value in prediction.memory), prediction.peak_bytes)
     parts, steps, ahead = [], [], 0.0
-    multipliers = Multipliers(case.chain, case.setting.weight)
     for rank, walk in enumerate(walks_of(bound, case.cluster)):
         cost = walk.rank(rank)
         where = f"rank {rank} of {case.configuration} on {case.cluster.name}"
         columns = columns_of(case, ranks, rank)
-        parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
+        parts.append(total(columns, "part") + float(crossing_seconds(case.chain, case.setting, rank)[state]))
         steps.append(total(columns, "step"))
         assert told(parts[-1], math.fsum(cost.micro_batch.values()), pads, less), where
         assert told(steps[-1], math.fsum(cost.once.values()), pads), where
@@ -320,7 +320,6 @@ def test_updates_are_priced_alike(
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", optimizer, update=update)
-    multipliers = Multipliers(case.chain, case.setting.weight)
     for _ in range(4):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
@@ -328,7 +327,7 @@ def test_updates_are_priced_alike(
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
-            parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
+            parts.append(total(columns, "part") + float(crossing_seconds(case.chain, case.setting, rank)[state]))
             steps.append(total(columns, "step"))
             assert same(parts[-1], math.fsum(cost.micro_batch.values()))
             assert same(steps[-1], math.fsum(cost.once.values()))
