@@ -13,7 +13,7 @@ from planner.plan.prediction.chunk_memory import STATES
 from planner.plan.prediction.predict import predict
 from planner.sharding.mesh import build_mesh
 from planner.strategy_search.request.template import fold
-from planner.strategy_search.tables.cost_table import TableBuilder
+from planner.strategy_search.tables.table_builder import TableBuilder
 from runtime import audit
 from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import Hand, cluster_of

@@ -20,7 +20,7 @@ from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, level_sizes, plan_recursively
 from planner.strategy_search.request.restriction import Fixed, OneAxisFree, Restriction
 from planner.strategy_search.request.space import Configuration
-from planner.strategy_search.tables.cost_table import TableBuilder
+from planner.strategy_search.tables.table_builder import TableBuilder
 from tests.unit.search.cases import BATCH, cluster_of, template_of
 
 SAMPLES = 24

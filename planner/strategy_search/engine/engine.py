@@ -51,8 +51,9 @@ from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import EXPERTS, Configuration
 from planner.strategy_search.request.template import Template
-from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
+from planner.strategy_search.tables.cost_table import CostTables
 from planner.strategy_search.tables.launches import least_counted
+from planner.strategy_search.tables.table_builder import TableBuilder
 
 KEPT = 4
 """For this many configurations, those asked for last, the engine keeps all pieces and what prices of memory have

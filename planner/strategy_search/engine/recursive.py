@@ -51,7 +51,7 @@ from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.restriction import Fixed, OneAxisFree, Restriction
 from planner.strategy_search.request.space import Configuration, Running
 from planner.strategy_search.request.template import Template
-from planner.strategy_search.tables.cost_table import TableBuilder
+from planner.strategy_search.tables.table_builder import TableBuilder
 
 _ROUNDING = 1e-9  # relative: sums of the same numbers in another order differ by less
 _MARGIN = 1.05  # how much tighter limits get than by what was missing

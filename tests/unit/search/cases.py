@@ -40,7 +40,7 @@ from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, Running
 from planner.strategy_search.request.template import Key, Template, fold
-from planner.strategy_search.tables.cost_table import TableBuilder
+from planner.strategy_search.tables.table_builder import TableBuilder
 from tests.kept import kept
 
 BATCH = 2  # of the traced examples

@@ -33,7 +33,8 @@ from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.request.template import fold
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
-from planner.strategy_search.tables.cost_table import OperatorTable, TableBuilder
+from planner.strategy_search.tables.cost_table import OperatorTable
+from planner.strategy_search.tables.table_builder import TableBuilder
 from planner.strategy_search.within import best_plans, within
 from tests.refusals import refused
 from tests.unit.plan.plans import plan_named

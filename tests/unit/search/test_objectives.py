@@ -16,7 +16,7 @@ from planner.strategy_search.request.request import Objective, SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import Progress
 from planner.strategy_search.search import search
-from planner.strategy_search.tables.cost_table import TableBuilder
+from planner.strategy_search.tables.table_builder import TableBuilder
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

@@ -10,7 +10,7 @@ from planner.engines.spaces import SPACES
 from planner.sharding.mesh import build_mesh
 from planner.strategy_search.engine.families import engine_of
 from planner.strategy_search.request.space import Configuration
-from planner.strategy_search.tables.cost_table import TableBuilder
+from planner.strategy_search.tables.table_builder import TableBuilder
 from planner.strategy_search.within import within
 from tests.property.test_engine_spaces import configurations, request_for
 from tests.unit.search.cases import cluster_of, template_of
@@ -68,8 +68,8 @@ class _Forgetful(dict[Any, Any]):
 def test_edges_that_join_the_same_share_their_numbers(name: str) -> None:
     template, shares = template_of(name), TableBuilder(**_BUILT)
     alone = TableBuilder(**_BUILT)
-    alone._edges = _Forgetful()
-    alone._under._saved = _Forgetful()
+    alone._edges._edges = _Forgetful()
+    alone._edges._under._saved = _Forgetful()
     edges, others = shares.build(template).edges, alone.build(template).edges
     assert len({id(one.kept) for one in edges}) < len({id(one.kept) for one in others}) == len(others)
     for one, other in zip(edges, others, strict=True):
