@@ -16,7 +16,7 @@ from planner.report.units import bytes_text, count_text, percent_text, seconds_t
 
 Rows = tuple[tuple[str, str], ...]
 
-_LONG = 100
+_LONG = 160
 """Length of a list of kept operators above which blocks are only counted."""
 
 _TOLD = 0.05
@@ -79,11 +79,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
 
 
 def _recomputation(plan: Plan, roles: Roles) -> str:
-    """What recomputed blocks keep; or, if that is too long, the number of ways in which blocks run."""
-    if len(roles.recomputation) <= _LONG:
-        return roles.recomputation
-    ways = roles.recomputation.count(" keep")
-    return f"{recomputation_words(plan)}, in {ways} ways" if ways > 1 else recomputation_words(plan)
+    """What recomputed blocks keep; or, if that is too long, how many blocks are recomputed."""
+    return roles.recomputation if len(roles.recomputation) <= _LONG else recomputation_words(plan)
 
 
 def _optimizer_sharding(roles: Roles) -> str:

@@ -15,8 +15,9 @@ Experts may be cut on an axis of any role, where tokens are exchanged: that is e
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.sharding.labels import factor_labels
@@ -192,7 +193,9 @@ def _zero_shares(bound: BoundPlan) -> tuple[tuple[str, float], ...]:
 
 
 def _recomputation(bound: BoundPlan) -> str:
-    """`none`, `full`, or how many blocks are recomputed, and what blocks keep that do not recompute everything."""
+    """`none`, `full`, or how many blocks are recomputed, and what blocks keep that do not recompute everything: each
+    way of keeping results by itself, or, if there are more than two, what all such blocks keep and what only some keep.
+    """
     count = bound.blocks.count
     ways: Counter[tuple[str, ...]] = Counter()
     for block in range(count):
@@ -206,10 +209,21 @@ def _recomputation(bound: BoundPlan) -> str:
         return "full"
     full = ways.pop((), 0)
     words = [f"{full} of {count} blocks fully"] if full else []
+    if len(ways) > 2:
+        always = [name for name in dict.fromkeys(chain(*ways)) if all(name in names for names in ways)]
+        others = [name for name in dict.fromkeys(chain(*ways)) if name not in always]
+        number = f"{ways.total()}" if words else f"{ways.total()} of {count} blocks"
+        keeping = f"{_listed(always)}; some also {_listed(others)}" if always else _listed(others, "or")
+        return ", ".join([*words, f"{number} keep {keeping}"])
     for names, blocks in ways.items():
         number = f"{blocks}" if words else f"{blocks} of {count} blocks"
-        words.append(f"{number} {'keeps' if blocks == 1 and words else 'keep'} {' and '.join(names)}")
+        words.append(f"{number} {'keeps' if blocks == 1 and words else 'keep'} {_listed(names)}")
     return ", ".join(words)
+
+
+def _listed(names: Sequence[str], last: str = "and") -> str:
+    """`q_proj, k_proj and attention`."""
+    return f" {last} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _offload(bound: BoundPlan) -> str:

@@ -173,6 +173,19 @@ def test_what_a_kept_block_reads_of_a_recomputed_one_outlives_it() -> None:
         ([(4, "selective", (ATTENTION,))], "4 of 4 blocks keep attention"),
         ([(2, "full", ()), (2, "selective", (GATE, ATTENTION))], "2 of 4 blocks fully, 2 keep attention and gate_proj"),
         ([(3, "full", ()), (1, "selective", (f"{BLOCK}.mlp/silu",))], "3 of 4 blocks fully, 1 keeps silu"),
+        (
+            [
+                (1, "full", ()),
+                (1, "selective", (ATTENTION,)),
+                (1, "selective", (ATTENTION, GATE)),
+                (1, "selective", (ATTENTION, f"{BLOCK}.mlp/silu")),
+            ],
+            "1 of 4 blocks fully, 3 keep attention; some also gate_proj and silu",
+        ),
+        (
+            [(2, "selective", (ATTENTION,)), (1, "selective", (GATE,)), (1, "selective", (f"{BLOCK}.mlp/silu",))],
+            "4 of 4 blocks keep attention, gate_proj or silu",
+        ),
     ],
 )
 def test_words(ways: list[tuple[int, str, tuple[str, ...]]], words: str) -> None:
