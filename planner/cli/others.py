@@ -85,12 +85,14 @@ def plans_named(plan: "Plan", own: "Choice") -> "list[Choice]":
 
 def _note(candidates: int, late: bool) -> str:
     words = (
-        f"The best plans of the {candidates} best configurations that a search for this job with nothing decided by"
-        " hand has priced, and conventional plans."
+        f"The best plan of each of the {candidates} best configurations, searched with nothing fixed, and conventional"
+        " plans."
+        if candidates > 1
+        else "Conventional plans."
         if candidates
-        else "Nothing else was found."
+        else "No other plan was found."
     )
-    return f"{words} The search was stopped before its end, so there may be more and faster ones." if late else words
+    return f"{words} The search was stopped before its end; there may be faster plans." if late else words
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,22 @@ def margin_text(prediction: Prediction) -> str:
     return f"{bytes_text(kept)} ({percent_text(kept / prediction.peak_bytes)}); with the peak {whole}{over}"
 
 
+def tiles_of(rows: Rows) -> tuple[tuple[str, str, str], ...]:
+    """Figures for a page: the name, the value, and what stands behind the value in smaller letters."""
+    return tuple((name, *_value_and_rest(text)) for name, text in rows)
+
+
+def _value_and_rest(text: str) -> tuple[str, str]:
+    """`72.7 GiB` and `of 79.1 GiB (91.9%)`; `1,868 days` and `1,500 to 2,100` of such a number with an interval."""
+    value, sign, rest = text.partition("; ")
+    if not sign:
+        value, sign, rest = text.partition(" of ")
+        rest = f"of {rest}" if sign else ""
+    if not sign and text.endswith(")"):
+        value, _, rest = text[:-1].partition(" (")
+    return value, rest
+
+
 def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     """The cost of a plan, in the figures that people compare."""
     rows = [("step time", seconds_text(prediction.step_seconds))]

@@ -14,7 +14,7 @@ from planner.plan.compare.alternatives import Priced, alternatives, subjects
 from planner.plan.layout.decisions import decisions
 from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import Roles, roles
-from planner.report.rows import degree_rows, figure_rows, job_text
+from planner.report.rows import degree_rows, figure_rows, job_text, tiles_of
 from planner.report.search import proof_text, simpler_text
 from planner.report.units import bytes_text, seconds_text
 from planner.report.words import SHOWN, short_name
@@ -64,7 +64,7 @@ def plan_content(shown: Shown) -> Content:
     bound, result = shown.bound, shown.result
     plan, found = bound.plan, roles(bound)
     prediction, (job, details) = plan.prediction, job_text(plan)
-    simpler = result.simpler
+    simpler, figures = result.simpler, figure_rows(plan, prediction)
     return {
         "job": job,
         "details": details,
@@ -73,7 +73,8 @@ def plan_content(shown: Shown) -> Content:
         "peak_bytes": prediction.peak_bytes,
         "step": seconds_text(prediction.step_seconds),
         "peak": bytes_text(prediction.peak_bytes),
-        "figures": [list(row) for row in figure_rows(plan, prediction)],
+        "figures": [list(row) for row in figures],
+        "tiles": [list(row) for row in tiles_of(figures)],
         "degrees": [list(row) for row in degree_rows(plan, found)],
         "decisions": list(decisions(bound, found)),
         "axes": list(plan.mesh.names),

@@ -75,20 +75,20 @@ def test_a_search_a_pin_a_kept_plan_and_a_download(opened: Open, tmp_path: Path)
     assert load_plan(tmp_path / "plan.json").cluster.devices == 2
 
     page.get_by_role("button", name="Keep beside").click()
-    assert page.locator("#difference").text_content() == "Both take as long."
+    assert page.locator("#difference").text_content() == "Both plans are equally fast."
     await_(page, DONE)  # the front
     page.locator("[data-degree=tensor]").select_option("2")
-    page.get_by_role("button", name="Let go: tensor 2").wait_for()
+    page.get_by_role("button", name="Unpin tensor 2").wait_for()
     await_(page, FINAL)
-    assert "With what is pinned a step takes" in page.locator("#live-pins-cost").text_content()
+    assert "With the pinned values a step is" in page.locator("#live-pins-cost").text_content()
     assert "tensor 2" in page.locator("#live-rows").text_content()
     assert page.locator("#other-rows tr").count() > 0
     assert "than this one" in page.locator("#difference").text_content()
 
-    page.get_by_role("button", name="Let go: tensor 2").click()
+    page.get_by_role("button", name="Unpin tensor 2").click()
     await_(page, FINAL)
     assert page.locator("#live-pins-cost").is_hidden()
-    page.get_by_role("button", name="Let go", exact=True).click()
+    page.get_by_role("button", name="Remove", exact=True).click()
     assert page.locator("#other").is_hidden()
 
 

@@ -1,7 +1,7 @@
-"""The model as a plan runs it: blocks, the ways in which they run, and every operator of each way.
+"""The model as a plan runs it: blocks, their variants, and every operator of each variant.
 
-stage 0   before  A A A A B B        a way is a group of blocks with equal strategies, equal stored layouts and the
-stage 1           B B B B B  after   same recomputation; what stands before and after the blocks are ways too
+stage 0   before  A A A A B B        a variant is a group of blocks with equal strategies, equal stored layouts and the
+stage 1           B B B B B  after   same recomputation; what stands before and after the blocks are variants too
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,10 +51,10 @@ class OperatorView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way to run a block, named by a letter, and its operators as in `first_block`; the ways before and after the
-    blocks have no number. `seconds` are of one micro-batch through one block. `unlike` names the operators that are
-    split or stored otherwise than in the first way for blocks of this kind."""
+class Variant:
+    """Blocks that run alike, named by a letter, and their operators as in `first_block`. What stands before and after
+    the blocks is a variant, too, without a block. `seconds` are of one micro-batch through one block. `unlike` names
+    the operators that are sharded or stored differently in the first variant for blocks of this kind."""
 
     name: str
     words: str
@@ -69,22 +69,22 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockView:
-    """A block of the model: its stage, its pipeline rank, and its way."""
+    """A block of the model: its stage, its pipeline rank, and its variant."""
 
     number: int
     stage: int
     rank: int
-    way: str
+    variant: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The mesh axes, the numbers of stages and pipeline ranks, the ways in the order of the model, and every block."""
+    """Mesh axes, numbers of stages and pipeline ranks, the variants in the order of the model, and all blocks."""
 
     axes: tuple[str, ...]
     ranks: int
     stages: int
-    ways: tuple[Way, ...]
+    variants: tuple[Variant, ...]
     blocks: tuple[BlockView, ...]
 
 
@@ -94,23 +94,23 @@ def model_of(bound: BoundPlan, ranks: Sequence[RankDissection]) -> Model:
     blocks, stages = bound.blocks, stage_of_operators(bound)
     by_block = {block: group for group in bound.plan.groups for block in _covered(group)}
     letters: dict[object, str] = {}
-    ways, found = [], []
+    variants, found = [], []
     for block in range(blocks.count):
         group = by_block[block]
         signature = _signature(bound, group, block)
         if signature not in letters:
             letters[signature] = _letter(len(letters))
             alike = sum(_signature(bound, by_block[other], other) == signature for other in range(blocks.count))
-            ways.append(views.way(letters[signature], blocks.operators(block), block, alike, group))
+            variants.append(views.variant(letters[signature], blocks.operators(block), block, alike, group))
         stage = stages[blocks.borders[block]]
-        found.append(BlockView(number=block, stage=stage, rank=bound.plan.rank_of(stage), way=letters[signature]))
-    before = views.way(BEFORE, range(blocks.start), None, 0, None)
-    after = views.way(AFTER, range(blocks.stop, len(bound.operators)), None, 0, None)
+        found.append(BlockView(number=block, stage=stage, rank=bound.plan.rank_of(stage), variant=letters[signature]))
+    before = views.variant(BEFORE, range(blocks.start), None, 0, None)
+    after = views.variant(AFTER, range(blocks.stop, len(bound.operators)), None, 0, None)
     return Model(
         axes=bound.plan.mesh.names,
         ranks=bound.plan.pipeline,
         stages=len(bound.plan.stages),
-        ways=tuple(way for way in (before, *ways, after) if way.operators),
+        variants=tuple(variant for variant in (before, *variants, after) if variant.operators),
         blocks=tuple(found),
     )
 
@@ -143,10 +143,10 @@ class _Views:
         self.named = Patterns(bound=bound, roles=tuple(axis.role for axis in roles(bound).axes))
         self.firsts: dict[int, tuple[OperatorView, ...]] = {}
 
-    def way(self, name: str, operators: range, block: int | None, blocks: int, group: Group | None) -> Way:
+    def variant(self, name: str, operators: range, block: int | None, blocks: int, group: Group | None) -> Variant:
         views = tuple(self.operator(at) for at in operators)
         recomputation = "none" if group is None else group.recomputation
-        return Way(
+        return Variant(
             name=name,
             words=_words(recomputation, group),
             unlike=self._unlike(views, block),

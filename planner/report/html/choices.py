@@ -18,14 +18,14 @@ def choices_figure(choices: Choices) -> Figure:
     return Figure(
         key="choices",
         title="Time against memory",
-        label=f"{len(choices.plans)} plans, time of a step against peak memory. The table below lists them.",
+        label=f"{len(choices.plans)} plans, step time against peak memory. The table below lists them.",
         caption=choices.note,
         spec={
             "data": [
                 _front(choices),
                 *(_points(name, plans, names, *look) for name, plans, look in series),
             ],
-            "layout": layout(x="GiB per device", y="time of a step", hovermode="closest", yaxis=SECONDS),
+            "layout": layout(x="GiB per device", y="step time", hovermode="closest", yaxis=SECONDS),
         },
         table=Table(
             caption="The plans",
@@ -59,8 +59,8 @@ def reasons_table(choices: Choices) -> Table | None:
             more = one.step_seconds / own.step_seconds - 1
             cost = (seconds_text(one.step_seconds), f"{'+' if more >= 0 else '-'}{percent_text(abs(more))}")
         rows.append((one.decision, one.here, one.instead, *cost))
-    columns = ("decision", "this plan", "the best otherwise", "step time", "change")
-    return Table(caption="What other decisions cost", columns=columns, rows=tuple(rows), texts=3) if rows else None
+    columns = ("decision", "this plan", "best alternative", "step time", "change")
+    return Table(caption="Cost of other decisions", columns=columns, rows=tuple(rows), texts=3) if rows else None
 
 
 def baselines_text(choices: Choices) -> str:

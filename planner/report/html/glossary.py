@@ -6,8 +6,8 @@ from html import escape
 
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "axis": (r"axis\d+", "a dimension of the device mesh; `axis0` has the slowest links"),
-    "way (in a report)": (
-        r"\b[Ww]ay(?: [A-Z])?\b",
+    "variant (in a report)": (
+        r"\b[Vv]ariant(?: [A-Z])?\b",
         "blocks that run alike: equal strategies, stored layouts and recomputation; `A`, `B`, …",
     ),
     "MFU": (

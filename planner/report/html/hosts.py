@@ -31,7 +31,7 @@ def hosts_view(hosts: Hosts) -> HostsView:
                 for rank in host.ranks
             ),
         ),
-        note=f"{left:,} more are alike." if left else "",
+        note=f"{left:,} more look the same." if left else "",
     )
 
 

@@ -26,7 +26,7 @@ def classes_figure(memory: Memory) -> Figure:
         title="Memory by class",
         label=f"Memory of a device of each pipeline rank by class, of {_capacities(memory)}. The table below has every"
         " number.",
-        caption=f"When a device holds most. The line is what it has: {_capacities(memory)}.",
+        caption=f"At the peak of each stage. The dashed line is the capacity of a device: {_capacities(memory)}.",
         spec={
             "data": data,
             "layout": layout(
@@ -40,7 +40,7 @@ def classes_figure(memory: Memory) -> Figure:
         },
         table=Table(
             caption="Memory of a device of each pipeline rank",
-            columns=("pipeline rank", *names, "peak", "in flight", "each holds"),
+            columns=("pipeline rank", *names, "peak", "micro-batches in flight", "activations of each"),
             rows=tuple(_row(one) for one in memory.ranks),
         ),
         height=70 + max(18, min(44, 800 // len(labels))) * len(labels),
@@ -116,11 +116,10 @@ def curves_figure(memory: Memory) -> Figure:
     return Figure(
         key="memory-curve",
         title="Memory over the step",
-        label="Memory of a device over the step, by pipeline rank: what is stored, what micro-batches in flight hold."
-        f" At most {bytes_text(most)}.",
-        caption="What is stored and what passes need while they run, and on it what every micro-batch holds from its"
-        " forward to the end of its backward pass. A line from above; what allocators hold beyond tensors is left out."
-        + _only_some(memory),
+        label="Memory of a device over the step, by pipeline rank: stored tensors, and activations of micro-batches in"
+        f" flight. At most {bytes_text(most)}.",
+        caption="Stored tensors, the workspace of passes, and the activations of each micro-batch from its forward to"
+        " the end of its backward pass. An upper bound, without the slack of the allocator." + _only_some(memory),
         spec={
             "data": data,
             "layout": layout(
@@ -132,7 +131,7 @@ def curves_figure(memory: Memory) -> Figure:
         },
         table=Table(
             caption="Memory over the step",
-            columns=("pipeline rank", "least", "most", "first at most"),
+            columns=("pipeline rank", "minimum", "maximum", "time of the maximum"),
             rows=tuple(
                 (
                     _rank(curve),

@@ -1,4 +1,4 @@
-"""The model as blocks, coloured by the way in which they run, and every way as its operators, coloured by strategy.
+"""The model as blocks, coloured by variant, and every variant as its operators, coloured by strategy.
 
 These are not charts but cells and strips of plain HTML, which can be read, focused and printed.
 """
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.report.data.model import AFTER, BEFORE, Model, OperatorView, Way
+from planner.report.data.model import AFTER, BEFORE, Model, OperatorView, Variant
 from planner.report.html.colours import series
 from planner.report.html.figure import Table
 from planner.report.units import bytes_text, percent_text, seconds_text
 
-_NAMED = 8  # maximum number of operators that are listed by name if ways differ
-_LEAST_SHARE = 1e-4  # share of a way from which an operator has a place in its strip
+_NAMED = 8  # maximum number of operators that are listed by name if variants differ
+_LEAST_SHARE = 1e-4  # share of a variant from which an operator has a place in its strip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
-    """A way: its name, its difference from others, its operators and their table."""
+    """A variant: its name, its difference from others, its operators and their table."""
 
     title: str
     colour: str
@@ -64,18 +64,18 @@ def model_view(model: Model) -> ModelView:
         rows=tuple(_row(model, rank) for rank in range(model.ranks)),
         table=_blocks_table(model),
         legend=tuple((colour, words) for words, colour in colours.items()),
-        strips=tuple(_strip(model, way, colours) for way in model.ways),
+        strips=tuple(_strip(model, variant, colours) for variant in model.variants),
     )
 
 
 def _strategies(model: Model) -> dict[str, str]:
     """A colour per strategy of the main operators, those with the most time first; the rest shares the last colour."""
     seconds: dict[str, float] = {}
-    for way in model.ways:
-        for one in way.operators:
-            if one.total > _LEAST_SHARE * way.seconds:
+    for variant in model.variants:
+        for one in variant.operators:
+            if one.total > _LEAST_SHARE * variant.seconds:
                 words = _splits(model, one)
-                seconds[words] = seconds.get(words, 0.0) + max(1, way.blocks) * one.total
+                seconds[words] = seconds.get(words, 0.0) + max(1, variant.blocks) * one.total
     ordered = sorted(seconds, key=lambda words: -seconds[words])
     return {words: series(min(place, 7)) for place, words in enumerate(ordered)}
 
@@ -89,7 +89,7 @@ def _splits(model: Model, one: OperatorView) -> str:
 
 def _row(model: Model, rank: int) -> StageRow:
     """The blocks of a pipeline rank in the order of the model, with gaps between its stages."""
-    ways = {way.name: way for way in model.ways}
+    variants = {variant.name: variant for variant in model.variants}
     name = f"stage {rank}"
     cells = []
     stage = None
@@ -97,39 +97,39 @@ def _row(model: Model, rank: int) -> StageRow:
         where = f"{name}, chunk {block.stage // model.ranks}" if model.stages > model.ranks else name
         cells.append(
             Cell(
-                text=block.way,
-                tip=f"Block {block.number}, {where}\nway {block.way}: {ways[block.way].words}\n"
-                f"{seconds_text(ways[block.way].seconds)} a micro-batch",
-                colour=way_colour(model, block.way),
+                text=block.variant,
+                tip=f"Block {block.number}, {where}\nvariant {block.variant}: {variants[block.variant].words}\n"
+                f"{seconds_text(variants[block.variant].seconds)} per micro-batch",
+                colour=variant_colour(model, block.variant),
                 first=stage is not None and block.stage != stage,
             )
         )
         stage = block.stage
     for end, at, place in ((BEFORE, 0, 0), (AFTER, model.ranks - 1, len(cells) + 1)):
-        if at == rank and end in ways:
-            tip = f"{end.capitalize()}, {name}\n{seconds_text(ways[end].seconds)} a micro-batch"
+        if at == rank and end in variants:
+            tip = f"{end.capitalize()}, {name}\n{seconds_text(variants[end].seconds)} per micro-batch"
             cells.insert(place, Cell(text=end.partition(" ")[0], tip=tip, colour="@bubble"))
     return StageRow(name=name, cells=tuple(cells))
 
 
 def _blocks_table(model: Model) -> Table:
-    """The blocks of each way, and their places."""
+    """The blocks of each variant, and their places."""
     rows = []
-    for way in model.ways:
-        own = [block for block in model.blocks if block.way == way.name]
-        at = {BEFORE: [0], AFTER: [model.ranks - 1]}.get(way.name, sorted({block.rank for block in own}))
+    for variant in model.variants:
+        own = [block for block in model.blocks if block.variant == variant.name]
+        at = {BEFORE: [0], AFTER: [model.ranks - 1]}.get(variant.name, sorted({block.rank for block in own}))
         rows.append(
             (
-                way.name,
-                way.words,
+                variant.name,
+                variant.words,
                 _ranges([block.number for block in own]),
                 _ranges(at),
-                seconds_text(way.seconds),
-                bytes_text(max(0.0, way.kept_bytes)),
+                seconds_text(variant.seconds),
+                bytes_text(max(0.0, variant.kept_bytes)),
             )
         )
-    columns = ("way", "recomputation", "blocks", "pipeline ranks", "a micro-batch", "kept by the first")
-    return Table(caption="Blocks by the way in which they run", columns=columns, texts=4, rows=tuple(rows))
+    columns = ("variant", "recomputation", "blocks", "pipeline ranks", "per micro-batch", "activations of the first")
+    return Table(caption="Blocks by variant", columns=columns, texts=4, rows=tuple(rows))
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -141,29 +141,29 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(texts)
 
 
-def way_colour(model: Model, name: str) -> str:
-    """The colour of the blocks of a way."""
-    lettered = [way.name for way in model.ways if way.blocks]
+def variant_colour(model: Model, name: str) -> str:
+    """The colour of the blocks of a variant."""
+    lettered = [variant.name for variant in model.variants if variant.blocks]
     return series(lettered.index(name)) if name in lettered else "@bubble"
 
 
-def _strip(model: Model, way: Way, colours: dict[str, str]) -> Strip:
-    shown = [one for one in way.operators if one.total > _LEAST_SHARE * way.seconds]
-    title = f"Way {way.name}, {_blocks(way.blocks)}" if way.blocks else way.name.capitalize()
+def _strip(model: Model, variant: Variant, colours: dict[str, str]) -> Strip:
+    shown = [one for one in variant.operators if one.total > _LEAST_SHARE * variant.seconds]
+    title = f"Variant {variant.name}, {_blocks(variant.blocks)}" if variant.blocks else variant.name.capitalize()
     return Strip(
         title=title,
-        colour=way_colour(model, way.name),
-        text=_about(way),
+        colour=variant_colour(model, variant.name),
+        text=_about(variant),
         cells=tuple(
             Cell(
                 text=one.short.rpartition(".")[2],
-                tip=_tip(model, one, way),
+                tip=_tip(model, one, variant),
                 colour=colours[_splits(model, one)],
-                share=one.total / way.seconds,
+                share=one.total / variant.seconds,
             )
             for one in shown
         ),
-        table=_table(model, way, title),
+        table=_table(model, variant, title),
     )
 
 
@@ -171,19 +171,19 @@ def _blocks(count: int) -> str:
     return f"{count} block{'' if count == 1 else 's'}"
 
 
-def _about(way: Way) -> str:
-    """The time of a way, and its difference from the first."""
-    if not way.blocks:
-        return f"{seconds_text(way.seconds)} a micro-batch."
-    text = f"{way.words.capitalize()}; {seconds_text(way.seconds)} a micro-batch."
-    if way.unlike:
-        more = len(way.unlike) - _NAMED
-        named = ", ".join(way.unlike[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        text += f" Splits or stores otherwise than the first way: {named}."
+def _about(variant: Variant) -> str:
+    """The time of a variant, and its difference from the first."""
+    if not variant.blocks:
+        return f"{seconds_text(variant.seconds)} per micro-batch."
+    text = f"{variant.words.capitalize()}; {seconds_text(variant.seconds)} per micro-batch."
+    if variant.unlike:
+        more = len(variant.unlike) - _NAMED
+        named = ", ".join(variant.unlike[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        text += f" Sharded or stored differently from the first variant: {named}."
     return text
 
 
-def _tip(model: Model, one: OperatorView, way: Way) -> str:
+def _tip(model: Model, one: OperatorView, variant: Variant) -> str:
     lines = [
         f"{one.short}: {_call(one)} ({one.op_class})",
         _splits(model, one) if model.axes else "",
@@ -191,7 +191,7 @@ def _tip(model: Model, one: OperatorView, way: Way) -> str:
         f"weight kept as {one.kept_as}: {one.weight}, its gradient {one.gradient}, state {one.state}"
         if one.weight
         else "",
-        f"{seconds_text(one.total)} a micro-batch ({percent_text(one.total / way.seconds)} of the block): "
+        f"{seconds_text(one.total)} per micro-batch ({percent_text(one.total / variant.seconds)} of the block): "
         + ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in one.seconds),
         f"result {bytes_text(one.result_bytes)}, kept for the backward pass {bytes_text(max(0.0, one.kept_bytes))}",
     ]
@@ -203,8 +203,8 @@ def _call(one: OperatorView) -> str:
     return one.op.split(".")[1]
 
 
-def _table(model: Model, way: Way, title: str) -> Table:
-    work: Sequence[OperatorView] = [one for one in way.operators if one.total > _LEAST_SHARE * way.seconds]
+def _table(model: Model, variant: Variant, title: str) -> Table:
+    work: Sequence[OperatorView] = [one for one in variant.operators if one.total > _LEAST_SHARE * variant.seconds]
     return Table(
         caption=f"Operators: {title}",
         columns=(

@@ -75,10 +75,10 @@ def _view(level: NetworkLevel, inside: str, axes: tuple[str, ...], crossings: Se
 
 def _crosses(sent: Sequence[Crossing]) -> str:
     if not sent:
-        return "nothing crosses it"
+        return "no communication"
     return (
-        f"{bytes_text(sum(one.nbytes for one in sent))} in {sum(one.messages for one in sent):,} messages a step and"
-        f" device, {seconds_text(sum(one.seconds for one in sent))} on the wire"
+        f"{bytes_text(sum(one.nbytes for one in sent))} in {sum(one.messages for one in sent):,} collectives per step"
+        f" and device, {seconds_text(sum(one.seconds for one in sent))} if none overlapped"
     )
 
 

@@ -26,6 +26,7 @@ from planner.report.html.network import group_views
 from planner.report.html.spending import classes_figure, crossings_figure, parts_figure
 from planner.report.html.timeline import timeline_figure
 from planner.report.html.trust import facts_text, fits_table, interval_figure, measured_text
+from planner.report.rows import tiles_of
 
 _SCRIPTS = ("figures.js", "timeline.js", "page.js")
 
@@ -46,6 +47,7 @@ def page(report: Report) -> str:
     return environment.get_template("page.html.j2").render(
         report=report,
         figures=figures,
+        tiles=tiles_of(report.figures),
         shape=model_view(report.shape),
         groups=group_views(report.network),
         hosts=hosts_view(report.hosts),

@@ -22,7 +22,7 @@ def parts_figure(spending: Spending) -> Figure:
         title="Parts of the step",
         label=f"Parts of a step of {seconds_text(whole)}. The largest is {largest.name},"
         f" {percent_text(largest.seconds / whole)}. The table below has all.",
-        caption=f"Of the busiest pipeline rank, stage {spending.busiest}, and how long it waits for others."
+        caption=f"The busiest pipeline rank, stage {spending.busiest}, with its wait for other ranks."
         if any(part.name == "pipeline bubble" for part in parts)
         else "The parts sum to the step.",
         spec={
@@ -55,8 +55,8 @@ def classes_figure(spending: Spending) -> Figure:
         key="classes",
         title="Time by class of operator",
         label="Time of a step by class of operator. The table below has every number.",
-        caption=f"All operators of stage {spending.busiest} over the step. What is no operator's is left out: updates,"
-        " transfers between stages, waiting.",
+        caption=f"The operators of stage {spending.busiest} over the step, without the optimizer, transfers between"
+        " stages and waiting.",
         spec={
             "data": data,
             "layout": layout(barmode="stack", bargap=0.3, xaxis=SECONDS, yaxis=names_down(len(labels))),
@@ -90,7 +90,7 @@ def crossings_figure(network: Network) -> Figure:
         found = {(one.level, one.along, one.kind): one for one in network.crossings if one.part == part}
         shown = [found.get(row) for row in rows]
         texts = [
-            f"{label}<br>{part}: {one.messages:,} messages, {bytes_text(one.nbytes)}, {seconds_text(one.seconds)}"
+            f"{label}<br>{part}: {one.messages:,} collectives, {bytes_text(one.nbytes)}, {seconds_text(one.seconds)}"
             if one is not None
             else ""
             for label, one in zip(labels, shown, strict=True)
@@ -99,17 +99,17 @@ def crossings_figure(network: Network) -> Figure:
         data.append(bars(part, labels, seconds, texts, STEP.get(part, series(number))))
     return Figure(
         key="crossings",
-        title="What is sent",
-        label="Seconds of collectives along each axis of the mesh, by kind. The table below has messages and bytes.",
-        caption=f"By one device of stage {network.rank} in a step. Seconds are on the wire, as if nothing ran beside:"
-        " what software hides counts in full here. A message counts at the outermost level that it reaches.",
+        title="Communication",
+        label="Seconds of collectives along each mesh axis, by kind. The table below has their number and bytes.",
+        caption=f"Of one device of stage {network.rank} in a step. Overlapped communication counts in full, as if it"
+        " ran alone. A collective counts at the outermost network level that it reaches.",
         spec={
             "data": data,
             "layout": layout(barmode="stack", bargap=0.3, xaxis=SECONDS, yaxis=names_down(len(labels))),
         },
         table=Table(
-            caption="What is sent",
-            columns=("level", "along", "collective", "for", "messages", "bytes", "time on the wire"),
+            caption="Communication",
+            columns=("level", "along", "collective", "part of the step", "number", "bytes", "time alone"),
             texts=4,
             rows=tuple(
                 (

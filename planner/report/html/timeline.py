@@ -13,7 +13,7 @@ _WORDS = {
     "input_gradient": "backward (inputs)",
     "weight_gradient": "backward (weights)",
     "communication": "communication in passes",
-    "hidden communication": "hidden communication",
+    "hidden communication": "overlapped communication",
 }
 _TALLEST, _LEAST = 900, 16  # pixels of the figure, and of a rank
 
@@ -26,7 +26,7 @@ def timeline_figure(lanes: Lanes, prediction: Prediction) -> Figure:
         key="timeline",
         title="Pipeline timeline" if ranks > 1 else "Timeline of the step",
         label=f"Timeline of a step of {seconds_text(lanes.seconds)} on {ranks} pipeline ranks, computation and"
-        " communication of each. The table below has what each rank computes and waits for.",
+        " communication of each. The table below has how long each rank computes and waits.",
         caption=_caption(lanes, prediction),
         spec=_spec(lanes, kinds),
         table=_table(lanes, prediction.stages),
@@ -42,8 +42,9 @@ def _has(lane: Lane, kind: str) -> bool:
 
 def _caption(lanes: Lanes, prediction: Prediction) -> str:
     text = (
-        "Thick bars compute, thin bars under them communicate; within a pass it is not known when, and drawn behind the"
-        " work. Drag to zoom, double-click for the whole step; on the keyboard + and - zoom, arrows move, 0 shows all."
+        "Thick bars are computation, thin bars communication. Communication of a pass is drawn after its computation;"
+        " when exactly it happens is not simulated. Drag to zoom, double-click for the whole step; on the keyboard +"
+        " and - zoom, arrows move, 0 shows the whole step."
     )
     if not math.isclose(lanes.seconds, prediction.step_seconds, rel_tol=1e-6):
         text += (
@@ -51,7 +52,7 @@ def _caption(lanes: Lanes, prediction: Prediction) -> str:
             f" that follow take {seconds_text(prediction.step_seconds)}."
         )
     if lanes.window:
-        text += f" Passes shorter than {seconds_text(lanes.window)} are put together with their neighbours."
+        text += f" Passes shorter than {seconds_text(lanes.window)} are merged with their neighbours."
     return text
 
 
@@ -110,12 +111,12 @@ def _table(lanes: Lanes, stages: Sequence[StagePrediction]) -> Table:
         caption="How each pipeline rank spends the step",
         columns=(
             "pipeline rank",
-            "a micro-batch",
-            "once a step",
-            "computes",
+            "per micro-batch",
+            "once per step",
+            "computation",
             "share",
-            "waits for its communication",
-            "waits for others",
+            "exposed communication",
+            "idle",
         ),
         rows=tuple(
             (

@@ -50,7 +50,7 @@ def interval_figure(trust: Trust) -> Figure | None:
                 ("predicted", seconds_text(step)),
                 ("low end", seconds_text(low)),
                 ("high end", seconds_text(high)),
-                ("should hold for", percent_text(trust.coverage)),
+                ("holds for", f"{percent_text(trust.coverage)} of runs"),
             ),
         ),
         height=130,
@@ -61,10 +61,10 @@ def rests_on(trust: Trust) -> str:
     """The runs behind the interval."""
     models = "models with experts" if trust.experts else "models without experts"
     if trust.runs:
-        return f"By the errors of {trust.runs} runs of sources that nobody had looked at when they were predicted."
+        return f"From the errors of {trust.runs} published runs, predicted before anybody looked at their results."
     return (
-        f"Nobody has published enough runs of {models} on machines like {trust.profile}: this is the interval of all"
-        " other runs, twice as wide."
+        f"Too few runs of {models} on machines like {trust.profile} are published: this is the interval of all other"
+        " runs, twice as wide."
     )
 
 
@@ -74,8 +74,8 @@ def measured_text(trust: Trust) -> str:
     if one is None or one.mean_absolute is None or one.bias is None:
         return f"No measured training runs are recorded for {trust.profile}."
     return (
-        f"On {trust.profile} itself {one.timed} measured runs were {percent_text(one.mean_absolute)} off in the mean"
-        f" (bias {one.bias * 100:+.1f}%), as recorded on {one.date}."
+        f"{one.timed} measured runs on {trust.profile} are predicted {percent_text(one.mean_absolute)} off in the mean"
+        f" (bias {one.bias * 100:+.1f}%; recorded on {one.date})."
     )
 
 

@@ -119,9 +119,11 @@ function sentence(text) {
 // The plan.
 function tiles(list, rows) {
   list.replaceChildren(
-    ...rows.map(([name, text]) => {
+    ...rows.map(([name, value, rest]) => {
       const box = element("div");
-      box.append(element("dt", name), element("dd", text));
+      const text = element("dd", value);
+      if (rest) text.append(element("span", rest));
+      box.append(element("dt", name), text);
       return box;
     }),
   );
@@ -131,9 +133,9 @@ function showPlan() {
   $("plans").hidden = $("front").hidden = $("operators").hidden = false;
   root.dataset.plan = plan.final ? "final" : "first";
   $("live-job").textContent = plan.job + "; " + plan.details;
-  tiles($("live-figures"), plan.figures);
+  tiles($("live-figures"), plan.tiles);
   $("live-proof").textContent =
-    (plan.final ? "" : "So far. ") + plan.proof + "." + (plan.simpler ? " " + plan.simpler + "." : "");
+    (plan.final ? "" : "So far: ") + plan.proof + "." + (plan.simpler ? " " + plan.simpler + "." : "");
   showCost();
   const base = "/api/searches/" + running + "/";
   $("download").href = base + "plan.json?token=" + encodeURIComponent(token);
@@ -156,10 +158,10 @@ function showCost() {
   $("live-pins-cost").hidden = !(pins && free);
   if (pins && free) {
     const change = plan.step_seconds / free.step_seconds - 1;
-    const words = (Math.abs(change) * 100).toFixed(1) + "% " + (change < 0 ? "less" : "more");
+    const words = (Math.abs(change) * 100).toFixed(1) + "% " + (change < 0 ? "faster" : "slower");
     const same = Math.abs(change) < 5e-4;
     $("live-pins-cost").textContent =
-      "With what is pinned a step takes " + (same ? "as long as" : words + " than") + " with everything free (" + free.step + ").";
+      "With the pinned values a step is " + (same ? "as fast as" : words + " than") + " without them (" + free.step + ").";
   }
 }
 
@@ -200,7 +202,7 @@ function showPins() {
   ];
   $("pinned").replaceChildren(
     ...all.map(([text, remove]) => {
-      const chip = element("button", text, { type: "button", "aria-label": "Let go: " + text });
+      const chip = element("button", text, { type: "button", "aria-label": "Unpin " + text });
       chip.addEventListener("click", () => {
         remove();
         pin();
@@ -244,13 +246,13 @@ function showOperators() {
 
 async function strategies(one) {
   $("h-strategies").textContent = one.short;
-  $("strategies-about").textContent = "Pricing every strategy, all else as it is …";
+  $("strategies-about").textContent = "Pricing every strategy, with the rest of the plan unchanged …";
   $("strategy-rows").replaceChildren();
   $("strategies").showModal();
   try {
     const found = await call("/api/searches/" + running + "/operator?name=" + encodeURIComponent(one.name));
-    const twins = found.twins > 1 ? " In all " + found.twins + " blocks that have it." : "";
-    $("strategies-about").textContent = "A factor for each mesh axis; all else as it is." + twins;
+    const twins = found.twins > 1 ? " A strategy applies to all " + found.twins + " blocks with this operator." : "";
+    $("strategies-about").textContent = "A factor for each mesh axis; the rest of the plan is unchanged." + twins;
     $("strategy-rows").replaceChildren(...found.choices.map((choice) => strategyRow(one.name, choice)));
   } catch (error) {
     $("strategies-about").textContent = error.message;
@@ -290,12 +292,12 @@ function showKept() {
   $("other").hidden = kept === null;
   if (kept === null) return;
   $("other-job").textContent = kept.job + "; " + kept.details;
-  tiles($("other-figures"), kept.figures);
+  tiles($("other-figures"), kept.tiles);
   const change = plan.step_seconds / kept.step_seconds - 1;
   $("difference").textContent =
     Math.abs(change) < 5e-4
-      ? "Both take as long."
-      : "The best plan takes " + (Math.abs(change) * 100).toFixed(1) + "% " + (change < 0 ? "less" : "more") + " than this one.";
+      ? "Both plans are equally fast."
+      : "The best plan is " + (Math.abs(change) * 100).toFixed(1) + "% " + (change < 0 ? "faster" : "slower") + " than this one.";
   const here = new Map([...plan.figures, ...plan.degrees]);
   const there = new Map([...kept.figures, ...kept.degrees]);
   const names = [...new Set([...here.keys(), ...there.keys()])].filter((name) => here.get(name) !== there.get(name));

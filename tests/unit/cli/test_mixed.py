@@ -62,7 +62,7 @@ def test_a_report_has_every_group(plan: Any, made: dict[str, Any], here: Path) -
     sent = sum(one["seconds"] for one in network["crossings"] if one["kind"] == "send_recv")
     assert sent == pytest.approx(dict(found["prediction"]["time"])["stage transfer"], rel=1e-9)
     assert {one["level"] for one in network["crossings"] if one["kind"] == "send_recv"} <= {"node", "between groups"}
-    assert "best configurations that a search" in found["choices"]["note"]
+    assert "onventional plans" in found["choices"]["note"]
     page = (here / "page.html").read_text()
     for words in (f"{order[0]}: stages 0 to 1, 2 devices", "between groups", f"stage 3 on {order[1]}"):
         assert words in page

@@ -117,22 +117,22 @@ def test_every_block_has_a_stage_and_a_way() -> None:
     found, bound = reported("several groups").report.shape, verdict_named("several groups").bound
     assert [block.number for block in found.blocks] == list(range(bound.blocks.count))
     assert {block.stage for block in found.blocks} == {0, 1}
-    ways = {way.name: way for way in found.ways}
+    variants = {variant.name: variant for variant in found.variants}
     for block in found.blocks:
         again = bound.recompute_of(block.number)
-        assert (ways[block.way].recomputation == "none") == (again is None)
-    assert sum(way.blocks for way in found.ways) == bound.blocks.count
+        assert (variants[block.variant].recomputation == "none") == (again is None)
+    assert sum(variant.blocks for variant in found.variants) == bound.blocks.count
 
 
 def test_operators_are_in_the_words_of_the_plan() -> None:
     found, bound = reported("by hand").report.shape, verdict_named("by hand").bound
     by_name = {one.operator.name: one for one in bound.operators}
-    way = next(way for way in found.ways if way.name == "A")
-    assert len(way.operators) == len(bound.blocks.operators(0))
-    for one in way.operators:
+    variant = next(variant for variant in found.variants if variant.name == "A")
+    assert len(variant.operators) == len(bound.blocks.operators(0))
+    for one in variant.operators:
         layouts = by_name[one.name].layouts
         assert one.results == tuple(format_layout(duplex.forward) for duplex in layouts.results)
-    assert {one.splits for one in way.operators if one.short == "mlp.down_proj"} == {("batch", "in")}
+    assert {one.splits for one in variant.operators if one.short == "mlp.down_proj"} == {("batch", "in")}
 
 
 def test_few_bars_stand_for_many() -> None:

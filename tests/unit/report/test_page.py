@@ -141,11 +141,11 @@ def test_the_numbers_are_those_of_the_terminal(name: str) -> None:
 def test_blocks_are_listed_by_ranges() -> None:
     shown = " ".join(" ".join(read("several groups").texts).split())
     blocks = reported("several groups").report.shape.blocks
-    first = blocks[0].way
-    alike = [list(run) for way, run in groupby(blocks, key=lambda block: block.way) if way == first]
+    first = blocks[0].variant
+    alike = [list(run) for variant, run in groupby(blocks, key=lambda block: block.variant) if variant == first]
     ranges = (f"{run[0].number} to {run[-1].number}" if len(run) > 1 else f"{run[0].number}" for run in alike)
     text = ", ".join(ranges)
-    assert re.search(rf"Blocks by the way in which they run.* {first} [a-z, _0-9]*? {text} ", shown)
+    assert re.search(rf"Blocks by variant.* {first} [a-z, _0-9]*? {text} ", shown)
 
 
 def test_what_people_write_is_text_and_no_markup() -> None:
