@@ -1,8 +1,8 @@
 """The amounts that one operator adds to the sums of its rank: its work, its communication, its memory.
 
-work           kernels of both passes and of recomputation, and their waits for launches communicate    collectives
-inside of the operator, and those that redistribute its operands hold           bytes kept for the backward pass, on the
-device or offloaded, and transient bytes
+work           kernels of both passes and of recomputation, and their waits for launches
+communicate    collectives inside of the operator, and those that redistribute its operands
+hold           bytes kept for the backward pass, on the device or offloaded, and transient bytes
 """
 
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ class OperatorVisit:
             elif name in self.bound.inputs:
                 times: Times = {"forward": 1, "recomputation": int(self.moves)}
                 layouts = (self.bound.inputs[name], wanted.forward)
-                for message in self.walk.route("activations", graph.types[name], *layouts)[0].messages:
+                for message in self.walk.book.route("activations", graph.types[name], *layouts)[0].messages:
                     charge(self.cost.messages, UNCHARGED, op.name, message, times)
             elif (self.at, place) in self.walk.overlapped:
                 continue  # charged to the operator of the overlap
@@ -279,7 +279,7 @@ class OperatorVisit:
         """A redistribution of activations in one pass. While it runs, the host launches the next operators."""
         walk = self.walk
         walk.move(self.cost, self.chunk, owner, part, moved, tensor, *between, {phase: 1})
-        if walk.hosted and (seconds := walk.route(moved, tensor, *between)[0].seconds):
+        if walk.hosted and (seconds := walk.book.route(moved, tensor, *between)[0].seconds):
             name = "forward" if phase == "forward" else "backward"
             self.cost.launches[walk.chunk_of[self.at], self.block, name].add(0.0, 0.0, 0.0, seconds)
 
@@ -296,15 +296,15 @@ class OperatorVisit:
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         there, run = (stored.weight, wanted.forward), walk.run_of(self.at)
         narrow, times = place in self.operator.rule.narrow, {"forward": 1, **again}
-        moving = walk.narrow(tensor) if narrow else walk.gathered(tensor)
+        moving = walk.book.narrow(tensor) if narrow else walk.book.gathered(tensor)
         walk.gather(*sums, name, "parameters", moving, *there, times, run=run)
-        gathered = bool(walk.route("parameters", moving, *there, run)[0].messages) or narrow
+        gathered = bool(walk.book.route("parameters", moving, *there, run)[0].messages) or narrow
         if narrow:
             self._cast(tensor, stored, times)
         if name in self.bound.graph.differentiable and not update.is_local(name):
-            moved, back = walk.reduced(tensor), (wanted.gradient, stored.gradient)
+            moved, back = walk.book.reduced(tensor), (wanted.gradient, stored.gradient)
             walk.gather(*sums, name, "gradients", moved, *back, {"backward": 1}, place in self.later, run)
-            gathered |= update.by_block and bool(walk.route("gradients", moved, *back, run)[0].messages)
+            gathered |= update.by_block and bool(walk.book.route("gradients", moved, *back, run)[0].messages)
         return gathered
 
     def _cast(self, tensor: TensorType, stored: StoredParameter, times: Times) -> None:

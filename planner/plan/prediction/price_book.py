@@ -8,7 +8,7 @@ with the graph. It holds every object that it finds by id, so that the id stays 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from hardware_profiles import Cluster, Hidden, Seconds
 from planner.graph.operator_graph import TensorType
@@ -16,7 +16,9 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather
 from planner.pricing import OperatorPrices, ParameterPrices, Pricers
 from planner.pricing.bucket_size import filled, total_gradients
-from planner.pricing.redistribution_price import PricedRoute
+from planner.pricing.narrow_weights import in_8_bits
+from planner.pricing.parameter_price import reduced, summed
+from planner.pricing.redistribution_price import PricedRoute, RedistributionPricer
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Rule
 from planner.sharding.stored import StoredParameter
@@ -25,8 +27,12 @@ from planner.sharding.update import NO_BUCKETS, Update
 if TYPE_CHECKING:
     from planner.plan.prediction.repeated_blocks import BlockSums
 
-Graded = tuple[bool, ...]
+Graded: TypeAlias = tuple[bool, ...]
 """For every operand of an operator whether it has a gradient."""
+
+ParameterKind: TypeAlias = tuple[int, bool, int, bool, float | None, str]
+"""What the price of a parameter depends on: its tensor and stored layouts, by id; whether it is trained, and whether it
+is local; the share of it that one device owns; and its optimizer."""
 
 
 @dataclass(kw_only=True)
@@ -35,20 +41,67 @@ class PriceBook:
     of its plans.
 
     `pricers` are those of every kind of run (`kinds_of_runs`), each with pricers without overlap if the software has
-    any.
+    any. `autocasts`: weights are gathered in fp32, and rounded for their use.
     """
 
     pricers: Sequence[tuple[Pricers, Pricers | None]]
+    update: Update
+    autocasts: bool
     operators: dict[tuple[int, object, Graded], tuple[OperatorPrices, Rule]] = field(default_factory=dict)
     flops: dict[tuple[int, Graded], tuple[float, Rule]] = field(default_factory=dict)
-    parameters: dict[tuple[int, bool, int, bool, float | None, str], tuple[ParameterPrices, StoredParameter]] = field(
-        default_factory=dict
-    )
+    parameters: dict[ParameterKind, tuple[ParameterPrices, StoredParameter]] = field(default_factory=dict)
     routes: dict[tuple[str, int, int, int, int], tuple[PricedRoute, Seconds, TensorType, Layout, Layout]] = field(
         default_factory=dict
     )
     tensors: dict[tuple[int, str], TensorType] = field(default_factory=dict)
     blocks: dict[object, "BlockSums"] = field(default_factory=dict)
+
+    def route(
+        self, moved: str, tensor: TensorType, source: Layout, target: Layout, run: int = 0
+    ) -> tuple[PricedRoute, Seconds]:
+        """A redistribution of a tensor of kind `moved`, a field of `Pricers`, as it is charged, and its overlapped
+        seconds. `run` is the kind of run with which it is coalesced. Blocks share types and layouts, so it is found by
+        their ids."""
+        key, routes = (moved, id(tensor), id(source), id(target), run), self.routes
+        if key not in routes:
+            own, bare = self.pricers[run]
+            pricer: RedistributionPricer = getattr(own, moved)
+            route, hidden = pricer.route(tensor, source, target), 0.0
+            if bare is not None:
+                whole: RedistributionPricer = getattr(bare, moved)
+                hidden = max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
+            routes[key] = (route, hidden, tensor, source, target)
+        return routes[key][:2]
+
+    def narrow(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as it is sent in 8 bits."""
+        key = (id(tensor), "narrow")
+        if key not in self.tensors:
+            self.tensors[key] = in_8_bits(tensor)
+        return self.tensors[key]
+
+    def gathered(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as it is gathered for its use."""
+        if not self.autocasts:
+            return tensor
+        key = (id(tensor), "gathered")
+        if key not in self.tensors:
+            self.tensors[key] = replace(tensor, dtype="float32")
+        return self.tensors[key]
+
+    def reduced(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as the gradient of one use is reduced."""
+        key = (id(tensor), "reduced")
+        if key not in self.tensors:
+            self.tensors[key] = reduced(tensor, self.update)
+        return self.tensors[key]
+
+    def summed(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as its gradient is accumulated."""
+        key = (id(tensor), "summed")
+        if key not in self.tensors:
+            self.tensors[key] = summed(tensor, self.update)
+        return self.tensors[key]
 
 
 def price_books(bound: BoundPlan, cluster: Cluster) -> tuple[PriceBook, PriceBook]:
@@ -62,7 +115,9 @@ def _book(bound: BoundPlan, cluster: Cluster, update: Update) -> PriceBook:
     plan, graph = bound.plan, bound.graph
     key = ("price book", plan.mesh, cluster, update, plan.training.precision, plan.training.optimizer, plan.slices)
     if key not in graph.derived:
-        graph.derived[key] = PriceBook(pricers=_pricers(bound, cluster, update))
+        graph.derived[key] = PriceBook(
+            pricers=_pricers(bound, cluster, update), update=update, autocasts=cluster.software.autocasts
+        )
     return cast("PriceBook", graph.derived[key])
 
 

@@ -118,7 +118,7 @@ class ProductOverlap:
         if step is None:
             return
         walk = self.walk
-        route, hidden = walk.route("activations", walk.bound.graph.types[one.value], *self._ends(one, way))
+        route, hidden = walk.book.route("activations", walk.bound.graph.types[one.value], *self._ends(one, way))
         owner = walk.bound.operators[one.at].operator.name
         saved = saves(one, way, step) if one.products and not hidden else 0.0
         chunks = one.chunks[WAYS[way]] if one.products else 1
