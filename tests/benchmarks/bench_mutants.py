@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/walk.py",
+        "planner/plan/prediction/rank_walk.py",
         ('cost.memory["transient"] += once.flat', "pass"),
     ),
     *mutants(
