@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hardware_profiles import HardwareProfileError
-from planner.api.searching import TracedModel, search, trace
+from planner.api.jobs import TracedModel
+from planner.api.searching import search, trace
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.models.nicknames import full_model
 from planner.models.zoo import is_of_zoo
