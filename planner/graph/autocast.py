@@ -26,7 +26,7 @@ def without_autocast() -> Iterator[None]:
         return region
 
     def leaving(region: Any, *raised: Any) -> None:
-        pass
+        """Nothing: `entering` began nothing."""
 
     with (
         patch.object(torch.autocast, "__init__", beginning),

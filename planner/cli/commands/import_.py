@@ -85,41 +85,53 @@ def import_(
         plan import strategy.json --from mindspore --model package.module:factory
     """
     with reporting(as_json):
-        from planner.cli.tracing import traced
         from planner.export.targets import OPERATOR_TARGETS
         from planner.plan.file import save_plan
-        from planner.report.imported import Remarks
 
-        if source is not None and source in OPERATOR_TARGETS:
-            if model is None:
-                raise RequestError(f"{file}: strategies of operators name no model; name it with --model")
-            where = (hardware, cluster, software)
-            given = Given(
-                model=model, devices=devices, where=where, global_batch=global_batch, micro_batches=micro_batches
-            )
-            bound, notes = imported_operators(file, OPERATOR_TARGETS[source], given)
-            remarks = Remarks(notes=notes)
-        else:
-            if global_batch is not None or micro_batches is not None:
-                raise RequestError(
-                    f"--global-batch, --micro-batches: the settings of {source} say how many; leave them out"
-                )
-            found = imported(
-                Asked(
-                    file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
-                    cluster=cluster, software=software, sequence_length=seq_len,
-                ),
-                traced,
-                lambda note: say(f"note: {note}", err=True),
-            )  # fmt: skip
-            bound, reading = found.bound, found.reading
-            remarks = Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)
+        asked = Asked(
+            file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
+            cluster=cluster, software=software, sequence_length=seq_len,
+        )  # fmt: skip
+        read = _read_operators if source in OPERATOR_TARGETS else _read_settings
+        bound, remarks = read(asked, global_batch, micro_batches)
         if output is not None:
             save_plan(bound.plan, output)
         if as_json:
             _print_json(bound, remarks, output)
         else:
             _print(bound, remarks, output, verbose)
+
+
+def _read_operators(asked: Asked, global_batch: int | None, micro_batches: int | None) -> "tuple[BoundPlan, Remarks]":
+    """The plan of a file that lists strategies of operators."""
+    from planner.export.targets import OPERATOR_TARGETS
+    from planner.report.imported import Remarks
+
+    if asked.model is None:
+        raise RequestError(f"{asked.file}: strategies of operators name no model; name it with --model")
+    given = Given(
+        model=asked.model,
+        devices=asked.devices,
+        where=(asked.hardware, asked.cluster, asked.software),
+        global_batch=global_batch,
+        micro_batches=micro_batches,
+    )
+    bound, notes = imported_operators(asked.file, OPERATOR_TARGETS[asked.engine or ""], given)
+    return bound, Remarks(notes=notes)
+
+
+def _read_settings(asked: Asked, global_batch: int | None, micro_batches: int | None) -> "tuple[BoundPlan, Remarks]":
+    """The plan of a file with the settings of an engine, which say how many samples and micro-batches there are."""
+    from planner.cli.tracing import traced
+    from planner.report.imported import Remarks
+
+    if global_batch is not None or micro_batches is not None:
+        raise RequestError(
+            f"--global-batch, --micro-batches: the settings of {asked.engine} say how many; leave them out"
+        )
+    found = imported(asked, traced, lambda note: say(f"note: {note}", err=True))
+    reading = found.reading
+    return found.bound, Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)
 
 
 def _print_json(bound: "BoundPlan", remarks: "Remarks", output: Path | None) -> None:
