@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner.api.comparing import capacity, compare
+    from planner.api.jobs import TracedModel
     from planner.api.plans import advise, audit, diff, explain, export, load, report, save, validate
-    from planner.api.searching import TracedModel, estimate, search, trace
+    from planner.api.searching import estimate, search, trace
     from planner.errors import PlannerError
     from planner.graph.stacked import StackedSamples
     from planner.plan.file import load_plan, save_plan
@@ -49,7 +50,7 @@ _LAZY = {
     "Progress": "planner.strategy_search.result",
     "SearchResult": "planner.strategy_search.result",
     "StackedSamples": "planner.graph.stacked",
-    "TracedModel": "planner.api.searching",
+    "TracedModel": "planner.api.jobs",
     "Update": "planner.sharding.update",
     "advise": "planner.api.plans",
     "audit": "planner.api.plans",

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+import planner.api.jobs
+import planner.api.planned
 import planner.api.plans
-import planner.api.searching
 import planner.cli.tracing
 from tests.kept import kept
 
@@ -45,6 +46,6 @@ def _remembering(which: Callable[[Any], bool], make: Callable[[str, Callable[[],
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner.cli.tracing, "traced", remembering(planner.cli.tracing.traced))
-        for place in (planner.api.searching, planner.api.plans):
+        for place in (planner.api.jobs, planner.api.planned, planner.api.plans):
             patch.setattr(place, "traced_model", remembering(place.traced_model))
         yield

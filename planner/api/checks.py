@@ -81,10 +81,22 @@ def callback(name: str, value: object) -> None:
         raise RequestError(f"{name} is {kind_of(value)}: give a function")
 
 
+def callbacks(**values: object) -> None:
+    """`callback` for several arguments."""
+    for name, value in values.items():
+        callback(name, value)
+
+
 def text(name: str, value: object) -> None:
     """Raise RequestError unless `value` is None or text."""
     if value is not None and not isinstance(value, str):
         raise RequestError(f"{name} is {kind_of(value)}: give text")
+
+
+def names(**values: object) -> None:
+    """`text` for several arguments."""
+    for name, value in values.items():
+        text(name, value)
 
 
 def texts(name: str, value: object) -> None:
@@ -108,6 +120,18 @@ def number(name: str, value: object, *, least: float = 1, whole: bool = True) ->
     if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
         kind = "a whole number" if whole else "a number"
         raise RequestError(f"{name} = {value!r:.80}: give {kind} of {least:g} or more")
+
+
+def numbers(**values: object) -> None:
+    """`number` for several arguments: whole numbers of 1 or more."""
+    for name, value in values.items():
+        number(name, value)
+
+
+def amounts(**values: object) -> None:
+    """`number` for several arguments: numbers of 0 or more."""
+    for name, value in values.items():
+        number(name, value, least=0, whole=False)
 
 
 def word(name: str, value: object, known: tuple[str, ...]) -> None:

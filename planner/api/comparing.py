@@ -19,7 +19,8 @@ from costmodels.goodput import DAY, Goodput
 from hardware_profiles import Machine, parts_of
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import number, options_of, public
-from planner.api.searching import HARDWARE, TracedModel, machine_given, search, trace
+from planner.api.jobs import HARDWARE, TracedModel, machine_given
+from planner.api.searching import search, trace
 from planner.errors import PlannerError, RequestError
 from planner.plan.plan import Plan
 from planner.strategy_search.job import default_precision

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import callback, file_path, kind_of, number, public, text
-from planner.api.searching import HARDWARE, loaded, planned_graph, traced_model
+from planner.api.checks import amounts, callbacks, file_path, kind_of, names, number, numbers, public, text
+from planner.api.jobs import HARDWARE, traced_model
+from planner.api.planned import loaded, planned_graph
 from planner.errors import ModelError, RequestError
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.differences import Comparison, Traced, compare
@@ -232,8 +233,7 @@ def explain(
     """
     from planner.strategy_search.analysis.sensitivity import Search, World, sensitivities
 
-    for name, heard in (("on_progress", on_progress), ("cancelled", cancelled)):
-        callback(name, heard)
+    callbacks(on_progress=on_progress, cancelled=cancelled)
     number("time_limit", time_limit, least=0, whole=False)
     found = loaded(plan)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
@@ -283,13 +283,10 @@ def advise(
     from planner.export.description import ExportError
     from planner.models.nicknames import full_model
 
-    for name, heard in (("on_progress", on_progress), ("cancelled", cancelled)):
-        callback(name, heard)
-    for name, words in (("hardware", hardware), ("engine", engine), ("model", model), ("cluster", cluster)):
-        text(name, words)
-    number("devices", devices)
-    number("seq_len", seq_len)
-    number("time_limit", time_limit, least=0, whole=False)
+    callbacks(on_progress=on_progress, cancelled=cancelled)
+    names(hardware=hardware, engine=engine, model=model, cluster=cluster)
+    numbers(devices=devices, seq_len=seq_len)
+    amounts(time_limit=time_limit)
     asked = Asked(
         file=file_path("path", path),
         engine=engine,

@@ -7,41 +7,42 @@ Parameters have the names and defaults of the options of `plan search`; degrees 
 gradient and optimizer settings in `update`.
 """
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hardware_profiles import Machine
-from hardware_profiles.nicknames import full_profile
-from planner.api.checks import callback, file_path, kind_of, number, public, record, text, texts, word
+from planner.api.checks import amounts, callbacks, names, number, numbers, public, record, word
+from planner.api.decisions import (
+    Shards,
+    completed,
+    padding_given,
+    pinned_given,
+    places_given,
+    replicas_given,
+    shards_given,
+)
 from planner.api.exporting import check_told
+from planner.api.jobs import HARDWARE, TracedModel, job_of, machine_given
+from planner.api.planned import is_plan_file, loaded, planned_graph
 from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
 from planner.fp8_recipes import RECIPES
 from planner.graph.expert_load import EVEN
 from planner.graph.fp8 import WORD, chosen
-from planner.graph.operator_graph import OperatorGraph
 from planner.limits import default_memory, limited
-from planner.models.nicknames import full_model
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.repricing import repriced
 from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
 from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import (
-    Job,
-    given_job,
     machine_from,
-    named_job,
     with_memory_margin,
 )
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.padded_batch import padding_samples, with_padded_batch
-from planner.strategy_search.request.per_replica import parse_per_replica
 from planner.strategy_search.request.request import (
     ALGORITHMS,
     OBJECTIVES,
@@ -49,44 +50,12 @@ from planner.strategy_search.request.request import (
     Alltoall,
     Default,
     Objective,
-    Padding,
-    Placing,
-    Shard,
 )
-from planner.strategy_search.request.shard import shard as sharded
-from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
+from planner.strategy_search.request.space import Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
 if TYPE_CHECKING:
-    from planner.models.zoo import BuiltModel
-
-HARDWARE = "h100-80gb"
-
-Shards = Mapping[str, "str | Sequence[Sequence[int]]"] | Sequence[Shard]
-"""Strategies given by hand: {"*q_proj*": "b,o"}, or records of `planner.shard`."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class TracedModel:
-    """A model as a graph of operators, on example inputs of `batch` samples. `search` can use it many times without
-    tracing again."""
-
-    job: Job
-
-    @property
-    def graph(self) -> OperatorGraph:
-        return self.job.graph
-
-    @property
-    def batch(self) -> int:
-        return self.job.batch
-
-    @property
-    def name(self) -> str:
-        return self.job.model.reference
-
-    def __repr__(self) -> str:
-        return f"TracedModel({self.name!r}, {len(self.graph.operators)} operators, {self.job.precision})"
+    pass
 
 
 @public
@@ -120,7 +89,7 @@ def trace(
     word("precision", precision, tuple(PRECISIONS))
     number("seq_len", seq_len)
     machine = machine_from(HARDWARE)
-    job = _job(
+    job = job_of(
         model, machine, seq_len, args, kwargs, batch,
         precision=precision, rule_cache=rule_cache, graph_cache=graph_cache,
     )  # fmt: skip
@@ -241,18 +210,13 @@ def search(
         InfeasibleError: if nothing fits; it says how much memory is missing.
         LimitError: where `time_limit` or `planner_memory` was reached, or it was cancelled, before there was a plan.
     """
-    for name, value in (("devices", devices), ("seq_len", seq_len), ("global_batch", global_batch), ("top", top)):
-        number(name, value)
-    for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit), ("planner_memory", planner_memory)):
-        number(name, limit, least=0, whole=False)
-    number("simplicity", simplicity, least=0, whole=False)
-    number("memory_margin", memory_margin, least=0, whole=False)
+    numbers(devices=devices, seq_len=seq_len, global_batch=global_batch, top=top)
+    amounts(time_limit=time_limit, memory_limit=memory_limit, planner_memory=planner_memory)
+    amounts(simplicity=simplicity, memory_margin=memory_margin)
     number("imbalance", imbalance, least=1, whole=False)
-    number("tokens_once", tokens_once)
-    for name, words in (("cluster", cluster), ("software", software), ("engine", engine)):
-        text(name, words)
-    for name, heard in (("on_progress", on_progress), ("cancelled", cancelled)):
-        callback(name, heard)
+    numbers(tokens_once=tokens_once)
+    names(cluster=cluster, software=software, engine=engine)
+    callbacks(on_progress=on_progress, cancelled=cancelled)
     word("optimizer", optimizer, tuple(OPTIMIZERS))
     word("search", search, tuple(ALGORITHMS))
     word("objective", objective, tuple(OBJECTIVES))
@@ -274,13 +238,14 @@ def search(
     machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)
-    decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
-    padding, multiple, changed = _padded(pad, changed)
-    changed = _replicated(per_replica, changed)
+    decided = pinned_given(pinned)
+    placing, changed = places_given(place, record("update", update, Update, DEFAULT))
+    padding, multiple, changed = padding_given(pad, changed)
+    changed = replicas_given(per_replica, changed)
     if tokens_once is not None:
         decided = replace(decided, node=tokens_once)
     with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
-        job = _job(
+        job = job_of(
             model, machine, seq_len, args, kwargs, batch,
             precision=precision, global_batch=global_batch, rule_cache=rule_cache,
         )  # fmt: skip
@@ -297,7 +262,7 @@ def search(
             fp8_layers=tuple(fp8_layers),
             algorithm=search,
             pinned=forward_pinned(decided) if forward_only else decided,
-            shards=_shards(shard),
+            shards=shards_given(shard),
             default=default,
             objective=objective,
             top=top,
@@ -339,54 +304,14 @@ def estimate(
 
     Raises what `search` raises, and PlanFileError for a file that is none.
     """
-    if isinstance(model, Plan | os.PathLike) or (isinstance(model, str) and _is_plan_file(model)):
+    if isinstance(model, Plan | os.PathLike) or (isinstance(model, str) and is_plan_file(model)):
         if pinned is not None or options:
             given = ", ".join(["pinned"] * (pinned is not None) + sorted(options))
             raise RequestError(f"{given}: the plan decides that; give only hardware, devices, cluster and software")
         return _moved(loaded(model), hardware, devices, cluster, software)
     machine = machine_given(hardware or HARDWARE, cluster=cluster, software=software, devices=devices)
     options.setdefault("simplicity", 0.0)
-    return search(model, machine, pinned=_completed(_decided(pinned), machine), **options).plan
-
-
-def machine_given(
-    hardware: Machine | str, *, cluster: str | None = None, software: str | None = None, devices: int | None = None
-) -> Machine:
-    """The machine of the arguments. Raises RequestError, HardwareProfileError."""
-    if isinstance(hardware, os.PathLike):
-        hardware = os.fspath(hardware)
-    if not isinstance(hardware, str) and not hasattr(hardware, "with_devices"):
-        raise RequestError(f"hardware is {kind_of(hardware)}: give the name or file of a profile, or a machine")
-    number("devices", devices)
-    named = full_profile(hardware) if isinstance(hardware, str) else hardware
-    return machine_from(named, levels=cluster, software=software, devices=devices)
-
-
-def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
-    """A plan unchanged, or loaded from its file."""
-    from planner.plan.file import load_plan
-
-    if isinstance(plan, Plan):
-        return plan
-    if not isinstance(plan, str | os.PathLike):
-        raise RequestError(f"plan is {kind_of(plan)}: give a Plan or the path of a plan file")
-    return load_plan(plan)
-
-
-def planned_graph(plan: Plan, model: str | None = None) -> tuple[OperatorGraph, int]:
-    """The graph of a plan's model and its samples: from the given model, the zoo, or the plan itself."""
-    from planner.plan.binding.model_of import build_planned, carried_model
-
-    carried = carried_model(plan) if model is None else None
-    if carried is not None:
-        return carried.graph, carried.batch
-    built = build_planned(plan, None if model is None else full_model(model))
-    return traced_model(built), built.batch
-
-
-def _is_plan_file(text: str) -> bool:
-    """Whether a text names a plan file: JSON that is not a model config."""
-    return text.endswith(".json") and Path(text).name != "config.json" and Path(text).is_file()
+    return search(model, machine, pinned=completed(pinned_given(pinned), machine), **options).plan
 
 
 def _moved(
@@ -402,129 +327,8 @@ def _moved(
     return repriced(plan, graph, batch, machine).plan
 
 
-def _completed(pinned: Pinned, machine: Machine) -> Pinned:
-    """All degrees: data parallelism takes the remaining devices."""
-    filled = replace(
-        pinned,
-        tensor=pinned.tensor or 1,
-        pipeline=pinned.pipeline or 1,
-        context=pinned.context or 1,
-        expert=pinned.expert or 1,
-        virtual_stages=pinned.virtual_stages or (None if pinned.schedule == "interleaved_1f1b" or pinned.in_a_v else 1),
-        zero=pinned.zero or 0,
-        offload=pinned.offload or NOTHING,
-    )
-    others = math.prod(degree or 1 for degree in (filled.tensor, filled.pipeline, filled.context))
-    if pinned.mesh is not None:
-        raise RequestError("pinned['mesh']: estimate takes degrees; leave the mesh to search")
-    if filled.data is None and machine.devices % others:
-        raise RequestError(
-            f"tensor x pipeline x context = {others} does not divide {machine.devices} devices; change a degree"
-        )
-    return replace(filled, data=filled.data or machine.devices // others)
-
-
-def _decided(pinned: object) -> Pinned:
-    if isinstance(pinned, Mapping):
-        pinned = dict(pinned)
-        if isinstance(pinned.get("offload"), str):
-            pinned["offload"] = parse_offload(pinned["offload"])
-        if isinstance(pinned.get("mesh"), list):
-            pinned["mesh"] = tuple(pinned["mesh"])
-    return record("pinned", pinned, Pinned, FREE)
-
-
-def _placed(place: object, update: Update) -> tuple[Placing, Update]:
-    if place is None:
-        return ("given" if update.placed else "fit"), update
-    if isinstance(place, Mapping):
-        tables = tuple((str(pattern), str(where)) for pattern, where in place.items())
-        return "given", replace(update, placed=(*update.placed, *tables))
-    word("place", place, ("auto", "none"))
-    return ("auto" if place == "auto" else "given"), update
-
-
-def _padded(pad: object, update: Update) -> tuple[Padding, int | None, Update]:
-    """How the search pads weights, the multiple of the global batch, and the update with the padded weights."""
-    if pad is None:
-        return "given", None, update
-    if not isinstance(pad, Mapping):
-        word("pad", pad, ("auto",))
-        return "auto", None, update
-    for pattern, multiple in pad.items():
-        number(f"pad[{str(pattern)[:80]!r}]", multiple)
-    weights = tuple((str(pattern), multiple) for pattern, multiple in pad.items() if pattern != "batch")
-    if "batch" in pad and update.padding_samples:
-        raise RequestError("pad['batch'] and update['padding_samples'] both pad the global batch; give one of them")
-    return "given", pad.get("batch"), replace(update, padded=(*update.padded, *weights))
-
-
-def _replicated(per_replica: Sequence[str], update: Update) -> Update:
-    """The update with the operators that each replica computes alone."""
-    texts("per_replica", per_replica)
-    patterns, count = parse_per_replica(per_replica)
-    if update.replicas and count not in (0, update.replicas):
-        raise RequestError(f"per_replica has {count} replicas, update['replicas'] {update.replicas}; give one of them")
-    both = tuple(dict.fromkeys((*update.per_replica, *patterns)))
-    return replace(update, per_replica=both, replicas=count or update.replicas)
-
-
 def _warned(note: str) -> None:
     warnings.warn(note, stacklevel=5)
-
-
-def _shards(given: object) -> tuple[Shard, ...]:
-    if isinstance(given, Mapping):
-        return tuple(sharded(str(pattern), strategy) for pattern, strategy in given.items())
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(one, Shard) for one in given):
-        raise RequestError("shard: give {'*q_proj*': 'b,o'}, or a list of planner.shard(pattern, strategy)")
-    return tuple(given)
-
-
-def _job(
-    model: Any,
-    machine: Machine,
-    seq_len: int | None,
-    args: Any,
-    kwargs: Any,
-    batch: int | None,
-    *,
-    precision: str | None,
-    global_batch: int | None = None,
-    rule_cache: str | os.PathLike[str] | None = None,
-    graph_cache: str | os.PathLike[str] | None = None,
-) -> Job:
-    if isinstance(model, TracedModel):
-        if seq_len is not None or args or kwargs or batch is not None or precision not in (None, model.job.precision):
-            raise RequestError("the model is traced: say seq_len, precision and example inputs to planner.trace")
-        return replace(model.job, cluster=machine, asked_batch=global_batch)
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
-        raise RequestError("args, kwargs: give a tuple and a dict of example inputs, as the module is called")
-    asked: dict[str, Any] = {
-        "precision": precision,
-        "global_batch": global_batch,
-        "rule_cache": None if rule_cache is None else file_path("rule_cache", rule_cache),
-        "noted": lambda note: warnings.warn(note, stacklevel=4),
-    }
-    if isinstance(model, os.PathLike):
-        model = os.fspath(model)
-    if isinstance(model, str):
-        kept = None if graph_cache is None else file_path("graph_cache", graph_cache)
-        return named_job(full_model(model), machine, traced_model, sequence_length=seq_len, graph_cache=kept, **asked)
-    if not isinstance(model, OperatorGraph) and not callable(getattr(model, "named_parameters", None)):
-        raise RequestError(f"model is {kind_of(model)}: give a name, a torch module, or what planner.trace returned")
-    if seq_len is not None:
-        raise RequestError("seq_len is for models that are named; example inputs say how long their sequences are")
-    return given_job(model, machine, args=tuple(args), kwargs=kwargs, batch=batch, **asked)
-
-
-def traced_model(model: "BuiltModel") -> OperatorGraph:
-    """The graph of a built model."""
-    from planner.graph.on_meta import without_data
-    from planner.graph.trace import trace
-
-    bare = without_data(model.module, on_host=model.on_host)
-    return trace(bare, model.args, model.kwargs, compared=model.compared)
 
 
 def _heard(progress: Progress) -> None:

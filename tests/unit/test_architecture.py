@@ -245,8 +245,8 @@ GIVEN = {
     "traced_named": ("planner.cli.commands.explain", "planner.strategy_search.job"),  # of the zoo, or built by a person
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
     "build_planned": (
+        "planner.api.planned",
         "planner.api.plans",
-        "planner.api.searching",
         "planner.cli.commands.show",
         "runtime.launch.training",
         "runtime.proving.comparing",

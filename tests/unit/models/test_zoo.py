@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.api.searching import traced_model
+from planner.api.jobs import traced_model
 from planner.errors import ModelError
 from planner.graph.on_meta import without_data
 from planner.graph.trace import trace

@@ -61,8 +61,8 @@ def test_the_best_of_all_is_taken_and_kept() -> None:
     assert times.pop("auto") == min(times.values())
     plan = found["node"]
     assert {axis.alltoall for axis in plan.mesh.axes} == {True, False}
-    graph, batch = planner.api.searching.planned_graph(plan)
-    machine = planner.api.searching.machine_given("h100", cluster=job["cluster"], devices=8)
+    graph, batch = planner.api.planned.planned_graph(plan)
+    machine = planner.api.jobs.machine_given("h100", cluster=job["cluster"], devices=8)
     assert repriced(plan, graph, batch, machine).plan.mesh == plan.mesh
     assert "--alltoall-on node" in command_of(plan)
     assert "--no-alltoall" in command_of(found[False])

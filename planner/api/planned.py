@@ -1,0 +1,38 @@
+"""A plan that is given, as a record or as a file, and the graph of its model."""
+
+import os
+from pathlib import Path
+
+from planner.api.checks import kind_of
+from planner.api.jobs import traced_model
+from planner.errors import RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.models.nicknames import full_model
+from planner.plan.plan import Plan
+
+
+def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
+    """A plan unchanged, or loaded from its file."""
+    from planner.plan.file import load_plan
+
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | os.PathLike):
+        raise RequestError(f"plan is {kind_of(plan)}: give a Plan or the path of a plan file")
+    return load_plan(plan)
+
+
+def planned_graph(plan: Plan, model: str | None = None) -> tuple[OperatorGraph, int]:
+    """The graph of a plan's model and its samples: from the given model, the zoo, or the plan itself."""
+    from planner.plan.binding.model_of import build_planned, carried_model
+
+    carried = carried_model(plan) if model is None else None
+    if carried is not None:
+        return carried.graph, carried.batch
+    built = build_planned(plan, None if model is None else full_model(model))
+    return traced_model(built), built.batch
+
+
+def is_plan_file(text: str) -> bool:
+    """Whether a text names a plan file: JSON that is not a model config."""
+    return text.endswith(".json") and Path(text).name != "config.json" and Path(text).is_file()
