@@ -2,34 +2,24 @@
 (evaluation.py)."""
 
 import math
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TypeAlias
-from weakref import WeakValueDictionary
 
 from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
 from planner.plan.schedule_checks import tensor_overlap_fault
-from planner.pricing import Paths
-from planner.pricing.bucket_size import flat_bytes, sized
-from planner.sharding.mesh import build_mesh
-from planner.sharding.rescale import rescale_batch
+from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.rules import rule_of
-from planner.sharding.update import AHEAD, EACH, NO_BUCKETS, Update
-from planner.strategy_search.decomposition.cutting import cut
+from planner.sharding.update import AHEAD, NO_BUCKETS
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
-from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.assemble import Assembly
-from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
-from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.family import Family, Recent, Scaling, Ways, scaling_of
 from planner.strategy_search.engine.outcome import (
     Outcome,
@@ -40,8 +30,9 @@ from planner.strategy_search.engine.outcome import (
     ruled_out,
     ways_to_store,
 )
+from planner.strategy_search.engine.piece_store import Built, PieceStore, ordered_machine
 from planner.strategy_search.engine.product_overlap import may_overlap
-from planner.strategy_search.engine.propagation import fixed_of, propagated
+from planner.strategy_search.engine.propagation import fixed_of
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.strategy_search.engine.scheduling import IN_A_V
 from planner.strategy_search.engine.uneven_stages import waiting_of_uneven
@@ -51,72 +42,11 @@ from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import EXPERTS, Configuration
 from planner.strategy_search.request.template import Template
-from planner.strategy_search.tables.cost_table import CostTables
 from planner.strategy_search.tables.launches import least_counted
-from planner.strategy_search.tables.table_builder import TableBuilder
-
-KEPT = 4
-"""For this many configurations, those asked for last, the engine keeps all pieces and what prices of memory have
-found."""
-
-_PIECES = 2**26
-"""Bytes of pieces that are kept beside those, for the configurations asked for last."""
 
 _OTHER_HINTS: tuple[Hint, ...] = ((0.0, (0.5, 0.5, 0.0)), (0.0, (0.5, 0.0, 0.0)))
 """Shares of exposed communication that are tried where memory does not bind and plans with virtual stages are far above
 their lower bound: each of their columns is the best by itself, so prices of memory suggest no others."""
-
-_TABLES = 2**27
-"""Bytes of cost tables that are kept, for the configurations asked for last."""
-
-Tables: TypeAlias = tuple[CostTables, ...]
-"""The cost tables of a configuration, for every group of devices in the order of the pipeline."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Kept:
-    """Cost tables and what was made of them: pieces, by way to gather weights and ways to run blocks, and their prices
-    of memory for several numbers of virtual stages."""
-
-    tables: Tables
-    pieces: dict[object, HeterogeneousPipeline] = field(default_factory=dict)
-    multipliers: dict[object, list[Multipliers]] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the pieces take."""
-        return sum(one.nbytes for one in self.pieces.values())
-
-
-@dataclass(kw_only=True, eq=False)
-class Built:
-    """Everything that depends neither on the memory nor on the number of micro-batches. `builders` are kept by mesh,
-    `scaled` templates by samples of a micro-batch, and cost `tables` by configuration, with the bytes that they take.
-    `alike` holds, for the kept tables, one of each set that computes alike: stages of ZeRO differ in parameters only.
-    `regions` and `experts` hold the seconds by which many configurations are bounded, `paths` the paths between
-    layouts, by the properties of a mesh that they depend on."""
-
-    builders: dict[object, TableBuilder] = field(default_factory=dict)
-    scaled: dict[int, Template] = field(default_factory=dict)
-    tables: OrderedDict[object, Tables] = field(default_factory=OrderedDict)
-    alike: WeakValueDictionary[object, CostTables] = field(default_factory=WeakValueDictionary)
-    nbytes: int = 0
-    regions: dict[object, BlockTimes] = field(default_factory=dict)
-    experts: dict[object, dict[int, ExpertTimes]] = field(default_factory=dict)
-    paths: dict[object, Paths] = field(default_factory=dict)
-
-    @property
-    def anew(self) -> "Built":
-        """Only the parts that do not depend on what may overlap."""
-        return Built(scaled=self.scaled, paths=self.paths)
-
-    def keep(self, key: object, tables: Tables) -> None:
-        """Keep these tables, and as many others as fit, those asked for last."""
-        self.tables[key] = tables
-        self.nbytes += sum(one.nbytes for one in tables)
-        while self.nbytes > _TABLES and len(self.tables) > 1:
-            _, others = self.tables.popitem(last=False)
-            self.nbytes -= sum(one.nbytes for one in others)
 
 
 @dataclass(kw_only=True)
@@ -140,11 +70,15 @@ class Engine:
     paired: bool = False
 
     def __post_init__(self) -> None:
-        self._kept: OrderedDict[object, _Kept] = OrderedDict()
         self._recent = Recent()
         self.gathers = ways_to_gather(self.request, self.template.blocks.count)
         self.groups = parts_of(self.request.cluster)
         self.capacities = tuple(self._capacity(group) for group in self.groups)
+        self.store = PieceStore(
+            request=self.request, template=self.template, built=self.built, gathers=self.gathers, groups=self.groups,
+            capacities=self.capacities, overlapped=self.overlapped, spreads=self.spreads, waits=self.waits,
+            capped=self.capped, apart=self.apart, paired=self.paired,
+        )  # fmt: skip
 
     @cached_property
     def without_buckets(self) -> "Engine":
@@ -208,8 +142,7 @@ class Engine:
 
     def machine(self, configuration: Configuration) -> Machine:
         """The machine, with its groups in the order of the pipeline."""
-        cluster = self.request.cluster
-        return cluster.ordered(configuration.order) if isinstance(cluster, MixedCluster) else cluster
+        return ordered_machine(self.request, configuration)
 
     def setting(self, configuration: Configuration) -> Setting:
         """How the pipeline is run, with the capacity of the first group."""
@@ -282,7 +215,7 @@ class Engine:
 
     def _task(self, configuration: Configuration, sweeps: int, gathers: str) -> Task:
         request = self.request
-        template = self._template(configuration.micro_batches)
+        template = self.store.template_of(configuration.micro_batches)
         decided = decided_of(request, configuration, template)
         return Task(
             template=template,
@@ -305,18 +238,18 @@ class Engine:
         """The configuration on the mesh of a recursive plan. From now on the strategies of that plan are its only
         candidates."""
         adopted = replace(configuration, mesh=found.mesh.sizes)
-        template = self._template(configuration.micro_batches)
-        tables = self.builder(adopted, self.groups[0]).build(template, found.chosen)
+        template = self.store.template_of(configuration.micro_batches)
+        tables = self.store.builder(adopted, self.groups[0]).build(template, found.chosen)
         for engine in (self, self.launched_apart):
-            engine._keep(adopted, (tables,))
+            engine.store.keep(adopted, (tables,))
         return adopted
 
     def family(self, configuration: Configuration, *, scales: bool = True) -> Family:
         """Lower bounds for all configurations of a family with as many micro-batches as this one, or, if it `scales`, a
         multiple."""
-        tables = self.tables(configuration)
+        tables = self.store.tables(configuration)
         part = self.request.padded_batch // configuration.micro_batches
-        scaling = scaling_of(tables[0], self.scaled_to(2 * part)) if scales else Scaling()
+        scaling = scaling_of(tables[0], self.store.scaled_to(2 * part)) if scales else Scaling()
         waiting = tuple(way for way in self.gathers if way != AHEAD)
         apart: list[tuple[str, Ways]] = [(way, (way,)) for way in self.gathers if way == AHEAD or len(waiting) == 1]
         apart += [(LEAST_WAITING, waiting)] if len(waiting) > 1 else []
@@ -324,9 +257,9 @@ class Engine:
         for gathers, ways in apart:
             like = pieces[0][1].chains if pieces else None
             if gathers in self.gathers and not scaling.hindered and not self.spreads:  # cut for itself
-                pieces.append((ways, self.pipeline_of_kinds(configuration, gathers)))
+                pieces.append((ways, self.store.pieces(configuration, gathers)))
             else:
-                pieces.append((ways, self._cut(configuration, tables, gathers, scaling.hindered, like)))
+                pieces.append((ways, self.store.cut_from(configuration, tables, gathers, scaling.hindered, like)))
         launched = min(least_counted(one.template, one.operators) for one in tables)
         return Family(pieces, configuration.micro_batches, scaling, self._recent, launched)
 
@@ -356,7 +289,7 @@ class Engine:
         """Whether launches may be counted by pass and kind of block, and this changes the count: a host then cannot
         launch ahead for one block while it waits for another."""
         alone = configuration.pipeline > 1 or configuration.micro_batches == 1
-        return alone and not self.spreads and any(one.apart for one in self.tables(configuration))
+        return alone and not self.spreads and any(one.apart for one in self.store.tables(configuration))
 
     def _evaluate(
         self,
@@ -407,7 +340,7 @@ class Engine:
         device free; `covering`: see `Evaluation`."""
         run = partial(self._run, gathers, configuration, enough=enough, hint=hint, room=room, covering=covering)
         outcome = run((), cutoff)
-        divided = self.pipeline_of_kinds(configuration, gathers).chain.divided
+        divided = self.store.pieces(configuration, gathers).chain.divided
         if not outcome.ranks or not divided:
             return outcome
         best = replace(outcome, seconds=math.inf, ranks=())
@@ -432,14 +365,13 @@ class Engine:
     ) -> Outcome:
         """`evaluate_as`, with weights that are divided among blocks `stored` in these layouts; without it each block
         chooses."""
-        pipeline_of_kinds = self.pipeline_of_kinds(configuration, gathers, stored).with_room(room)
+        pipeline_of_kinds = self.store.pieces(configuration, gathers, stored).with_room(room)
         setting = self.setting(configuration)
         setting = replace(setting, capacity=pipeline_of_kinds.capacities[0]) if room else setting
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
         if setting.chunks > 1 and not covering:  # reuse the prices that other numbers of virtual stages have solved
-            key = (*self._running(configuration, gathers), stored)
-            multipliers = self._known(configuration).multipliers.setdefault(key, [])
+            multipliers = self.store.multipliers(configuration, gathers, stored)
         decided = configuration.decided
         evaluation = Evaluation(
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
@@ -457,167 +389,5 @@ class Engine:
 
     def contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
         """The contender with what was found for a configuration."""
-        pieces = self.source_of(outcome).pipeline_of_kinds(configuration, outcome.gathers, outcome.stored)
+        pieces = self.source_of(outcome).store.pieces(configuration, outcome.gathers, outcome.stored)
         return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
-
-    def pipeline_of_kinds(
-        self, configuration: Configuration, gathers: str, stored: Stored = ()
-    ) -> HeterogeneousPipeline:
-        """The pieces of a configuration for a way to gather weights, with weights that would be divided among blocks
-        `stored` in these layouts. Pieces are kept as long as the tables."""
-        known = self._known(configuration)
-        key = (*self._running(configuration, gathers), stored)
-        if key not in known.pieces:
-            own = self._spread(configuration, gathers) if self.spreads else known.tables
-            own = tuple(one.launched_apart for one in own) if self.apart else own
-            known.pieces[key] = self._cut(configuration, own, gathers, stored=dict(stored))
-            self._make_room()
-        return known.pieces[key]
-
-    def _running(self, configuration: Configuration, gathers: str) -> tuple[object, ...]:
-        """The choices in which pieces that are cut from the same tables differ."""
-        pinned = configuration.under(self.request.pinned)
-        return gathers, pinned.recomputation, pinned.kept
-
-    def _cut(
-        self,
-        configuration: Configuration,
-        tables: Tables,
-        gathers: str,
-        free: Collection[int] = (),
-        like: Sequence[Chain] | None = None,
-        stored: Mapping[str, int] = MappingProxyType({}),
-    ) -> HeterogeneousPipeline:
-        """Pieces cut from the tables of every group of devices, in the order of the pipeline. `like` are the chains of
-        the same tables with weights gathered otherwise, `stored` gives the stored layouts of some weights."""
-        machine, ranks = self.machine(configuration), configuration.pipeline
-        offload = self.request.offload_under(gathers)
-        chains = tuple(
-            cut(
-                own,
-                group,
-                recomputation=configuration.under(self.request.pinned).recomputation,
-                stages=ranks,
-                free=free,
-                activations=offload.activations,
-                saved=offload.saved,
-                gathers=gathers,
-                kept=configuration.under(self.request.pinned).kept,
-                machine=machine,
-                early=not self.waits,
-                like=other,
-                stored=stored,
-            )
-            for own, group, other in zip(
-                tables, parts_of(machine), (None,) * len(tables) if like is None else like, strict=True
-            )
-        )
-        kinds, capacities = (0,) * ranks, self.capacities
-        if isinstance(machine, MixedCluster):
-            kinds = tuple(machine.group_of_rank(rank, ranks) for rank in range(ranks))
-            capacities = tuple(self.capacities[at] for at in configuration.order)
-        return HeterogeneousPipeline(chains=chains, kinds=kinds, capacities=capacities)
-
-    def tables(self, configuration: Configuration) -> Tables:
-        """The cost tables of a configuration, for every group of devices in the order of the pipeline."""
-        return self._known(configuration).tables
-
-    def _known(self, configuration: Configuration) -> "_Kept":
-        """What is kept for a configuration, and for all that differ from it in their virtual stages."""
-        key = (configuration.priced_alike, self._part(configuration))
-        if key not in self._kept:
-            if key not in self.built.tables:
-                template = self._template(configuration.micro_batches)
-                restriction = decided_of(self.request, configuration, template)
-                groups = parts_of(self.machine(configuration))
-                alike = (configuration.computed_alike, self._part(configuration))
-                tables = tuple(
-                    self.builder(configuration, one).build(template, restriction, self.built.alike.get((place, *alike)))
-                    for place, one in enumerate(groups)
-                )
-                self.built.alike.update({(place, *alike): one for place, one in enumerate(tables)})
-                self.built.keep(key, tables)
-            self.built.tables.move_to_end(key)
-            self._keep(configuration, self.built.tables[key])
-        self._kept.move_to_end(key)
-        for other in list(self._kept.values())[:-KEPT]:
-            other.multipliers.clear()
-        return self._kept[key]
-
-    def _keep(self, configuration: Configuration, tables: Tables) -> None:
-        key = configuration.priced_alike, self._part(configuration)
-        self._kept[key] = _Kept(tables=tables)
-        self._kept.move_to_end(key)
-        self._make_room()
-
-    def _make_room(self) -> None:
-        """Keep the `KEPT` configurations asked for last. For others whose tables are kept, keep up to `_PIECES` bytes
-        of pieces."""
-        others, nbytes = list(self._kept.items())[:-KEPT], 0
-        for key, kept in reversed(others):
-            nbytes += kept.nbytes
-            if nbytes > _PIECES or key not in self.built.tables:
-                del self._kept[key]
-
-    def _spread(self, configuration: Configuration, gathers: str) -> Tables:
-        """The tables with the strategies to which the user's decisions spread (see `propagation`)."""
-        request, setting = self.request, self.setting(configuration)
-        cluster = of_one_kind(request.cluster, "propagation of decisions")
-        (tables,) = self.tables(configuration)
-        fixed = propagated(tables, setting, cluster, request.pinned.recomputation)
-        if fixed is None:
-            return (tables,)
-        return (self.builder(configuration, cluster).build(tables.template, fixed),)
-
-    def builder(self, configuration: Configuration, group: Cluster) -> TableBuilder:
-        """The table builder for the mesh of a configuration on a group of devices; it keeps what it has priced."""
-        request, update = self.request, self.update_of(configuration)
-        key = (group, configuration.mesh, configuration.zigzag_axes, update, request.alltoall)
-        if key not in self.built.builders:
-            mesh = build_mesh(
-                request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes, alltoall=request.decided_alltoall
-            )
-            gradients = self.template.gradient_bytes(update) if self.capped else math.inf
-            sizes = [sized(update, mesh, one, gradients) for one in self.groups]
-            self.built.builders[key] = TableBuilder(
-                mesh=mesh,
-                cluster=group,
-                precision=request.precision,
-                optimizer=request.optimizer,
-                update=max(sizes, key=lambda update: update.bucket_size),
-                offload=request.offload,
-                gradients=gradients,
-                together=self.gathers != (EACH,),
-                ahead=True,
-                overlapped=self.overlapped,
-                exchanged=may_exchange_under_work(request.pinned, request.cluster),
-                paired=self.paired,
-                fp8=request.fp8,
-                alike=len(self.groups) > 1,
-                paths=self.built.paths.setdefault(mesh.routing, {}),
-            )
-        return self.built.builders[key]
-
-    def update_of(self, configuration: Configuration) -> Update:
-        """How gradients are handled: as in the request, or as the training engine does at this configuration's stage of
-        ZeRO."""
-        request, decided = self.request, configuration.decided
-        if request.space is None or decided is None:
-            return request.update
-        in_fp8 = request.fp8.gathered
-        return request.space.update(request.update, decided.zero or 0, request.precision, in_fp8=in_fp8)
-
-    def _template(self, micro_batches: int) -> Template:
-        """The template with the batch of one micro-batch."""
-        return self.scaled_to(self.request.padded_batch // micro_batches)
-
-    def _part(self, configuration: Configuration) -> int:
-        """Samples of a micro-batch, over all devices of a stage."""
-        return self.request.padded_batch // configuration.micro_batches
-
-    def scaled_to(self, part: int) -> Template:
-        scaled = self.built.scaled
-        if part not in scaled:
-            graph = rescale_batch(self.template.graph, self.request.prepared_batch, part)
-            scaled[part] = replace(self.template, graph=graph)
-        return scaled[part]

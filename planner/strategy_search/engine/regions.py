@@ -85,7 +85,7 @@ class Regions:
         """A lower bound on the bytes of weights, gradients and optimizer states on the fullest device."""
         decided, request = c.under(self.engine.request.pinned), self.engine.request
         zero, tensor = decided.zero or 0, _degrees(c)[-1]
-        update = self.engine.update_of(c)
+        update = self.engine.store.update_of(c)
         per = parameter_bytes(request.precision, request.optimizer, request.cluster.software, update.variant)
         shards = tensor * math.prod(n for role, n in zip(c.roles, c.mesh, strict=True) if role not in _WHOLE)
         held = 0.0
@@ -190,8 +190,8 @@ class Regions:
     def _with_experts(self, c: Configuration, part: int, *, parameters: bool) -> dict[int, ExpertTimes]:
         """Seconds of the experts of a block for `part` samples, by operator."""
         engine = self.engine
-        template = engine.scaled_to(part)
-        builder, restriction = engine.builder(c, engine.groups[0]), decided_of(engine.request, c, template)
+        template = engine.store.scaled_to(part)
+        builder, restriction = engine.store.builder(c, engine.groups[0]), decided_of(engine.request, c, template)
         found = {}
         for at in self._experts:
             table, weights = builder.alone(template, at, restriction, parameters=parameters)
@@ -236,16 +236,18 @@ class Regions:
         if key not in self._built:
             while len(self._built) >= _KEPT:
                 del self._built[next(iter(self._built))]
-            template = self.engine.scaled_to(part)
+            template = self.engine.store.scaled_to(part)
             restriction = decided_of(self.engine.request, c, template)
-            self._built[key] = _without(self.engine.builder(c, self.engine.groups[0]).build(template, restriction), but)
+            self._built[key] = _without(
+                self.engine.store.builder(c, self.engine.groups[0]).build(template, restriction), but
+            )
         return self._built[key]
 
     def _stage_times(self, c: Configuration, but: tuple[int, ...], part: int, run: _Run) -> BlockTimes:
         engine, group = self.engine, self.engine.groups[0]
         offload = engine.request.offload_under(engine.gathers[0])
         tables = self._tables(c, but, part)
-        scaling = scaling_of(tables, engine.scaled_to(2 * part))
+        scaling = scaling_of(tables, engine.store.scaled_to(2 * part))
         chain = cut(
             tables, group, recomputation=(run[0],), stages=1, free=scaling.hindered, gathers=engine.gathers[0],
             activations=offload.activations, saved=offload.saved, kept=run[1], machine=engine.machine(c),

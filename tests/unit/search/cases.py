@@ -556,7 +556,7 @@ def make_mixed(
     """A model on several kinds of devices."""
     pinned = Pinned(recompute=recomputation, never_kept=never_kept)
     engine, _ = engine_of_request(request_of(model, machine, global_batch, pinned=pinned))
-    pipeline_of_kinds = engine.pipeline_of_kinds(configuration, "each")
+    pipeline_of_kinds = engine.store.pieces(configuration, "each")
     return Case(
         model=model,
         cluster=engine.machine(configuration),

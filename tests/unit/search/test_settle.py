@@ -161,7 +161,7 @@ def test_the_sum_of_ways_to_run_ranks_is_between_their_least_step_and_the_object
     engine, _ = engine_of(request)
     configuration = next(c for c in all_configurations(engine) if c.micro_batches == 4)
     outcome = engine.evaluate(configuration)
-    pieces = engine.pipeline_of_kinds(configuration, outcome.gathers)
+    pieces = engine.store.pieces(configuration, outcome.gathers)
     found = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
     own = found.sum_with(outcome.ranks)
     assert found.least_step() <= own * ALL

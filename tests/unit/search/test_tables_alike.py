@@ -37,9 +37,9 @@ def test_tables_that_are_shared_are_those_that_are_built_alone() -> None:
     (engine, _), groups = engine_of(request), alike()
     assert len(groups) > 10
     for first, *others in groups[:: len(groups) // 4]:
-        (before,) = engine.tables(first)
+        (before,) = engine.store.tables(first)
         for other in others:
-            (shared,), (alone,) = engine.tables(other), engine_of(request)[0].tables(other)
+            (shared,), (alone,) = engine.store.tables(other), engine_of(request)[0].store.tables(other)
             assert shared.operators is before.operators
             assert [table.candidates.strategies for table in shared.operators] == [
                 table.candidates.strategies for table in alone.operators

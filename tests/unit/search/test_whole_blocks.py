@@ -73,7 +73,7 @@ def pipelines(name: str) -> tuple[Engine, list[Configuration]]:
 
 def outcome_of(engine: Engine, c: Configuration, room: float = math.inf, *, patterned: bool = True) -> Outcome:
     """What is found and proved of a configuration with so many bytes on a device."""
-    pieces, setting = engine.pipeline_of_kinds(c, engine.gathers[0]), engine.setting(c)
+    pieces, setting = engine.store.pieces(c, engine.gathers[0]), engine.setting(c)
     capacity = min(room, setting.capacity)
     pieces, setting = replace(pieces, capacities=(capacity,)), replace(setting, capacity=capacity)
     return Evaluation(pieces, setting, patterned=patterned).run()
