@@ -16,8 +16,9 @@ from planner.validation.otherwise import refuse_otherwise
 from planner.validation.parallelism import pinned_of
 from planner.validation.recomputation import spared_of
 from planner.validation.row_adapters import adapters_of_row
+from planner.validation.row_files import readings_of, unread_of
 from planner.validation.row_limits import check_sizes
-from planner.validation.rows import Row, readings_of, unread_of
+from planner.validation.rows import Row
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
 from planner.validation.states import USUAL, States, states_of

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hardware_profiles import RunError
-from planner.validation.evaluate import Evaluated
+from planner.validation.evaluated import Evaluated
 from planner.validation.summary import summarise
 
 

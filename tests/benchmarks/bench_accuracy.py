@@ -38,7 +38,8 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import Dimensions
 from planner.validation import read_rows, sampled
 from planner.validation.configuration import run_of
-from planner.validation.evaluate import Evaluated, chunks_of, evaluate_chunk, machine_of
+from planner.validation.evaluate import chunks_of, evaluate_chunk, machine_of
+from planner.validation.evaluated import Evaluated
 from planner.validation.rows import Row
 from planner.validation.summary import kendall_tau
 

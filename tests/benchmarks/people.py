@@ -16,7 +16,7 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.strategy_search.result import SearchResult
 from planner.validation.configuration import Job
 from planner.validation.decoder import padded_vocabulary
-from planner.validation.evaluate import traced
+from planner.validation.priced_run import traced
 
 DATA = Path(__file__).resolve().parent / "data" / "training_runs.csv"
 

@@ -17,7 +17,7 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.report.console import PlainConsole
-    from planner.validation.evaluate import Evaluated
+    from planner.validation.evaluated import Evaluated
     from planner.validation.summary import Errors, Mistakes, Part, Summary
 
 SCHEMA_VERSION = 1  # of the object that `plan validate --json` prints

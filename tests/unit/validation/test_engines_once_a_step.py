@@ -18,9 +18,10 @@ from planner.sharding.mesh import build_mesh
 from planner.sharding.stored import COPIES, StoredParameter
 from planner.sharding.update import DEFAULT, PARAMETERS, SERVERS, SLICES
 from planner.strategy_search.request.space import Pinned
-from planner.validation.evaluate import evaluate_rows, gradient_dtype, shared_out_by
+from planner.validation.evaluate import evaluate_rows
 from planner.validation.flagged import with_kernels
-from planner.validation.rows import read_rows
+from planner.validation.priced_run import gradient_dtype, shared_out_by
+from planner.validation.row_files import read_rows
 from planner.validation.unpriced import NAME
 from tests.benchmarks.bench_unseen import RUNS
 

@@ -12,7 +12,8 @@ from planner.plan.prediction.predict import predict
 from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_chunk
 from planner.validation.recipes import spared_by_recipe, virtual_stages_by_recipe
-from planner.validation.rows import Row, read_rows
+from planner.validation.row_files import read_rows
+from planner.validation.rows import Row
 from planner.validation.spared import Spared, fewest_recomputed, spared_plan
 from planner.validation.summary import summarise
 from tests.unit.validation.runs import row, write
@@ -68,7 +69,7 @@ def test_blocks_that_are_recomputed_lie_between_none_and_all(tmp_path: Path) -> 
 
 
 def test_what_must_have_been_recomputed_is_inferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planner.validation import evaluate
+    from planner.validation import evaluate, priced_run
 
     (found,) = read_rows(write(tmp_path / "runs.csv", row(recompute="", n_layers="6", micro_batch="4", n_params_B="")))
     run = run_of(found)
@@ -76,7 +77,7 @@ def test_what_must_have_been_recomputed_is_inferred(tmp_path: Path, monkeypatch:
     assert run.untold
     graph = evaluate.traced(run.job.model)
     monkeypatch.setattr(evaluate, "traced", lambda model: graph)
-    plan = evaluate._searched(run, cluster, graph)
+    plan = priced_run._searched(run, cluster, graph)
 
     def priced(spared: Spared) -> Prediction:
         return predict(bind(spared_plan(plan, spared, graph, TRACED_BATCH), graph, TRACED_BATCH), cluster)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from planner.validation.evaluate import Evaluated
+from planner.validation.evaluated import Evaluated
 from planner.validation.rows import Row
 from planner.validation.summary import errors_of, kendall_tau, summarise
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.evaluate import Evaluated, evaluate_rows
+from planner.validation.evaluate import evaluate_rows
+from planner.validation.evaluated import Evaluated
 from planner.validation.unpriced import NAME, SHARE
 from tests.benchmarks.bench_unseen import beyond
 from tests.unit.validation.runs import one
