@@ -165,7 +165,7 @@ class Software:
         attention_dropout: how many times longer fused attention takes with dropout of its probabilities, forward and
             backward.
         ordered: whether the backward pass of FlashAttention-2 adds up gradients of queries in a fixed order
-            (`planner.pricing.ordered_attention`).
+            (`planner.pricing.kernels.ordered_attention`).
         hidden_dropout: dropout of a branch where it joins the residual stream: none, in the kernel that adds the branch
             (Megatron's bias_dropout_fusion), or in a kernel of its own.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known in

@@ -18,14 +18,16 @@ from costmodels import ROW_MOMENTS, collective_time, host_rows_time, once_share,
 from hardware_profiles import DTYPES, Bytes, Cluster, Software
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
-from planner.pricing.biased_attention import bias_bytes
-from planner.pricing.composed_norms import composed_bytes
-from planner.pricing.dropped_branches import dropped_bytes
-from planner.pricing.kernel_call import KernelCall
-from planner.pricing.kernels import host_seconds, kernel_seconds, lacks_kernels
+from planner.pricing.kernels.biased_attention import bias_bytes
+from planner.pricing.kernels.call import KernelCall
+from planner.pricing.kernels.composed_norms import composed_bytes
+from planner.pricing.kernels.dropped_branches import dropped_bytes
+from planner.pricing.kernels.launches import host_seconds
+from planner.pricing.kernels.scans import lacks_kernels
+from planner.pricing.kernels.seconds import kernel_seconds
+from planner.pricing.kernels.unfused_attention import score_bytes
 from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
-from planner.pricing.unfused_attention import score_bytes
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import (
     Dims,

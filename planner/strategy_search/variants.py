@@ -27,7 +27,7 @@ from planner.errors import InfeasibleError, PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import sharing
 from planner.nearest import divisors
-from planner.pricing.kernel_call import WORD
+from planner.pricing.kernels.call import WORD
 from planner.sharding.mesh import NODE
 from planner.sharding.padding import Padded, with_padding
 from planner.sharding.rules import rule_of

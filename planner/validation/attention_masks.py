@@ -67,7 +67,7 @@ def window_of(row: Row) -> int | None:
 def _same_work(pattern: str, layers: int, sequence: int) -> int:
     """The window in keys that, in all layers, leaves attention as much work as the windows of a pattern.
 
-    A window of a share x of the keys leaves 2 x - x^2 (`planner.pricing.kernels`).
+    A window of a share x of the keys leaves 2 x - x^2 (`planner.pricing.kernels.attention`).
     """
     shares = [0.5 if pattern[at % len(pattern)] == "s" and at < layers - 1 else 1.0 for at in range(layers)]
     work = sum(2 * share - share**2 for share in shares) / max(1, layers)

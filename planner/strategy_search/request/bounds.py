@@ -8,7 +8,7 @@ from costmodels import best_rate, parameter_bytes
 from hardware_profiles import Cluster
 from planner.errors import RuleError
 from planner.graph.operator_graph import OperatorGraph
-from planner.pricing.kernel_call import multiplied_in
+from planner.pricing.kernels.call import multiplied_in
 from planner.pricing.operator_price import profile_dtype
 from planner.sharding.matrices import optimizer_of
 from planner.sharding.rule import Rule

@@ -12,7 +12,7 @@ from planner.export.description import ExportError
 from planner.export.targets import TARGETS
 from planner.plan.binding.machine import computing_in, machine_of
 from planner.plan.file import dump_plan, parse_plan
-from planner.pricing.kernel_call import multiplied_in
+from planner.pricing.kernels.call import multiplied_in
 from runtime.step.narrow_products import narrow_products
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans

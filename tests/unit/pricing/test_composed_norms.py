@@ -9,7 +9,7 @@ from hardware_profiles import PYTORCH
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.pricing import OperatorPrices, price_operator
-from planner.pricing.composed_norms import KERNELS, RMS_NORM
+from planner.pricing.kernels.composed_norms import KERNELS, RMS_NORM
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import RULES
 from tests.unit.search.cases import cluster_of

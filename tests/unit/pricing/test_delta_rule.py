@@ -19,8 +19,8 @@ from costmodels import (
 )
 from hardware_profiles import Device, load_profile, load_software
 from planner.graph.delta_rule import gated_delta_rule
-from planner.pricing.kernel_call import KernelCall
-from planner.pricing.kernels import kernel_seconds
+from planner.pricing.kernels.call import KernelCall
+from planner.pricing.kernels.seconds import kernel_seconds
 from planner.pricing.operator_price import price_operator
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule

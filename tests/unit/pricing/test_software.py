@@ -27,9 +27,9 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import prepare
 from planner.plan.prediction.step import Launches, further_ahead
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
+from planner.pricing.kernels.unfused_attention import UNFUSED_KERNELS
 from planner.pricing.liveness import replays
 from planner.pricing.message import Message, message_seconds
-from planner.pricing.unfused_attention import UNFUSED_KERNELS
 from planner.sharding.layout import parse_layout, replicated
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import RULES

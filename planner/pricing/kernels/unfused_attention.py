@@ -23,7 +23,7 @@ kernel. (16 heads over 8 tensor-parallel devices, one sequence: each layer takes
 import numpy as np
 
 from costmodels import AttentionShape, Quantity, element_bytes, matmul_time
-from planner.pricing.kernel_call import Array, KernelCall, attention_shape, copied, misaligned, passed, scores_of
+from planner.pricing.kernels.call import Array, KernelCall, attention_shape, copied, misaligned, passed, scores_of
 
 UNFUSED_KERNELS = 7
 """Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout, a copy."""

@@ -16,7 +16,7 @@ matrix product takes 3.0, and Megatron's count with the cast before it 3.3.
 
 import numpy as np
 
-from planner.pricing.kernel_call import Array, KernelCall, passed
+from planner.pricing.kernels.call import Array, KernelCall, passed
 
 FORWARD = {"megatron": 32.0, "pytorch": 16.0}
 """Bytes per logit in the forward pass."""

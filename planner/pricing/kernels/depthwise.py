@@ -12,7 +12,7 @@ measured.
 import numpy as np
 
 from costmodels import matmul_rate, operator_time
-from planner.pricing.kernel_call import Array, KernelCall
+from planner.pricing.kernels.call import Array, KernelCall
 
 
 def at_most_passed(call: KernelCall, forward: Array, backward: Array) -> tuple[Array, Array]:

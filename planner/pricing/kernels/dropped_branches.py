@@ -22,7 +22,7 @@ and positions is one of them, which GPT drops, too.
 import numpy as np
 
 from costmodels import element_bytes
-from planner.pricing.kernel_call import Array, KernelCall
+from planner.pricing.kernels.call import Array, KernelCall
 
 _SUM = "aten.add.Tensor"
 _MASK = 1.0

@@ -17,7 +17,7 @@ take 90 to 98 ps longer per element, forward and backward, on A100; this count g
 import numpy as np
 
 from costmodels import element_bytes
-from planner.pricing.kernel_call import Array, KernelCall, passed
+from planner.pricing.kernels.call import Array, KernelCall, passed
 
 RMS_NORM = "aten.rms_norm.default"
 FORWARD, BACKWARD, KEPT = 36.0, 92.0, 4.0

@@ -22,7 +22,7 @@ Kernels of cuDNN that add in one order are not counted: nobody says how long the
 import numpy as np
 
 from costmodels import AttentionShape
-from planner.pricing.kernel_call import Array, KernelCall, passed
+from planner.pricing.kernels.call import Array, KernelCall, passed
 
 _NARROW = 128
 """Elements of the widest heads whose pieces have 128 keys."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from costmodels import AttentionShape, element_bytes
-from planner.pricing.kernel_call import Array, KernelCall, attention_shape, passed, scores_of
+from planner.pricing.kernels.call import Array, KernelCall, attention_shape, passed, scores_of
 
 
 def is_biased(call: KernelCall) -> bool:

@@ -1,0 +1,1 @@
+"""Kernels of operators: their seconds on local shapes, and their launches."""
