@@ -18,7 +18,7 @@ import torch
 
 from planner.errors import ModelError
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.binding.slices import LOSS, positional
 from planner.plan.layout.stage_cut import StageCut

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from runtime.ops.batch_norm import batch_norm
 
 if TYPE_CHECKING:

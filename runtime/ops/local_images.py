@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from planner.sharding.halo import Stencil, stencils
 from planner.sharding.rules.convolution import SPATIAL, halo_factor
 from runtime.comm.halo import Neighbours

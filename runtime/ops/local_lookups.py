@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from runtime.comm.collectives import all_reduce
 from runtime.ops.index_check import expect_within
 

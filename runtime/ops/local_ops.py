@@ -21,7 +21,7 @@ from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.operator_graph import STARTING, Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from planner.graph.updates import UPDATE
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import local_shape

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 
 if TYPE_CHECKING:
     from runtime.ops.shard import Shard

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from runtime.ops.shard import Shard
 
 

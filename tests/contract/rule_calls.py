@@ -16,10 +16,11 @@ from planner.graph import rotary as rotary
 from planner.graph import selective_scan as selective_scan
 from planner.graph import state_space_scan as state_space_scan
 from planner.graph.call import Call, Typed
+from planner.graph.exported import tensor_type
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, STARTING, TorchConstant
 from planner.graph.rotations import ROTARY
-from planner.graph.trace import resolve, tensor_type
+from planner.graph.torch_operators import resolve
 from planner.models import composed_attention as composed_attention
 from planner.models import experts as experts
 from planner.sharding.rule import Rule

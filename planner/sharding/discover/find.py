@@ -23,7 +23,7 @@ import torch
 from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import WrittenRule
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from planner.graph.written import parse_sides
 from planner.sharding.discover.factors import find_factors, written
 from planner.sharding.discover.proof import fault, retyped

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import STARTING, ValueRef
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from planner.plan.binding.bind import BoundPlan
 from runtime.executor.instruction import Instruction
 from runtime.executor.lowering.kernels import SHORT, TRACED

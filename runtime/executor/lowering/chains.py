@@ -25,7 +25,7 @@ import torch
 
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import STARTING
-from planner.graph.trace import resolve
+from planner.graph.torch_operators import resolve
 from planner.plan.binding.bind import BoundPlan
 from planner.sharding.rule import Rule
 from runtime.executor.instruction import Instruction

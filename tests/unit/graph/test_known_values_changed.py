@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from planner.errors import ModelError
 from planner.graph.on_meta import on_meta
 from planner.graph.operator_graph import OperatorGraph, TorchConstant, ValueRef
-from planner.graph.trace import resolve, trace
+from planner.graph.torch_operators import resolve
+from planner.graph.trace import trace
 
 Code = Callable[[nn.Linear, Tensor], Tensor]
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.trace import resolve, trace
+from planner.graph.torch_operators import resolve
+from planner.graph.trace import trace
 from planner.models.composed_attention import composed_attention
 
 BATCH, LENGTH, HEADS = 3, 16, 2

@@ -9,7 +9,8 @@ from torch import nn
 
 from planner.graph.norms import LAYER_NORM, RMS_NORM
 from planner.graph.operator_graph import Argument, OperatorGraph, ValueRef
-from planner.graph.trace import resolve, trace
+from planner.graph.torch_operators import resolve
+from planner.graph.trace import trace
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 EPSILON, WIDTH = 1e-3, 8

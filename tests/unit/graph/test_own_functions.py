@@ -8,7 +8,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.trace import resolve, trace
+from planner.graph.torch_operators import resolve
+from planner.graph.trace import trace
 from planner.sharding.discover import discover
 from planner.sharding.rules import rule_of
 from tests.distributed.brought import OwnFunction, Steep

@@ -15,7 +15,8 @@ from transformers.models.llama import modeling_llama as llama
 
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.rotations import ROTARY
-from planner.graph.trace import resolve, trace
+from planner.graph.torch_operators import resolve
+from planner.graph.trace import trace
 from planner.models.llama import rotated
 
 Tables = tuple[torch.Tensor, torch.Tensor]

@@ -11,7 +11,8 @@ from torch import nn
 
 from planner.errors import ModelError, RuleError
 from planner.graph.operator_graph import OperatorGraph, Parameter, TensorType, ValueRef
-from planner.graph.trace import resolve, trace
+from planner.graph.torch_operators import resolve
+from planner.graph.trace import trace
 from planner.models.zoo import ZOO, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.trace import resolve, trace
+from planner.graph.torch_operators import resolve
+from planner.graph.trace import trace
 from planner.models.experts import experts
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import PARTIAL, REPLICATE
