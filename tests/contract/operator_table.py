@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from planner.sharding.rule import FactorKind, Rule, legal_strategies, strategy_names
+from planner.sharding.legality import legal_strategies
+from planner.sharding.rule import FactorKind, Rule, strategy_names
 from planner.sharding.rules import RULES
 from tests.contract import test_discovery, test_rules_against_dtensor, test_rules_by_execution
 from tests.contract.rule_calls import Example, examples

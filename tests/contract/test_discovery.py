@@ -20,7 +20,8 @@ from planner.sharding.discover.factors import written as written_rule
 from planner.sharding.discover.find import check_rule, rule_by_trial
 from planner.sharding.discover.proof import fault
 from planner.sharding.discover.trial import small_calls, working
-from planner.sharding.rule import FactorKind, Rule, legal_strategies
+from planner.sharding.legality import legal_strategies
+from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules.written import build_written
 from tests.contract.rule_calls import Example
 from tests.contract.test_rules_by_execution import MESHES, check, mesh_of

@@ -8,9 +8,9 @@ import pytest
 from costmodels import usable_memory
 from hardware_profiles import Cluster
 from planner.sharding.layout import divides
+from planner.sharding.legality import strategy_fault
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import strategy_fault
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import stored_fault
 from planner.strategy_search.decomposition.cutting import cut

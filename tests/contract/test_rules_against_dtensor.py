@@ -22,8 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
 from planner.sharding.layout import Layout, format_layout
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, MeshAxis
-from planner.sharding.rule import OperatorLayouts, derive_layouts, legal_strategies, strategy_names
+from planner.sharding.rule import OperatorLayouts, derive_layouts, strategy_names
 from tests.contract.rule_calls import Example, examples, run
 
 AXIS = Mesh(axes=(MeshAxis(name="axis0", size=2, stride=1, bandwidth=1e9),))

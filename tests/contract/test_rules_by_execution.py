@@ -20,13 +20,13 @@ from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape, shard
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rule import (
     FactorKind,
     Rule,
     Strategy,
     derive_layouts,
-    legal_strategies,
     local_extents,
     strategy_names,
     tensor_shape,

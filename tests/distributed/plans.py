@@ -36,17 +36,10 @@ from planner.plan.plan import (
 )
 from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, shard
+from planner.sharding.legality import legal_strategies, strategy_fault
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import (
-    FactorKind,
-    Rule,
-    Strategy,
-    legal_strategies,
-    named_strategy,
-    strategy_fault,
-    strategy_names,
-)
+from planner.sharding.rule import FactorKind, Rule, Strategy, named_strategy, strategy_names
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
 from planner.sharding.update import Update

@@ -45,20 +45,13 @@ from planner.plan.schedule import check_stale
 from planner.plan.schedule_checks import check_schedule
 from planner.sharding.discover import with_rules
 from planner.sharding.layout import Layout, replicated
+from planner.sharding.legality import check_strategy
 from planner.sharding.mesh import Mesh
 from planner.sharding.padded_batch import weighted_of, with_sample_weights
 from planner.sharding.padding import Padded, with_padded_shards, with_padding
 from planner.sharding.per_replica import prepared_batch, with_replicas
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import (
-    Duplex,
-    OperatorLayouts,
-    Rule,
-    Strategy,
-    check_strategy,
-    derive_layouts,
-    named_strategy,
-)
+from planner.sharding.rule import Duplex, OperatorLayouts, Rule, Strategy, derive_layouts, named_strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import PLAIN, Update

@@ -16,7 +16,8 @@ from planner.plan.binding.bind import BoundPlan, bind_operator, check_stored
 from planner.plan.compare.contrasts import choice_text
 from planner.plan.prediction.loosening import loosened, with_stored, with_strategies
 from planner.plan.prediction.predict import predict
-from planner.sharding.rule import legal_strategies, strategy_names
+from planner.sharding.legality import legal_strategies
+from planner.sharding.rule import strategy_names
 from planner.sharding.stored import StoredParameter, legal_stored
 
 MOST = 6

@@ -17,8 +17,9 @@ from planner.graph.call import Call, Typed
 from planner.graph.operator_graph import TensorType
 from planner.sharding.discover.trial import Case, gradients_of, run, same
 from planner.sharding.layout import Layout, local_shape
+from planner.sharding.legality import strategy_fault
 from planner.sharding.mesh import Mesh, MeshAxis
-from planner.sharding.rule import OperatorLayouts, Rule, Strategy, derive_layouts, strategy_fault
+from planner.sharding.rule import OperatorLayouts, Rule, Strategy, derive_layouts
 
 Pieces = list[torch.Tensor]  # one per rank
 

@@ -36,16 +36,9 @@ from planner.matching import matches
 from planner.nearest import multiples, nearest_words
 from planner.sharding import layout
 from planner.sharding.labels import factor_labels
+from planner.sharding.legality import legal_strategies, strategy_fault
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import (
-    FactorKind,
-    Rule,
-    Strategy,
-    legal_strategies,
-    pieces_of,
-    splittable,
-    strategy_fault,
-)
+from planner.sharding.rule import FactorKind, Rule, Strategy, pieces_of, splittable
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import COPIES, Option, StoredParameter, legal_stored, stored_options
 from planner.sharding.usual_pattern import usual_factors

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies
+from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored, stored_options
 from planner.strategy_search.request.constraints import Decided

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.sharding.layout import Layout
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import cut_limits
-from planner.sharding.rule import Rule, Strategy, derive_layouts, legal_strategies
+from planner.sharding.rule import Rule, Strategy, derive_layouts
 
 Indices = NDArray[np.intp]
 

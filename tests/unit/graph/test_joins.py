@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from planner.graph.trace import trace
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import legal_strategies
 from planner.sharding.rules import rule_of
 
 MESH = Mesh(axes=(MeshAxis(name="axis0", size=2, stride=1, bandwidth=1e9),))

@@ -11,9 +11,10 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.plan.binding.bind import prepare
 from planner.plan.compare.least_work import OPTIMIZER, LeastWork, least_work
 from planner.pricing.operator_price import price_operator
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import Strategy, legal_strategies
+from planner.sharding.rule import Strategy
 from planner.sharding.rules import rule_of
 from tests.long_lists import first
 from tests.unit.plan.plans import BY_HAND, NAMES, plan_named

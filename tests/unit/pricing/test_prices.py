@@ -24,9 +24,10 @@ from planner.plan.binding.bind import prepare
 from planner.pricing import OperatorPrices, Pricers, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replays
 from planner.sharding.layout import PARTIAL, REPLICATE, divides, parse_layout, shard
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.redistribute import COLLECTIVES, redistribution
-from planner.sharding.rule import legal_strategies, named_strategy
+from planner.sharding.rule import named_strategy
 from planner.sharding.rules import RULES, rule_of
 from planner.sharding.stored import StoredParameter
 from tests.refusals import refused

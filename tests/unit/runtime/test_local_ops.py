@@ -15,8 +15,9 @@ from planner.graph.trace import trace
 from planner.models.experts import experts
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import PARTIAL, REPLICATE
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, MeshAxis
-from planner.sharding.rule import derive_layouts, legal_strategies, named_strategy, strategy_names
+from planner.sharding.rule import derive_layouts, named_strategy, strategy_names
 from planner.sharding.rules import rule_of
 from runtime.comm.device_mesh import Communicators, RankMesh
 from runtime.comm.redistribute import local_piece

@@ -14,15 +14,9 @@ from planner.plan.layout.roles import roles
 from planner.pricing import price_operator
 from planner.pricing.message import message_seconds
 from planner.pricing.operator_price import inner_messages
+from planner.sharding.legality import legal_strategies, strategy_fault
 from planner.sharding.mesh import build_mesh
-from planner.sharding.rule import (
-    Rule,
-    derive_layouts,
-    legal_strategies,
-    named_strategy,
-    strategy_fault,
-    strategy_names,
-)
+from planner.sharding.rule import Rule, derive_layouts, named_strategy, strategy_names
 from planner.sharding.rules import RULES
 from planner.strategy_search.request.space import ContextBy, Pinned
 from planner.strategy_search.search import search

@@ -9,8 +9,9 @@ from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.pricing.operator_price import inner_messages, joined_bytes
 from planner.sharding.halo import Stencil, stencils
+from planner.sharding.legality import legal_strategies, strategy_fault
 from planner.sharding.mesh import Mesh, MeshAxis, Order
-from planner.sharding.rule import Rule, legal_strategies, named_strategy, strategy_fault
+from planner.sharding.rule import Rule, named_strategy
 from planner.sharding.rules import RULES
 from planner.sharding.zigzag import order_fault
 

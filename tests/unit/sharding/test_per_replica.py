@@ -12,10 +12,11 @@ from planner.graph.fp8 import Fp8, recipe_of, with_fp8
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.per_replica import PER_REPLICA, replicas_in
 from planner.graph.trace import trace
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.per_replica import joining, prepared_batch, with_replicas
 from planner.sharding.rescale import batch_growths, rescale_batch
-from planner.sharding.rule import derive_layouts, legal_strategies, local_extents, named_strategy
+from planner.sharding.rule import derive_layouts, local_extents, named_strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.rules.per_replica import REPLICA
 from planner.sharding.update import Update, update_fault

@@ -12,17 +12,15 @@ from planner.errors import RuleError, StrategyError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.sharding.layout import format_layout
+from planner.sharding.legality import check_strategy, legal_strategies, strategy_fault
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rule import (
     Rule,
-    check_strategy,
     derive_layouts,
-    legal_strategies,
     local_extents,
     loop_extents,
     named_strategy,
     splittable,
-    strategy_fault,
     strategy_names,
 )
 from planner.sharding.rules import RULES

@@ -10,9 +10,10 @@ from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.layout import PARTIAL, REPLICATE, divides, parse_layout, shard
+from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.redistribute import redistribution
-from planner.sharding.rule import FactorKind, legal_strategies
+from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
