@@ -1,34 +1,41 @@
 """Cost formulas: numbers in, seconds or bytes out. They know no operator and no plan; imports `hardware_profiles`
 only."""
 
-from costmodels.attention import (
+from costmodels.bounds import collective_lower_bound
+from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
+from costmodels.dense_servers import served_update_time
+from costmodels.errors import CostModelError
+from costmodels.fit import fit_attention, fit_matmul, percentage_error
+from costmodels.kernels.attention import (
     AttentionShape,
     attention_backward_time,
     attention_preparation,
     attention_rate,
     attention_time,
 )
-from costmodels.bounds import collective_lower_bound
-from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
-from costmodels.compute import FREE_OP_CLASS, operator_time
-from costmodels.delta_rule import DeltaRuleShape, delta_rule_backward_time, delta_rule_time
-from costmodels.dense_servers import served_update_time
-from costmodels.errors import CostModelError
-from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
-from costmodels.fit import fit_attention, fit_matmul, percentage_error
-from costmodels.index_scores import IndexScoresShape, index_scores_backward_time, index_scores_time
-from costmodels.interleaving import (
-    Part,
-    Slot,
-    Then,
-    backward_slots_of,
-    interleaved_time,
-    paired_time,
-    slots_of,
-    take_turns,
-    turns_of,
+from costmodels.kernels.compute import FREE_OP_CLASS, operator_time
+from costmodels.kernels.delta_rule import DeltaRuleShape, delta_rule_backward_time, delta_rule_time
+from costmodels.kernels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
+from costmodels.kernels.index_scores import IndexScoresShape, index_scores_backward_time, index_scores_time
+from costmodels.kernels.matmul import element_bytes, matmul_rate, matmul_time, weight_gradient_time
+from costmodels.kernels.newton_schulz import (
+    NEWTON_SCHULZ_KERNELS,
+    NEWTON_SCHULZ_STEPS,
+    orthogonalisation_bytes,
+    orthogonalisation_flops,
+    orthogonalisation_time,
 )
-from costmodels.matmul import element_bytes, matmul_rate, matmul_time, weight_gradient_time
+from costmodels.kernels.overlapped_products import arriving_time, leaving_time
+from costmodels.kernels.rates import best_rate
+from costmodels.kernels.recurrent import RecurrentShape, recurrent_backward_time, recurrent_time
+from costmodels.kernels.state_space import (
+    SelectiveScanShape,
+    StateSpaceShape,
+    selective_scan_backward_time,
+    selective_scan_time,
+    state_space_backward_time,
+    state_space_time,
+)
 from costmodels.memory import (
     MOMENT_BYTES,
     MOMENTS_KEPT,
@@ -46,22 +53,32 @@ from costmodels.memory import (
     usable_memory,
 )
 from costmodels.moments import counts_at_moments, counts_beyond, fullest_moment
-from costmodels.newton_schulz import (
-    NEWTON_SCHULZ_KERNELS,
-    NEWTON_SCHULZ_STEPS,
-    orthogonalisation_bytes,
-    orthogonalisation_flops,
-    orthogonalisation_time,
-)
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
-from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, paired_turns, schedule_orders
-from costmodels.overlapped_products import arriving_time, leaving_time
-from costmodels.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
-from costmodels.rank_ends import RankEnd, rank_ends, reductions_end
-from costmodels.rates import best_rate
-from costmodels.recurrent import RecurrentShape, recurrent_backward_time, recurrent_time
-from costmodels.schedules import (
+from costmodels.pipelines.interleaving import (
+    Part,
+    Slot,
+    Then,
+    backward_slots_of,
+    interleaved_time,
+    paired_time,
+    slots_of,
+    take_turns,
+    turns_of,
+)
+from costmodels.pipelines.orders import (
+    FORWARD,
+    SCHEDULES,
+    Orders,
+    Schedule,
+    ends,
+    most_in_flight,
+    paired_turns,
+    schedule_orders,
+)
+from costmodels.pipelines.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
+from costmodels.pipelines.rank_ends import RankEnd, rank_ends, reductions_end
+from costmodels.pipelines.schedules import (
     Turn,
     bubble_fraction,
     in_flight,
@@ -72,16 +89,8 @@ from costmodels.schedules import (
     order_interleaved_1f1b,
     step_time,
 )
-from costmodels.state_space import (
-    SelectiveScanShape,
-    StateSpaceShape,
-    selective_scan_backward_time,
-    selective_scan_time,
-    state_space_backward_time,
-    state_space_time,
-)
+from costmodels.pipelines.timeline import Event, Overlap, RankUse, Timeline, simulate
 from costmodels.tables import ID_BYTES, ROW_MOMENTS, host_rows_time, server_rows_time
-from costmodels.timeline import Event, Overlap, RankUse, Timeline, simulate
 from costmodels.units import Array, Quantity
 
 __all__ = [

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.attention import AttentionShape, attention_preparation, attention_time
 from costmodels.descent import Loss, Pace, least_loss
 from costmodels.errors import CostModelError
-from costmodels.matmul import matmul_time
+from costmodels.kernels.attention import AttentionShape, attention_preparation, attention_time
+from costmodels.kernels.matmul import matmul_time
 from costmodels.units import Array, Seconds
 from hardware_profiles import AttentionKernel, Device, MatmulKernel
 

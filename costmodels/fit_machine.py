@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.attention import AttentionShape, attention_backward_time, attention_time
 from costmodels.collectives import PEER_KINDS, collective_time
-from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
 from costmodels.fit import SOFTMAX, SOFTMAX_START, fit_matmul, fit_parameters, percentage_error
 from costmodels.fit_collectives import Measured, fit_levels, relative_errors
-from costmodels.matmul import matmul_time
+from costmodels.kernels.attention import AttentionShape, attention_backward_time, attention_time
+from costmodels.kernels.compute import operator_time
+from costmodels.kernels.matmul import matmul_time
 from costmodels.units import Array, BytesPerSecond, FlopsPerSecond, Seconds
 from hardware_profiles import (
     OP_CLASSES,

@@ -4,7 +4,7 @@ from typing import overload
 
 import numpy as np
 
-from costmodels.compute import operator_time
+from costmodels.kernels.compute import operator_time
 from costmodels.memory import PLAIN_UPDATE, UpdateVariant, optimizer_traffic
 from costmodels.units import Array, Quantity
 from hardware_profiles import Device

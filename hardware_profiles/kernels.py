@@ -1,7 +1,8 @@
 """Fitted facts about the two kinds of kernels that dominate a training step: matrix products and attention.
 
-They are parameters of the formulas in `costmodels.matmul` and `costmodels.attention`, which explain each one. There is
-one set per device and dtype. None for a dtype means: use the roofline with the efficiency of the op class.
+They are parameters of the formulas in `costmodels.kernels.matmul` and `costmodels.kernels.attention`, which explain
+each one. There is one set per device and dtype. None for a dtype means: use the roofline with the efficiency of the op
+class.
 """
 
 from dataclasses import dataclass, field

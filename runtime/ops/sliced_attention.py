@@ -3,8 +3,8 @@
     forward     slice 0, 1, 2, ..     keys and values are stored; a slice reads all stored ones
     backward    slice .., 2, 1, 0     a slice adds to the gradients of earlier slices, and takes what later ones added
 
-The slices of one micro-batch run in this order on every stage (`costmodels.orders`, slices; Li et al. 2021, TeraPipe).
-A recomputed block stores the same keys again in the same place.
+The slices of one micro-batch run in this order on every stage (`costmodels.pipelines.orders`, slices; Li et al. 2021,
+TeraPipe). A recomputed block stores the same keys again in the same place.
 
 Shape legend: as in `runtime.ops.attention_pieces`; S the whole sequence, Q a slice of it.
 """

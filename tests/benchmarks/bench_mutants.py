@@ -73,12 +73,12 @@ MUTANTS = [
     ),
     *mutants(
         "prices",
-        "costmodels/matmul.py",
+        "costmodels/kernels/matmul.py",
         ("flops: Quantity = 2.0 * m * n * k * batch", "flops: Quantity = 2.0 * m * n * n * batch"),
     ),
     *mutants(
         "prices",
-        "costmodels/attention.py",
+        "costmodels/kernels/attention.py",
         (
             "(rows * columns + np.maximum(rows, columns)) / 2 if shape.causal",
             "(rows * columns + np.maximum(rows, columns)) if shape.causal",
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "costmodels/timeline.py",
+        "costmodels/pipelines/timeline.py",
         (
             "running = max(computation, overlapped) if overlap.inside",
             "running = min(computation, overlapped) if overlap.inside",
@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "costmodels/orders.py",
+        "costmodels/pipelines/orders.py",
         ("warm_up = min(stages - stage - 1 + slices - 1,", "warm_up = min(stages - stage + slices - 1,"),
     ),
     *mutants(

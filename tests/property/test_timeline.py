@@ -18,7 +18,7 @@ from costmodels import (
     schedule_orders,
     simulate,
 )
-from costmodels.orders import Orders
+from costmodels.pipelines.orders import Orders
 
 SECONDS = st.floats(0, 10, allow_subnormal=False) | st.sampled_from([0.0, 1.0])
 PASSES = st.builds(PassSeconds, computation=SECONDS, blocking=SECONDS, overlapped=SECONDS)

@@ -45,7 +45,8 @@ OVER_THE_BAR = {
 }
 """What is at the bar, on either side of it depending on the rows drawn, or above it. Over all of the tables of B300 and
 GB200 the error is 8.1% and 8.0%: long kernels throttle there and skinny ones run from the cache, neither of which the
-formula may express (see `costmodels.matmul`). An L40S holds long kernels to its 350 W, short ones run at full clock."""
+formula may express (see `costmodels.kernels.matmul`). An L40S holds long kernels to its 350 W, short ones run at full
+clock."""
 ATTENTION_OVER_THE_BAR = {"l40s-48gb": 0.17, "rtx-pro-6000-96gb": 0.105}
 
 

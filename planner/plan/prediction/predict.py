@@ -8,7 +8,7 @@ the prices of `planner.pricing`.
     rank r:   t_r  seconds of one micro-batch, forward and backward, with exposed transfers
               u_r  seconds once a step: optimizer, weights, and gradient reduction that no last backward pass covers
     step   =  by the schedule, from these (see planner.plan.prediction.step)
-    objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
+    objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages: costmodels.pipelines)
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack;
               transient is that of operators, and of redistributions (planner.plan.prediction.moving_memory)
 

@@ -1,9 +1,10 @@
 """Tensor-parallel collectives that overlap with their matrix products (`planner.plan.layout.overlapped_products`).
 
 They are charged in full, as if they were exposed. What chunks save, or cost, is subtracted from the exposed seconds of
-the pass: the time of `costmodels.overlapped_products`. There every product of a chunk is priced with its number of rows
-and its launch, and every collective with its latency. Chunks are not contiguous in the whole tensor, so some tensors
-are copied once more: the results of products of an arriving operand, or the operand of a product whose result leaves.
+the pass: the time of `costmodels.kernels.overlapped_products`. There every product of a chunk is priced with its number
+of rows and its launch, and every collective with its latency. Chunks are not contiguous in the whole tensor, so some
+tensors are copied once more: the results of products of an arriving operand, or the operand of a product whose result
+leaves.
 """
 
 from collections.abc import Callable, Mapping

@@ -10,8 +10,8 @@ from planner.pricing.kernels.products import cast_in_blocks_seconds, cast_second
 from planner.sharding.rules.experts import matrices_of
 
 _APART_EACH = 1.5
-"""Kernels per matrix for each of the two products of an expert in a pass (`costmodels.experts`): one for each matrix,
-each with two casts."""
+"""Kernels per matrix for each of the two products of an expert in a pass (`costmodels.kernels.experts`): one for each
+matrix, each with two casts."""
 
 
 def experts_seconds(call: KernelCall) -> tuple[Array, Array]:

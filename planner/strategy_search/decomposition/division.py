@@ -5,8 +5,8 @@ Every range of blocks has a price on every stage (`planner.strategy_search.decom
     blocks      0 ..... j-n ... j ..... N         done_s(j) = min over n of done_{s-1}(j-n) + part_s(j-n ... j)
     stages      |  s-1  |   s   |                 over the n that keep stage s busy no longer than a given time
 
-The step takes (m - 1/v) max t + sum t / v + max u (costmodels.schedules). So the largest allowed busy time is raised
-from its minimum, until a smaller sum can no longer compensate for it.
+The step takes (m - 1/v) max t + sum t / v + max u (costmodels.pipelines.schedules). So the largest allowed busy time is
+raised from its minimum, until a smaller sum can no longer compensate for it.
 """
 
 import math
@@ -149,7 +149,8 @@ def step_seconds(ranks: Sequence[Filled], held: Sequence[int], micro_batches: in
 
 
 def step_of(parts: Sequence[float], steps: Sequence[float], micro_batches: int, chunks: int) -> float:
-    """Seconds of a step for ranks with these seconds per micro-batch and per step (costmodels.schedules.step_time)."""
+    """Seconds of a step for ranks with these seconds per micro-batch and per step
+    (costmodels.pipelines.schedules.step_time)."""
     return (micro_batches - 1 / chunks) * max(parts) + math.fsum(parts) / chunks + max(steps)
 
 

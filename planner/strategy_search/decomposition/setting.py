@@ -73,7 +73,7 @@ class Setting:
     @property
     def weight(self) -> float:
         """How often the micro-batch of the slowest rank counts, in addition to once for the micro-batch of every rank:
-        m t for a single rank, (m - 1/v) max t + sum t / v for several (costmodels.schedules).
+        m t for a single rank, (m - 1/v) max t + sum t / v for several (costmodels.pipelines.schedules).
         """
         return self.micro_batches - (1 / self.chunks if self.ranks > 1 else 0.0)
 

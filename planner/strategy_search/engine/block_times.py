@@ -14,7 +14,8 @@ With v stages on each rank, and m micro-batches over which these seconds are div
 
     (m - 1/v) max t + sum t / v  >=  p M (1 - 1 / (v m)) + p mean p / (v m)
 
-(costmodels.schedules), because ranks also divide the devices: a rank takes p times its seconds on all devices.
+(costmodels.pipelines.schedules), because ranks also divide the devices: a rank takes p times its seconds on all
+devices.
 """
 
 import math

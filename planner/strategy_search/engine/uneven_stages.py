@@ -134,8 +134,8 @@ def _summed(several: Sequence[Passes]) -> Passes:
 
 
 def _waiting(stages: Sequence[Passes], ranks: int, micro_batches: int) -> Seconds:
-    """By how much a step of these stages, simulated pass by pass (`costmodels.timeline`), is longer than the sum by the
-    busy time of each rank."""
+    """By how much a step of these stages, simulated pass by pass (`costmodels.pipelines.timeline`), is longer than the
+    sum by the busy time of each rank."""
     chunks = [
         ChunkSeconds(forward=(PassSeconds(computation=ahead),), backward=(PassSeconds(computation=back),))
         for ahead, back in stages

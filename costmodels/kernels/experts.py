@@ -40,9 +40,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
-from costmodels.matmul import element_bytes, matmul_time, weight_gradient_time
+from costmodels.kernels.compute import operator_time
+from costmodels.kernels.matmul import element_bytes, matmul_time, weight_gradient_time
 from costmodels.units import Quantity
 from hardware_profiles import Device
 

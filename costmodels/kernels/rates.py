@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from costmodels.attention import attention_rate
-from costmodels.matmul import matmul_rate
+from costmodels.kernels.attention import attention_rate
+from costmodels.kernels.matmul import matmul_rate
 from costmodels.units import FlopsPerSecond
 from hardware_profiles import Device
 

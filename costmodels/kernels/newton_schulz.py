@@ -9,8 +9,8 @@ Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural netw
 https://kellerjordan.github.io/posts/muon, with S = 5. The device that iterates has the whole matrix.
 """
 
-from costmodels.compute import operator_time
-from costmodels.matmul import element_bytes, matmul_time
+from costmodels.kernels.compute import operator_time
+from costmodels.kernels.matmul import element_bytes, matmul_time
 from costmodels.units import Bytes
 from hardware_profiles import Device, Flops, Seconds
 

@@ -18,13 +18,13 @@ for another rank stays as it is.
 Sources: Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024, section 4 (V-ZB is the ZB-V of Qi et
 al., "Zero bubble pipeline parallelism", 2024); DeepSeek-AI, "DualPipe" (github.com/deepseek-ai/DualPipe), dualpipev.py,
 and arXiv 2412.19437, section 3.2.1. Its forward and backward passes at the same time are the pairs of
-`costmodels.timeline`.
+`costmodels.pipelines.timeline`.
 """
 
 from collections import deque
 from functools import lru_cache
 
-from costmodels.schedules import Turn, TurnKind, in_flight
+from costmodels.pipelines.schedules import Turn, TurnKind, in_flight
 
 
 class _Turns:

@@ -17,8 +17,8 @@ Source: DeepSeek-AI 2025, "DeepSeek-V3.2", arXiv 2512.02556, section 2.1.
 
 from dataclasses import dataclass
 
-from costmodels.compute import operator_time
-from costmodels.matmul import element_bytes, matmul_time
+from costmodels.kernels.compute import operator_time
+from costmodels.kernels.matmul import element_bytes, matmul_time
 from costmodels.units import Quantity
 from hardware_profiles import Device
 

@@ -46,9 +46,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.chunked import Chunked, launched_by_chunks
-from costmodels.compute import operator_time
-from costmodels.matmul import element_bytes, matmul_rate, matmul_time
+from costmodels.kernels.chunked import Chunked, launched_by_chunks
+from costmodels.kernels.compute import operator_time
+from costmodels.kernels.matmul import element_bytes, matmul_rate, matmul_time
 from costmodels.units import Quantity
 from hardware_profiles import Device
 

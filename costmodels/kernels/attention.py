@@ -37,9 +37,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
-from costmodels.matmul import element_bytes
+from costmodels.kernels.compute import operator_time
+from costmodels.kernels.matmul import element_bytes
 from costmodels.units import Array, FlopsPerSecond, Quantity
 from hardware_profiles import AttentionKernel, Device
 

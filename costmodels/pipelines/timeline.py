@@ -30,7 +30,8 @@ barrier before the optimizer (the norm of all gradients). It would cost nothing 
 ends with the last rank.
 
 Sources: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17(2), 1969; Baccelli et al.,
-"Synchronization and linearity", 1992 (max-plus systems are monotone); for the schedules see `costmodels.orders`.
+"Synchronization and linearity", 1992 (max-plus systems are monotone); for the schedules see
+`costmodels.pipelines.orders`.
 """
 
 import math
@@ -40,10 +41,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from costmodels.errors import CostModelError
-from costmodels.order_checks import Shape, check_order, words
-from costmodels.orders import Orders, paired_turns
-from costmodels.pipeline_times import RankSeconds, check_times
-from costmodels.schedules import Turn, TurnKind
+from costmodels.pipelines.order_checks import Shape, check_order, words
+from costmodels.pipelines.orders import Orders, paired_turns
+from costmodels.pipelines.pipeline_times import RankSeconds, check_times
+from costmodels.pipelines.schedules import Turn, TurnKind
 from costmodels.units import Bytes, Seconds
 
 Stream: TypeAlias = Literal["computation", "inside", "parameters", "transfers"]

@@ -45,8 +45,8 @@ from typing import overload
 
 import numpy as np
 
-from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
+from costmodels.kernels.compute import operator_time
 from costmodels.units import Array, FlopsPerSecond, Quantity
 from hardware_profiles import DTYPES, Device, MatmulKernel
 

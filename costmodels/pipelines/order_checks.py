@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from costmodels.errors import CostModelError
-from costmodels.schedules import Turn
+from costmodels.pipelines.schedules import Turn
 
 
 class Shape(NamedTuple):

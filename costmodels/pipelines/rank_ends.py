@@ -1,4 +1,4 @@
-"""When each rank of a pipeline ends its step: `costmodels.timeline` without events, for long steps.
+"""When each rank of a pipeline ends its step: `costmodels.pipelines.timeline` without events, for long steps.
 
     row i:   rank 0  F_i  B_(i-w_0)      w_s forwards warm rank s up (1F1B: p-s-1, interleaved: 2(p-s-1) + (v-1)p),
              rank 1  F_i  B_(i-w_1)      then forwards and backwards alternate; a row may have no F or no B for a rank
@@ -20,8 +20,8 @@ depends on the durations. About 10 microseconds for a micro-batch of a chunk, wh
 Not good for: gathers and other work beside the passes (only sends and reductions are modelled), slices, other orders;
 for these see `costmodels.simulate`, which gives the same result here.
 
-Source: the orders are those of `costmodels.schedules`; the recurrence is max-plus linear, see Baccelli et al.,
-"Synchronization and linearity", 1992.
+Source: the orders are those of `costmodels.pipelines.schedules`; the recurrence is max-plus linear, see Baccelli et
+al., "Synchronization and linearity", 1992.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodels.errors import CostModelError
-from costmodels.pipeline_times import PassSeconds, RankSeconds
-from costmodels.schedules import in_flight_of_chunks
+from costmodels.pipelines.pipeline_times import PassSeconds, RankSeconds
+from costmodels.pipelines.schedules import in_flight_of_chunks
 from costmodels.units import Array, Seconds
 
 

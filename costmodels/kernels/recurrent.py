@@ -24,8 +24,8 @@ Source: Appleyard, Kocisky, Blunsom, "Optimizing performance of recurrent neural
 
 from dataclasses import dataclass
 
-from costmodels.compute import operator_time
-from costmodels.matmul import element_bytes, matmul_time
+from costmodels.kernels.compute import operator_time
+from costmodels.kernels.matmul import element_bytes, matmul_time
 from costmodels.units import Quantity
 from hardware_profiles import Device
 

@@ -41,7 +41,7 @@ Sources: Zhuang et al., "On optimizing the communication of model parallelism", 
 Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021 (2BW); Huang
 et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble pipeline
 parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al., "Seq1F1B",
-arXiv 2406.03488, 2024 (slices); those of `costmodels.v_orders` (the V).
+arXiv 2406.03488, 2024 (slices); those of `costmodels.pipelines.v_orders` (the V).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -50,7 +50,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from costmodels.errors import CostModelError
-from costmodels.schedules import (
+from costmodels.pipelines.schedules import (
     Turn,
     TurnKind,
     in_flight,
@@ -59,7 +59,7 @@ from costmodels.schedules import (
     order_1f1b,
     order_interleaved_1f1b,
 )
-from costmodels.v_orders import order_dualpipe_v, order_zb_v
+from costmodels.pipelines.v_orders import order_dualpipe_v, order_zb_v
 
 FORWARD = "forward"
 """The schedule without backward passes."""
@@ -175,7 +175,7 @@ class Schedule:
         holds_all: every stage holds all micro-batches of a step.
         versions: versions of the weights that a stage holds; None for one per micro-batch in flight, at least two.
         updates_each: whether weights are updated after every micro-batch.
-        in_rows: whether `costmodels.rank_ends` gives the same result as the simulation.
+        in_rows: whether `costmodels.pipelines.rank_ends` gives the same result as the simulation.
         compared: whether the search also tries this schedule for the plans that it has found for 1F1B.
         trains: whether there are backward passes; else the pipeline only evaluates.
     """

@@ -1,11 +1,11 @@
-"""Seconds of the passes and communications of each pipeline rank: the input of `costmodels.timeline`."""
+"""Seconds of the passes and communications of each pipeline rank: the input of `costmodels.pipelines.timeline`."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodels.errors import CostModelError
-from costmodels.orders import Orders
+from costmodels.pipelines.orders import Orders
 from costmodels.units import Bytes, Seconds
 
 

@@ -1,0 +1,1 @@
+"""Seconds of kernels: products, attention, experts, scans, and whatever passes over memory."""
