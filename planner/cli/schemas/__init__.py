@@ -1,7 +1,7 @@
-"""The form of everything that `--json` prints, command by command. Answers are checked against it as they are
-written, but for the lines of `plan run`.
+"""JSON models of everything that `--json` prints, by command. Answers are checked against them as they are written,
+except the lines of `plan run`.
 
-python -m planner.cli.schemas PATH     writes the JSON Schema of all of them; docs/json-schema.json is that
+    python -m planner.cli.schemas docs/json-schema.json     writes the JSON Schema of all of them
 """
 
 import json
@@ -88,14 +88,14 @@ ANSWERS: dict[str, type[BaseModel]] = {
 
 
 def answer_text(command: str, content: Mapping[str, Any], *, indent: int | None = 1) -> str:
-    """An answer as JSON. Raises pydantic.ValidationError where it has not the form that is stated: a fault of ours."""
+    """An answer as JSON. Raises pydantic.ValidationError if it does not match its model, which is a fault of ours."""
     text = json.dumps(content, indent=indent, allow_nan=False)
     ANSWERS[command].model_validate_json(text)
     return text
 
 
 def json_schema() -> str:
-    """The document: for each command the JSON Schema of its answer, and what the schemas share."""
+    """The JSON Schema of the answer of each command, with the shared definitions."""
     known = set(ANSWERS.values())
     ordered = sorted(known, key=lambda model: model.__name__)
     places, shared = models_json_schema([(model, "serialization") for model in ordered])

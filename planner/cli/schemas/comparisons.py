@@ -1,4 +1,5 @@
-"""What `plan diff`, `explain`, `report`, `audit` and `validate` find."""
+"""Answers of commands that compare: `diff`, `advise`, `explain`, `audit`, `prove`, `validate`, `compare`, `capacity`,
+`replan`, `report`."""
 
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ from planner.cli.schemas.lists import Collective
 
 
 class End(Strict):
+    """One of two plans, priced now."""
+
     plan_file: str
     step_seconds: float
     peak_bytes: float
@@ -16,16 +19,22 @@ class End(Strict):
 
 
 class Item(Strict):
+    """What the first and the second plan say."""
+
     name: str
     first: str
     second: str
 
 
 class Difference(Item):
+    """A difference between two plans, with the operators or parameters that differ."""
+
     items: list[Item]
 
 
 class DiffStep(Strict):
+    """Differences made at once, and what they cost. `fits`: whether the plan after them fits."""
+
     differences: list[Difference]
     difference_seconds: float
     difference_bytes: float
@@ -37,7 +46,7 @@ class DiffStep(Strict):
 
 
 class Diff(Strict):
-    """`plan diff`."""
+    """`plan diff`: the steps from the first plan to the second. Differences are second minus first."""
 
     schema_version: Literal[3]
     first: End
@@ -49,12 +58,16 @@ class Diff(Strict):
 
 
 class AdvisedFigures(Strict):
+    """Prediction of a configuration."""
+
     step_seconds: float
     peak_bytes: float
     fits: bool
 
 
 class AdvisedChange(AdvisedFigures):
+    """A change of the configuration, what it saves, and the figures after it."""
+
     change: str
     here: str
     there: str
@@ -62,7 +75,7 @@ class AdvisedChange(AdvisedFigures):
 
 
 class Advised(Strict):
-    """`plan advise`."""
+    """`plan advise`. `gap` is how much faster than `best` a plan of the engine's space can be, as a share."""
 
     schema_version: Literal[3]
     engine: str
@@ -80,6 +93,8 @@ class Advised(Strict):
 
 
 class Outcome(Strict):
+    """Prediction of a plan, or null and `why` there is none."""
+
     step_seconds: Number
     peak_bytes: Number
     samples_per_second: Number
@@ -87,6 +102,8 @@ class Outcome(Strict):
 
 
 class Sensitivity(Strict):
+    """A change of the machine or the job: the step of this plan (`kept`), and of the plan searched for the change."""
+
     name: str
     change: str
     devices: int
@@ -96,6 +113,8 @@ class Sensitivity(Strict):
 
 
 class Binding(Strict):
+    """What limits a plan: seconds by resource, free bytes, and the ranks that decide."""
+
     seconds: dict[str, float]
     free_bytes: float
     slowest_rank: int
@@ -103,7 +122,7 @@ class Binding(Strict):
 
 
 class Explained(Strict):
-    """`plan explain PLAN`."""
+    """`plan explain PLAN`. `stopped`: Ctrl-C or `--time-limit` ended it early."""
 
     schema_version: Literal[3]
     step_seconds: float
@@ -115,6 +134,9 @@ class Explained(Strict):
 
 
 class Alternative(Strict):
+    """A strategy or stored layout, and the prediction with it, all else unchanged. `around`: the best plan with it in
+    the same configuration."""
+
     choice: str
     chosen: bool
     step_seconds: Number
@@ -125,6 +147,8 @@ class Alternative(Strict):
 
 
 class Subject(Strict):
+    """An operator or a parameter, named as in its first block, and its choices, the fastest that fits first."""
+
     name: str
     kind: Literal["operator", "parameter"]
     count: int
@@ -143,6 +167,8 @@ class ExplainedNames(Strict):
 
 
 class Product(Strict):
+    """Floating point operations of an operator in a step, predicted and run."""
+
     phase: str
     operator: str
     predicted: float
@@ -150,6 +176,9 @@ class Product(Strict):
 
 
 class AuditedStage(Strict):
+    """A stage, and the rank of it that was run. Bytes are at the moment of the peak; `stated_bytes` is the peak that
+    the plan states."""
+
     stage: int
     rank: int
     agrees: bool
@@ -161,7 +190,7 @@ class AuditedStage(Strict):
 
 
 class Audit(Strict):
-    """`plan audit`."""
+    """`plan audit`. `agrees`: all rows are equal, and live memory is within its tolerance."""
 
     schema_version: Literal[3]
     agrees: bool
@@ -169,6 +198,8 @@ class Audit(Strict):
 
 
 class SmallPlan(Strict):
+    """A small plan that was run. For each of its blocks, `blocks` has the block of the plan that it stands for."""
+
     model: str
     processes: int
     mesh: list[int]
@@ -178,11 +209,16 @@ class SmallPlan(Strict):
 
 
 class MissingDecision(Strict):
+    """A decision of the plan that no small plan makes, and how often the plan makes it."""
+
     decision: str
     times: int
 
 
 class Decisions(Strict):
+    """Decisions of one kind: the number of different ones and how many are proved; how often the plan makes them, and
+    how often a proved one."""
+
     kind: str
     different: int
     proved: int
@@ -192,6 +228,8 @@ class Decisions(Strict):
 
 
 class ProvedIn(Strict):
+    """Relative differences from the unsharded model in one precision. `failures` names those above `tolerances`."""
+
     precision: str
     steps: int
     parameters: int
@@ -207,7 +245,8 @@ class ProvedIn(Strict):
 
 
 class Proved(Strict):
-    """`plan prove`."""
+    """`plan prove`. `agrees`: the small plans compute what the unsharded model does. `complete`: every decision of the
+    plan is in one of them."""
 
     schema_version: Literal[3]
     agrees: bool
@@ -219,6 +258,9 @@ class Proved(Strict):
 
 
 class Row(Strict):
+    """A measured run and its prediction. Intervals hold four of five steps and nine of ten peaks. `feasible`: it fits
+    by the memory model; `error`: why it could not be evaluated."""
+
     id: str
     line: int
     source: Text
@@ -244,7 +286,7 @@ class Row(Strict):
 
 
 class Validated(Strict):
-    """`plan validate`."""
+    """`plan validate`. docs/json.md lists the keys of `summary`."""
 
     schema_version: Literal[1]
     rows: list[Row]
@@ -252,6 +294,9 @@ class Validated(Strict):
 
 
 class Term(Strict):
+    """A part of the step or of memory. `share` is its error over the measured whole, positive where the prediction is
+    too high."""
+
     name: str
     predicted: float
     measured: float
@@ -260,7 +305,7 @@ class Term(Strict):
 
 
 class ClassTime(Strict):
-    """Seconds of a step in operators of one class; `calls` are kernels."""
+    """Seconds of a step in operators of one class. `calls` are kernels."""
 
     name: str
     predicted: Number
@@ -269,7 +314,7 @@ class ClassTime(Strict):
 
 
 class TracedCollective(Strict):
-    """Collectives of one kind in a step of a trace; `exposed` are the seconds that no kernel covers."""
+    """Collectives of one kind in a step of a trace. `exposed` are the seconds that no kernel overlaps."""
 
     name: str
     calls: float
@@ -278,7 +323,7 @@ class TracedCollective(Strict):
 
 
 class Compared(Strict):
-    """`plan compare`."""
+    """`plan compare PLAN`: prediction and measurement. `inside`: the measured step lies in the interval."""
 
     schema_version: Literal[1]
     clock: Literal["wall", "cpu"]
@@ -301,7 +346,7 @@ class Compared(Strict):
 
 
 class Case(Strict):
-    """One case of a comparison; money in the currency of --price."""
+    """A case of a comparison. Costs are in the currency of --price; `reason` says why there is no plan."""
 
     model: str
     hardware: str
@@ -328,7 +373,7 @@ class Case(Strict):
 
 
 class Cases(Strict):
-    """`plan compare --model`; `fastest` and `cheapest` count the rows from 0."""
+    """`plan compare --model`. `fastest` and `cheapest` are indices of `rows`, from 0."""
 
     schema_version: Literal[1]
     rows: list[Case]
@@ -338,7 +383,7 @@ class Cases(Strict):
 
 
 class Enough(Strict):
-    """`plan capacity`; `devices` None: none of those looked at is enough."""
+    """`plan capacity`. `devices` is null if none of the numbers that were tried is enough."""
 
     schema_version: Literal[1]
     days: float
@@ -347,7 +392,8 @@ class Enough(Strict):
 
 
 class EngineRow(Strict):
-    """The best plan of an engine, or with `engine` null of the runtime; `why` says why there is none."""
+    """The best plan of an engine, or of the runtime of this project (`engine` is null). `why` says why there is
+    none."""
 
     engine: Text
     software: str
@@ -366,7 +412,7 @@ class ComparedEngines(Strict):
 
 
 class Replanned(Strict):
-    """`plan replan`."""
+    """`plan replan`: the plan kept and the best plan, both priced with the new profile."""
 
     schema_version: Literal[1]
     profile: str
@@ -379,7 +425,7 @@ class Replanned(Strict):
 
 
 class Reported(BaseModel):
-    """`plan report`; the other keys are what the page shows."""
+    """`plan report`. The other keys are what the page shows (docs/json.md)."""
 
     schema_version: Literal[3]
     model: str

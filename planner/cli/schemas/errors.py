@@ -1,4 +1,4 @@
-"""How a command that fails says so."""
+"""The answer of a command that fails."""
 
 from typing import Literal
 
@@ -8,6 +8,8 @@ from planner.cli.schemas.form import Number, Strict
 
 
 class Advice(Strict):
+    """A change with which a plan fits, and the best plan found with it; null where there was no time to find one."""
+
     change: str
     devices: int
     step_seconds: Number
@@ -17,6 +19,9 @@ class Advice(Strict):
 
 
 class Refusal(Strict):
+    """The line on stderr. If nothing fits, also the bytes per device that the leanest plan needs and lacks, and changes
+    with which a plan fits."""
+
     kind: Literal["bad input", "infeasible", "limit reached", "run broke down", "interrupted"]
     message: str
     missing_bytes: Number = None
@@ -25,7 +30,7 @@ class Refusal(Strict):
 
 
 class Refused(Strict):
-    """Every command that is refused."""
+    """Every command that fails with bad input, no fitting plan, a limit, a failed run, or an interrupt."""
 
     schema_version: Literal[3]
     error: Refusal

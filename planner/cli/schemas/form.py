@@ -1,4 +1,4 @@
-"""What all answers have in common."""
+"""The base class of all answers."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -7,6 +7,7 @@ Number = float | None
 
 
 class Strict(BaseModel):
-    """No key is left out, none is too many."""
+    """An answer whose keys are exactly the declared ones. Seconds and bytes are plain numbers, without NaN or
+    infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

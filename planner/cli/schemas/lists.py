@@ -1,4 +1,4 @@
-"""What there is: models, profiles of machines, software stacks; and what was measured of a machine."""
+"""Answers of `models`, `profiles`, `stacks`, `calibrate` and `fit`."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from planner.cli.schemas.form import Number, Strict
 
 
 class ListedModel(Strict):
-    """Dimensions are numbers, words or truth values, those of images lists of numbers."""
+    """A model of the zoo. Dimensions are numbers, words or booleans; those of images are lists of numbers."""
 
     model: str
     family: str
@@ -31,12 +31,16 @@ class Models(Strict):
 
 
 class Level(Strict):
+    """A network level. `fan_out` is null for any number; bandwidth is per device and direction."""
+
     name: str
     fan_out: int | None
     bytes_per_second: float
 
 
 class Fact(Strict):
+    """A number of a profile in the unit of its key, with its source."""
+
     key: str
     value: float
     source: str
@@ -44,6 +48,8 @@ class Fact(Strict):
 
 
 class ListedProfile(Strict):
+    """A hardware profile: its device, and its network levels, innermost first."""
+
     profile: str
     device: str
     memory_bytes: float
@@ -65,7 +71,7 @@ class Profile(ListedProfile):
 
 
 class Fitted(ListedProfile):
-    """`plan profiles NAME --fit`."""
+    """`plan profiles NAME --fit`: the fitted numbers, and their errors against measurements and training runs."""
 
     schema_version: Literal[1]
     parameters: list[dict[str, Any]]
@@ -81,7 +87,7 @@ class Stacks(Strict):
 
 
 class Stack(BaseModel):
-    """`plan stacks NAME`; the other keys are the fields of `hardware_profiles.Software`."""
+    """`plan stacks NAME`. The other keys are the fields of `hardware_profiles.Software`; sizes are in bytes."""
 
     schema_version: Literal[1]
     name: str
@@ -89,6 +95,9 @@ class Stack(BaseModel):
 
 
 class Collective(Strict):
+    """A collective of a step: its bytes, and the number predicted and run. `axis` is null between stages and between
+    host and device."""
+
     phase: str
     operator: str
     kind: str
@@ -99,13 +108,15 @@ class Collective(Strict):
 
 
 class Residual(Strict):
+    """Mean relative error of the fit to the times of one class."""
+
     part: str
     rows: int
     mean_absolute: float
 
 
 class Calibrated(Strict):
-    """`plan calibrate`, `plan fit`."""
+    """`plan calibrate`, `plan fit MEASUREMENTS`."""
 
     schema_version: Literal[1]
     profile: str
@@ -115,6 +126,8 @@ class Calibrated(Strict):
 
 
 class Correction(Strict):
+    """How many times as fast as the profile said; null if no run tells."""
+
     name: str
     value: Number
     low: float
@@ -123,7 +136,7 @@ class Correction(Strict):
 
 
 class Corrected(Strict):
-    """`plan fit RUN...`."""
+    """`plan fit RUN...`: the profile that was corrected, and the factors."""
 
     schema_version: Literal[1]
     profile: str

@@ -1,4 +1,4 @@
-"""What `plan`, `estimate`, `show`, `verify`, `export`, `import` and `report` say of a plan."""
+"""Answers about one plan: `plan`, `estimate`, `show`, `verify`, `export`, `import`."""
 
 from typing import Any, Literal
 
@@ -8,6 +8,9 @@ from planner.cli.schemas.form import Number, Strict, Text
 
 
 class Degrees(Strict):
+    """Degrees of parallelism. `data` x `tensor` x `context` x `pipeline` x `replicated` is the number of devices;
+    `expert` divides data x context."""
+
     data: int
     tensor: int
     context: int
@@ -17,12 +20,17 @@ class Degrees(Strict):
 
 
 class Axis(Strict):
+    """An axis of the mesh inside a stage, slowest links first."""
+
     axis: str
     size: int
     role: str
 
 
 class Choices(Strict):
+    """The decisions of a plan. `tensor_overlap` has operators with their chunks, `expert_overlap` experts with the
+    operators that run during their dispatch."""
+
     degrees: Degrees
     virtual_stages: int
     schedule: str
@@ -38,6 +46,9 @@ class Choices(Strict):
 
 
 class GroupRun(Strict):
+    """Consecutive stages of a heterogeneous pipeline on devices of one profile (`group`), with the blocks of each
+    stage."""
+
     group: str
     first_stage: int
     stages: int
@@ -47,7 +58,8 @@ class GroupRun(Strict):
 
 
 class PlanContent(Choices):
-    """What is said of a plan."""
+    """A plan and its prediction. Bytes are per device; `time_seconds` and `memory_bytes` sum to `step_seconds` and
+    `peak_bytes`. `low_` and `high_` bound the 80% interval of the step, and the peak with its margin."""
 
     schema_version: Literal[3]
     model: str
@@ -79,6 +91,8 @@ class PlanContent(Choices):
 
 
 class Certificate(Strict):
+    """`--certify`: what an integer program proved of the busy time of the slowest pipeline rank."""
+
     solver: str
     status: str
     busy_seconds: float
@@ -89,7 +103,7 @@ class Certificate(Strict):
 
 
 class Simpler(Strict):
-    """Why a plan is not the fastest that was found."""
+    """Why the plan is not the fastest that was found (`--simplicity`). `slower` is a share."""
 
     fastest_step_seconds: float
     fastest_objective_seconds: float
@@ -99,6 +113,9 @@ class Simpler(Strict):
 
 
 class Search(Strict):
+    """How the plan was found and what is proved. `gap` is how far `bound_seconds` is below `step_seconds`, as a share;
+    `assumed` is how the bound counts steps."""
+
     algorithm: str
     status: Literal["optimal", "feasible"]
     gap: float
@@ -119,6 +136,8 @@ class Search(Strict):
 
 
 class Listed(Choices):
+    """One of the plans of `--top` or `--pareto`."""
+
     step_seconds: float
     objective_seconds: float
     peak_bytes: float
@@ -129,12 +148,17 @@ class Listed(Choices):
 
 
 class NextBest(Strict):
+    """The second best plan. `differences` has the words of both plans, as `best` and `next`."""
+
     step_seconds: float
     peak_bytes: float
     differences: dict[str, dict[str, str]]
 
 
 class Explanation(Strict):
+    """`--explain`: seconds by resource, and the value of memory (`seconds_per_byte`: what one more byte on every device
+    saves)."""
+
     seconds: dict[str, float]
     memory_binds: bool
     seconds_per_byte: float
@@ -145,7 +169,7 @@ class Explanation(Strict):
 
 
 class Engine(Strict):
-    """Of a plan for an engine: what would be possible without it."""
+    """`--for`: the best plan without the limits of the engine, and by what share the engine's plan is slower."""
 
     name: str
     possible_seconds: float
@@ -155,6 +179,9 @@ class Engine(Strict):
 
 
 class Context(Strict):
+    """`--context-by`: a split of the context degree into `ring` and `heads` (Ulysses), its least objective and bound;
+    `least` is the bytes of the leanest plan that does not fit."""
+
     ring: int | None
     heads: int | None
     seconds: Number
@@ -163,6 +190,9 @@ class Context(Strict):
 
 
 class Neighbour(Strict):
+    """A number of devices or samples nearby that divides better. `gain` is the gain in samples per second and device,
+    as a share."""
+
     devices: int
     global_batch: int
     step_seconds: float
@@ -171,13 +201,15 @@ class Neighbour(Strict):
 
 
 class Choice(Strict):
+    """A decision that `plan estimate` made: its value, and why."""
+
     name: str
     value: str
     why: str
 
 
 class Answer(PlanContent):
-    """`plan`, `plan estimate --model`."""
+    """`plan`, `plan search`, `plan estimate --model`."""
 
     objective: str
     search: Search
@@ -192,38 +224,47 @@ class Answer(PlanContent):
 
 
 class Repriced(PlanContent):
-    """`plan estimate PLAN`."""
+    """`plan estimate PLAN`, `plan manual`: the plan priced now, and the step that the file states."""
 
     step_seconds_in_file: float
     plan_file: Text
 
 
 class Shown(PlanContent):
-    """`plan show`."""
+    """`plan show`: the plan priced now. `remarks` are differences from the figures in the file."""
 
     fits: bool
     remarks: list[str]
 
 
 class StageOfRank(Strict):
+    """A pipeline stage of the rank: its blocks."""
+
     stage: int
     first_block: int
     blocks: int
 
 
 class Peers(Strict):
+    """The ranks with which a rank communicates along an axis, itself included."""
+
     name: str
     role: str
     ranks: list[int]
 
 
 class HeldInput(Strict):
+    """An input of the model and the piece that the rank reads: for each dim the ranges [start, stop]."""
+
     name: str
     shape: list[int]
     piece: list[list[tuple[int, int]]]
 
 
 class HeldParameter(Strict):
+    """A parameter and the pieces of weight, gradient and optimizer state that the rank holds: for each dim the ranges
+    [start, stop]. The gradient is a partial sum on the axes `partial`."""
+
     name: str
     shape: list[int]
     weight: list[list[tuple[int, int]]]
@@ -233,7 +274,7 @@ class HeldParameter(Strict):
 
 
 class ShownRank(Strict):
-    """`plan show --rank`."""
+    """`plan show --rank`: where a rank stands, its peers, and what it holds."""
 
     schema_version: Literal[3]
     rank: int
@@ -247,7 +288,7 @@ class ShownRank(Strict):
 
 
 class WorkBound(Strict):
-    """The least step time by work alone: the sum of `work_seconds`, by class of operators."""
+    """A lower bound of the step time from computation alone. `work_seconds`, by class of operators, sum to it."""
 
     seconds: float
     gap: float
@@ -256,7 +297,8 @@ class WorkBound(Strict):
 
 
 class Verified(Strict):
-    """`plan verify`."""
+    """`plan verify`. `as_stated`: there are no remarks. `gap_in_file` is the gap that the search proved; `no_bound`
+    says why there is no bound."""
 
     schema_version: Literal[3]
     fits: bool
@@ -271,6 +313,9 @@ class Verified(Strict):
 
 
 class GivenUp(Strict):
+    """A part of the plan that the engine cannot express: in the plan (`here`), in the engine (`there`), and the figures
+    of the plan after the change."""
+
     what: str
     here: str
     there: str
@@ -279,7 +324,7 @@ class GivenUp(Strict):
 
 
 class Hosts(Strict):
-    """Hosts of one of several kinds of devices, as engines count nodes."""
+    """Consecutive hosts with one kind of device, counted as engines count nodes."""
 
     profile: str
     first: int
@@ -287,7 +332,8 @@ class Hosts(Strict):
 
 
 class Exported(Strict):
-    """`plan export`."""
+    """`plan export`. `plan_` figures are those of the plan file, the others those of the plan that the engine will run.
+    `searched`: the best plan of the engine's space was searched; `why` says what the engine cannot express."""
 
     schema_version: Literal[3]
     engine: str
@@ -309,13 +355,15 @@ class Exported(Strict):
 
 
 class BlocksRunAlike(Strict):
+    """Consecutive blocks with the same recomputation, and what they keep."""
+
     blocks: int
     recomputation: str
     kept: list[str]
 
 
 class ExportedOperators(Strict):
-    """For engines that take the strategy of every operator. `training` is the section of the plan file."""
+    """`plan export` for engines that take the strategy of every operator. `training` is as in plan files."""
 
     schema_version: Literal[3]
     engine: str
@@ -332,7 +380,8 @@ class ExportedOperators(Strict):
 
 
 class Imported(PlanContent):
-    """`plan import`."""
+    """`plan import`. `unmodelled`: settings that change time or memory and are not priced; `notes`: settings that are
+    priced as something else; `unread`: settings that are not part of a plan."""
 
     fits: bool
     unmodelled: list[str]

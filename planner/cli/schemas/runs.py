@@ -1,4 +1,4 @@
-"""What `plan run` tells, one object a line; and checkpoints."""
+"""Answers of `plan run`, one object per line, and of `plan checkpoint`."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,8 @@ from planner.cli.schemas.form import Number, Strict, Text
 
 
 class RunStep(Strict):
-    """`plan run`, a line for each step."""
+    """`plan run`, a line for each step. `trouble` says why the batch was not used; `back_to` is the step to which a
+    rollback returned."""
 
     schema_version: Literal[1]
     event: Literal["step"]
@@ -24,7 +25,7 @@ class RunStep(Strict):
 
 
 class RunEvaluation(Strict):
-    """`plan run --evaluate`, a line for each time that the model is evaluated."""
+    """`plan run --evaluate`, a line for each evaluation. `left_out` samples are behind the last whole batch."""
 
     schema_version: Literal[1]
     event: Literal["evaluation"]
@@ -40,13 +41,16 @@ class RunEvaluation(Strict):
 
 
 class SlowRank(Strict):
+    """A rank that is `times` slower than the median of its peers."""
+
     rank: int
     seconds: float
     times: float
 
 
 class RunSummary(Strict):
-    """`plan run`, the last line."""
+    """`plan run`, the last line. `seconds` is the median step without the first two; `elsewhere` says why this machine
+    is not that of `profile`, or is empty."""
 
     schema_version: Literal[1]
     event: Literal["summary"]
@@ -74,7 +78,7 @@ class RunSummary(Strict):
 
 
 class RunRestart(Strict):
-    """`plan run`, a line where the ranks are started again."""
+    """`plan run`, a line for each restart of the ranks."""
 
     schema_version: Literal[1]
     event: Literal["restart"]
@@ -85,7 +89,7 @@ class RunRestart(Strict):
 
 
 class RunNotice(Strict):
-    """`plan run`, a line about something that whoever looks after the run should know."""
+    """`plan run`, a line for the person who watches the run."""
 
     schema_version: Literal[1]
     event: Literal["notice"]
@@ -93,10 +97,12 @@ class RunNotice(Strict):
 
 
 class Run(RootModel[RunStep | RunEvaluation | RunSummary | RunRestart | RunNotice]):
-    """`plan run`: every line by itself."""
+    """`plan run`: each line by itself."""
 
 
 class SavedFile(Strict):
+    """A file of a checkpoint. `fault`: missing, or of another size than was written."""
+
     name: str
     bytes: int
     checksum: Text
@@ -104,12 +110,17 @@ class SavedFile(Strict):
 
 
 class SavedTensor(Strict):
+    """A tensor of a checkpoint. `cuts` is the number of slices on each dim."""
+
     shape: list[int]
     dtype: str
     cuts: list[int]
 
 
 class Inspected(Strict):
+    """`plan checkpoint inspect`. `tied` has other names of tensors; `incomplete` are remarks on later folders without a
+    manifest."""
+
     schema_version: Literal[3]
     checkpoint: str
     kind: Literal["sliced", "merged"]
@@ -129,6 +140,8 @@ class Inspected(Strict):
 
 
 class Adopted(Strict):
+    """`plan checkpoint adopt`: the run, the new identity of the folder, and the number of its checkpoints."""
+
     schema_version: Literal[3]
     folder: str
     run: str
@@ -137,6 +150,8 @@ class Adopted(Strict):
 
 
 class VerifiedCheckpoint(Strict):
+    """`plan checkpoint verify`. `whole` is always true: anything else is an error."""
+
     schema_version: Literal[3]
     checkpoint: str
     files: int
@@ -145,6 +160,8 @@ class VerifiedCheckpoint(Strict):
 
 
 class Written(Strict):
+    """`plan checkpoint convert`, `plan checkpoint merge`."""
+
     schema_version: Literal[3]
     checkpoint: str
     kind: Literal["sliced", "merged"]
