@@ -29,7 +29,23 @@ _WORD = 2**63  # numbers must be below this, the limit of signed 64 bits
 _POINTS = 1000  # points in one line of TOML: its parser takes quadratic time for a.a.a.a
 _COLUMNS = 1000
 _CELL = 2**14  # characters
+_SHOWN = 40  # characters of a value in a message
 _NO_OBJECT = frozenset({"model_type", "dict_type", "dataclass_type"})  # pydantic's message names one of our classes
+_KEYS = {"missing": "the key is missing", "extra_forbidden": "unknown key"}
+_WHOLE, _NUMBER, _BOOLEAN, _LIST = "a whole number", "a number", "true or false", "a list"
+_WANTED = {
+    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE, "float_type": _NUMBER,
+    "float_parsing": _NUMBER, "finite_number": "a finite number", "bool_type": _BOOLEAN, "bool_parsing": _BOOLEAN,
+    "string_type": "text", "list_type": _LIST, "tuple_type": _LIST,
+}  # fmt: skip
+"""What a value should be, by the kind of the fault."""
+_LIMITS = {
+    "greater_than_equal": ("ge", "less than"),
+    "greater_than": ("gt", "not more than"),
+    "less_than_equal": ("le", "more than"),
+    "less_than": ("lt", "not less than"),
+}
+"""Where the limit stands in the fault, and how it is said."""
 
 
 class ForeignTextError(HardwareProfileError):
@@ -118,6 +134,8 @@ def parse_json(text: str, limits: Limits = USUAL) -> Any:
     _check_size(text, limits)
     if text.count(",") + text.count("[") + text.count("{") > limits.values:
         raise ForeignTextError(f"it has more than {limits.values} values")
+    if not text.strip():
+        raise ForeignTextError("it is empty")
     try:
         found = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
@@ -345,5 +363,26 @@ def form_fault(error: ValidationError) -> str:
     """The first place that does not fit a pydantic model, the reason, and how many more there are."""
     first, count = error.errors(include_url=False)[0], error.error_count()
     place = ".".join(str(part) for part in first["loc"]) or "the file"
-    reason = "it should be an object with named values" if first["type"] in _NO_OBJECT else first["msg"]
-    return f"{place}: {reason}{f' (and {count - 1} more)' if count > 1 else ''}"
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return f"{place}: {_reason(first)}{more}"
+
+
+def _reason(fault: Any) -> str:
+    """What is wrong with a value, from pydantic's details. Kinds of faults without an entry keep pydantic's words."""
+    kind, limits = fault["type"], fault.get("ctx", {})
+    if kind in _NO_OBJECT:
+        return "it should be an object with named values"
+    if kind in _WANTED:
+        return f"{_shortened(fault['input'])} is not {_WANTED[kind]}"
+    if kind in _LIMITS:
+        key, words = _LIMITS[kind]
+        limit = limits[key]
+        return f"{_shortened(fault['input'])} is {words} {int(limit) if limit == int(limit) else limit}"
+    if kind == "literal_error":
+        return f"{_shortened(fault['input'])} is not {limits['expected']}"
+    return _KEYS.get(kind, fault["msg"].removeprefix("Value error, "))
+
+
+def _shortened(value: object) -> str:
+    shown = f"'{value[:_SHOWN]}'" if isinstance(value, str) else json.dumps(value, default=str)
+    return shown if len(shown) <= _SHOWN + 2 else f"{shown[:_SHOWN]}..."

@@ -4,6 +4,7 @@ The parser has its own messages, in boxes and without the nearest names. They ar
 all messages look alike and `--json` answers every call with an object.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from planner.cli.errors import reporting
 from planner.cli.helping import command_help, screen
 from planner.cli.texts import say
 from planner.cli.whole_numbers import check_whole_numbers, legal_numbers
-from planner.errors import RequestError, StoppedError, did_you_mean, unknown_name
+from planner.errors import ModelError, RequestError, StoppedError, did_you_mean, unknown_name
 from planner.old_words import with_new_options
 
 _ParserError: type[Exception] = next(
@@ -94,8 +95,14 @@ def _has_enough(error: BaseException) -> bool:
 
 
 def _no_command(word: str, known: Sequence[str]) -> str:
+    from planner.models.nicknames import full_model
+    from planner.models.zoo import is_of_zoo
+
     if os.path.isfile(word):
         return f"'{word}' is a file, not a command; to see what is in it: plan show {word}"
+    with contextlib.suppress(ModelError):
+        if is_of_zoo(full_model(word) or ""):
+            return f"'{word}' is a model, not a command; to plan it: plan --model {word}"
     return unknown_name("command", word, known)
 
 

@@ -7,7 +7,7 @@ from planner.engines.fsdp import ACCELERATE, TORCH, TORCHTITAN
 from planner.engines.megatron import MEGATRON, MEGATRON_BRIDGE, NEMO
 from planner.engines.mindspeed import MINDFORMERS, MINDSPEED
 from planner.engines.space import EngineSpace
-from planner.errors import RequestError
+from planner.errors import RequestError, unknown_name
 
 SPACES: Mapping[str, EngineSpace] = {
     space.name: space
@@ -23,10 +23,7 @@ def space_named(name: str) -> EngineSpace:
             " and write the plan with plan export --to mindspore"
         )
     if name not in SPACES:
-        raise RequestError(
-            f"--for {name}: plans are searched for {', '.join(sorted(SPACES))}; for another engine search a plan and"
-            " carry it over with plan export --nearest"
-        )
+        raise RequestError(f"--for: {unknown_name('engine', name, SPACES)}")
     return SPACES[name]
 
 

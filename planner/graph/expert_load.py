@@ -41,7 +41,8 @@ def imbalance_fault(imbalance: float) -> Fault | None:
     return Fault(
         option="imbalance",
         value=f"{imbalance:g}",
-        reason="is no imbalance: the fullest device has the average or more, so it is 1 or more",
+        reason="is no imbalance, which is the maximum load over the mean",
+        hint="give 1 or more",
     )
 
 

@@ -179,7 +179,7 @@ def _check(content: Mapping[str, Any], kind: type[_Part], path: Path, where: str
     try:
         kind.model_validate(content)
     except ValidationError as error:
-        fault = form_fault(error).removeprefix("the file: Value error, ")
+        fault = form_fault(error).removeprefix("the file: ")
         raise ModelError(f"{path}: {where}{fault}; correct it") from error
 
 

@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from planner.errors import ModelError
 from planner.models.initialise import blank_embedding, initialise
 from planner.models.router import Routing, start_of_losses
+from planner.nearest import divisors, nearest_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,17 @@ class LlamaConfig:
     balance_loss: float = 0.0
     balance_speed: float = 0.0
     capacity_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ModelError for heads that cannot be grouped or have no elements."""
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            near = nearest_words(self.num_kv_heads, divisors(self.num_heads))
+            raise ModelError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}; {near}")
+        if self.head_dim < 1:
+            raise ModelError(
+                f"heads of {self.head_dim} elements: hidden_size={self.hidden_size} is less than"
+                f" num_heads={self.num_heads}; change one of them, or set head_size"
+            )
 
     @property
     def head_dim(self) -> int:

@@ -20,6 +20,8 @@ _VALUE = re.compile(r"[\w.:/@, -]+")
 _REPEATED = ("num_layers", "blocks", "predicted_tokens")
 _MOST = 1024
 """Most modules that a dimension repeats: a name in a file must not build for hours."""
+_POSITIVE = ("num_layers", "hidden_size", "num_heads", "vocab_size", "sequence_length")
+"""Dimensions that no model has without one; others are 0 where a part of the model is absent."""
 _FLOAT = r"-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,3})?"
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 _KINDS = {
@@ -86,6 +88,11 @@ def typed_changes(changes: Mapping[str, str], config: type, name: str) -> dict[s
     hints = typing.get_type_hints(config)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(config)}
     found = {key: _value(key, text, _known(key, fields, name), name) for key, text in changes.items()}
+    for key, value in found.items():
+        least = 1 if key in _POSITIVE else 0
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(number < least for number in numbers if isinstance(number, int | float)):
+            raise ModelError(f"--set {key}={changes[key]}: {key} of {name} is {least} or more")
     for key in _REPEATED:
         counts = found.get(key, 0)
         if (sum(counts) if isinstance(counts, tuple) else counts) > _MOST:

@@ -233,7 +233,10 @@ def update_fault(update: Update) -> Fault | None:
         )
     if update.clip_norm is not None and not 0 < update.clip_norm < math.inf:
         return Fault(
-            option="clip_norm", value=f"{update.clip_norm}", reason="is no norm to clip to", hint="it is more than 0"
+            option="clip_norm",
+            value=f"{update.clip_norm}",
+            reason="is no norm to clip to",
+            hint="give a number above 0",
         )
     reason = _buckets_fault(update.buckets)
     return None if reason is None else Fault(option="buckets", reason=reason)

@@ -26,51 +26,46 @@ def advise(
     file: Annotated[Path, typer.Argument(help="The configuration: a script, a TOML, YAML, JSON or Python file.")],
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="ENGINE", help="The engine whose settings they are; guessed from the file."),
+        typer.Option("--from", metavar="ENGINE", help="Engine of the settings (default: guessed from the file)."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The model; read from the file where it says so.", callback=model_of),
+        typer.Option(metavar="NAME", help="Model (default: read from the file).", callback=model_of),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of devices, if the file does not say.", show_default=False),
     ] = None,
     seq_len: Annotated[
         int | None,
-        count(
-            None, "--seq-len", "Tokens of a sample, where the settings do not say (default: the model's own).", 2**31
-        ),
+        count(None, "--seq-len", "Sequence length, if the file does not say (default: the model's own).", 2**31),
     ] = None,
     hardware: Annotated[
         str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.", callback=hardware_of)
     ] = DEFAULT_HARDWARE,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="LEVELS", help="Levels of the network, as for plan --cluster.")
-    ] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="LEVELS", help="Network levels, as for plan search.")] = None,
     software: Annotated[
-        str | None, typer.Option(metavar="STACK", help="The training stack.", show_default="that of the engine")
+        str | None, typer.Option(metavar="STACK", help="Training stack.", show_default="that of the engine")
     ] = None,
     recipe: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Which recipe of a file with several, or words of a row.", show_default=False
+            metavar="NAME", help="Recipe, if the file has several; or words of a row of a table.", show_default=False
         ),
     ] = "",
     time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="For each search.", show_default="none")
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Time limit of each search.", show_default="none")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the changed configuration.")
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List the settings that are no part of a plan.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List settings that do not concern a plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Price a configuration of another engine, and say what to change in it.
 
-    Says what a step takes and whether it fits, the best plan of the same engine, and each change with what it saves,
-    cheapest to make first. -o writes the file with these changes, if it is TOML, YAML or JSON; comments stay.
+    Says what a step takes and whether it fits, the best plan of the same engine, and what each change saves, the
+    easiest change first. -o writes the file with these changes and keeps its comments (scripts, TOML, YAML, JSON).
 
         plan advise train.toml --from torchtitan --devices 64 --hardware h100 -o better.toml
         plan advise pretrain.sh --devices 64

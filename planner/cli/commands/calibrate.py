@@ -69,7 +69,7 @@ def fit(
     ],
     output: Output = PROFILE,
     hardware: Annotated[
-        str | None, typer.Option(metavar="PROFILE", help="With records: the file of the profile to correct.")
+        str | None, typer.Option(metavar="PROFILE", help="With records of a profile in a file: that file.")
     ] = None,
     clock: ByClock = "wall",
     as_json: AsJson = False,

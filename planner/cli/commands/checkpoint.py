@@ -36,13 +36,14 @@ _SHOWN = 12  # tensors that are listed without --all
 _NAMES = ("huggingface", "own")
 _LEAST = 16 * 2**20  # bytes of memory
 SRC = Annotated[
-    Path, typer.Argument(metavar="SRC", help="A checkpoint, a folder of several (the newest), or Hugging Face's files.")
+    Path,
+    typer.Argument(metavar="SRC", help="A checkpoint, a folder of checkpoints (the newest), or Hugging Face files."),
 ]
 DST = Annotated[
     Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder, written completely or not at all.")
 ]
 
-Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory to use beyond what it needs to start.")]
+Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory to use beyond that of an idle process.")]
 
 
 @checkpoints.command("inspect", cls=Command)
@@ -91,7 +92,7 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
 
 @checkpoints.command("adopt", cls=Command)
 def adopt(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: that of `plan run --save`.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run (`plan run --save`).")],
     as_json: AsJson = False,
 ) -> None:
     """Let a run continue in a folder that was moved, restored from a backup, or put together.
@@ -117,7 +118,7 @@ def adopt(
 @checkpoints.command("convert", cls=Command)
 def convert(
     source: SRC,
-    plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="The plan to go on with.")],
+    plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="Plan to continue with.")],
     output: DST,
     memory: Memory = "256MiB",
     model: ExecutedModel = None,

@@ -50,17 +50,17 @@ def clock_of(word: str) -> "Clock":
 
 def compare(
     plan_file: Annotated[
-        Path | None, typer.Argument(help="Plan file to compare with a measurement, or for --engines.")
+        Path | None, typer.Argument(help="Plan file to compare with a measurement, or as the job of --engines.")
     ] = None,
     measured: Annotated[
         Path | None, typer.Argument(help="Record of the plan, written by plan run PLAN --measure FILE.")
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Log of another engine that ran the plan.")] = None,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Log of another engine that ran the plan.")] = None,
     engine: Annotated[
         str | None, typer.Option("--from", metavar="ENGINE", help="Engine of --log: megatron, nemo or torchtitan.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Trace of torch.profiler of a run of the plan (JSON, or gzip).")
+        Path | None, typer.Option(metavar="FILE", help="Trace of torch.profiler of a run of the plan (JSON, or gzip).")
     ] = None,
     clock: ByClock = "wall",
     model: Annotated[
@@ -95,7 +95,7 @@ def compare(
     engines: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Search the best plan of each of these engines, for one job.", rich_help_panel=JOB
+            metavar="NAMES", help="Engines to search the best plan for, as in megatron,torchtitan.", rich_help_panel=JOB
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

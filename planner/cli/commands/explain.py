@@ -41,9 +41,9 @@ def explain(
 ) -> None:
     """Explain what limits a plan, and what other choices would cost.
 
-    Without a name: what binds, where the time goes, and what the step would take with other links, memory, batch,
-    sequence or devices, this plan kept and searched again. With a name: what every other strategy of an operator, or
-    every other stored layout of a parameter, would cost, all else as it is and searched again around it.
+    Without a name: what limits the plan, where the time goes, and the step time with other links, memory, batch,
+    sequence or devices, for this plan and for a new search. With a name: the step time with every other strategy of an
+    operator, or stored layout of a parameter, with all else unchanged and with a new search around it.
 
         plan explain llama70b-64.json
         plan explain llama70b-64.json '*.mlp.up_proj'

@@ -28,28 +28,28 @@ _FAR = 0.05
 
 def export(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
-    to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="Engine to write settings for; see below.")],
+    to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="Engine to write settings for.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")],
     nearest: Annotated[
         bool,
         typer.Option(
             "--nearest",
             "--approximate",
-            help="Write the nearest plan that the engine can be told. Else the best is searched, where it differs.",
+            help="Write the nearest plan that the engine can run. Without this option its best plan is searched.",
         ),
     ] = False,
     tolerance: Annotated[
         str,
         typer.Option(
             metavar="SHARE",
-            help="How much longer the step of the nearest may take.",
+            help="With --nearest: how much longer the step may take.",
         ),
     ] = "1%",
     onto: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep what this file of settings says beside the plan. It is the one that was imported, or like it.",
+            help="Take all other settings from this file. Give the file that was imported, or one like it.",
         ),
     ] = None,
     hardware: Hardware = None,
@@ -61,8 +61,8 @@ def export(
     Engines: accelerate, deepspeed, megatron, megatron-bridge, mindformers, mindspeed, mindspore, nemo, torch,
     torchtitan.
 
-    A plan that the engine has no settings for is searched again, for the engine, as with plan --for. What does not fit
-    is never written.
+    If the engine cannot express the plan, the best plan for the engine is searched, as with plan --for. A plan that
+    does not fit is never written.
 
         plan export llama70b-64.json --to megatron -o run
         plan export llama70b-64.json --to torchtitan -o run --nearest

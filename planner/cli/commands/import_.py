@@ -24,55 +24,50 @@ def import_(
     file: Annotated[Path, typer.Argument(help="The file with the settings, or a folder that plan export wrote.")],
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="ENGINE", help="The engine whose settings they are; guessed from the file."),
+        typer.Option("--from", metavar="ENGINE", help="Engine of the settings (default: guessed from the file)."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The model, as for plan --model; else read from the file.",
+            help="Model, as for plan search (default: read from the file).",
             callback=model_of,
         ),
     ] = None,
     recipe: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Which recipe of a file with several, or words of a row.", show_default=False
+            metavar="NAME", help="Recipe, if the file has several; or words of a row of a table.", show_default=False
         ),
     ] = "",
     devices: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of devices, if the file does not say.", show_default=False),
     ] = None,
     seq_len: Annotated[
         int | None,
-        count(
-            None, "--seq-len", "Tokens of a sample, where the settings do not say (default: the model's own).", 2**31
-        ),
+        count(None, "--seq-len", "Sequence length, if the file does not say (default: the model's own).", 2**31),
     ] = None,
     hardware: Annotated[
         str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.", callback=hardware_of)
     ] = DEFAULT_HARDWARE,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="LEVELS", help="Levels of the network, as for plan --cluster.")
-    ] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="LEVELS", help="Network levels, as for plan search.")] = None,
     software: Annotated[
         str | None,
-        typer.Option(metavar="STACK", help="The training stack to price it for.", show_default="that of the engine"),
+        typer.Option(metavar="STACK", help="Training stack to price it with.", show_default="that of the engine"),
     ] = None,
     global_batch: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Samples per step, where the settings do not say: mindspore."),
+        typer.Option(metavar="N", min=1, help="Global batch size, if the file does not say (mindspore)."),
     ] = None,
     micro_batches: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Micro-batches per step, where the settings do not say: mindspore."),
+        typer.Option(metavar="N", min=1, help="Micro-batches per step, if the file does not say (mindspore)."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the plan.")
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List the settings that are no part of a plan.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List settings that do not concern a plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Convert the settings of another engine to a plan, predict its cost, and write it with -o.

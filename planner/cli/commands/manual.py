@@ -61,8 +61,8 @@ def manual(
 
     It is the same as `plan --mode manual PLAN.json`.
 
-    What is not legal is refused with the operator and the reason, what does not fit with the bytes that are missing.
-    The losses of a run are compared with those of the unsharded model.
+    A plan that is not legal is refused with the operator and the reason; a plan that does not fit, with the missing
+    bytes. The losses of a run are compared with those of the unsharded model.
 
         plan manual llama70b-64.json
         plan manual tiny.json --steps 5

@@ -34,7 +34,9 @@ def prove(
     hardware: Hardware = None,
     small: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A small model with the same layers, if a factory builds the large one."),
+        typer.Option(
+            metavar="NAME", help="A small model with the same layers. Needed if a factory builds the large one."
+        ),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Maximum number of processes.")] = PROCESSES,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -42,13 +42,13 @@ def report(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Search other plans for at most this many seconds. Without it the search goes to its end.",
+            help="Time limit of the searches. Without it they run to their end.",
             min=0.0,
         ),
     ] = None,
     tokens: Tokens = None,
     price: Annotated[
-        str | None, typer.Option(metavar="PRICE", help="Money per device-hour, with --tokens, as in 2.5.")
+        str | None, typer.Option(metavar="PRICE", help="Price per device-hour, with --tokens, as in 2.5.")
     ] = None,
     hardware: Hardware = None,
     model: OfModel = None,

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from planner.plan.compare.verify import Verdict
     from planner.plan.plan import Plan
 
-Hardware = Annotated[str | None, typer.Option(help="Profile of the plan, if it is a TOML file.", callback=hardware_of)]
+Hardware = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="TOML file of the plan's hardware profile, if it has one.", callback=hardware_of),
+]
 
 _OF_MODEL = (
-    "Model of the plan, if it is not in the zoo. It is package.module:factory or a config.json. What a plan file names"
-    " is never imported or opened; without this option the graph in the file is used."
+    "Model of the plan, if it is not in the zoo. Give package.module:factory or a config.json. Without this option the"
+    " graph in the plan file is used: what a plan file names is never imported or opened."
 )
 OfModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, callback=model_of)]
 ExecutedModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, callback=model_of)]
@@ -132,7 +135,7 @@ def show(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     hardware: Hardware = None,
     rank: Annotated[
-        int | None, typer.Option(help="Where this rank stands, whom it talks to, and which pieces it has.")
+        int | None, typer.Option(help="Show one rank: its stage, its peers, and the shards that it holds.")
     ] = None,
     layouts: Annotated[
         bool,
@@ -180,8 +183,8 @@ def verify(
 ) -> None:
     """Check independently that a plan is legal, fits in memory, and costs what it says. Exit code 1 if not.
 
-    How much faster any plan could be is bounded again, from the file alone: by the work of the model, without
-    communication and memory. The bound that the search has proved is tighter; it is said, not proved again.
+    Also bounds how much faster any plan could be, from the file alone: by computation, without communication and
+    memory. The bound of the search is tighter; it is repeated, not proved again.
 
         plan verify llama70b-64.json
     """

@@ -34,19 +34,17 @@ def validate(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N rows.")] = None,
     sample: Annotated[
         int | None,
-        typer.Option(min=1, help="At most N rows of each source, drawn at random, the same ones every time."),
+        typer.Option(min=1, help="At most N rows per source, drawn at random with a fixed seed."),
     ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes to use; one for each core if left out.")
-    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes (default: one per core).")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End at the first row that cannot be read, whether or not it is asked for.")
+        bool, typer.Option("--strict", help="Stop at the first row that cannot be read, also if --where leaves it out.")
     ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
             metavar="TABLE",
-            help="Write the errors of each profile into this table, over those that it has.",
+            help="Write the errors of each profile into this table, in place of older ones.",
         ),
     ] = None,
 ) -> None:

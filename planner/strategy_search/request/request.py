@@ -301,9 +301,9 @@ class SearchRequest:
             raise RequestError("tokens_once: no operator of this model routes to experts; leave it out")
         expert = self.pinned.expert or 0
         if node > 1 and (not expert or (expert % node and node % expert)):
-            what = f"expert = {expert} does not divide so" if expert else "nothing says into how many parts"
+            what = f"expert = {expert} does not divide so" if expert else "expert is not given"
             raise RequestError(
-                f"tokens_once = {node}: experts are cut over nodes and the {node} devices of each, and {what}; set"
+                f"tokens_once = {node}: experts are sharded over nodes and the {node} devices of each, and {what}; set"
                 f" expert to a multiple of {node}, or tokens_once to 1"
             )
         if self.cluster.software.name != PYTORCH.name:

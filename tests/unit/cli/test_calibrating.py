@@ -15,7 +15,7 @@ from planner.cli.main import app
     [
         (None, "cannot be read: No such file or directory"),
         ("no JSON", "not valid JSON at line 1"),
-        (json.dumps({"schema_version": 1}), "date: Field required"),
+        (json.dumps({"schema_version": 1}), "date: the key is missing"),
     ],
 )
 def test_a_bad_file_is_one_line_and_exit_code_2(tmp_path: Path, content: str | None, message: str) -> None:

@@ -48,7 +48,7 @@ MERGED = "a: &a {x: 1}\n" + "".join(
         ("megatron", "--clip-grad nan", "--clip-grad nan: not a number"),
         ("nemo", f"recipe{'.a' * 10_000} = 1", "nested too deeply"),
         ("torch", "LAYERS = (a,)", "line 1: (a,) is no plain value"),
-        ("torch", "LAYERS = 'x'", "the constant LAYERS: Input should be a valid tuple"),
+        ("torch", "LAYERS = 'x'", "the constant LAYERS: 'x' is not a list"),
         ("torchtitan", f"a = {'[' * 10_000}", "nested too deeply"),
     ],
 )

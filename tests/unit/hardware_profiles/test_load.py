@@ -154,8 +154,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     [
         ("schema_version = 1", "schema_version = 2", ("schema_version", 1)),
         ("[device]", "[device]\ncolour = 3", ("device.colour",)),
-        ("fp32 = { value = 0.0685", "fp32 = { value = -1", ("device.peak_tflops.fp32.value", "0.000000001")),
-        ("fp32 = { value = 0.0685", "fp32 = { value = 1e-320", ("device.peak_tflops.fp32.value", "0.000000001")),
+        ("fp32 = { value = 0.0685", "fp32 = { value = -1", ("device.peak_tflops.fp32.value", "1e-09")),
+        ("fp32 = { value = 0.0685", "fp32 = { value = 1e-320", ("device.peak_tflops.fp32.value", "1e-09")),
         (
             "memory_bandwidth_gb_per_s = { value = 31.8",
             "memory_bandwidth_gb_per_s = { value = 1e300",

@@ -504,7 +504,7 @@ def test_what_stretches_positions_is_taken_from_the_config(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("family", "content", "said"),
     [
-        ("llama", {"num_attention_heads": "four"}, "num_attention_heads: Input should be a valid integer"),
+        ("llama", {"num_attention_heads": "four"}, "num_attention_heads: 'four' is not a whole number"),
         (
             "llama",
             {"num_attention_heads": 3, "num_key_value_heads": 3},
@@ -512,11 +512,11 @@ def test_what_stretches_positions_is_taken_from_the_config(tmp_path: Path) -> No
         ),
         ("llama", {"num_key_value_heads": 3}, "attention heads are not a multiple of the 3 key and value heads"),
         ("llama", {"hidden_act": "sillu"}, "hidden_act: unknown activation 'sillu'; did you mean silu"),
-        ("llama", {"hidden_size": 0}, "hidden_size: Input should be greater than or equal to 1"),
-        ("llama", {"hidden_size": 10**12}, "hidden_size: Input should be less than or equal to 2147483648"),
-        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers: Input should be less than or equal to 4096"),
-        ("llama", {"rms_norm_eps": -1e-5}, "rms_norm_eps: Input should be greater than 0"),
-        ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings: Input should be a valid boolean"),
+        ("llama", {"hidden_size": 0}, "hidden_size: 0 is less than 1"),
+        ("llama", {"hidden_size": 10**12}, "hidden_size: 1000000000000 is more than 2147483648"),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 is more than 4096"),
+        ("llama", {"rms_norm_eps": -1e-5}, "rms_norm_eps: -1e-05 is not more than 0"),
+        ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not true or false"),
         ("llama", {"model_type": "gpt2"}, "model_type 'gpt2' and architecture LlamaForCausalLM do not go together"),
         ("llama", {"pad_token_id": "x"}, "transformers cannot read it: StrictDataclassFieldValidationError"),
         ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "transformers cannot"),
