@@ -114,9 +114,10 @@ def degrees_fault(pinned: Pinned, devices: int) -> Fault | None:
         return None
     words = " x ".join(f"{name} = {degree}" for name, degree in given.items())
     legal = {name: (degree, _fitting(degree, product, devices, whole)) for name, degree in given.items()}
-    does = "does not make" if whole else "does not divide"
+    made = f" makes {product}," if len(given) > 1 else ""
+    does = f"{made} not {devices} devices" if whole else f"{made and f'{made} which'} does not divide {devices} devices"
     return Fault(
-        reason=f"{words}{f', {product},' if len(given) > 1 else ''} {does} {devices} devices",
+        reason=f"{words}{does}",
         hint=nearest_of(legal),
         numbers=_DEGREES,
     )

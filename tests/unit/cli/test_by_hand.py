@@ -231,7 +231,7 @@ def test_an_edited_plan_runs_as_the_unsharded_model_does(plan: Any, here: Path) 
         (("--tensor", "3"), ("tensor = 3 does not divide 4 devices; the nearest legal values are tensor = 2 and 4",)),
         (
             ("--tensor", "2", "--data", "2", "--pipeline", "2", "--context", "1"),
-            ("pipeline = 2 x data = 2 x context = 1 x tensor = 2, 8, does not make 4 devices", "data = 1"),
+            ("pipeline = 2 x data = 2 x context = 1 x tensor = 2 makes 8, not 4 devices", "data = 1"),
         ),
         (("--tensor", "2", "--mesh", "4"), ("--mesh and --tensor", "give one of them")),
         (("--micro-batch", "1", "--micro-batches", "2"), ("--micro-batch and --micro-batches",)),

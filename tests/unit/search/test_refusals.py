@@ -54,13 +54,13 @@ REFUSALS = [
     Refusal(asked={"context": 3}, words="3 devices by heads do not divide a sequence of 16", near={"context": (2, 4)}),
     Refusal(
         asked={"pipeline": 4, "data": 2, "tensor": 2},
-        words="pipeline = 4 x data = 2 x tensor = 2, 16, does not divide 8 devices",
+        words="pipeline = 4 x data = 2 x tensor = 2 makes 16, which does not divide 8 devices",
         near={"pipeline": (2,), "data": (1,), "tensor": (1,)},
         devices=8,
     ),
     Refusal(
         asked={"pipeline": 1, "data": 2, "context": 1, "tensor": 2},
-        words="pipeline = 1 x data = 2 x context = 1 x tensor = 2, 4, does not make 8 devices",
+        words="pipeline = 1 x data = 2 x context = 1 x tensor = 2 makes 4, not 8 devices",
         near={"pipeline": (2,), "data": (4,), "context": (2,), "tensor": (4,)},
         devices=8,
     ),
