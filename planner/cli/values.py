@@ -110,7 +110,7 @@ def parse_expert_overlap(text: str | None, *, none: bool) -> bool | None:
     word = "auto" if text is None else text.strip().lower()
     known = {"auto": None, "on": True, "off": False}
     if word not in known:
-        raise RequestError(f"--expert-overlap {text}: it is auto, on or off")
+        raise RequestError(f"--expert-overlap {text}: give auto, on or off")
     if none and word == "on":
         raise RequestError("--no-overlap waits for experts, too; leave out --no-overlap, or --expert-overlap on")
     return False if none else known[word]

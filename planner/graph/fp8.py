@@ -132,11 +132,11 @@ def fp8_fault(fp8: Fp8) -> Fault | None:
         reason = f"is no recipe; take one of {', '.join(RECIPES)}"
         return Fault(option="fp8", value=repr(fp8.recipe), reason=reason)
     if fp8.left_out and not fp8.recipe:
-        reason = "leaves out linear layers of none that are in fp8; name a recipe (fp8), or leave it out"
+        reason = "keeps layers out of fp8, and no recipe is given; give one (fp8), or leave it out"
         return Fault(option="fp8_left_out", value=", ".join(fp8.left_out), reason=reason)
     for option, asked in (("fp8_experts", fp8.experts), ("fp8_dispatch", fp8.dispatch)):
         if asked and not fp8.recipe:
-            return Fault(option=option, value="true", reason="goes with a recipe of linear layers; name one (fp8)")
+            return Fault(option=option, value="true", reason="needs a recipe of linear layers; give one (fp8)")
     if fp8.gathered and fp8.recipe not in GATHERED:
         reason = f"goes with fp8 = {' or '.join(GATHERED)}, whose weights are cast once for both of their products"
         return Fault(option="fp8_gathered", value="true", reason=reason)
@@ -150,9 +150,11 @@ def _history_fault(fp8: Fp8) -> Fault | None:
         ("fp8_margin", fp8.margin, 0, -_WIDEST, _WIDEST),
     ):
         if value != usual and not fp8.delayed:
-            return Fault(option=option, value=f"{value}", reason="is one of delayed scales; take fp8 = delayed with it")
+            return Fault(
+                option=option, value=f"{value}", reason="goes with delayed scales; set fp8 = delayed, or leave it out"
+            )
         if not low <= value <= high:
-            return Fault(option=option, value=f"{value}", reason=f"is none of {low} to {high}")
+            return Fault(option=option, value=f"{value}", reason=f"is not legal; give {low} to {high}")
     return None
 
 

@@ -91,7 +91,7 @@ def _within(changes: Mapping[str, str], key: str, default: float, most: float) -
     found = parsed_number(changes[key], float)
     if found is None or not 0 <= found <= most or (key == ALPHA and not found):
         least = "above 0, to" if key == ALPHA else "from 0 to"
-        raise ModelError(f"{_option(key)} {changes[key]}: a number {least} {most:g}")
+        raise ModelError(f"{_option(key)} {changes[key]}: give a number {least} {most:g}")
     return float(found)
 
 

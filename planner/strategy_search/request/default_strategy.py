@@ -1,8 +1,8 @@
 """The default strategy of operators for which the user gives none.
 
-search          whatever makes the plan best data_parallel   every axis of the mesh splits the batch, as in MindSpore's
-semi_auto_parallel. Operators without a batch
-                do the same work on all devices, and weights that only they read are full copies
+    search          whatever makes the plan best
+    data_parallel   every axis of the mesh splits the batch, as in MindSpore's semi_auto_parallel. Operators without a
+                    batch do the same work on all devices, and weights that only they read are full copies
 
 Views and identities compute nothing: they take whatever is cheapest between their neighbours, as a reshape does there.
 Data parallelism needs a micro-batch whose samples divide over the whole mesh; other meshes and micro-batches are not

@@ -1,10 +1,13 @@
 """What may be offloaded, as requested: for each kind of tensor the places to choose from.
 
---offload optimizer                 optimizer states to host memory --offload optimizer:disk            ... to a disk
---offload activations               inputs of recomputed blocks, until their backward pass --offload saved
-saved activations of blocks that are not recomputed --offload weights                   weights of repeated blocks,
-between the passes through their block --offload optimizer,weights         several --offload auto
-device or host, whichever makes the step fastest --offload none                      nothing
+    --offload optimizer             optimizer states, to host memory
+    --offload optimizer:disk        optimizer states, to a disk
+    --offload activations           inputs of recomputed blocks, until their backward pass
+    --offload saved                 saved activations of blocks that are not recomputed
+    --offload weights               weights of repeated blocks, between the passes through their block
+    --offload optimizer,weights     several
+    --offload auto                  device or host, whichever makes the step fastest
+    --offload none                  nothing
 
 The default offloads nothing, unless nothing fits on the devices alone or offload makes a step much shorter; it then
 acts like auto.
