@@ -36,11 +36,13 @@ EXAMPLES = (
 )
 
 COMMON = (
-    ("--model NAME", "of the zoo, a config.json, or package.module:factory"),
-    ("--devices N", "how many devices"),
-    ("--hardware PROFILE", "what they are: h100 (the default), h200, b200, my.toml"),
-    ("--seq-len N", "tokens of a sequence, as in 32k (default: the model's)"),
-    ("--global-batch N", "samples of a step (default: 4 per device, 32 images)"),
+    ("--model NAME", "a zoo model, a config.json, or package.module:factory"),
+    ("--devices N", "number of devices"),
+    ("--hardware PROFILE", "h100 (default), h200, b200, ..., or my.toml"),
+    ("--seq-len N", "sequence length, as in 32k (default: the model's)"),
+    ("--global-batch N", "samples per step (default: 4 per device, 32 images)"),
+    ("--tensor N ...", "fix a degree; also --pipeline, --data, --expert, --zero"),
+    ("--for ENGINE", "the best plan for megatron, torchtitan, deepspeed, ..."),
     ("-o FILE", "where to write the plan"),
 )
 """The most used options; these texts are shorter than those in `Options`."""
@@ -60,8 +62,8 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Understand",
         (
             ("show, verify", "what a plan says; whether it is legal and fits"),
-            ("explain, diff", "what limits a plan; what differs, at what cost"),
-            ("report, ui", "a page of a plan; the search in a browser"),
+            ("explain, diff", "what limits a plan; what differences cost"),
+            ("report, ui", "an HTML page of a plan; the search in a browser"),
         ),
     ),
     (
@@ -70,7 +72,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("run, audit, prove", "execute a plan; check it without the cluster"),
             ("checkpoint", "inspect, verify, convert or merge checkpoints"),
             ("export, import", "to and from Megatron, DeepSpeed, torchtitan"),
-            ("advise", "a configuration of yours: what to change in it"),
+            ("advise", "what to change in your configuration"),
         ),
     ),
     (
@@ -83,9 +85,9 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "Look up",
         (
-            ("models, profiles", "of the zoo; of hardware"),
+            ("models, profiles", "models of the zoo; hardware profiles"),
             ("stacks", "training stacks that predictions know"),
-            ("help WORD", "the whole text of an option or a command"),
+            ("help WORD", "the full text of an option or a command"),
         ),
     ),
 )
@@ -106,7 +108,7 @@ class Command(TyperCommand):
 def screen() -> str:
     """What `plan --help` prints."""
     lines = [ABOUT, "", _heading("Examples"), *(f"  {one}" for one in EXAMPLES), ""]
-    lines += [_heading("Options that people use") + " (all of them: plan search --help)"]
+    lines += [_heading("Common options") + " (all of them: plan search --help)"]
     lines += [f"  {names:<22}{text}" for names, text in COMMON]
     lines += ["", _heading("Commands") + " (plan COMMAND --help has options and examples)"]
     for purpose, commands in PURPOSES:

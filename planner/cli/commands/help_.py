@@ -14,7 +14,7 @@ def help_(
     invocation: typer.Context,
     word: Annotated[str | None, typer.Argument(metavar="WORD", help="An option, or a command.")] = None,
 ) -> None:
-    """Print the whole text of an option, or the help of a command.
+    """Print the full text of an option, or the help of a command.
 
     plan help gathers
     plan help --offload
