@@ -79,6 +79,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     # commands and options that there are not
     ("shwo good.json", ("shwo", "show")),
     ("good.json", ("good.json", "plan show good.json")),
+    ("llama-tiny", ("llama-tiny", "plan --model llama-tiny")),
     ("--devces 4", ("--devces", "--devices", "plan search --help")),
     ("show good.json --hardwrae cpu", ("plan show", "--hardwrae", "--hardware", "plan show --help")),
     ("-m llama-tiny", ("-m", "plan search --help")),
@@ -127,6 +128,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
         ("local_parameters", "*embed_tokns*", "model.embed_tokens.weight"),
     ),
     # numbers
+    (f"{TINY} --set num_layers=-3", ("--set num_layers=-3", "llama-tiny", 1)),
     (f"{TINY} --top 0", ("--top 0", 1, "1,000")),
     ("--model llama-tiny --devices 0", ("--devices 0", 1, "1,048,576")),
     (f"{TINY} --time-limit soon", ("--time-limit soon", 0)),
@@ -183,7 +185,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     # files that cannot be read, or are not what they should be
     ("show none.json", ("none.json", ABSENT, "-o FILE")),
     ("show folder", ("folder", "directory", "-o FILE")),
-    ("show empty.json", ("empty.json", "line 1", "column 1")),
+    ("show empty.json", ("empty.json", "it is empty")),
     ("show cut.json", ("cut.json", "JSON")),
     ("show binary.json", ("binary.json", "UTF-8", "-o FILE")),
     ("show newer.json", ("newer.json", "schema_version", 99, 1, 2)),
@@ -196,7 +198,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("verify other.json", ("other.json", "gpt-tiny", "wte.weight")),
     (f"verify {GOOD} --hardware h100-80gb", (GOOD, "cluster", "cpu", "h100-80gb")),
     ("audit cut.json", ("cut.json", "JSON")),
-    ("run empty.json", ("empty.json", "line 1", "column 1")),
+    ("run empty.json", ("empty.json", "it is empty")),
     (f"run {GOOD} --timeout nan --steps 1", ("--timeout nan", 0)),
     (f"run {GOOD} --workers -1", ("--workers -1", 0)),
     (f"{TINY} --shard-from none.json", ("none.json", ABSENT, "-o FILE")),
