@@ -3,14 +3,17 @@
 import errno
 import os
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hardware_profiles.foreign import (
     SETTINGS,
     AbsentFileError,
     ForeignTextError,
     Limits,
+    form_fault,
     literal,
     parse_csv,
     parse_json,
@@ -28,6 +31,7 @@ DEEP = 10_000
     ("text", "words"),
     [
         ("{", "not valid JSON at line 1, column 2"),
+        (" \n", "it is empty"),
         ('{"a": 1, "a": 2}', "the key 'a' stands twice"),
         ("[" * DEEP, "nested too deeply"),
         ("[" * 70 + "]" * 70, "nested too deeply: at most 64 levels"),
@@ -142,3 +146,32 @@ def test_values_within_the_limits_are_read() -> None:
 
 def test_what_a_terminal_would_obey_is_spelled_out() -> None:
     assert printable("\x1b]0;\u202e\ud800\r\n\té", keep="\n") == "\\x1b]0;\\u202e\\ud800\\r\n\\té"
+
+
+class Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    count: Annotated[int, Field(ge=1, le=8)] = 1
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    word: Literal["a", "b"] = "a"
+    names: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"count": 0}, "count: 0 is less than 1"),
+        ({"count": 9}, "count: 9 is more than 8"),
+        ({"count": "x" * 99}, f"count: '{'x' * 40}' is not a whole number"),
+        ({"share": 0.0}, "share: 0.0 is not more than 0"),
+        ({"share": 1.5}, "share: 1.5 is not less than 1"),
+        ({"word": "c"}, "word: 'c' is not 'a' or 'b'"),
+        ({"names": 3}, "names: 3 is not a list"),
+        ({"colour": 3, "count": 0}, "count: 0 is less than 1 (and 1 more)"),
+        ({"colour": 3}, "colour: unknown key"),
+        ([], "the file: it should be an object with named values"),
+    ],
+)
+def test_what_does_not_fit_a_form_is_told_with_its_value(content: object, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Form.model_validate(content)
+    assert form_fault(caught.value) == words
