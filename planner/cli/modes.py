@@ -20,7 +20,7 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 
 def applied(options: Options) -> Options:
     """The options that a mode stands for. Raises RequestError if a given option contradicts it."""
-    mode = options.mode or "auto_parallel"
+    mode = "auto_parallel" if options.mode is None else options.mode
     if mode not in MODES:
         raise RequestError(unknown_name("value for --mode", mode, MODES))
     return MODES[mode](options)

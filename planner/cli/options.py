@@ -754,7 +754,7 @@ class Options:
     @property
     def profile(self) -> str:
         """The hardware to plan for."""
-        return self.hardware or DEFAULT_HARDWARE
+        return DEFAULT_HARDWARE if self.hardware is None else self.hardware
 
     @property
     def speaks(self) -> bool:

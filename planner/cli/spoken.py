@@ -27,7 +27,9 @@ def model_named(value: str | None) -> str | None:
 
 
 def hardware_of(value: str | None) -> str | None:
-    """The hardware that --hardware means."""
+    """The hardware that --hardware means. Raises RequestError for an empty value, which is not the default."""
+    if value == "":
+        raise RequestError("--hardware is empty; give a profile, or leave it out")
     return _hardware(value, "--hardware ")
 
 

@@ -93,6 +93,8 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("--model lama-tiny", ("lama-tiny", "llama-tiny", "--model package.module:factory")),
     ("--model ''", ("''", "--model package.module:factory")),
     ("--model llama-tiny --hardware h1000", ("h1000", "h100-80gb")),
+    ("--model llama-tiny --hardware ''", ("--hardware", "leave it out")),
+    (f"{TINY} --mode ''", ("--mode", "''", "data_parallel")),
     ("--model llama-tiny --hardware folder", ("folder", "cpu", ".toml")),
     ("--model llama-tiny --software megatorn", ("megatorn", "megatron")),
     ("profiles h201", ("h201", "h200-141gb")),
