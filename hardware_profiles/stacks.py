@@ -170,7 +170,8 @@ def _peak_facts(name: str) -> tuple[Fact, Fact]:
 @lru_cache(maxsize=64)
 def _stack(name: str) -> _StackFile:
     if name not in software_names():
-        raise UnknownProfileError(f"no training stack {name!r}; {suggestion(name, software_names())}")
+        meant = suggestion(name, software_names())
+        raise UnknownProfileError(f"no training stack {name!r}; {meant} (plan stacks lists all)")
     file = resources.files("hardware_profiles").joinpath("stacks", name + _SUFFIX)
     return parse_stack(file.read_bytes(), f"stacks/{file.name}")
 

@@ -61,7 +61,8 @@ def check(options: Options) -> None:
     from planner.strategy_search.request.request import ALGORITHMS, DEFAULTS, OBJECTIVES
     from planner.strategy_search.request.space import ContextBy
 
-    empty = [flag(name) for name in options.given() if getattr(options, name) == "" and name != "model"]
+    named = ("model", "software")  # these say which names there are
+    empty = [flag(name) for name in options.given() if getattr(options, name) == "" and name not in named]
     if empty:
         raise RequestError(f"{empty[0]} is empty; give a value, or leave it out")
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
