@@ -1,7 +1,7 @@
 """Restrictions: tables of some candidates instead of all, for meshes on which there are too many.
 
-    fixed           every operator and parameter has one candidate
-    one axis free   the same, but on one axis of the mesh everything legal is allowed
+fixed           every operator and parameter has one candidate
+one axis free   the same, but on one axis of the mesh everything legal is allowed
 """
 
 from collections.abc import Mapping
