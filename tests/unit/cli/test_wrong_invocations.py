@@ -117,7 +117,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --schedule 1f1", ("schedule", "1f1", "1f1b")),
     (f"{TINY} --context 2 --context-by head", ("--context-by", "head", "heads")),
     (f"{TINY} --gradients average", ("--gradients", "average", "mean, sum")),
-    (f"{TINY} --moment-dtype fp8", ("--moment-dtype", "fp8", "fp32, bf16")),
+    (f"{TINY} --moment-dtype fp8", ("--moment-dtype", "fp8", "bf16, fp32")),
     (f"{TINY} --moment-dtype bf16 --place *=host", ("--moment-dtype", "bf16", "tables")),
     (f"{TINY} --shard *q_prj*=b", ("--shard *q_prj*", "model.layers.0.self_attn.q_proj/linear")),
     (f"{TINY} --shard *q_proj*=zz", ("model.layers.0.self_attn.q_proj/linear", "zz", "b, s, i, o")),
