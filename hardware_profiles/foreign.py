@@ -380,7 +380,7 @@ def _reason(fault: Any) -> str:
         return f"{_shortened(fault['input'])} is {words} {int(limit) if limit == int(limit) else limit}"
     if kind == "literal_error":
         return f"{_shortened(fault['input'])} is not {limits['expected']}"
-    return _KEYS.get(kind, fault["msg"].removeprefix("Value error, "))
+    return _KEYS.get(kind, str(fault["msg"]).removeprefix("Value error, "))
 
 
 def _shortened(value: object) -> str:
