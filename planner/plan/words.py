@@ -144,7 +144,7 @@ def tensor_overlap_words(overlap: tuple[tuple[str, int, int, int], ...]) -> str:
         return "none"
     counts = sorted({chunks for _, *both, _ in overlap for chunks in both})
     chunks = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"under the products of {_operators(len(overlap))}, in {chunks} chunks"
+    return f"under the products of {_operators(len(overlap))}, in {chunks} chunk{'' if chunks == '1' else 's'}"
 
 
 def _operators(count: int) -> str:

@@ -128,8 +128,8 @@ def simpler_text(slower: float, decisions: int, fastest: int) -> str:
     """The cost of the preferred simpler plan, and how to get the fastest."""
     more = "as fast as" if slower < _SAME else f"{percent_text(slower)} slower than"
     return (
-        f"Simpler plan preferred: {decisions} decisions, {more} the fastest plan found, which has {fastest} decisions;"
-        " --simplicity 0 takes the fastest"
+        f"Simpler plan preferred: {decisions} decision{'' if decisions == 1 else 's'}, {more} the fastest plan found,"
+        f" which has {fastest} decisions; --simplicity 0 takes the fastest"
     )
 
 
