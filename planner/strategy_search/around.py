@@ -9,7 +9,7 @@ from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult, Statistics
-from planner.strategy_search.search import least_in_a_v
+from planner.strategy_search.search import least_in_a_v, least_work
 
 Listener = Callable[[Progress], None]
 Stop = Callable[[], bool]
@@ -26,15 +26,30 @@ def in_a_v(ranked: Ranked) -> bool:
     return ranked.plan.schedule_kind.v_shaped
 
 
+def axes_of(ranked: Ranked) -> int:
+    """How many axes have more than one device: the bound of a search covers meshes of one and two axes."""
+    return sum(size > 1 for size in ranked.plan.mesh.sizes)
+
+
 def bound_of_like(ranked: Ranked, result: SearchResult, request: SearchRequest, shared: Shared) -> float:
-    """The lower bound from a result of the request that holds for this plan. If the best plan has its stages one after
-    the other, the bound of the result is about such plans; for stages in a V a weaker bound holds.
+    """The lower bound from a result of the request that holds for this plan. Weaker bounds hold for stages in a V and
+    for sequences in slices than for the others (`planner.strategy_search.exploration.plan_proofs`), whatever the best
+    plan of the result is.
 
     Raises LimitError if a limit of the planner is reached.
     """
-    if not in_a_v(ranked) or in_a_v(result.plans[0]):
+    best = result.plans[0]
+    if _apart(ranked) == _apart(best):
         return result.bound_seconds
-    return min(result.bound_seconds, least_in_a_v(request, shared))
+    usual = result.usual_seconds if any(_apart(best)) and result.usual_seconds else result.bound_seconds
+    if in_a_v(ranked):
+        usual = min(usual, least_in_a_v(request, shared))
+    return min(usual, least_work(request, shared)) if ranked.plan.slices > 1 else usual
+
+
+def _apart(ranked: Ranked) -> tuple[bool, bool]:
+    """Why a weaker bound holds for a plan than for others: stages in a V, sequences in slices."""
+    return in_a_v(ranked), ranked.plan.slices > 1
 
 
 def together(first: Statistics, second: Statistics) -> Statistics:

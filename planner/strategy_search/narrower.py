@@ -18,9 +18,9 @@ from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
-from planner.strategy_search.around import Listener, Stop, bound_of_like, exact, together, told
+from planner.strategy_search.around import Listener, Stop, axes_of, bound_of_like, exact, together, told
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.proofs import Ranked, with_proof
+from planner.strategy_search.engine.proofs import with_proof
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -68,16 +68,11 @@ def with_narrower(
         statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
         result = replace(result, statistics=statistics)
         if found.plans[0].seconds < best.seconds:
-            covered = result.covered and found.covered and _axes(found.plans[0]) <= 2
+            covered = result.covered and found.covered and axes_of(found.plans[0]) <= 2
             first = with_proof(found.plans[0], bound, covered=covered)
             priced = (*found.priced, *result.priced)
             result = replace(result, plans=(first,), priced=priced, covered=covered, bound_seconds=bound)
     return result
-
-
-def _axes(ranked: Ranked) -> int:
-    """How many axes have more than one device: the bound of a search covers meshes of one and two axes."""
-    return sum(size > 1 for size in ranked.plan.mesh.sizes)
 
 
 def _left_open(request: SearchRequest) -> bool:

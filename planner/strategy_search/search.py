@@ -136,6 +136,12 @@ def least_in_a_v(request: SearchRequest, shared: Shared) -> float:
     return PlanProofs(families).in_a_v
 
 
+def least_work(request: SearchRequest, shared: Shared) -> float:
+    """A lower bound on the step time of all plans of a request, by their work alone. Raises LimitError if a limit of
+    the planner is reached."""
+    return engine_of(request, shared)[0].least_work
+
+
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
     """Whether any plan fits. Tries the leanest configurations first and stops at the first that fits. Returns False,
     without an answer, when it is cancelled. Raises LimitError if a limit of the planner is reached."""

@@ -33,6 +33,7 @@ from planner.plan.plan import INTERLEAVED, Group, Plan
 from planner.plan.prediction.predict import predict
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
+from planner.strategy_search.around import axes_of, bound_of_like
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.engine.finalists import Finalists
@@ -73,9 +74,13 @@ def with_simplicity(
         found = _Simplifier(request, result, shared, cancelled).simplest()
         if found is not None:
             simple, fewer, more = found
+            bound = bound_of_like(simple, result, request, shared)
+            covered = result.covered and (axes_of(simple) <= 2 or axes_of(best) > 2)
+            simple = with_proof(simple, bound, covered=covered)
             plans = (simple, *result.plans)[: max(request.top, 1)]
             simpler = Simpler(fastest=best, decisions=fewer, fastest_decisions=more)
-            return replace(result, plans=plans, simpler=None if simple.seconds < best.seconds else simpler)
+            simpler = None if simple.seconds < best.seconds else simpler
+            return replace(result, plans=plans, bound_seconds=bound, covered=covered, simpler=simpler)
     return result
 
 

@@ -106,16 +106,24 @@ def search_within(
     Raises as `search` does.
     """
     request = within(space, asked)
-    stated, bound, shared = 0.0, math.inf, Shared()
-    for turn in range(_ROUNDS):
+    first, shared = None, Shared()
+    for _ in range(_ROUNDS):
         found = search(request, on_progress, cancelled, cutoff, shared)
-        if turn == 0:  # with all memory; a bound proved with less does not hold
-            stated, bound = max(found.limits), found.bound_seconds
+        first = first or found  # with all memory; a bound proved with less does not hold
+        stated, bound = max(first.limits), first.bound_seconds
         made = [_as_run(space, asked, ranked) for ranked in found.plans]
         fitting = [one for one in made if one.plan.prediction.peak_bytes <= stated * (1 + _FITS)]
         if fitting:
             plans = tuple(sorted((with_proof(one, bound, covered=True) for one in fitting), key=lambda r: r.seconds))
-            return replace(found, plans=plans)
+            return replace(
+                found,
+                plans=plans,
+                bound_seconds=bound,
+                usual_seconds=first.usual_seconds,
+                equal_seconds=first.equal_seconds,
+                limits=first.limits,
+                bounds=first.bounds,
+            )
         least = min(one.plan.prediction.peak_bytes for one in made)
         memory = min(found.limits) - (least - stated)
         request = replace(request, memory_limit=memory)

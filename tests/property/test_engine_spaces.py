@@ -3,6 +3,7 @@ fit."""
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,10 +25,13 @@ from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import all_configurations, engine_of
+from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.fixed import fixed_schedule
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
-from planner.strategy_search.within import best_plans, plan_within, within
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
+from planner.strategy_search.within import _as_run, best_plans, plan_within, within
 from tests.refusals import refused
 
 MODEL, DEVICES = "llama-tiny", 8
@@ -249,6 +253,31 @@ def test_the_best_plan_of_a_space_fits_where_memory_is_short() -> None:
     assert found.plan.prediction.peak_bytes <= limit
     assert found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
     assert found.plans[0].objective >= room.bound_seconds
+
+
+def test_what_is_proved_with_less_memory_than_there_is_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan holds more as the engine runs it than the search counts, so that another search has less."""
+    request, found, run = request_for("accelerate"), list[SearchResult](), _as_run
+    pinned = Pinned(pipeline=1, data=DEVICES, micro_batches=1)
+
+    def searched(*given: Any) -> SearchResult:
+        result = search(*given)
+        found.append(replace(result, bound_seconds=2 * result.bound_seconds, bounds={}) if found else result)
+        return found[-1]
+
+    def as_run(space: EngineSpace, request: SearchRequest, ranked: Ranked) -> Ranked:
+        made = run(space, request, ranked)
+        peak = 1.001 * found[0].limits[0] if len(found) == 1 else made.plan.prediction.peak_bytes
+        plan = replace(made.plan, prediction=replace(made.plan.prediction, peak_bytes=peak))
+        return replace(made, bound=replace(made.bound, plan=plan))
+
+    monkeypatch.setattr("planner.strategy_search.within.search", searched)
+    monkeypatch.setattr("planner.strategy_search.within._as_run", as_run)
+    result = best_plans(replace(request, pinned=pinned))
+    first, last = found
+    assert last.limits < first.limits == result.limits
+    assert (result.bound_seconds, result.bounds) == (first.bound_seconds, first.bounds)
+    assert result.plan.provenance.gap == pytest.approx(result.gap, rel=1e-2, abs=1e-9)
 
 
 @pytest.mark.slow

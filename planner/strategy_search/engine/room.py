@@ -129,6 +129,8 @@ class Room:
                     break
                 middle = (low + high) / 2
                 tighter = self.again(found, middle)
+                if not tighter.outcome.ranks:
+                    break
                 other = self.maker.as_found(tighter)
                 other = self.orders.reordered(other, cutoff) if any_order else other
                 if self.maker.overfull_by(other) > 0:

@@ -73,14 +73,20 @@ class BestFirst:
         """Do with an entry what comes next: rule it out, open it, postpone it, raise its bound, or evaluate it."""
         first = entry.members[0]
         if self.early.rules_out(first, entry.bound):
-            self.bounds.cover(entry.bound)
-            self.frontier.cut_off += [Bounded(entry.bound, one, entry.family) for one in entry.members]
+            self._cut_off(entry)
         elif entry.is_closed:
             self._open(entry)
         elif self.families.waits_for_plain(first):
             self.frontier.postponed.append(Bounded(entry.bound, first, entry.family))
         elif not self._raised(entry):
             self.evaluator.evaluate(first, entry.family, entry.bound)
+
+    def _cut_off(self, entry: Entry) -> None:
+        """Note the bounds of an entry that is not looked at any further."""
+        for c in entry.members:
+            bound = self.families.bound_in_family(c, entry.members, entry.bound) if entry.is_closed else entry.bound
+            self.bounds.note(c, bound)
+            self.frontier.cut_off.append(Bounded(bound, c, entry.family))
 
     def _open(self, entry: Entry) -> None:
         """Replace a family by its members, unless a better bound is known for many families at once. It then goes back

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from planner.errors import RequestError
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import all_configurations, families_of, family_of
-from planner.strategy_search.engine.family import Family
+from planner.strategy_search.engine.family import Family, least_share
 from planner.strategy_search.engine.regions import MANY, Regions
 from planner.strategy_search.request.refusals import no_configuration
 from planner.strategy_search.request.space import Configuration
@@ -88,6 +88,14 @@ class Families:
             return by_work
         return max(by_work, self._proved_before.get(replace(c, roles=(), zigzag=False), 0.0))
 
+    def bound_in_family(self, configuration: Configuration, members: tuple[Configuration, ...], usual: float) -> float:
+        """A lower bound on the step time of one of the members of a family whose usual members have the bound `usual`.
+        Unequal virtual stages take at least a share of what their configuration with one stage on each rank takes."""
+        if not self.is_apart(configuration):
+            return usual
+        region = 0.0 if self.regions is None else self.regions.of_member(self.usual(members), configuration)
+        return max(least_share(configuration) * usual, region, self.bound_before(configuration))
+
     def bound_of_all(self, members: tuple[Configuration, ...]) -> float:
         """A lower bound on the step time of the usual members of a family."""
         return min(map(self.bound_before, self.usual(members)))
@@ -99,5 +107,5 @@ class Families:
         proves nothing. `floor` is the bound of the usual members. Members whose bounds reach the `cutoff` get no better
         ones."""
         family = family_of(self.engine, members) if self.request.prune else None
-        floors = [max(0.0 if self.is_apart(c) else floor, self.bound_before(c)) for c in members]
+        floors = [max(self.bound_in_family(c, members, floor), self.bound_before(c)) for c in members]
         return family, floors if family is None else family.step_seconds(members, floors, cutoff)

@@ -90,7 +90,6 @@ class LowerBounds:
         """The bounds of configurations that are still waiting."""
         families = self.families
         for entry in self.frontier.queue:
-            for c in entry.members:  # the bound of a closed family covers its usual members
-                apart = entry.family is None and families.is_apart(c)
-                yield families.bound_before(c) if apart else entry.bound, c
+            for c in entry.members:
+                yield families.bound_in_family(c, entry.members, entry.bound) if entry.is_closed else entry.bound, c
         yield from ((one.bound, one.configuration) for one in self.frontier.postponed)

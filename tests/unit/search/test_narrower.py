@@ -13,6 +13,7 @@ from planner.limits import limited
 from planner.plan.layout.roles import roles
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search import rings
+from planner.strategy_search.around import bound_of_like
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
@@ -26,7 +27,8 @@ from planner.strategy_search.narrower import FEW, SMALL, WIDE, near, with_narrow
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import Progress, SearchResult
-from planner.strategy_search.search import least_in_a_v, search
+from planner.strategy_search.search import least_in_a_v, least_work, search
+from planner.strategy_search.simplicity import _Simplifier, with_simplicity
 from tests.unit.search.cases import cluster_of, request_of
 
 MODEL = "llama70b-4-layers"
@@ -232,6 +234,21 @@ def test_of_a_plan_in_a_v_that_comes_in_the_place_of_another_is_said_what_is_pro
     assert ringed.plan.schedule == "zb_v"
     assert ringed.bound_seconds == least_in_a_v(free, shared) < plain.bound_seconds
     assert ringed.plan.provenance.gap == pytest.approx(ringed.gap, rel=1e-2)
+    known = replace(lying, bound_seconds=least_in_a_v(free, shared), usual_seconds=plain.bound_seconds)
+    assert bound_of_like(lying.plans[0], known, free, shared) == known.bound_seconds
+    assert bound_of_like(plain.plans[0], known, free, shared) == plain.bound_seconds
+    monkeypatch.setattr(_Simplifier, "simplest", lambda _: (plain.plans[0], (), ("stages in a V",)))
+    simple = with_simplicity(replace(free, simplicity=0.5), known, shared)
+    assert simple.plan.schedule == "1f1b"
+    assert simple.bound_seconds == plain.bound_seconds > known.bound_seconds
+    assert simple.plan.provenance.gap == pytest.approx(simple.gap, rel=1e-2, abs=1e-9)
+
+
+def test_slices_that_come_in_the_place_of_whole_sequences_are_bounded_by_their_work(slow: SearchResult) -> None:
+    (best,), shared, asked = slow.plans, Shared(), request()
+    sliced = replace(best, bound=replace(best.bound, plan=replace(best.plan, slices=2)))
+    bound = bound_of_like(sliced, slow, asked, shared)
+    assert bound == least_work(asked, shared) < bound_of_like(best, slow, asked, shared) == slow.bound_seconds
 
 
 def test_a_result_holds_nothing_of_its_search(slow: SearchResult) -> None:
