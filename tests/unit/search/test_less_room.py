@@ -23,6 +23,8 @@ class _Drawn(Room):
     overlapping: Any = None
     orders: Any = None
     rooms: list[float] = field(default_factory=list)
+    nothing: float = -1.0
+    """With this room the search finds nothing."""
 
     def __post_init__(self) -> None:
         self.request = SimpleNamespace(pinned=FREE)  # type: ignore[assignment]
@@ -35,11 +37,12 @@ class _Drawn(Room):
 
     def again(self, found: Any, room: float) -> Any:
         self.rooms.append(room)
-        return _plan(room)
+        return _plan(room, found=room != self.nothing)
 
 
-def _plan(room: float) -> Any:
-    return SimpleNamespace(room=room, objective=1 + room / 100, configuration=None)
+def _plan(room: float, *, found: bool = True) -> Any:
+    outcome = SimpleNamespace(ranks=("a rank",) if found else ())
+    return SimpleNamespace(room=room, objective=1 + room / 100, configuration=None, outcome=outcome)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,10 @@ def test_less_is_left_free_where_much_stays_empty(high: float, tried: list[float
     leaner, ranked = room._less_room(_plan(0.0), _plan(high), _plan(high), 0.0, 2.0)
     assert room.rooms == tried
     assert leaner.room == ranked.room == kept  # type: ignore[attr-defined]
+
+
+def test_a_plan_stays_where_the_search_finds_nothing_with_less_left_free() -> None:
+    room = _Drawn(nothing=20.0)
+    leaner, _ = room._less_room(_plan(0.0), _plan(80.0), _plan(80.0), 0.0, 2.0)
+    assert room.rooms == [40, 20]
+    assert leaner.room == 40.0  # type: ignore[attr-defined]

@@ -251,6 +251,16 @@ def test_slices_that_come_in_the_place_of_whole_sequences_are_bounded_by_their_w
     assert bound == least_work(asked, shared) < bound_of_like(best, slow, asked, shared) == slow.bound_seconds
 
 
+def test_nothing_is_proved_of_a_simpler_plan_on_three_axes(slow: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    (best,), known = slow.plans, replace(slow, bound_seconds=slow.plans[0].bounded)
+    mesh = SimpleNamespace(sizes=(2, 2, 2))
+    other = replace(best, bound=replace(best.bound, plan=replace(best.plan, mesh=mesh)))  # type: ignore[arg-type]
+    for simple, status in ((best, "optimal"), (other, "feasible")):
+        monkeypatch.setattr(_Simplifier, "simplest", lambda _, simple=simple: (simple, (), ("more",)))
+        found = with_simplicity(replace(request(), simplicity=0.5), known, Shared())
+        assert found.status == found.plan.provenance.status == status
+
+
 def test_a_result_holds_nothing_of_its_search(slow: SearchResult) -> None:
     """Nor what it was told to call: it can be sent to another process."""
     again = pickle.loads(pickle.dumps(slow))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,15 +17,18 @@ from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
+from planner.strategy_search.engine.family import least_share
 from planner.strategy_search.engine.regions import Regions, _run
+from planner.strategy_search.exploration.families import Families
 from planner.strategy_search.exploration.frontier import Frontier
+from planner.strategy_search.exploration.lower_bounds import LowerBounds
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.within import best_plans, within
 from tests.property.test_engine_spaces import request_for
 
-Families = list[tuple[Configuration, ...]]
+Members = list[tuple[Configuration, ...]]
 
 
 @cache
@@ -44,7 +48,7 @@ def quick(request: SearchRequest) -> SearchRequest:
     return replace(request, cluster=replace(cluster, device=replace(cluster.device, host_latency=0.0)))
 
 
-def regions_of(request: SearchRequest) -> tuple[Engine, Families, Regions]:
+def regions_of(request: SearchRequest) -> tuple[Engine, Members, Regions]:
     engine, _ = engine_of(within(SPACES["megatron"], request))
     families = families_of(all_configurations(engine))
     return engine, families, Regions(engine=engine, families=families)
@@ -75,6 +79,30 @@ def test_nothing_that_is_found_takes_less(experts: bool) -> None:
         best, steps = max(best, bounds[-1] / outcome.seconds), max(steps, len(bounds) - 1)
     assert best > 0.1, "they say something, of a toy, whose kernels do not shrink with what they work on"
     assert steps > 1
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_unequal_virtual_stages_of_families_that_are_not_opened_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by their work alone."""
+    monkeypatch.setattr("planner.strategy_search.exploration.families.MANY", 1)
+    asked = quick(request_for("megatron", "llama-tiny+num_layers=5"))
+    request = replace(asked, pinned=Pinned(pipeline=2, context=1, zero=1, recompute="none"))
+    engine, _ = engine_of(within(SPACES["megatron"], request))
+    families, found = Families(engine), SimpleNamespace(engine=engine, request=engine.request)
+    families.list_all()
+    assert families.regions is not None
+    frontier, better = Frontier(families), 0
+    for members in [members for members in families.all if any(map(families.is_apart, members))]:
+        bound, usual = families.bound_of_all(members), families.usual(members)
+        while (more := families.regions.better(usual, bound)) is not None:
+            bound = more
+        frontier.push(bound, members)
+        c = next(c for c in members if families.is_apart(c))
+        own = LowerBounds(frontier, found, math.inf).of_each()[c]  # type: ignore[arg-type]
+        assert least_share(c) * bound <= own <= engine.evaluate(c).seconds * (1 + 1e-9)
+        better += own > families.bound_before(c)
+    assert better > 1
 
 
 def with_room_for(request: SearchRequest, room: float) -> SearchRequest:
