@@ -78,8 +78,8 @@ def with_simplicity(
             covered = result.covered and (axes_of(simple) <= 2 or axes_of(best) > 2)
             simple = with_proof(simple, bound, covered=covered)
             plans = (simple, *result.plans)[: max(request.top, 1)]
-            simpler = Simpler(fastest=best, decisions=fewer, fastest_decisions=more)
-            simpler = None if simple.seconds < best.seconds else simpler
+            slower = Simpler(fastest=best, decisions=fewer, fastest_decisions=more)
+            simpler = None if simple.seconds < best.seconds else slower
             return replace(result, plans=plans, bound_seconds=bound, covered=covered, simpler=simpler)
     return result
 
