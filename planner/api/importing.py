@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, read_text
 from planner.api.carrying import Subject, plan_of, target_named
+from planner.api.exported_folders import exported_as
 from planner.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
@@ -114,18 +115,26 @@ def _found(asked: Asked) -> "tuple[Target, Path, str, str]":
     from planner.export.guessing import guessed_engine
     from planner.export.targets import TARGETS
 
-    engine = asked.engine
+    engine = asked.engine or exported_as(asked.file).engine
     if engine is None:
         path = asked.file
         if path.is_dir():
             inside = [target.main for target in TARGETS.values() if (path / target.main).is_file()]
-            path = path / (inside[0] if inside else "launch.sh")
+            path = path / min(inside, key=_starts, default=_LAUNCH)
         with refusing(asked.file, "an engine"):
             engine = guessed_engine(_settings_of(path), TARGETS)
     target = target_named(engine)
     path = asked.file / target.main if asked.file.is_dir() else asked.file
     also = None if target.beside is None else path.parent / target.beside
     return target, path, _settings_of(path), _settings_of(also) if also is not None and also.is_file() else ""
+
+
+_LAUNCH = "launch.sh"
+
+
+def _starts(name: str) -> bool:
+    """Whether a file only starts an engine in some folders; such a file comes last."""
+    return name == _LAUNCH
 
 
 def _settings_of(path: Path) -> str:
@@ -146,6 +155,7 @@ def _model(asked: Asked, target: "Target", path: Path, text: str) -> str:
         return asked.model
     with refusing(asked.file, target.name):
         found = model_of(target.name, text, asked.recipe)
+    found = found or exported_as(asked.file).model
     if found is None:
         raise RequestError(f"{path}: the file does not say which model it trains; name it with --model")
     return found

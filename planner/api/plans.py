@@ -380,6 +380,7 @@ def export(
     """
     from dataclasses import asdict
 
+    from planner.api.exported_folders import MARKER
     from planner.api.exporting import Way, check_fits, export_of, operators_of
     from planner.api.folders import write_folder
     from planner.export.launching import folder_files
@@ -391,14 +392,14 @@ def export(
     if engine in OPERATOR_TARGETS:
         files, content = operators_of(found, OPERATOR_TARGETS[engine], graph, batch)
         if into is not None:
-            write_folder(into, files, "export.json", content)
+            write_folder(into, files, MARKER, content)
         return Exported(engine=engine, files=files, given_up=(), prediction=found.prediction, folder=into)
     given = export_of(found, engine, machine, graph, batch, Way(nearest=nearest, most=tolerance))
     check_fits(given, found.model.reference)
     files = folder_files(given.target, given.job)
     if into is not None:
         content = {"engine": engine, "model": found.model.reference, "given_up": [asdict(one) for one in given.steps]}
-        write_folder(into, files, "export.json", content)
+        write_folder(into, files, MARKER, content)
     return Exported(
         engine=engine,
         files=files,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.api.carrying import target_named
+from planner.api.exported_folders import MARKER
 from planner.api.exporting import Export, Way, check_fits, export_of, operators_of
 from planner.api.folders import write_folder
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
@@ -19,8 +20,6 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.export.target import OperatorTarget
-
-MARKER = "export.json"
 
 _FAR = 0.05
 """Share of the step by which the nearest plan may be slower before the search for the best one is pointed out."""

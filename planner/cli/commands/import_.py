@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.api.exported_folders import exported_as
 from planner.api.importing import Asked, imported
 from planner.cli.commands.import_operators import Given, imported_operators
 from planner.cli.errors import reporting
@@ -83,11 +84,13 @@ def import_(
         from planner.export.targets import OPERATOR_TARGETS
         from planner.plan.file import save_plan
 
+        written = exported_as(file)
+        engine = source or written.engine
         asked = Asked(
-            file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
+            file=file, engine=engine, model=model, devices=devices, recipe=recipe, hardware=hardware,
             cluster=cluster, software=software, sequence_length=seq_len,
         )  # fmt: skip
-        read = _read_operators if source in OPERATOR_TARGETS else _read_settings
+        read = _read_operators if engine in OPERATOR_TARGETS else _read_settings
         bound, remarks = read(asked, global_batch, micro_batches)
         if output is not None:
             save_plan(bound.plan, output)
@@ -102,10 +105,11 @@ def _read_operators(asked: Asked, global_batch: int | None, micro_batches: int |
     from planner.export.targets import OPERATOR_TARGETS
     from planner.report.imported import Remarks
 
-    if asked.model is None:
+    model = asked.model or exported_as(asked.file).model
+    if model is None:
         raise RequestError(f"{asked.file}: strategies of operators name no model; name it with --model")
     given = Given(
-        model=asked.model,
+        model=model,
         devices=asked.devices,
         where=(asked.hardware, asked.cluster, asked.software),
         global_batch=global_batch,
@@ -121,9 +125,7 @@ def _read_settings(asked: Asked, global_batch: int | None, micro_batches: int | 
     from planner.report.imported import Remarks
 
     if global_batch is not None or micro_batches is not None:
-        raise RequestError(
-            f"--global-batch, --micro-batches: the settings of {asked.engine} say how many; leave them out"
-        )
+        raise RequestError("--global-batch, --micro-batches: these settings say how many; leave them out")
     found = imported(asked, traced, lambda note: say(f"note: {note}", err=True))
     reading = found.reading
     return found.bound, Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)

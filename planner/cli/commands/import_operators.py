@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hardware_profiles.foreign import ForeignTextError, parse_json
+from planner.api.exported_folders import MARKER
 from planner.api.importing import refusing
-from planner.cli.commands.export import MARKER
 from planner.cli.texts import bytes_of, say, text_of
 from planner.errors import RequestError
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from planner.api.exported_folders import Record, exported_as
 from planner.cli.commands.export import better
 from planner.plan.file import load_plan
 
@@ -97,6 +98,24 @@ def test_people_are_told_what_was_given_up(plan: Any, imported: str) -> None:
     assert "Set FLAVOR: your flavor of it; without one torchtitan trains its debug model" in outcome.out
 
 
+def test_an_exported_folder_says_its_engine_and_its_model(plan: Any, here: Path, imported: str) -> None:
+    """Its export.json does; without that the engine shows in its settings, beside the launch.sh of any engine."""
+    plan.json("export", imported, "--to", "torchtitan", "-o", "run", "--nearest")
+    content = plan.json("import", "run", "--hardware", "cpu")
+    assert (content["model"], content["devices"]) == ("llama-tiny", 4)
+    (here / "run" / "export.json").unlink()
+    assert plan.json("import", "run", *TINY)["step_seconds"] == content["step_seconds"]
+    assert "does not say which model it trains; name it with --model" in plan.refused("import", "run")
+
+
+@pytest.mark.parametrize("model", ["package.module:factory", "own/config.json", 8, None])
+def test_a_model_of_export_json_counts_if_the_zoo_has_it(here: Path, model: object) -> None:
+    (here / "export.json").write_text(json.dumps({"engine": "nemo", "model": model}))
+    assert exported_as(here) == Record(engine="nemo")
+    (here / "export.json").write_text("{")
+    assert exported_as(here) == exported_as(here / "export.json") == Record()
+
+
 def test_a_slow_nearest_plan_points_to_the_search() -> None:
     plan = SimpleNamespace(prediction=SimpleNamespace(step_seconds=1.0))
     for seconds, told in ((1.04, ""), (1.2, "; without --nearest the best plan that it can run is searched for")):
@@ -150,7 +169,7 @@ def test_a_file_of_strategies_comes_back_as_it_was_written(plan: Any, here: Path
 def test_a_batch_that_settings_say_is_not_said_twice(plan: Any, here: Path) -> None:
     (here / "settings").write_text(MEGATRON)
     message = plan.refused("import", "settings", "--from", "megatron", *TINY, "--global-batch", "8")
-    assert "the settings of megatron say how many" in message
+    assert "--global-batch, --micro-batches: these settings say how many; leave them out" in message
 
 
 def test_a_config_is_exported_with_its_dimensions_while_it_is_the_same(plan: Any, here: Path) -> None:
