@@ -19,7 +19,7 @@ from planner.export.description import Description, ExportError
 from planner.export.files.arguments import options_in
 from planner.export.files.option_editing import edited_keys, edited_options
 from planner.export.files.toml import Path, changed_toml, flat
-from planner.export.pytorch.torchtitan_content import place_of, primus_model
+from planner.export.pytorch.torchtitan_content import changes_in, primus_model
 from planner.export.pytorch.trainer_reading import is_trainers
 from planner.export.target import Job, Target
 
@@ -43,8 +43,8 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
     }
     if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE) and primus_model(text) is None:
         content = parse_toml(text, replace(SETTINGS, finite=False))
-        there = {place_of(content, path): value for path, value in changes.items()}
-        return changed_toml(text, {at: None if value is _ABSENT else value for at, value in there.items()})
+        wanted = {path: None if value is _ABSENT else value for path, value in changes.items()}
+        return changed_toml(text, changes_in(content, wanted))
     if target.name == "deepspeed" and not is_trainers(text):
         return _edited_json(text, changes)
     own = not re.search(r"^base_model:", text, re.MULTILINE) and not is_trainers(text)

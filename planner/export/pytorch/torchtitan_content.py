@@ -14,12 +14,14 @@ from typing import Any
 
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export.description import ExportError
+from planner.export.files.toml import Path
 from planner.export.files.yaml_files import parse_yaml
-from planner.export.pytorch.torchtitan_writing import FP8
+from planner.export.pytorch.torchtitan_writing import FP8, HEAD, MX
 
 OLD_FP8 = "float8"
 """The converter of linear layers, and its section, in torchtitan 0.1; published files of 0.2 name it beside the section
 of the later converter."""
+_SWITCH = "enable_float8_linear"
 _PAIR = 2
 _SHARDS = "data_parallel_shard_degree"
 SPLIT_POINTS = "pipeline_parallel_split_points"
@@ -55,7 +57,26 @@ def primus_model(text: str) -> str | None:
     return "" if named is None else named[1]
 
 
-def place_of(content: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, ...]:
+def changes_in(content: Mapping[str, Any], changes: Mapping[Path, object]) -> dict[Path, object]:
+    """Changes of keys of version 0.2 as changes of the keys that the version of a file has; None removes a key.
+
+    Raises ExportError if the file's version cannot say them.
+    """
+    found: dict[Path, object] = {}
+    for path, value in changes.items():
+        if path == ("model", "converters"):
+            at, value = _converters_in(content, value)
+        elif _is_switched(content) and path[-1] in ("filter_fqns", "recipe_name"):
+            if value not in (None, [HEAD]):  # that version always leaves the head out
+                raise ExportError(f"{OLD_FP8}.{path[-1]}: this version of torchtitan has no such setting")
+            continue
+        else:
+            at = _place_of(content, path)
+        found[at] = value
+    return found
+
+
+def _place_of(content: Mapping[str, Any], path: Path) -> Path:
     """Where a file has a key of version 0.2. Raises ExportError if the file's version does not have it."""
     training, trial = (content.get(name) for name in ("training", "experimental"))
     if ".".join(path[:-1]) == FP8 and _has_old_fp8(content):
@@ -79,11 +100,42 @@ def place_of(content: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, ..
     raise ExportError(f"parallelism.{key}: this version of torchtitan has no such setting")
 
 
+def _converters_in(content: Mapping[str, Any], wanted: object) -> tuple[Path, object]:
+    """Where a file says which linear layers are in fp8, and its value there with the converters `wanted`; None removes
+    the key. Converters of other things stay.
+
+    Before torchtitan had converters (4cdc5926), `float8.enable_float8_linear` switched fp8 on. Raises ExportError for a
+    converter that the file's version does not have.
+    """
+    ours = [str(name) for name in wanted] if isinstance(wanted, list) else []
+    model, old = content.get("model"), _has_old_fp8(content)
+    if old and MX in ours:
+        raise ExportError(f"{MX}: this version of torchtitan has no such converter")
+    if _is_switched(content):
+        return (OLD_FP8, _SWITCH), bool(ours)
+    given = model.get("converters") if isinstance(model, Mapping) else None
+    words = [word.strip() for word in given.split(",")] if isinstance(given, str) else given or []
+    if not isinstance(words, list):
+        raise ExportError(f"model.converters: {given!s:.80}; write a list of names")
+    known = {FP8, MX, OLD_FP8}
+    first = next((at for at, word in enumerate(words) if word in known), len(words))
+    others = [word for word in words[first:] if word not in known]
+    found = [*words[:first], *(OLD_FP8 if old else name for name in ours), *others]
+    return ("model", "converters"), found or None
+
+
+def _is_switched(content: Mapping[str, Any]) -> bool:
+    """Whether `float8.enable_float8_linear` switches fp8 on, as before there were converters."""
+    section = content.get(OLD_FP8)
+    return isinstance(section, Mapping) and _SWITCH in section
+
+
 def _has_old_fp8(content: Mapping[str, Any]) -> bool:
-    """Whether linear layers are in fp8 by the converter and the section of version 0.1."""
+    """Whether fp8 of linear layers has the section and the converter of version 0.1."""
     model = _modern(dict(content)).get("model")
     converters = model.get("converters") if isinstance(model, Mapping) else None
-    return isinstance(content.get(OLD_FP8), Mapping) and isinstance(converters, list) and OLD_FP8 in converters
+    known = converters if isinstance(converters, list) else []
+    return isinstance(content.get(OLD_FP8), Mapping) and "quantize" not in content and not {FP8, MX} & {*known}
 
 
 def _of_primus(content: Any) -> tuple[dict[str, Any], list[str]]:
@@ -144,7 +196,7 @@ def _pass_micro_batches(training: dict[str, Any], degrees: dict[str, Any]) -> No
 
 def _pass_fp8(found: dict[str, Any], training: dict[str, Any]) -> None:
     section, model = found.get(OLD_FP8), found.get("model")
-    on = isinstance(section, dict) and section.get("enable_float8_linear") is True
+    on = isinstance(section, dict) and section.get(_SWITCH) is True
     on = on or training.get("fp8_linear") not in (None, "", False)
     if not isinstance(model, dict):
         return

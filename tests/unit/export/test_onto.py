@@ -177,7 +177,7 @@ def test_keys_of_nested_tables_are_changed_where_they_stand(section: str) -> Non
 
 
 def test_fp8_of_torchtitan_0_1_is_changed_in_its_own_section() -> None:
-    text = (PUBLISHED / "torchtitan" / "old_llama3_405b.toml").read_text()
+    text = (PUBLISHED / "torchtitan" / "old_llama3_405b_converters.toml").read_text()
     target, facts = TARGETS["torchtitan"], Facts(layers=126, devices=512, architecture=architecture("llama405b"))
     before = target.read(text, facts).description
     job = Job(model="llama405b", description=before, architecture=facts.architecture, per_node=8)
@@ -185,6 +185,45 @@ def test_fp8_of_torchtitan_0_1_is_changed_in_its_own_section() -> None:
     written = written_onto(target, text, facts, replace(job, description=wanted))
     assert "quantize" not in parse_toml(written, SETTINGS)
     assert parse_toml(written, SETTINGS)["float8"]["recipe_name"] == "rowwise"
+
+
+OTHERS = '["first", "quantize.linear.float8", "quantize.grouped_mm.float8"]'
+
+
+def test_converters_of_other_things_stay() -> None:
+    target, text = TARGETS["torchtitan"], TITAN.replace('["quantize.linear.float8"]', OTHERS) + IN_SECTIONS
+    job = job_of("torchtitan", text)
+    for fp8, converter in ((NO_FP8, []), (Fp8(recipe="mxfp8"), ["quantize.linear.mx"])):
+        wanted = replace(job.description, fp8=fp8)
+        written = written_onto(target, text, LLAMA, replace(job, description=wanted))
+        found = parse_toml(written, SETTINGS)["model"]["converters"]
+        assert found == ["first", *converter, "quantize.grouped_mm.float8"]
+        assert target.read(written, LLAMA).description == wanted
+        assert written_onto(target, written, LLAMA, job) != written
+
+
+@pytest.mark.parametrize("name", ["old_llama3_405b", "old_llama3_405b_converters"])
+def test_fp8_of_older_versions_is_switched_where_they_switch_it(name: str) -> None:
+    """Before 4cdc5926 (14 February 2025) `[float8] enable_float8_linear` did, and names of layers and recipes were
+    none; 0.1.0 has `[model] converters`."""
+    text = (PUBLISHED / "torchtitan" / f"{name}.toml").read_text()
+    target, facts = TARGETS["torchtitan"], Facts(layers=126, devices=512, architecture=architecture("llama405b"))
+    before = target.read(text, facts).description
+    job = Job(model="llama405b", description=before, architecture=facts.architecture, per_node=8)
+    plain = replace(before, fp8=NO_FP8, update=replace(before.update, gathers=PLAIN.gathers))
+    off = written_onto(target, text, facts, replace(job, description=plain))
+    assert target.read(off, facts).description == plain
+    assert "converters" not in off
+    assert ("enable_float8_linear = false" in off) == (name == "old_llama3_405b")
+    on = written_onto(target, off, facts, job)
+    assert target.read(on, facts).description == before
+    assert "quantize" not in on
+    recipe = replace(job, description=replace(plain, fp8=Fp8(recipe="rowwise")))
+    if name == "old_llama3_405b":
+        with pytest.raises(ExportError, match=r"float8\.recipe_name: this version of torchtitan has no such setting"):
+            written_onto(target, off, facts, recipe)
+    with pytest.raises(ExportError, match="this version of torchtitan has no such converter"):
+        written_onto(target, off, facts, replace(job, description=replace(plain, fp8=Fp8(recipe="mxfp8"))))
 
 
 def test_a_plain_value_in_the_place_of_a_section_is_not_replaced() -> None:
