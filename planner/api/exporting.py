@@ -137,6 +137,8 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         architecture=_architecture(target, subject, description),
         per_node=per_node_of(machine),
         overlapped=_overlapped(last.plan.cluster.software),
+        dispatcher=_dispatcher(last.plan.cluster.software, machine),
+        unsaid=_unsaid(last.plan.cluster.software),
         gave_up=why.partition(";")[0],
         resource=_resource_of(machine),
     )
@@ -236,7 +238,34 @@ def _overlapped(software: str) -> tuple[str, ...]:
     from hardware_profiles import load_software
 
     hidden = load_software(software).hidden
-    return tuple(name for name in ("tensor", "gathers", "reductions") if getattr(hidden, name))
+    return tuple(name for name in ("tensor", "gathers", "reductions", "exchange") if getattr(hidden, name))
+
+
+def _dispatcher(software: str, machine: "Machine") -> str:
+    """The library by which a stack sends a token once to each node; empty for a stack that sends a row for each expert.
+
+    DeepEP knows Ampere, Hopper, B200 and B300, HybridEP racks of GB200 and GB300 too (Megatron Bridge 0.7,
+    training/flex_dispatcher_backend.py).
+    """
+    from hardware_profiles import load_software, parts_of
+
+    if load_software(software).dispatcher != "once":
+        return ""
+    name = parts_of(machine)[0].device.name
+    return "hybridep" if any(rack in name for rack in _RACKS) else "deepep"
+
+
+_RACKS = ("GB200", "GB300", "VR200")
+"""In the names of devices of rack-scale systems."""
+
+
+def _unsaid(software: str) -> tuple[str, ...]:
+    """What a stack has and no exporter writes, in words."""
+    from hardware_profiles import load_software
+
+    stack = load_software(software)
+    graphs = ("CUDA graphs",) if stack.graphs != "none" or not stack.host else ()
+    return (*graphs, "one kernel for all products of experts") if stack.fused_experts else graphs
 
 
 def _close(plan: "Plan", there: "Prediction", way: Way) -> bool:

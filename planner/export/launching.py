@@ -47,6 +47,17 @@ def switched_off(job: Job) -> tuple[str, ...]:
     return tuple(found)
 
 
+def priced_only(target: Target, job: Job) -> tuple[str, ...]:
+    """What the predicted step counts on and the settings do not switch on, so that a step may take longer."""
+    found, told = list(job.unsaid), target.tells(job)
+    if (job.description.expert or 1) > 1:
+        if job.dispatcher and "once" not in told:
+            found.append("a token sent once to each node (DeepEP, HybridEP)")
+        if "exchange" in job.overlapped and "exchange" not in told:
+            found.append("the exchange of experts overlapped with other work")
+    return tuple(found)
+
+
 def object_name(model: str) -> str:
     """A name that Kubernetes accepts: small letters, digits and dashes."""
     plain = re.sub(r"[^a-z0-9]+", "-", f"plan-{model}".lower().encode("ascii", "replace").decode()).strip("-")
@@ -84,6 +95,7 @@ def _readme(target: Target, job: Job, files: Mapping[str, str]) -> str:
         f" (`{_resource(target, job)}`), in the job for Slurm account and partition;",
         *(f"  {f'`{variable}`, ' if variable else ''}{what};" for variable, what in asked),
         *(f"  switched off, as in the plan: {what};" for what in switched_off(job)),
+        *(f"  priced, but not switched on here: {what};" for what in priced_only(target, job)),
         "  what is given to `launch.sh` goes to the program, behind its own settings.",
     ]
     return "\n".join(lines) + "\n"

@@ -21,10 +21,12 @@ def torchrun_script(
     *,
     exports: Iterable[str] = (),
     also: Iterable[str] = (),
+    before: str = "",
 ) -> str:
     """A script that starts `program` with its options on every device; arguments of the script are appended.
 
-    `also` are options in which the shell expands something. The title becomes a comment line, whatever it contains.
+    `also` are options in which the shell expands something, `before` are lines that run first. The title becomes a
+    comment line, whatever it contains.
     """
     many = job.nodes > 1
     nodes = (
@@ -39,4 +41,4 @@ def torchrun_script(
     if job.architecture is None:
         nodes += "\n# These say who does what; what the model is they leave to you."
     head = _HEAD.format(title=one_line(title), nodes=nodes)
-    return head + "".join(f"export {line}\n" for line in exports) + "\n" + "\n".join(lines) + "\n"
+    return head + "".join(f"export {line}\n" for line in exports) + "\n" + before + "\n".join(lines) + "\n"

@@ -46,7 +46,10 @@ class Job:
         architecture: None for a model that is known only by its graph.
         per_node: devices of a node.
         overlapped: what overlaps in the price of the plan, and is switched on if an engine has a switch for it:
-            "tensor", "gathers", "reductions", as in `hardware_profiles.Hidden`.
+            "tensor", "gathers", "reductions", "exchange", as in `hardware_profiles.Hidden`.
+        dispatcher: library that sends a token once to each node ("deepep", "hybridep"), if the price of the plan counts
+            on that; else empty.
+        unsaid: what the price counts on, but no engine is told, in words.
         gave_up: what the engine cannot be told about a plan at all, so that another plan is written; else empty.
         resource: Kubernetes resource name of a device.
     """
@@ -56,6 +59,8 @@ class Job:
     architecture: Architecture | None
     per_node: int
     overlapped: tuple[str, ...] = ()
+    dispatcher: str = ""
+    unsaid: tuple[str, ...] = ()
     gave_up: str = ""
     resource: str = NVIDIA
 
@@ -129,7 +134,7 @@ Asked = tuple[tuple[str, str], ...]
 Markdown."""
 
 
-def _nothing(_: Job) -> Asked:
+def _nothing(_: Job) -> tuple[Any, ...]:
     return ()
 
 
@@ -149,6 +154,8 @@ class Target:
         latent: whether it can be told about latent attention and the routers of DeepSeek.
         beside: a file of the same folder that is read too, if any.
         fill_in: what exported settings leave to the user.
+        tells: of what the price counts on for experts, what the settings of a job switch on: "once" (a token is sent
+            once to each node) and "exchange" (this overlaps with other work).
     """
 
     name: str
@@ -162,6 +169,7 @@ class Target:
     latent: bool = False
     beside: str | None = None
     fill_in: Callable[[Job], Asked] = _nothing
+    tells: Callable[[Job], tuple[str, ...]] = _nothing
 
     def architecture_of(self, reference: str, sequence_length: int | None) -> Architecture | None:
         """The architecture of a model as the engine is told it; None if it cannot be told any."""

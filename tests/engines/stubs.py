@@ -15,7 +15,17 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-_STUBBED = ("triton", "tensorboard", "wandb", "datasets", "torchdata", "torch_checkpointing", "PIL", "tokenizers")
+_STUBBED = (
+    "triton",
+    "tensorboard",
+    "wandb",
+    "datasets",
+    "torchdata",
+    "torch_checkpointing",
+    "PIL",
+    "six",
+    "tokenizers",
+)
 
 
 class _Stub(ModuleType):

@@ -227,7 +227,8 @@ def megatron_parses(megatron: Any, script: str, devices: int, monkeypatch: pytes
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     for name, value in re.findall(r"^export (\w+)=(\S+)$", script, re.MULTILINE):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *arguments_in(script)])
+    later = "megatron-fsdp-main-grads-dtype" in Path(megatron.__file__).read_text()
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *arguments_in(script, later=later)])
     found = megatron.validate_args(megatron.parse_args())
     _megatron_configures(megatron, found, monkeypatch)
     return found
@@ -270,14 +271,19 @@ def test_megatron_takes_whatever_is_written(model: str, data: st.DataObject, meg
     recipe = data.draw(st.sampled_from((None, "tensorwise", "delayed", "mxfp8")))
     wanted = data.draw(descriptions(model))
     if recipe and wanted.precision == "bf16":
-        wanted = replace(wanted, fp8=Fp8(recipe=recipe, experts=wanted.expert is not None))
+        gathered = data.draw(st.booleans())
+        wanted = replace(wanted, fp8=Fp8(recipe=recipe, experts=wanted.expert is not None, gathered=gathered))
     if any(wanted.selective):
         part = data.draw(st.sampled_from(("attention", "normalisation", "mlp")))
         wanted = replace(wanted, kept=Kept(but=(part,)))
     d = told("megatron", wanted)
     if d is None:
         return
-    script = TARGETS["megatron"].write(_job(model, d))["launch.sh"]
+    names = ("tensor", "gathers", "reductions", "exchange")
+    overlapped = tuple(name for name in names if data.draw(st.booleans()))
+    dispatcher = data.draw(st.sampled_from(("", "deepep", "hybridep")))
+    job = replace(_job(model, d), overlapped=overlapped, dispatcher=dispatcher)
+    script = TARGETS["megatron"].write(job)["launch.sh"]
     with pytest.MonkeyPatch.context() as monkeypatch:
         assert megatron_parses(megatron, script, d.devices, monkeypatch).data_parallel_size == d.data
 

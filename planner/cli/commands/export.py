@@ -175,7 +175,7 @@ def better(found: Export) -> str:
 
 
 def _print(found: Export, output: Path, files: Sequence[str]) -> None:
-    from planner.export.launching import switched_off
+    from planner.export.launching import priced_only, switched_off
     from planner.report.console import PlainConsole, styled
     from planner.report.given_up import print_given_up
 
@@ -205,3 +205,5 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
             console.print(f"Set {variable}: {what.replace('`', '')}", soft_wrap=True)
     for what in switched_off(found.job):
         console.print(f"Switched off, as in the plan: {what.replace('`', '')}", soft_wrap=True)
+    for what in priced_only(found.target, found.job):
+        console.print(f"Priced, but not switched on here: {what}; a step may take longer", soft_wrap=True)

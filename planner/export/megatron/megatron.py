@@ -27,6 +27,7 @@ from planner.export.megatron.megatron_writing import (
     OPTIMIZERS,
     WHOLE_SHARDED,
     fill_in,
+    tells,
     write,
 )
 from planner.export.target import Giving, Loss, Target
@@ -36,7 +37,16 @@ SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 def nearest(description: Description) -> tuple[Loss, ...]:
     """What Megatron-LM cannot be told."""
-    return nearest_of(description, gathers=FP8_GATHERED if description.zero == WHOLE_SHARDED else ())
+    return nearest_of(description, gathers=_gathers(description))
+
+
+def _gathers(d: Description) -> tuple[str, ...]:
+    """Recipes under which weights are gathered in fp8: with states on the host delayed scaling alone (validate_args,
+    core 0.16 to 0.20)."""
+    if d.zero != WHOLE_SHARDED:
+        return ()
+    on_host = d.states_at == "host" and d.optimizer == "adamw"
+    return tuple(name for name in FP8_GATHERED if not on_host or name == "delayed")
 
 
 def nearest_of(
@@ -117,5 +127,6 @@ MEGATRON = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    tells=tells,
     latent=True,
 )

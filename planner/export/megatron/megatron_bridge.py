@@ -20,14 +20,18 @@ from planner.export.files.arguments import Option, option
 from planner.export.files.quoting import in_docstring
 from planner.export.megatron.megatron_writing import (
     degree_options,
+    dispatch_options,
+    fsdp_options,
     model_options,
     overlap_options,
+    overlaps_exchange,
     recompute_options,
     stage_options,
+    tells,
     training_options,
     zero_options,
 )
-from planner.export.megatron.nemo import nearest, recipe_files, value_of
+from planner.export.megatron.nemo import comm_overlap, nearest, recipe_files, value_of
 from planner.export.megatron.nemo_paths import PATHS as NEMO_PATHS
 from planner.export.megatron.nemo_paths import PLUGIN
 from planner.export.megatron.nemo_reading import read
@@ -40,6 +44,8 @@ _OWN: Mapping[str, str] = {
     "seq-length": "model.seq_length",
     "ckpt-format": "checkpoint.ckpt_format",
     "num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
+    "megatron-fsdp-main-grads-dtype": "ddp.megatron_fsdp_main_grads_dtype",
+    "moe-flex-dispatcher-backend": "model.moe_flex_dispatcher_backend",
 }
 """Settings that are not at the same place as in NeMo's recipe."""
 _ELSEWHERE = frozenset({"nnodes", "nproc-per-node"})  # these are options of torchrun
@@ -68,7 +74,10 @@ def _place(name: str, nemo: str) -> str:
     raise AssertionError(name)
 
 
-PATHS: Mapping[str, str] = {name: _place(name, nemo) for name, nemo in NEMO_PATHS.items() if name not in _ELSEWHERE}
+PATHS: Mapping[str, str] = {
+    **{name: _place(name, nemo) for name, nemo in NEMO_PATHS.items() if name not in _ELSEWHERE},
+    **_OWN,
+}
 """Places of the arguments of Megatron-LM in a `ConfigContainer`."""
 
 
@@ -91,13 +100,13 @@ def _recipe(job: Job, a: Architecture) -> str:
 
 {"from functools import partial" + chr(10) * 2 if a.latent else ""}import torch
 {_LATENT_IMPORTS if a.latent else ""}from megatron.bridge.recipes.gpt.vanilla_gpt import vanilla_gpt_pretrain_config
-from megatron.bridge.training.gpt_step import forward_step
+{_OVERLAPS if overlap_options(job) else ""}from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.pretrain import pretrain
 {_LATENT_LAYERS if a.latent else ""}
 cfg = vanilla_gpt_pretrain_config()
 {_LATENT_MODEL if a.latent else ""}{_precision(job.description)}
-{chr(10).join(lines)}
+{_overlaps(job)}{chr(10).join(lines)}
 
 if __name__ == "__main__":
     pretrain(config=cfg, forward_step_func=forward_step)
@@ -110,6 +119,17 @@ _LATENT_MODEL = """cfg.model = MLAModelProvider()
 cfg.model.transformer_layer_spec = partial(get_gpt_decoder_block_spec, use_transformer_engine=True)
 """
 """The model with latent attention, whose first layers have an MLP (models/deepseek/deepseek_v3_bridge.py)."""
+
+
+_OVERLAPS = "from megatron.bridge.training.comm_overlap import CommOverlapConfig\n"
+
+
+def _overlaps(job: Job) -> str:
+    """What overlaps. It also sets the stack's buckets."""
+    if not overlap_options(job):
+        return ""
+    exchange = ", overlap_moe_expert_parallel_comm=True" if overlaps_exchange(job) else ""
+    return f"cfg.comm_overlap = CommOverlapConfig({comm_overlap(job)}{exchange})\n"
 
 
 def _precision(d: Description) -> str:
@@ -128,9 +148,11 @@ def _assignments(job: Job, a: Architecture) -> dict[str, str]:
     d = job.description
     options: list[Option] = [
         *model_options(a, d),
+        *dispatch_options(job),
         *degree_options(d),
         *stage_options(d, a.predicted),
         *zero_options(d),
+        *fsdp_options(d),
         *recompute_options(d),
         *training_options(d),
         *overlap_options(job),
@@ -143,7 +165,8 @@ def _assignments(job: Job, a: Architecture) -> dict[str, str]:
             found[path] = repr(value_of(name, values))
     if d.context > 1:
         found["model.cp_comm_type"] = repr("p2p" if d.ring > 1 else "a2a")
-    if d.virtual_stages > 1:
+    if d.virtual_stages > 1:  # Megatron-LM overlaps transfers of virtual stages by default, its configuration does not
+        found |= {"model.overlap_p2p_comm": "True", "model.batch_p2p_comm": "False"}
         found["model.virtual_pipeline_model_parallel_size"] = repr(d.virtual_stages)
     found["optimizer.use_distributed_optimizer"] = repr(d.zero > 0)
     if d.zero > 1:
@@ -185,4 +208,5 @@ MEGATRON_BRIDGE = Target(
     needs_architecture=True,
     latent=True,
     fill_in=fill_in,
+    tells=tells,
 )

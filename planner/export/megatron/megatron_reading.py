@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from hardware_profiles import Home
+from hardware_profiles import Home, load_software
 from hardware_profiles.foreign import ForeignTextError
 from planner.export import common
 from planner.export.architecture import Architecture
@@ -94,7 +94,7 @@ _SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
           "moe-router-pre-softmax", "moe-router-score-function", "moe-router-num-groups", "moe-router-group-topk",
           "swiglu", "normalization", "disable-bias-linear", "position-embedding-type", "rotary-base", "norm-epsilon",
           "untie-embeddings-and-output-weights", "padded-vocab-size", "add-qkv-bias", "overlap-param-gather",
-          "tp-comm-overlap", "noop-layers", "rope-type")  # fmt: skip
+          "tp-comm-overlap", "noop-layers", "rope-type", "moe-flex-dispatcher-backend", "moe-router-dtype")  # fmt: skip
 _KEPT_MODULES = ("moe_act",)  # inside the operator of experts, which keeps what its backward pass needs
 _TWO = 2  # sizes of a context of Ulysses and rings
 _STAGES = (0, 1, 2, 3)  # of ZeRO
@@ -164,6 +164,9 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
         notes = [*notes, common.UPDATED_ON_HOSTS]
     if description.update.moment_dtype != PLAIN.moment_dtype and description.precision == "bf16":
         notes = [*notes, _REMAINDERS]
+    notes = [*notes, *_dispatch_notes(options, facts, stack)]
+    if options.flag("use-megatron-fsdp") and default_gradient_dtype(description) == description.update.gradient_dtype:
+        notes += [] if options.word(_FSDP_GRADIENTS) or stack != "megatron" else [_LATER_GRADIENTS]
     read_run(options)
     return Reading(
         description=description,
@@ -174,6 +177,20 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
     )
 
 
+def _dispatch_notes(options: Options, facts: Facts, stack: str) -> list[str]:
+    """A note where tokens reach experts in another way than the stack prices."""
+    word, once = options.word("moe-token-dispatcher-type"), load_software(stack).dispatcher == "once"
+    if not facts.has_experts or word not in ("alltoall", "flex") or once == (word == "flex"):
+        return []
+    priced, less = ("one row for each device or node", "more") if once else ("one row for each expert", "less")
+    return [f"--moe-token-dispatcher-type {word}: a token is priced as {priced}, so a step takes {less} than this"]
+
+
+_FSDP_GRADIENTS = "megatron-fsdp-main-grads-dtype"
+_LATER_GRADIENTS = (
+    "gradients of Megatron-FSDP are priced in fp32, as core 0.16 keeps them; from 0.17 on they are in 16 bits, unless"
+    f" --{_FSDP_GRADIENTS} is fp32"
+)
 _REMAINDERS = (
     "fp32 masters are kept as the 16 bits that bf16 weights lack (store_param_remainders of OptimizerConfig), and"
     " priced whole: memory is up to 2 bytes a parameter less than this"
@@ -192,6 +209,7 @@ def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
         known |= {"use-precision-aware-optimizer", "exp-avg-dtype", "exp-avg-sq-dtype"}
     if options.flag("grad-reduce-in-bf16"):
         known.add("main-grads-dtype")
+    known.add(_FSDP_GRADIENTS)
     given = [
         (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
     ]
@@ -538,7 +556,8 @@ def _read_optimizer(options: Options) -> str:
 
 
 def _read_update(options: Options, d: Description) -> Update:
-    narrow = options.flag("grad-reduce-in-bf16")
+    of_fsdp = options.word(_FSDP_GRADIENTS, "fp32")
+    narrow = options.flag("grad-reduce-in-bf16") or (d.zero > 1 and of_fsdp != "fp32")
     wide = options.flag("accumulate-allreduce-grads-in-fp32")
     clip = options.number("clip-grad", 1.0)
     in_16_bits = d.precision != "fp32" and (narrow or (d.precision == "fp16" and not wide))

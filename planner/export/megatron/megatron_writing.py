@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from planner.export.architecture import Architecture, Latent, Routing, predicted_by
 from planner.export.description import Description, gradient_bytes
-from planner.export.files.arguments import Option, option
+from planner.export.files.arguments import Option, lines_of, option
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS
@@ -28,7 +28,7 @@ def write(job: Job) -> Mapping[str, str]:
     """`launch.sh`, with every argument."""
     d = job.description
     fsdp = d.zero > 1
-    exports = () if fsdp or d.tensor * d.context == 1 else ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
+    exports = () if fsdp or d.tensor * d.context == 1 else (f"CUDA_DEVICE_MAX_CONNECTIONS={_connections(job)}",)
     title = f"{job.model} with Megatron-LM core 0.16; MEGATRON is the folder of its pretrain_gpt.py."
     options = [
         *_model(job),
@@ -38,21 +38,78 @@ def write(job: Job) -> Mapping[str, str]:
         *zero_options(d),
     ]
     options += [*recompute_options(d), *training_options(d), *overlap_options(job), *run_options(job)]
-    script = torchrun_script(job, title, '"${MEGATRON:-.}/pretrain_gpt.py"', options, exports=exports)
+    gradients = fsdp_options(d)
+    later, also = (_OF_LATER_VERSIONS, ('"${later[@]}"',)) if gradients else ("", ())
+    before = later.format(name=gradients[0][0], line=lines_of(gradients)[0]) if gradients else ""
+    script = torchrun_script(
+        job, title, '"${MEGATRON:-.}/pretrain_gpt.py"', options, exports=exports, also=also, before=before
+    )
     return {"launch.sh": script}
 
 
+_OF_LATER_VERSIONS = """later=()
+if grep -qs -e {name} "${{MEGATRON:-.}}/megatron/training/arguments.py"; then
+  later=({line})  # of core 0.17 and later, whose gradients are in 16 bits without it
+fi
+"""
+
+
 def _model(job: Job) -> list[Option]:
-    a = job.architecture
+    a, dispatch = job.architecture, dispatch_options(job)
     if a is None:
-        return dispatch_options() if job.description.expert is not None else []
-    return [*model_options(a, job.description), *_odd_words(a, job.description.tensor)]
+        return dispatch
+    return [*model_options(a, job.description), *dispatch, *_odd_words(a, job.description.tensor)]
 
 
-def dispatch_options() -> list[Option]:
+def dispatch_options(job: Job) -> list[Option]:
     """How tokens reach experts, and how these compute, as plans are priced; by default Megatron-LM gathers all tokens
-    everywhere."""
-    return [option("moe-token-dispatcher-type", "alltoall"), option("moe-grouped-gemm")]
+    everywhere.
+
+    DeepEP and HybridEP take the weights of routers in fp32 alone (megatron/core/transformer/moe/token_dispatcher.py).
+    """
+    if job.description.expert is None:
+        return []
+    if not sends_once(job):
+        return [option("moe-token-dispatcher-type", "alltoall"), option("moe-grouped-gemm")]
+    return [
+        option("moe-token-dispatcher-type", "flex"),
+        option("moe-flex-dispatcher-backend", job.dispatcher),
+        option("moe-router-dtype", "fp32"),
+        option("moe-grouped-gemm"),
+    ]
+
+
+def sends_once(job: Job) -> bool:
+    """Whether a token is sent once to each node, as priced; there must be several devices to send it to
+    (MoEFlexTokenDispatcher)."""
+    d = job.description
+    cut = 1 if d.whole_experts else d.tensor
+    return bool(job.dispatcher) and d.expert is not None and d.expert * cut > 1
+
+
+def overlaps_exchange(job: Job) -> bool:
+    """Whether tokens on their way to experts are overlapped with other work, as priced, where Megatron-LM takes that.
+
+    It takes it with expert parallelism, in 16 bits, with virtual stages where there is a pipeline, without blocks or
+    experts that are recomputed whole (megatron/core/transformer/transformer_config.py, core 0.16 to 0.20), and here
+    without modules that predict further tokens.
+    """
+    d = job.description
+    staged = d.pipeline == 1 or d.virtual_stages > 1
+    recomputed = any(d.full) or (any(d.selective) and "moe" in d.kept.but)
+    able = (d.expert or 1) > 1 and d.precision != "fp32" and staged and not recomputed and not predicted_by(job.model)
+    return "exchange" in job.overlapped and able
+
+
+def tells(job: Job) -> tuple[str, ...]:
+    """What of the exchange of experts is switched on as it is priced."""
+    return (*(["once"] if sends_once(job) else []), *(["exchange"] if overlaps_exchange(job) else []))
+
+
+def _connections(job: Job) -> int:
+    """CUDA_DEVICE_MAX_CONNECTIONS with tensor or context parallelism: 1, or more where the exchange of experts overlaps
+    with other work (megatron/training/arguments.py: validate_args)."""
+    return 32 if overlaps_exchange(job) else 1
 
 
 def _odd_words(a: Architecture, tensor: int) -> list[Option]:
@@ -149,7 +206,6 @@ def _experts(a: Architecture) -> list[Option]:
         option("num-experts", experts.count),
         option("moe-router-topk", experts.chosen),
         option("moe-ffn-hidden-size", experts.width),
-        *dispatch_options(),
         option("moe-router-load-balancing-type", balanced if a.balance_loss else "none"),
     ]
     if a.routing is not None:
@@ -239,6 +295,17 @@ def zero_options(d: Description) -> list[Option]:
     ]
 
 
+def fsdp_options(d: Description) -> list[Option]:
+    """The dtype of Megatron-FSDP's gradients, where it is fp32.
+
+    Up to core 0.16 it follows --accumulate-allreduce-grads-in-fp32, which is on in bf16. From 0.17 on it is that of the
+    weights unless this argument says otherwise (megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:
+    MixedPrecisionPolicy).
+    """
+    wide = d.zero > 1 and d.precision != "fp32" and d.update.gradient_dtype != "parameter"
+    return [option("megatron-fsdp-main-grads-dtype", "fp32")] if wide else []
+
+
 def offload_options(d: Description) -> list[Option]:
     """States on the host; in Megatron-LM this is a form of its precision-aware optimizer, here with fp32 states."""
     if d.states_at == "device":
@@ -281,9 +348,13 @@ def training_options(d: Description) -> list[Option]:
         found.append(option("accumulate-allreduce-grads-in-fp32"))
     found += moment_options(d)
     if d.update.bucket_size:
-        elements = d.update.bucket_size // gradient_bytes(d)
-        found += [option("overlap-grad-reduce"), option("ddp-bucket-size", elements)]
+        found += [option("overlap-grad-reduce"), option("ddp-bucket-size", bucket_elements(d))]
     return found
+
+
+def bucket_elements(d: Description) -> int:
+    """Gradients in a bucket, of which plans have the bytes."""
+    return d.update.bucket_size // gradient_bytes(d)
 
 
 def moment_options(d: Description) -> list[Option]:
@@ -304,12 +375,14 @@ def moment_options(d: Description) -> list[Option]:
 def overlap_options(job: Job) -> list[Option]:
     """Switches on what was priced as overlapped, except what the settings of gradients already say."""
     d, found = job.description, list[Option]()
-    if "reductions" in job.overlapped and d.shards * d.replicas > 1 and not d.update.bucket_size:
-        found.append(option("overlap-grad-reduce"))
+    if "reductions" in job.overlapped and d.shards * d.replicas > 1:
+        found += [] if d.update.bucket_size else [option("overlap-grad-reduce")]
         if "gathers" in job.overlapped and d.zero:
             found.append(option("overlap-param-gather"))
     if "tensor" in job.overlapped and d.tensor > 1 and d.sequence_parallel:
         found.append(option("tp-comm-overlap"))
+    if overlaps_exchange(job):
+        found.append(option("overlap-moe-expert-parallel-comm"))
     return found
 
 

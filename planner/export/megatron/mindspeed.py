@@ -97,11 +97,11 @@ def write(job: Job) -> Mapping[str, str]:
             f"MindSpeed has no dualpipev for one weight of embedding and head, as {job.model} has; plan again with"
             " --schedule interleaved_1f1b"
         )
-    model = [] if d.expert is None else dispatch_options()
+    model = dispatch_options(replace(job, dispatcher=""))
     if job.architecture is not None:
-        model = model_options(job.architecture, d)
+        model = [*model_options(job.architecture, d), *model]
     shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
-    overlaps = [] if d.in_a_v else overlap_options(job)  # DualPipeV refuses them
+    overlaps = [] if d.in_a_v else overlap_options(_without_exchange(job))  # DualPipeV refuses them
     rest = [*_kernels(job), *training_options(d), *overlaps, *run_options(job)]
     script = torchrun_script(
         job,
@@ -111,6 +111,11 @@ def write(job: Job) -> Mapping[str, str]:
         exports=("CUDA_DEVICE_MAX_CONNECTIONS=1",),
     )
     return {"launch.sh": script}
+
+
+def _without_exchange(job: Job) -> Job:
+    """Core 0.12 has no overlap of the exchange of experts."""
+    return replace(job, overlapped=tuple(name for name in job.overlapped if name != "exchange"))
 
 
 def _kernels(job: Job) -> list[Option]:

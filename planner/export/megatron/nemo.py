@@ -15,6 +15,7 @@ transformer_config.py, distributed/distributed_data_parallel_config.py, optimize
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hardware_profiles import engine_words
@@ -26,11 +27,15 @@ from planner.export.files.quoting import in_docstring
 from planner.export.megatron import megatron
 from planner.export.megatron.megatron_writing import (
     OPTIMIZERS,
+    bucket_elements,
     degree_options,
+    dispatch_options,
     model_options,
     overlap_options,
     recompute_options,
+    sends_once,
     stage_options,
+    tells,
     training_options,
     zero_options,
 )
@@ -39,6 +44,18 @@ from planner.export.megatron.nemo_reading import read
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Giving, Job, Loss, Target
 
+
+class _Written(str):
+    """A value that is written into the recipe as it is, not as a string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_DTYPES_OF_STATES = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_OF_STATES = (*(f"--{name.replace('_', '-')}" for name in _DTYPES_OF_STATES), "--megatron-fsdp-main-grads-dtype")
 _GRANTED: Mapping[str, object] = {
     f"{STRATEGY}virtual_pipeline_model_parallel_size": None,
     f"{STRATEGY}sequence_parallel": False,
@@ -63,7 +80,14 @@ _BASES: Mapping[str, Mapping[str, int]] = {
 }
 """Recipes of each family, with the widths of their models, in their order."""
 
+_STATES: Mapping[str, object] = {
+    "optim.config.use_precision_aware_optimizer": False,
+    **{f"optim.config.{name}": _Written("torch.float32") for name in ("main_params_dtype", *_DTYPES_OF_STATES)},
+}
+"""Dtypes of the optimizer, which the recipe of DeepSeek-V3 changes."""
+
 _DEEPSEEK: Mapping[str, object] = {
+    **_STATES,
     f"{STRATEGY}num_layers_in_first_pipeline_stage": None,
     f"{STRATEGY}num_layers_in_last_pipeline_stage": None,
     f"{STRATEGY}pipeline_model_parallel_layout": None,
@@ -94,7 +118,14 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 def write(job: Job) -> Mapping[str, str]:
     """`recipe.py`, and the script that starts it. Raises ExportError for a model with unknown dimensions."""
+    job = as_told(job)
     return recipe_files(job, "NeMo", "NeMo 2.5 on megatron-core 0.14", _recipe)
+
+
+def as_told(job: Job) -> Job:
+    """The job without what core 0.14 has not: HybridEP; NeMo's step does not overlap the exchange of experts."""
+    overlapped = tuple(name for name in job.overlapped if name != "exchange")
+    return replace(job, overlapped=overlapped, dispatcher=job.dispatcher if job.dispatcher == "deepep" else "")
 
 
 def recipe_files(job: Job, engine: str, version: str, recipe: Callable[[Job, Architecture], str]) -> Mapping[str, str]:
@@ -123,6 +154,7 @@ def _recipe(job: Job, a: Architecture) -> str:
     base = _base(a)
     lines = [f"recipe.{path} = {value!r}" for path, value in sorted(_assignments(job, a).items())]
     dtype = _DTYPES[d.precision]
+    overlaps = [f"run.Config(MegatronCommOverlapCallback, {comm_overlap(job)})"] if overlap_options(job) else []
     return f'''"""{in_docstring(job.model)} with NeMo 2.5 on megatron-core 0.14: what a plan says, over a recipe.
 
 `bash launch.sh` runs it. Data is made up (`recipe.data`) and nothing is kept but logs, until you put in your own.
@@ -132,6 +164,7 @@ import nemo_run as run
 import torch
 from nemo import lightning as nl
 from nemo.collections import llm
+{_OVERLAPS if overlaps else ""}from nemo.utils.exp_manager import TimingCallback
 
 recipe = llm.{base}.pretrain_recipe(num_nodes={job.nodes}, num_gpus_per_node={job.processes})
 recipe.trainer.plugins = run.Config(
@@ -142,11 +175,27 @@ recipe.trainer.plugins = run.Config(
     autocast_enabled=False,
     grad_reduce_in_fp32={d.precision == "fp32" or d.update.gradient_dtype != "parameter"},
 )
+recipe.trainer.callbacks = [{", ".join(("run.Config(TimingCallback)", *overlaps))}]
 {chr(10).join(lines)}
 
 if __name__ == "__main__":
     run.run(recipe, direct=True)
 '''
+
+
+_OVERLAPS = "from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback\n"
+"""It makes the buffers of tensor parallelism that overlaps, and buckets as large as the stack's."""
+
+
+def comm_overlap(job: Job) -> str:
+    """What overlaps, as arguments of NeMo's callback and of Megatron Bridge's `CommOverlapConfig`. Both decide what
+    they are not told."""
+    told = {name for name, _ in overlap_options(job)}
+    names = ("tp-comm-overlap", "overlap-grad-reduce", "overlap-param-gather")
+    found = {name.replace("-", "_"): f"--{name}" in told for name in names}
+    buckets = job.description.update.bucket_size
+    own = {"overlap_grad_reduce": True, "bucket_size": bucket_elements(job.description)} if buckets else {}
+    return ", ".join(f"{name}={value}" for name, value in {**found, **own}.items())
 
 
 def _base(a: Architecture) -> str:
@@ -163,6 +212,7 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     found: dict[str, object] = {**_GRANTED, **(_DEEPSEEK if a.latent else {})}
     options: list[Option] = [
         *model_options(a, d),
+        *dispatch_options(job),
         *degree_options(d),
         *stage_options(d, a.predicted),
         *zero_options(d),
@@ -178,8 +228,11 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
             found[path] = value_of(name, values)
     if d.context > 1:
         found[f"{MODEL}cp_comm_type"] = "p2p" if d.ring > 1 else "a2a"
-    if d.virtual_stages > 1:
+    if d.virtual_stages > 1:  # Megatron-LM overlaps transfers of virtual stages by default, its configuration does not
         found[f"{STRATEGY}virtual_pipeline_model_parallel_size"] = d.virtual_stages
+        found |= {f"{MODEL}overlap_p2p_comm": True, f"{MODEL}batch_p2p_comm": False}
+    if sends_once(job):
+        found[f"{MODEL}moe_enable_deepep"] = True
     found["optim.config.use_distributed_optimizer"] = d.zero > 0
     found[f"{MODEL}seq_length"] = d.sequence_length or a.sequence
     found[f"{MODEL}vocab_size"] = a.vocabulary
@@ -205,18 +258,6 @@ def value_of(name: str, values: Any) -> object:
     return values[0]
 
 
-_OF_STATES = ("--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype")
-
-
-class _Written(str):
-    """A value that is written into the recipe as it is, not as a string."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 NEMO = Target(
     name="nemo",
     about="NeMo 2.5: recipe.py",
@@ -225,6 +266,7 @@ NEMO = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    tells=lambda job: tells(as_told(job)),
     needs_architecture=True,
     latent=True,
 )

@@ -56,6 +56,7 @@ PATHS: Mapping[str, str] = {
     "moe-ffn-hidden-size": f"{MODEL}moe_ffn_hidden_size",
     "moe-token-dispatcher-type": f"{MODEL}moe_token_dispatcher_type",
     "moe-grouped-gemm": f"{MODEL}moe_grouped_gemm",
+    "moe-router-dtype": f"{MODEL}moe_router_dtype",
     "moe-router-load-balancing-type": f"{MODEL}moe_router_load_balancing_type",
     "moe-aux-loss-coeff": f"{MODEL}moe_aux_loss_coeff",
     "moe-shared-expert-intermediate-size": f"{MODEL}moe_shared_expert_intermediate_size",

@@ -49,6 +49,7 @@ _ALSO_CALLED: Mapping[str, str] = {
     "activations_checkpoint_granularity": "recompute-granularity",
     "activations_checkpoint_method": "recompute-method",
     "activations_checkpoint_num_layers": "recompute-num-layers",
+    "megatron_fsdp_main_grads_dtype": "megatron-fsdp-main-grads-dtype",
 }
 """Settings outside recipes, by the last word of their path."""
 _COLUMNS: Mapping[str, str] = {
@@ -67,7 +68,8 @@ _PASSED_OVER = frozenset(
      "grad_reduce_in_fp32", "vocab_size", "share_embeddings_and_output_weights", "gradient_accumulation_fusion", "name",
      "dir", "seq_length", "num_nodes", "autocast_enabled", "gated_linear_unit", "add_bias_linear", "normalization",
      "position_embedding_type", "should_pad_vocab", "multi_latent_attention",
-     "use_transformer_engine", "apply_rope_fusion", "ckpt_format", "train_iters", "eval_iters", "bf16", "fp16", "fp32"}
+     "use_transformer_engine", "apply_rope_fusion", "ckpt_format", "train_iters", "eval_iters", "bf16", "fp16", "fp32",
+     "overlap_p2p_comm", "batch_p2p_comm", "moe_enable_deepep", "moe_flex_dispatcher_backend", "main_params_dtype"}
 )  # fmt: skip
 
 
@@ -135,11 +137,12 @@ def _dtypes_of_states(recipe: Recipe) -> dict[str, str]:
     return {
         path: words[value.text]
         for path, value in recipe.settings.items()
-        if isinstance(value, Unknown) and value.text in words and _LAST.get(path.rpartition(".")[2]) in _OF_STATES
+        if isinstance(value, Unknown) and value.text in words and _NAMES.get(path.rpartition(".")[2]) in _OF_STATES
     }
 
 
-_OF_STATES = ("main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
+_NAMES = {**_ALSO_CALLED, **_LAST}
+_OF_STATES = ("main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype", "megatron-fsdp-main-grads-dtype")
 _PRICED_STATES = {"use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"}
 _TELLING = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
             "expert-model-parallel-size", "micro-batch-size")  # fmt: skip

@@ -1,0 +1,196 @@
+"""What Megatron-LM, NeMo and Megatron Bridge do with settings beyond knowing them: rules of their own sources, which
+exports follow. Megatron-LM at core 0.16 (ddc0d677), 0.19 (f8837c04) and d98e8a64, NeMo r2.5.0, Megatron Bridge at
+067f987d.
+"""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.export.description import Description
+from planner.export.launching import priced_only
+from planner.export.target import Facts, Job
+from planner.export.targets import TARGETS
+from planner.graph.fp8 import Fp8
+from planner.plan.layout.kept import Kept
+from planner.sharding.update import PLAIN
+from tests.unit.export.descriptions import facts_of, job_of
+from tests.unit.export.test_latent import architecture as latent_architecture
+
+MODEL = "qwen3-30b-a3b"
+SHARDED = Description(
+    layers=(48,), data=8, expert=8, zero=3, micro_batches=8, full=(0,), selective=(0,), sequence_length=4096
+)
+PIPED = replace(
+    SHARDED, layers=(12,) * 4, virtual_stages=2, schedule="interleaved_1f1b", full=(0,) * 4, selective=(0,) * 4, zero=1,
+    data=4, tensor=2, sequence_parallel=True, whole_experts=True,
+)  # fmt: skip
+ALL = ("tensor", "gathers", "reductions", "exchange")
+RECIPES = ["nemo", "megatron-bridge"]
+
+
+def nearest(engine: str, description: Description) -> Description:
+    losses = TARGETS[engine].nearest(description)
+    return losses[-1].description if losses else description
+
+
+def main(engine: str, description: Description, **settings: Any) -> str:
+    """The main file, which is read back equal."""
+    target, d = TARGETS[engine], nearest(engine, description)
+    files = target.write(replace(job_of(d, MODEL), **settings))
+    reading = target.read(files[target.main], facts_of(d, MODEL, files.get(target.beside or "", "")))
+    assert reading.description == d
+    return files[target.main]
+
+
+@pytest.mark.parametrize(("states_at", "recipe", "gathered"), [
+    ("host", "tensorwise", False), ("host", "delayed", True), ("device", "tensorwise", True),
+])  # fmt: skip
+def test_offloaded_states_take_weights_in_fp8_by_delayed_scaling_alone(
+    states_at: Any, recipe: str, gathered: bool
+) -> None:
+    """megatron/training/arguments.py, validate_args: "optimizer cpu offload must be used in conjunction with
+    `--fp8-recipe delayed`", where --fp8-param-gather is given."""
+    wanted = replace(SHARDED, states_at=states_at, fp8=Fp8(recipe=recipe, experts=True, gathered=True))
+    found = nearest("megatron", wanted)
+    assert (found.states_at, found.fp8.gathered) == (states_at, gathered)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["fp32", "parameter"])
+def test_gradients_of_megatron_fsdp_stay_in_fp32_from_core_0_17_on(zero: int, dtype: str, tmp_path: Path) -> None:
+    """Up to core 0.16 they follow `grad_reduce_in_fp32`; then `megatron_fsdp_main_grads_dtype`, by default the dtype of
+    the weights (core/distributed/distributed_data_parallel_config.py)."""
+    update = replace(PLAIN, gradient_dtype="mixed" if zero == 1 and dtype == "fp32" else dtype)
+    wanted = replace(SHARDED, zero=zero, update=update)
+    script, name = main("megatron", wanted), "--megatron-fsdp-main-grads-dtype"
+    told = zero > 1 and dtype == "fp32"
+    arguments = tmp_path / "megatron" / "training" / "arguments.py"
+    arguments.parent.mkdir(parents=True)
+    (tmp_path / "torchrun").write_text('#!/usr/bin/env bash\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "launch.sh").write_text(script)
+    for text, there in ((f"group.add_argument('{name}')", told), ("", False)):
+        arguments.write_text(text)
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MEGATRON": str(tmp_path)}
+        said = subprocess.run(["bash", str(tmp_path / "launch.sh")], env=environment, capture_output=True, check=True)
+        assert (f"{name} fp32" in said.stdout.decode()) == there
+    assert ("cfg.ddp.megatron_fsdp_main_grads_dtype = torch.float32\n" in main("megatron-bridge", wanted)) == told
+    assert "main_grads_dtype" not in main("nemo", wanted), "core 0.14"
+
+
+@pytest.mark.parametrize(("said", "dtype", "noted"), [
+    ("", "fp32", True), ("--megatron-fsdp-main-grads-dtype fp32", "fp32", False),
+    ("--megatron-fsdp-main-grads-dtype auto", "parameter", False), ("--grad-reduce-in-bf16", "parameter", False),
+])  # fmt: skip
+def test_gradients_of_megatron_fsdp_are_read(said: str, dtype: str, noted: bool) -> None:
+    text = "pretrain_gpt.py --bf16 --micro-batch-size 1 --global-batch-size 8 --use-megatron-fsdp"
+    text += f" --data-parallel-sharding-strategy optim_grads_params {said}"
+    reading = TARGETS["megatron"].read(text, Facts(layers=32, devices=8, architecture=None))
+    assert reading.description.update.gradient_dtype == dtype
+    assert bool([note for note in reading.notes if "from 0.17 on they are in 16 bits" in note]) == noted
+    assert reading.unmodelled == ()
+
+
+def test_tokens_are_sent_once_to_a_node_where_that_is_priced() -> None:
+    """The flex dispatcher needs several devices, and weights of routers in fp32 (core/transformer/moe/
+    token_dispatcher.py); core 0.14 knows DeepEP as `moe_enable_deepep` alone."""
+    script = main("megatron", PIPED, dispatcher="hybridep")
+    for words in ("token-dispatcher-type flex", "flex-dispatcher-backend hybridep", "router-dtype fp32"):
+        assert f"--moe-{words} " in script
+    recipe = main("megatron-bridge", PIPED, dispatcher="deepep")
+    assert "cfg.model.moe_flex_dispatcher_backend = 'deepep'\n" in recipe
+    assert "cfg.model.moe_token_dispatcher_type = 'flex'\n" in recipe
+    recipe = main("nemo", PIPED, dispatcher="deepep")
+    assert "moe_enable_deepep = True\n" in recipe
+    assert "moe_token_dispatcher_type = 'flex'\n" in recipe
+    assert "moe_token_dispatcher_type = 'alltoall'\n" in main("nemo", PIPED, dispatcher="hybridep")
+    alone = replace(SHARDED, expert=1)
+    assert "--moe-token-dispatcher-type alltoall" in main("megatron", alone, dispatcher="deepep")
+    assert "--moe-token-dispatcher-type alltoall" in main("mindspeed", replace(PIPED, zero=1), dispatcher="deepep")
+
+
+@pytest.mark.parametrize(("change", "able"), [
+    ({}, True), ({"full": (12,) * 4}, False), ({"precision": "fp32"}, False), ({"layers": (24,) * 2}, False),
+    ({"selective": (12,) * 4, "kept": Kept(but=("moe",))}, False),
+])  # fmt: skip
+def test_the_exchange_of_experts_overlaps_where_megatron_takes_that(change: dict[str, Any], able: bool) -> None:
+    """core/transformer/transformer_config.py, TransformerConfig.__post_init__: overlap_moe_expert_parallel_comm."""
+    if "layers" in change:
+        change = {**change, "virtual_stages": 1, "schedule": "1f1b", "full": (0,) * 2, "selective": (0,) * 2}
+    wanted = nearest("megatron", replace(PIPED, **change))
+    script = main("megatron", wanted, overlapped=ALL)
+    assert ("--overlap-moe-expert-parallel-comm" in script) == able
+    assert f"export CUDA_DEVICE_MAX_CONNECTIONS={32 if able else 1}\n" in script
+    recipe = main("megatron-bridge", wanted, overlapped=ALL)
+    assert ("overlap_moe_expert_parallel_comm=True" in recipe) == able
+    job = replace(job_of(wanted, MODEL), overlapped=ALL)
+    told = "the exchange of experts overlapped with other work"
+    assert (told in priced_only(TARGETS["megatron"], job)) != able
+    assert told in priced_only(TARGETS["nemo"], job), "its step does not"
+
+
+def test_what_is_priced_and_not_switched_on_is_told() -> None:
+    job = replace(job_of(SHARDED, MODEL), dispatcher="hybridep", unsaid=("CUDA graphs",))
+    once = "a token sent once to each node (DeepEP, HybridEP)"
+    assert priced_only(TARGETS["megatron"], job) == ("CUDA graphs",)
+    assert priced_only(TARGETS["nemo"], job) == priced_only(TARGETS["deepspeed"], job) == ("CUDA graphs", once)
+    assert priced_only(TARGETS["nemo"], replace(job, description=replace(SHARDED, expert=None))) == ("CUDA graphs",)
+
+
+@pytest.mark.parametrize("engine", RECIPES)
+@pytest.mark.parametrize("buckets", [PLAIN.buckets, 2**28])
+def test_what_overlaps_in_a_recipe_is_set_up(engine: str, buckets: Any) -> None:
+    """NeMo makes the buffers of `tp_comm_overlap` in its callback alone (lightning/pytorch/callbacks/
+    megatron_comm_overlap.py); there and in Megatron Bridge (training/comm_overlap.py) buckets are 128 Mi elements, as
+    the stack has them, unless told otherwise; both decide what they are not told."""
+    wanted = replace(PIPED, update=replace(PLAIN, buckets=buckets))
+    recipe = main(engine, wanted, overlapped=ALL)
+    own = f", bucket_size={2**26}" if buckets == 2**28 else ""
+    told = f"tp_comm_overlap=True, overlap_grad_reduce=True, overlap_param_gather=True{own}"
+    made = {"nemo": f"run.Config(MegatronCommOverlapCallback, {told})", "megatron-bridge": f"CommOverlapConfig({told}"}
+    assert made[engine] in recipe
+    plain = main(engine, PIPED)
+    assert "CommOverlap" not in plain
+    assert "overlap_grad_reduce = False\n" in plain
+
+
+@pytest.mark.parametrize("engine", RECIPES)
+def test_transfers_of_virtual_stages_overlap_in_a_recipe_as_in_megatron(engine: str) -> None:
+    """ModelParallelConfig has overlap_p2p_comm False and batch_p2p_comm True; Megatron-LM's arguments have the opposite
+    for virtual stages, and refuse two pipeline ranks without it."""
+    found = dict(re.findall(r"\.(\w+_p2p_comm) = (\w+)$", main(engine, PIPED), re.MULTILINE))
+    assert found == {"overlap_p2p_comm": "True", "batch_p2p_comm": "False"}
+    assert "p2p_comm" not in main(engine, SHARDED)
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_nothing_of_nemos_recipe_of_deepseek_v3_is_left(moments: str) -> None:
+    """It has moments and gradients in bf16, and callbacks that switch DeepEP and overlaps on
+    (collections/llm/recipes/deepseek_v3.py)."""
+    d = Description(
+        layers=(61,), data=64, expert=64, zero=1, micro_batches=8, full=(61,), selective=(0,), sequence_length=4096,
+        update=replace(PLAIN, moment_dtype=moments),
+    )  # fmt: skip
+    job = Job(model="deepseek-v3", description=d, architecture=latent_architecture("deepseek-v3"), per_node=8)
+    recipe = TARGETS["nemo"].write(job)["recipe.py"]
+    found = dict(re.findall(r"^recipe\.optim\.config\.(\w+) = (.*)$", recipe, re.MULTILINE))
+    narrow = moments == "bf16"
+    assert found["use_precision_aware_optimizer"] == str(narrow)
+    assert found["main_grads_dtype"] == found["main_params_dtype"] == "torch.float32"
+    assert {found[f"exp_avg{sq}_dtype"] for sq in ("", "_sq")} == {"torch.bfloat16" if narrow else "torch.float32"}
+    assert "recipe.trainer.callbacks = [run.Config(TimingCallback)]\n" in recipe
+    assert "moe_enable_deepep = False\n" in recipe
+
+
+@pytest.mark.parametrize(("engine", "word", "noted"), [
+    ("megatron", "alltoall", False), ("megatron", "flex", True), ("nemo", "alltoall", True), ("nemo", "flex", False),
+])  # fmt: skip
+def test_another_dispatcher_than_the_priced_one_is_noted(engine: str, word: str, noted: bool) -> None:
+    text = main(engine, SHARDED, dispatcher="deepep" if word == "flex" else "")
+    reading = TARGETS[engine].read(text, facts_of(nearest(engine, SHARDED), MODEL))
+    assert bool([note for note in reading.notes if f"--moe-token-dispatcher-type {word}" in note]) == noted
