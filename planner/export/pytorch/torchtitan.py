@@ -10,7 +10,7 @@ Python (`planner.export.pytorch.torchtitan_registry`).
     tensor                with sequence parallel norms, the embedding and the loss along the vocabulary, always
     experts               expert_parallel_degree, over context and data parallel devices of a replica; with an
                           expert_tensor_parallel_degree of 1 over tensor parallel ones too, else these cut each
-    context               a ring (rotate method "alltoall") in zigzag order ("headtail")
+    context               a ring (rotate method "alltoall", which plan_ring.py sets) in zigzag order ("headtail")
     stages                module_fqns_per_model_part, which names the layers of every one
     recomputation         mode "full"; "selective" by the number: every nth layer of a rank; by "op": products and
                           attention are kept, but for every second product

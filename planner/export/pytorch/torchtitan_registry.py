@@ -19,6 +19,8 @@ from planner.export.target import Job
 
 FILE = "plan_config.py"
 LAUNCH = "launch_registry.sh"
+AMONG_OURS = 'PYTHONPATH="$(cd "$(dirname "$0")" && pwd)${PYTHONPATH:+:$PYTHONPATH}"'
+"""Lets Python import modules of the exported folder."""
 _REGISTRY = {
     "llama8b": ("llama3", "llama3_8b"), "llama70b": ("llama3", "llama3_70b"), "llama405b": ("llama3", "llama3_405b"),
     "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"), "deepseek-v3": ("deepseek_v3", "deepseek_v3_671b"),
@@ -60,7 +62,7 @@ def registry_files(job: Job, parallelism: Mapping[str, object], training: Mappin
         "-m torchtitan.train",
         (),
         also=("--module plan_config --config plan_config", '--hf_assets_path "${HF_ASSETS:?}"'),
-        exports=('PYTHONPATH="$(cd "$(dirname "$0")" && pwd)${PYTHONPATH:+:$PYTHONPATH}"',),
+        exports=(AMONG_OURS,),
     )
     return {FILE: _configuration(job, parallelism, training), LAUNCH: start.replace("bash launch.sh", f"bash {LAUNCH}")}
 

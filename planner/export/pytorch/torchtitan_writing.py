@@ -7,7 +7,7 @@ from hardware_profiles import engine_words
 from planner.export.description import Description, ExportError
 from planner.export.files.quoting import one_line
 from planner.export.files.toml import toml_text
-from planner.export.pytorch.torchtitan_registry import LAUNCH, known, no_place, registry_files
+from planner.export.pytorch.torchtitan_registry import AMONG_OURS, LAUNCH, known, no_place, registry_files
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.graph.fp8 import Fp8
@@ -58,9 +58,23 @@ def write(job: Job) -> Mapping[str, str]:
     if "name" not in sections["model"]:
         title += " It has no flavor of this model: say which one of yours it is in MODEL and FLAVOR."
         files += ('--model.name "${MODEL:?}"', '--model.flavor "${FLAVOR:?}"')
-    script = torchrun_script(job, title, "-m torchtitan.train", (), also=files)
+    ring = {f"{RING}.py": _RING} if job.description.context > 1 else {}
+    exports = (AMONG_OURS,) if ring else ()
+    files += (f"--experimental.custom_import {RING}",) if ring else ()
+    script = torchrun_script(job, title, "-m torchtitan.train", (), also=files, exports=exports)
     later = registry_files(job, sections["parallelism"], sections["training"])
-    return {"train.toml": toml_text(sections), "launch.sh": script, **later}
+    return {"train.toml": toml_text(sections), "launch.sh": script, **ring, **later}
+
+
+RING = "plan_ring"
+_RING = '''"""torchtitan 0.2.2 imports this before it trains; it reads no `context_parallel_rotate_method` there itself."""
+
+from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+set_rotate_method("alltoall")
+'''
+"""Keys go round the ring of a context, as plans are priced. Without it they are gathered: 0.2.1 set the method in each
+step, 0.2.2 sets it in its validator alone (torchtitan/distributed/utils.py: create_context_parallel_ctx)."""
 
 
 def fill_in(job: Job) -> Asked:

@@ -2,6 +2,7 @@
 say it."""
 
 import ast
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -138,3 +139,20 @@ fsdp_reshard_after_forward = "{reshard}"
 def test_more_than_zero_1_is_given_up_beside_a_pipeline(engine: str) -> None:
     losses = TARGETS[engine].nearest(replace(PIPED, zero=3))
     assert [(loss.what, loss.here, loss.there[0]) for loss in losses if loss.what == "ZeRO"] == [("ZeRO", "3", "1")]
+
+
+def test_keys_go_round_a_ring_in_torchtitan_0_2_2() -> None:
+    """Its trainer reads no `context_parallel_rotate_method` (train.py, tag v0.2.2), and gathers keys by default; what
+    `--experimental.custom_import` names is imported first."""
+    attention = importlib.import_module("torch.distributed.tensor.experimental._attention")
+    for d, there in ((replace(ONE, ring=2, zigzag=True), True), (ONE, False)):
+        files = written("llama8b", d)
+        assert ("--experimental.custom_import plan_ring" in files["launch.sh"]) == there
+        assert ('PYTHONPATH="$(cd ' in files["launch.sh"]) == ("plan_ring.py" in files) == there
+        if there:
+            before = attention._cp_options.rotate_method
+            try:
+                exec(files["plan_ring.py"])
+                assert attention._cp_options.rotate_method is attention._RotateMethod.ALL_TO_ALL
+            finally:
+                attention._cp_options.rotate_method = before
