@@ -49,7 +49,7 @@ def switched_off(job: Job) -> tuple[str, ...]:
 
 def priced_only(target: Target, job: Job) -> tuple[str, ...]:
     """What the predicted step counts on and the settings do not switch on, so that a step may take longer."""
-    found, told = list(job.unsaid), target.tells(job)
+    found, told = [*job.unsaid, *target.ignores(job)], target.tells(job)
     if (job.description.expert or 1) > 1:
         if job.dispatcher and "once" not in told:
             found.append("a token sent once to each node (DeepEP, HybridEP)")

@@ -156,6 +156,7 @@ class Target:
         fill_in: what exported settings leave to the user.
         tells: of what the price counts on for experts, what the settings of a job switch on: "once" (a token is sent
             once to each node) and "exchange" (this overlaps with other work).
+        ignores: what else the price counts on and the engine does not do, in words.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Target:
     beside: str | None = None
     fill_in: Callable[[Job], Asked] = _nothing
     tells: Callable[[Job], tuple[str, ...]] = _nothing
+    ignores: Callable[[Job], tuple[str, ...]] = _nothing
 
     def architecture_of(self, reference: str, sequence_length: int | None) -> Architecture | None:
         """The architecture of a model as the engine is told it; None if it cannot be told any."""

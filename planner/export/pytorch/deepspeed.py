@@ -128,6 +128,31 @@ def _give_up_zero(giving: Giving) -> None:
     if d.zero > most:
         beside = "the pipeline" if d.pipeline > 1 else "tensor parallelism"
         giving.up(f"ZeRO beside {beside}", d.zero, most, zero=most)
+    if _sums_in_16_bits(d) and d.shards > 1:
+        giving.up("ZeRO", 0, "1: without ZeRO it sums gradients in 16 bits", zero=1)
+
+
+def _sums_in_16_bits(d: Description) -> bool:
+    """Whether gradients in fp32 are asked for without ZeRO.
+
+    There DeepSpeed refuses `grad_accum_dtype` other than the dtype of the model (deepspeed/runtime/engine.py:
+    _do_optimizer_sanity_check). On one device ZeRO 1 is the same training, and takes it.
+    """
+    return d.zero == 0 and d.precision != "fp32" and d.update.gradient_dtype != "parameter"
+
+
+def _reduces_at_once(d: Description) -> bool:
+    """Whether gradients are reduced once a step, after the backward pass: with a pipeline, and by the BF16_Optimizer
+    that ZeRO 1 is with gradients in fp32 (engine.py: _do_optimizer_sanity_check, allreduce_gradients)."""
+    plain = d.zero == 1 and d.precision == "bf16" and d.update.gradient_dtype != "parameter"
+    return d.pipeline > 1 or (plain and d.states_at == "device")
+
+
+def _ignores(job: Job) -> tuple[str, ...]:
+    """What is priced as overlapped and DeepSpeed does not overlap."""
+    d = job.description
+    alone = d.shards == 1 or "reductions" not in job.overlapped
+    return () if alone or not _reduces_at_once(d) else ("reductions of gradients overlapped with the backward pass",)
 
 
 def _give_up_offload(giving: Giving) -> None:
@@ -189,9 +214,9 @@ def _words(d: Description) -> tuple[str, str]:
 
 
 def _zero(d: Description, overlapped: bool) -> dict[str, Any]:
-    """The ZeRO section. Below stage 3 no reduction overlaps the backward pass by default; with a pipeline none can."""
-    found: dict[str, Any] = {"stage": d.zero}
-    if overlapped and d.zero and d.pipeline == 1:
+    """The ZeRO section. Below stage 3 no reduction overlaps the backward pass by default; some can never."""
+    found: dict[str, Any] = {"stage": 1 if _sums_in_16_bits(d) else d.zero}
+    if overlapped and d.zero and not _reduces_at_once(d):
         found["overlap_comm"] = True
     for key, home in (("offload_optimizer", d.states_at), ("offload_param", d.weights_at)):
         if home != "device":
@@ -408,4 +433,5 @@ DEEPSPEED = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    ignores=_ignores,
 )

@@ -67,7 +67,7 @@ def write(job: Job) -> Mapping[str, str]:
 
 
 RING = "plan_ring"
-_RING = '''"""torchtitan 0.2.2 imports this before it trains; it reads no `context_parallel_rotate_method` there itself."""
+_RING = '''"""torchtitan 0.2.2 imports this first; its trainer reads no `context_parallel_rotate_method`."""
 
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 

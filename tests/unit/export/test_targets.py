@@ -376,17 +376,3 @@ def test_deepspeed_spreads_experts_where_autoep_does(changes: dict[str, Any], sa
         cut = text.replace('"autoep_size": 8', '"autoep_size": 8, "expert_tensor_parallel_size": 2')
         with pytest.raises(ExportError, match="DeepSpeed leaves experts whole"):
             target.read(cut, facts)
-
-
-@pytest.mark.parametrize(("zero", "pipeline", "there"), [(1, 1, True), (2, 1, True), (1, 2, False), (0, 1, False)])
-def test_deepspeed_overlaps_what_is_priced_as_overlapped(zero: int, pipeline: int, there: bool) -> None:
-    """Stages below 3 do not by themselves; a pipeline cannot."""
-    layers = (32 // pipeline,) * pipeline
-    none = (0,) * pipeline
-    one = Description(layers=layers, data=8, zero=zero, full=none, selective=none, micro_batches=4)
-    job = replace(job_of(one, "llama8b"), overlapped=("gathers", "reductions"))
-    files = TARGETS["deepspeed"].write(job)
-    assert json.loads(files["ds_config.json"])["zero_optimization"].get("overlap_comm", False) is there
-    plain = TARGETS["deepspeed"].write(replace(job, overlapped=()))
-    assert "overlap_comm" not in plain["ds_config.json"]
-    assert TARGETS["deepspeed"].read(files["ds_config.json"], facts_of(one, "llama8b")).unread == ()
