@@ -40,8 +40,8 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_schedules(giving, SCHEDULES)
     common.give_up_empty_stages(giving)
     common.give_up_fp8(giving)
-    _give_up_splits(giving)
     _give_up_experts(giving)
+    _give_up_splits(giving)
     _give_up_recomputation(giving)
     d = giving.description
     if d.zero == 3 and d.full != d.layers:
@@ -64,6 +64,9 @@ def _give_up_experts(giving: Giving) -> None:
     d = giving.description
     if d.expert is None:
         return
+    if d.tensor > 1 and not d.sequence_parallel:  # refused: mindformers/tools/check_rules.py, _check_moe_parallel_valid
+        giving.up("norms of a model with experts", "whole", "along the sequence", sequence_parallel=True)
+    d = giving.description
     if d.whole_experts and d.context > 1:
         within = max(1, d.expert // d.tensor)
         giving.up("experts beside a context", "whole", "each cut", whole_experts=False, expert=within)

@@ -53,13 +53,18 @@ def write(job: Job) -> Mapping[str, str]:
     return {"train.yaml": yaml_text(content), "launch.sh": _script(job)}
 
 
-def fill_in(_: Job) -> Asked:
+def fill_in(job: Job) -> Asked:
     """What the file leaves open."""
+    a = job.architecture
+    model = (
+        "" if a is not None and _is_llama(a) else ", and the model (`model.arch`, `type` and sizes in `model_config`)"
+    )
     folder = ("MINDFORMERS", "the folder of MindSpore Transformers, the same on every node")
     data = "your data (`--train_dataset_dir DIR` behind `launch.sh`: MindRecord files with `input_ids`)"
     rest = (
         "in `train.yaml` epochs, the learning rate (`lr_schedule`) and `context.max_device_memory`, 58GB unless given"
     )
+    rest += model
     return folder, ("", f"{data}; {rest}")
 
 
@@ -182,7 +187,7 @@ def _moe(d: Description, a: Architecture | None) -> dict[str, object]:
 
 def _model(d: Description, a: Architecture | None) -> dict[str, object]:
     found: dict[str, object] = {}
-    if a is not None and a.family == "llama" and a.usual_heads and not a.qk_norm:
+    if a is not None and _is_llama(a):
         found |= {
             "type": "LlamaConfig",
             "num_layers": a.layers,
@@ -207,6 +212,11 @@ def _model(d: Description, a: Architecture | None) -> dict[str, object]:
         found["use_ring_attention"] = True
     architecture = {"arch": {"type": "LlamaForCausalLM"}} if "type" in found else {}
     return {"model_config": found, **architecture}
+
+
+def _is_llama(a: Architecture) -> bool:
+    """Whether the file describes the model."""
+    return a.family == "llama" and a.usual_heads and not a.qk_norm
 
 
 def _offset(d: Description) -> Any:

@@ -8,6 +8,8 @@
     context               parallelism_config_cp_size: a ring (comm strategy "alltoall") in zigzag order, beside FSDP
     recomputation         fsdp_activation_checkpointing: all blocks or none
     precision             mixed_precision: weights in fp32, computed and reduced in it
+    micro-batches         arguments of the program; with sync_each_batch gradients are sharded after each, without it
+                          they are whole on every device until a step ends
 
 The file does not state batches. They are arguments of the program; `launch.sh` passes them to one that accepts those of
 transformers' Trainer, and is read beside the file. There are no pipelines and no expert parallelism. Source: accelerate
@@ -22,7 +24,7 @@ from planner.export.description import Description, ExportError
 from planner.export.files.arguments import lines_of, option
 from planner.export.files.quoting import one_line
 from planner.export.files.yaml_files import yaml_text
-from planner.export.pytorch.accelerate_reading import OPTIMIZERS, PRECISIONS, read
+from planner.export.pytorch.accelerate_reading import OPTIMIZERS, PRECISIONS, SYNC_EACH_BATCH, read
 from planner.export.target import Asked, Giving, Job, Loss, Target
 
 
@@ -85,9 +87,15 @@ def write(job: Job) -> Mapping[str, str]:
     return {"accelerate.yaml": yaml_text(_content(job)), "launch.sh": _script(job)}
 
 
-def fill_in(_: Job) -> Asked:
+def fill_in(job: Job) -> Asked:
     """What the file leaves open."""
+    d = job.description
     program = "a program that takes the arguments of transformers' `Trainer`, and `--block_size` for samples"
+    if d.zero and d.micro_batches > 1:
+        program += (
+            "; one that calls `Accelerator` itself gives it"
+            f" `GradientAccumulationPlugin(num_steps={d.micro_batches}, sync_each_batch=True)`"
+        )
     return (("TRAIN", program), ("", "its model, data and learning rate, as arguments of `launch.sh`"))
 
 
@@ -142,6 +150,8 @@ def _script(job: Job) -> str:
         option("max_grad_norm", 0 if d.update.clip_norm is None else d.update.clip_norm),
         option("optim", OPTIMIZERS[d.optimizer]),
     ]
+    if d.zero and d.micro_batches > 1:
+        program.append(option("accelerator_config", SYNC_EACH_BATCH))
     if d.sequence_length is not None:
         program.append(option("block_size", d.sequence_length))
     title = [

@@ -22,6 +22,13 @@ from planner.sharding.update import PLAIN
 
 PRECISIONS = engine_words("accelerate")
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
+SYNC_EACH_BATCH = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
+"""--accelerator_config of transformers' Trainer with which FSDP reduces gradients after every micro-batch."""
+_WHOLE = (
+    "gradients of a micro-batch stay whole on every device until the step ends, unless accelerator_config has"
+    " sync_each_batch: priced as reduced after each, so memory is more than this"
+)
+"""Source: accelerate 1.15.0, accelerator.py (no_sync: set_requires_gradient_sync); transformers 5.24.0, trainer.py."""
 _SIZES = "parallelism_config.parallelism_config_"
 _KEYS = (
     "distributed_type",
@@ -57,6 +64,9 @@ def reading_of(settings: Settings, options: Options, facts: Facts, said: Setting
     """Settings in the words of Accelerate, with the arguments of its program; `said` are those of the file itself."""
     notes: list[str] = [] if batches else [common.batches_left_open(facts)]
     description = common.normalised(_read(settings, options, facts))
+    synced = re.search(r"""sync_each_batch\W{1,4}true""", " ".join(options.words("accelerator_config")), re.IGNORECASE)
+    if description.zero and description.micro_batches > 1 and not synced:
+        notes.append(_WHOLE)
     clip = options.number("max_grad_norm", 1.0)
     update = replace(PLAIN, clip_norm=clip if clip > 0 else None) if batches else PLAIN
     _pass_over(settings)
@@ -143,6 +153,8 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
     )
     if given.get("gradient_checkpointing"):
         options["gradient_checkpointing"] = ()
+    if given.get("accelerator_config.gradient_accumulation_kwargs.sync_each_batch") is True:
+        options["accelerator_config"] = (SYNC_EACH_BATCH,)
     reading = reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
     return replace(reading, description=_with_experts(reading.description, settings.degree("expert_parallel_size")))
 

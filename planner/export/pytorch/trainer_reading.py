@@ -253,6 +253,7 @@ def _of_accelerate(
         "gradient_accumulation_steps": (str(steps),),
         "max_grad_norm": (given.word("max_grad_norm") or "1.0",),
         "optim": (_optimizer(given),),
+        "accelerator_config": (given.word("accelerator_config"),),
     }
     if again:
         options["gradient_checkpointing"] = ()

@@ -1,5 +1,6 @@
 """What is written for Accelerate, by its own classes where it is installed, and files that people have."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.export.description import Description, ExportError
+from planner.export.pytorch.accelerate_reading import SYNC_EACH_BATCH
 from planner.export.target import Facts
 from planner.export.targets import TARGETS
 from tests.refusals import refused
@@ -113,3 +115,26 @@ def test_batches_stand_in_the_command() -> None:
     script = ACCELERATE.write(job_of(description, "llama70b"))["launch.sh"]
     assert "--per_device_train_batch_size 2" in script
     assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4" in script
+
+
+@pytest.mark.parametrize(("zero", "micro_batches", "there"), [(3, 4, True), (2, 4, True), (3, 1, False), (0, 4, False)])
+def test_gradients_are_sharded_after_every_micro_batch(zero: int, micro_batches: int, there: bool) -> None:
+    """Without `sync_each_batch` the Trainer takes all micro-batches but the last with `Accelerator.no_sync`, which turns
+    the reductions of FSDP2 off: gradients are whole on every device."""
+    d = replace(PLAIN, zero=zero, micro_batches=micro_batches)
+    files = ACCELERATE.write(job_of(d, "llama70b"))
+    given = """--accelerator_config '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'"""
+    assert (given in files["launch.sh"]) == there
+    assert ("sync_each_batch=True" in dict(ACCELERATE.fill_in(job_of(d, "llama70b")))["TRAIN"]) == there
+    for script, noted in ((files["launch.sh"], False), (files["launch.sh"].replace(given, ""), there)):
+        reading = ACCELERATE.read(files["accelerate.yaml"], replace(FACTS, beside=script))
+        assert reading.description == d
+        assert bool([note for note in reading.notes if "stay whole on every device" in note]) == noted
+
+
+def test_the_trainer_takes_the_argument() -> None:
+    """transformers reads JSON there, and gives the rest to `GradientAccumulationPlugin`."""
+    plugin = pytest.importorskip("accelerate.utils").GradientAccumulationPlugin
+    content = json.loads(SYNC_EACH_BATCH)
+    fields = pytest.importorskip("transformers.trainer_pt_utils").AcceleratorConfig(**content)
+    assert plugin(**fields.gradient_accumulation_kwargs).sync_each_batch is True

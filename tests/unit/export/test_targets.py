@@ -376,3 +376,21 @@ def test_deepspeed_spreads_experts_where_autoep_does(changes: dict[str, Any], sa
         cut = text.replace('"autoep_size": 8', '"autoep_size": 8, "expert_tensor_parallel_size": 2')
         with pytest.raises(ExportError, match="DeepSpeed leaves experts whole"):
             target.read(cut, facts)
+
+
+def test_mindformers_has_norms_along_the_sequence_beside_experts() -> None:
+    """mindformers/tools/check_rules.py, _check_moe_parallel_valid (r1.8.0), refuses experts with tensor parallelism and
+    without sequence parallelism."""
+    wanted = Description(
+        layers=(48,), data=2, tensor=2, expert=2, full=(0,), selective=(0,), interleave=2, micro_batches=4,
+        sequence_length=4096,
+    )  # fmt: skip
+    losses = TARGETS["mindformers"].nearest(wanted)
+    assert losses[0].what == "norms of a model with experts"
+    nearest = losses[-1].description
+    assert (nearest.sequence_parallel, nearest.interleave) == (True, 2)
+    files = TARGETS["mindformers"].write(job_of(nearest, "qwen3-30b-a3b"))
+    assert "use_seq_parallel: true" in files["train.yaml"]
+    for model, asked in (("qwen3-30b-a3b", True), ("llama8b", False)):
+        told = " ".join(what for _, what in TARGETS["mindformers"].fill_in(job_of(nearest, model)))
+        assert ("`type` and sizes in `model_config`" in told) == asked
