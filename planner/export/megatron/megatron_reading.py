@@ -165,6 +165,8 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
     if description.update.moment_dtype != PLAIN.moment_dtype and description.precision == "bf16":
         notes = [*notes, _REMAINDERS]
     notes = [*notes, *_dispatch_notes(options, facts, stack)]
+    if facts.has_experts and not {*_KEPT_MODULES}.isdisjoint(_modules_in(options)):
+        notes = [*notes, _ACTIVATIONS]
     if options.flag("use-megatron-fsdp") and default_gradient_dtype(description) == description.update.gradient_dtype:
         notes += [] if options.word(_FSDP_GRADIENTS) or stack != "megatron" else [_LATER_GRADIENTS]
     read_run(options)
@@ -186,6 +188,7 @@ def _dispatch_notes(options: Options, facts: Facts, stack: str) -> list[str]:
     return [f"--moe-token-dispatcher-type {word}: a token is priced as {priced}, so a step takes {less} than this"]
 
 
+_ACTIVATIONS = "--recompute-modules moe_act: priced with activations of experts kept, so memory is less than this"
 _FSDP_GRADIENTS = "megatron-fsdp-main-grads-dtype"
 _LATER_GRADIENTS = (
     "gradients of Megatron-FSDP are priced in fp32, as core 0.16 keeps them; from 0.17 on they are in 16 bits, unless"
@@ -524,8 +527,7 @@ def _read_replicas(options: Options, data: int) -> int:
 def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Kept]:
     none = (0,) * len(layers)
     granularity = options.word("recompute-granularity")
-    modules = tuple(word for words in options.words("recompute-modules") for word in words.split(",") if word)
-    modules = modules or ("core_attn",)
+    modules = _modules_in(options) or ("core_attn",)
     method, count = options.word("recompute-method"), options.integer("recompute-num-layers", 1) or 0
     if count < 0:
         raise ExportError(f"--recompute-num-layers {count}: write 0 or more")
@@ -545,6 +547,10 @@ def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tupl
     if method == "block":
         return tuple(min(count, have) for have in layers), none, Kept()
     return layers, none, Kept()
+
+
+def _modules_in(options: Options) -> tuple[str, ...]:
+    return tuple(word for words in options.words("recompute-modules") for word in words.split(",") if word)
 
 
 def _read_optimizer(options: Options) -> str:

@@ -119,8 +119,8 @@ def test_batches_stand_in_the_command() -> None:
 
 @pytest.mark.parametrize(("zero", "micro_batches", "there"), [(3, 4, True), (2, 4, True), (3, 1, False), (0, 4, False)])
 def test_gradients_are_sharded_after_every_micro_batch(zero: int, micro_batches: int, there: bool) -> None:
-    """Without `sync_each_batch` the Trainer takes all micro-batches but the last with `Accelerator.no_sync`, which turns
-    the reductions of FSDP2 off: gradients are whole on every device."""
+    """Without `sync_each_batch` the Trainer takes all micro-batches but the last with `Accelerator.no_sync`, which
+    turns the reductions of FSDP2 off: gradients are whole on every device."""
     d = replace(PLAIN, zero=zero, micro_batches=micro_batches)
     files = ACCELERATE.write(job_of(d, "llama70b"))
     given = """--accelerator_config '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'"""

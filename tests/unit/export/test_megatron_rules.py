@@ -194,3 +194,10 @@ def test_another_dispatcher_than_the_priced_one_is_noted(engine: str, word: str,
     text = main(engine, SHARDED, dispatcher="deepep" if word == "flex" else "")
     reading = TARGETS[engine].read(text, facts_of(nearest(engine, SHARDED), MODEL))
     assert bool([note for note in reading.notes if f"--moe-token-dispatcher-type {word}" in note]) == noted
+
+
+@pytest.mark.parametrize(("modules", "noted"), [("moe_act", True), ("layernorm moe_act", True), ("layernorm", False)])
+def test_recomputed_activations_of_experts_are_noted(modules: str, noted: bool) -> None:
+    text = main("megatron", SHARDED) + f"--recompute-granularity selective --recompute-modules {modules}"
+    reading = TARGETS["megatron"].read(text, facts_of(nearest("megatron", SHARDED), MODEL))
+    assert bool([note for note in reading.notes if "moe_act: priced with activations of experts kept" in note]) == noted
