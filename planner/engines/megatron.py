@@ -7,6 +7,8 @@ nothing with a fused kernel, of norms, and of several modules of MLA; norms that
 buckets of gradients.
 """
 
+from dataclasses import replace
+
 from planner.engines.space import EngineSpace, Recomputed, Settings
 from planner.plan.layout.kept import Kept
 
@@ -18,14 +20,18 @@ MODULES: tuple[tuple[Recomputed, Kept], ...] = tuple(
 )
 """Modules that all blocks of a model compute again (--recompute-modules)."""
 
-_SETTINGS = (
-    Settings(zero=(1,), recomputed=("equal",), selective=MODULES, context=("heads", "ring")),
-    Settings(
-        zero=(2, 3), recomputed=("equal",), selective=MODULES, context=("heads", "ring"), fixed=(("pipeline", 1),),
-        replicated=True,
-    ),
+_STATES = Settings(zero=(1,), recomputed=("equal",), selective=MODULES, context=("heads", "ring"))
+_FSDP = Settings(
+    zero=(2, 3), recomputed=("equal",), selective=MODULES, context=("heads", "ring"), fixed=(("pipeline", 1),),
+    replicated=True, replicated_experts=False,
 )  # fmt: skip
-"""The distributed optimizer, with everything; Megatron-FSDP without a pipeline."""
+_SETTINGS = (_STATES, _FSDP)
+"""The distributed optimizer, with everything; Megatron-FSDP without a pipeline.
+
+Up to core 0.16 Megatron-FSDP has no groups of experts in replicas (HSDP): it takes them for weights that all devices
+share (megatron/core/distributed/fsdp/mcore_fsdp_adapter.py, _init_dist_index). Core 0.17 and later have them.
+"""
+_LATER = (_STATES, replace(_FSDP, replicated_experts=True))
 
 _FP8 = ("tensorwise", "delayed", "mxfp8")
 
@@ -45,7 +51,7 @@ MEGATRON_BRIDGE = EngineSpace(
     name="megatron-bridge",
     title="Megatron Bridge",
     software="nemo",
-    settings=_SETTINGS,
+    settings=_LATER,
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),

@@ -50,6 +50,7 @@ class Settings:
         even: whether all stages hold equally many blocks.
         replicated: whether what ZeRO shares out may be shared within groups, with copies between them (HSDP), where
             data parallel devices are left to share it.
+        replicated_experts: whether they may be beside expert parallelism, too.
     """
 
     zero: tuple[int, ...]
@@ -70,6 +71,7 @@ class Settings:
     filled: bool = False
     even: bool = False
     replicated: bool = False
+    replicated_experts: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

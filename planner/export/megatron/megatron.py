@@ -37,7 +37,19 @@ SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 def nearest(description: Description) -> tuple[Loss, ...]:
     """What Megatron-LM cannot be told."""
-    return nearest_of(description, gathers=_gathers(description))
+    giving = Giving(description)
+    give_up_replicated_experts(giving)
+    return (*giving.losses, *nearest_of(giving.description, gathers=_gathers(giving.description)))
+
+
+def give_up_replicated_experts(giving: Giving) -> None:
+    """Give up replicas (HSDP) of Megatron-FSDP beside expert parallelism.
+
+    Up to core 0.16 it shards experts as if all devices had the same ones (mcore_fsdp_adapter.py, _init_dist_index).
+    """
+    d = giving.description
+    if d.zero > 1 and (d.expert or 1) > 1:
+        common.give_up_replicas(giving)
 
 
 def _gathers(d: Description) -> tuple[str, ...]:

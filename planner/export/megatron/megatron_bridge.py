@@ -31,7 +31,7 @@ from planner.export.megatron.megatron_writing import (
     training_options,
     zero_options,
 )
-from planner.export.megatron.nemo import comm_overlap, nearest, recipe_files, value_of
+from planner.export.megatron.nemo import comm_overlap, nearest_of_recipes, recipe_files, value_of
 from planner.export.megatron.nemo_paths import PATHS as NEMO_PATHS
 from planner.export.megatron.nemo_paths import PLUGIN
 from planner.export.megatron.nemo_reading import read
@@ -202,7 +202,7 @@ MEGATRON_BRIDGE = Target(
     about="Megatron Bridge 0.7: recipe.py",
     main="recipe.py",
     beside="launch.sh",
-    nearest=nearest,
+    nearest=lambda description: nearest_of_recipes(description, "Megatron Bridge"),
     write=write,
     read=read,
     needs_architecture=True,

@@ -108,7 +108,15 @@ _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.half", "fp32": "torch.float3
 
 def nearest(description: Description) -> tuple[Loss, ...]:
     """What NeMo cannot be told."""
-    common.refuse_other_training(description, "NeMo", tuple(OPTIMIZERS))
+    giving = Giving(description)
+    megatron.give_up_replicated_experts(giving)
+    losses = nearest_of_recipes(giving.description, "NeMo")
+    return (*giving.losses, *losses)
+
+
+def nearest_of_recipes(description: Description, engine: str) -> tuple[Loss, ...]:
+    """What neither NeMo nor Megatron Bridge can be told."""
+    common.refuse_other_training(description, engine, tuple(OPTIMIZERS))
     giving = Giving(description)
     common.give_up_offload(giving)
     if description.ring > 1 and description.heads > 1:

@@ -67,7 +67,7 @@ def _give_up_experts(giving: Giving) -> None:
     if d.tensor > 1 and not d.sequence_parallel:  # refused: mindformers/tools/check_rules.py, _check_moe_parallel_valid
         giving.up("norms of a model with experts", "whole", "along the sequence", sequence_parallel=True)
     d = giving.description
-    if d.whole_experts and d.context > 1:
+    if d.expert is not None and d.whole_experts and d.context > 1:
         within = max(1, d.expert // d.tensor)
         giving.up("experts beside a context", "whole", "each cut", whole_experts=False, expert=within)
     d = giving.description

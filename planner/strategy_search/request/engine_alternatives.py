@@ -129,7 +129,9 @@ def _alternatives(
                     break
                 wanted[name] = given
         else:
-            yield Pinned(**wanted)
+            apart = min(wanted["replicas"] or 1, wanted["expert"] or 1) > 1
+            if settings.replicated_experts or not apart:
+                yield Pinned(**wanted)
 
 
 def _copies(settings: Settings, devices: int) -> tuple[int | None, ...]:

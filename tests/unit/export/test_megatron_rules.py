@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from planner.engines.spaces import SPACES
 from planner.export.description import Description
 from planner.export.launching import priced_only
 from planner.export.target import Facts, Job
@@ -201,3 +202,14 @@ def test_recomputed_activations_of_experts_are_noted(modules: str, noted: bool) 
     text = main("megatron", SHARDED) + f"--recompute-granularity selective --recompute-modules {modules}"
     reading = TARGETS["megatron"].read(text, facts_of(nearest("megatron", SHARDED), MODEL))
     assert bool([note for note in reading.notes if "moe_act: priced with activations of experts kept" in note]) == noted
+
+
+@pytest.mark.parametrize(("engine", "kept"), [("megatron", False), ("nemo", False), ("megatron-bridge", True)])
+def test_experts_are_in_no_replicas_up_to_core_0_16(engine: str, kept: bool) -> None:
+    """Up to core 0.16 (core/distributed/fsdp/mcore_fsdp_adapter.py, _init_dist_index) the groups of experts are those
+    of all weights, if there are replicas; 0.17 has `hybrid_fsdp_expt_group`."""
+    for zero, expert, there in ((3, 4, kept), (2, 4, kept), (1, 4, True), (3, 1, True)):
+        found = nearest(engine, replace(SHARDED, replicas=2, expert=expert, zero=zero))
+        assert (found.replicas, found.expert, found.zero) == (2 if there else 1, expert, zero)
+    space = SPACES[engine]
+    assert {one.replicated_experts for one in space.settings if one.replicated} == {kept}
