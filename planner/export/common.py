@@ -10,7 +10,7 @@ from planner.plan.words import replica_words, table_words
 from planner.sharding.update import PLAIN, Update
 
 UPDATED_ON_HOSTS = (
-    "offloaded states are updated on the processors of the host there; priced as coming to the device for it"
+    "the engine updates offloaded states on the host's processors; priced as copied to the device for the update"
 )
 """Note on offload in engines."""
 
@@ -24,40 +24,40 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
         )
     if products_in(description.precision):
         raise ExportError(
-            f"{engine} is not told in what products of fp32 are computed, the plan has them in"
+            f"{engine} has no setting for the dtype of fp32 products, and the plan computes them in"
             f" {description.precision}; plan again with --precision fp32"
         )
     if update.gradients != "mean":
         raise ExportError(f"{engine} takes the mean of gradients, the plan their sum; plan again with --gradients mean")
     if update.placed:
         raise ExportError(
-            f"{engine} has no tables outside of the devices, the plan has {table_words(update)}; plan again with"
+            f"{engine} keeps all tables on the devices, and the plan has {table_words(update)}; plan again with"
             " --place none"
         )
     if update.padded:
         raise ExportError(
-            f"{engine} is not told which weights are padded, the plan pads"
+            f"{engine} has no setting for padded weights, and the plan pads"
             f" {', '.join(name for name, _ in update.padded)}; plan again without --pad"
         )
     if update.padding_samples:
         raise ExportError(
-            f"{engine} has no samples of weight zero, the plan adds {update.padding_samples} to the global batch"
-            f" {description.global_batch - update.padding_samples}; plan again without --pad batch=N"
+            f"{engine} cannot add samples of weight zero, and the plan adds {update.padding_samples} to the global"
+            f" batch of {description.global_batch - update.padding_samples}; plan again without --pad batch=N"
         )
     if update.per_replica:
         raise ExportError(
-            f"{engine} is not told which operators replicas compute by themselves, the plan has"
+            f"{engine} has no setting for operators that each replica computes by itself, and the plan has"
             f" {replica_words(update)}; plan again without --per-replica"
         )
     if update.served:
         raise ExportError(f"{engine} has no parameter servers for dense weights; plan again with --zero-by slices")
     if update.owned:
         raise ExportError(
-            f"{engine} does not share out optimizer states by whole parameters; plan again with --zero-by slices"
+            f"{engine} does not shard optimizer states by whole parameters; plan again with --zero-by slices"
         )
     if update.local_parameters:
         raise ExportError(
-            f"{engine} has no parameters that every device has for itself, the plan has"
+            f"{engine} has no parameters that differ between devices, and the plan has"
             f" {', '.join(update.local_parameters)}; plan again without --local-parameters"
         )
 
@@ -68,9 +68,14 @@ def give_up_offload(
     """Give up offload to targets that the engine does not have; `states` and `weights` are those that it has."""
     d = giving.description
     if d.weights_at not in ("device", *weights):
-        giving.up("weights of blocks between their passes", f"on the {d.weights_at}", why, weights_at="device")
+        giving.up(
+            "weights of blocks between their forward and backward pass",
+            f"on the {d.weights_at}",
+            why,
+            weights_at="device",
+        )
     if d.states_at not in ("device", *states):
-        giving.up("states of the optimizer", f"on the {d.states_at}", why, states_at="device")
+        giving.up("optimizer states", f"on the {d.states_at}", why, states_at="device")
 
 
 def give_up_interleave(giving: Giving) -> None:
@@ -116,14 +121,14 @@ def give_up_cut_hidden(giving: Giving) -> None:
     """Give up an embedding that tensor-parallel devices shard along the hidden size, and not along the vocabulary."""
     d = giving.description
     if d.tensor > 1 and not d.vocabulary_parallel:
-        giving.up("embedding over tensor parallel devices", "hidden", "vocabulary", vocabulary_parallel=True)
+        giving.up("embedding over tensor-parallel devices", "hidden", "vocabulary", vocabulary_parallel=True)
 
 
 def give_up_other_rings(giving: Giving) -> None:
     """Give up context parallelism other than a ring in zigzag order."""
     d = giving.description
     if d.heads > 1:
-        here = f"{d.heads} devices by heads" + (f" in a ring of {d.ring}" if d.ring > 1 else "")
+        here = f"Ulysses over {d.heads}" + (f" in a ring of {d.ring}" if d.ring > 1 else "")
         giving.up("context parallelism", here, f"ring of {d.context}", ring=d.context, heads=1, zigzag=True)
     elif d.ring > 1 and not d.zigzag:
         giving.up("order of the ring", "contiguous", "zigzag", zigzag=True)
@@ -149,8 +154,8 @@ def give_up_schedules(giving: Giving, known: tuple[str, ...]) -> None:
 def give_up_few_micro_batches(giving: Giving) -> None:
     """Give up schedules for which there are too few micro-batches.
 
-    PyTorch's 1F1B and DualPipeV need at least as many micro-batches as stages. With fewer, GPipe has the same turns as
-    1F1B, and ZB-V the same stages as DualPipeV.
+    PyTorch's 1F1B and DualPipeV need at least as many micro-batches as stages. With fewer, GPipe has the same schedule
+    steps as 1F1B, and ZB-V the same stages as DualPipeV.
     """
     d = giving.description
     if d.schedule == "dualpipe_v" and d.micro_batches < len(d.layers):
@@ -186,7 +191,7 @@ def give_up_uneven_stages(giving: Giving) -> None:
     count, blocks = len(d.layers), sum(d.layers)
     if blocks < count:
         raise ExportError(
-            f"the plan has {count} stages for {blocks} layers, and every stage of this engine holds one; plan again"
+            f"the plan has {count} stages for {blocks} layers, and this engine needs a layer in every stage; plan again"
             " with fewer stages (--pipeline, --virtual-stages)"
         )
     layers = tuple(blocks // count + (at >= count - blocks % count) for at in range(count))

@@ -24,7 +24,7 @@ from planner.sharding.rule import FactorKind
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./]|$)")
 _BETWEEN = {"elementwise": "operators between products", "normalisation": "norms"}
 """Operators that no engine configures one by one."""
-_OTHERWISE, _FOLLOWS = "cut each its own way", "as the products beside them are"
+_OTHERWISE, _FOLLOWS = "each sharded differently", "sharded as the products beside them"
 _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "elementwise", "loss")
 
 
@@ -172,7 +172,7 @@ def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
     found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual), *_offload_differences(bound, usual)]
     found += _overlap_differences(bound, usual)
     if bound.plan.training.tokens_once and not usual.plan.training.tokens_once:
-        found += [Difference(what="tokens on their way to experts", here="once to a node", usual="once to an expert")]
+        found += [Difference(what="tokens sent to experts", here="once to each node", usual="once to each expert")]
     operators: Counter[tuple[str, str, str]] = Counter()
     between: Counter[str] = Counter()
     for op_class in _COMPUTING:
@@ -215,7 +215,7 @@ def _axes(bound: BoundPlan) -> str:
     for axis in found.axes:
         role = "data" if axis.role == "replicated" else axis.role
         if role == "data" and found.replicas > 1 and not axis.shared:
-            role = "copies"
+            role = "replicas"
         if merged and merged[-1][0] == role:
             merged[-1] = (role, merged[-1][1] * axis.size)
         else:
@@ -234,12 +234,11 @@ def _overlap_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Differe
     """Collectives in chunks under the products beside them, which no engine can be told."""
     here, there = (one.plan.training.tensor_overlap for one in (bound, usual))
     if here and not there:
-        words = (
-            f"in {' or '.join(str(n) for n in sorted({max(chunks) for _, *chunks, _ in here}))} chunks under products"
-        )
-        yield Difference(what="collectives of tensor parallelism", here=words, usual="waited for")
+        counts = " or ".join(str(n) for n in sorted({max(chunks) for _, *chunks, _ in here}))
+        words = f"in {counts} chunks, overlapped with products"
+        yield Difference(what="collectives of tensor parallelism", here=words, usual="exposed")
     if bound.plan.training.expert_overlap and not usual.plan.training.expert_overlap:
-        yield Difference(what="the exchange of experts", here="under other work", usual="waited for")
+        yield Difference(what="all-to-all of experts", here="overlapped with other work", usual="exposed")
 
 
 def _block_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:

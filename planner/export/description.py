@@ -111,12 +111,13 @@ class Description:
     def __post_init__(self) -> None:
         for name, count in self._counts().items():
             if not 1 <= count <= LARGEST:
-                raise ExportError(f"{name}: {count} is none; write a number from 1 to {LARGEST}")
+                raise ExportError(f"{name}: {count}; write a number from 1 to {LARGEST}")
         if self.zero not in range(_ZERO + 1):
             raise ExportError(f"ZeRO {self.zero}: there are stages 0 to {_ZERO}; write one of them")
         if self.data % self.replicas:
             raise ExportError(
-                f"{self.replicas} copies do not divide {self.data} data parallel devices; write a number that does"
+                f"{self.replicas} replicas (HSDP) do not divide {self.data} data-parallel devices; write a number"
+                " that does"
             )
         clip = self.update.clip_norm
         if clip is not None and not (0 < clip < math.inf):
@@ -129,12 +130,12 @@ class Description:
         return {
             "data parallel degree": self.data,
             "tensor parallel degree": self.tensor,
-            "ring of the context": self.ring,
-            "context by heads": self.heads,
-            "copies of what is shared out": self.replicas,
+            "ring-attention degree": self.ring,
+            "Ulysses degree": self.heads,
+            "HSDP replicas": self.replicas,
             "samples of a micro-batch": self.micro_batch,
             "micro-batches": self.micro_batches,
-            "micro-batches at a time": self.interleave,
+            "interleaved micro-batches": self.interleave,
             "slices of the sequence": self.slices,
             "stages on each pipeline rank": self.virtual_stages,
             **{name: count for name, count in given.items() if count is not None},
@@ -145,13 +146,13 @@ class Description:
         stages = len(self.layers)
         if not stages or stages % self.virtual_stages or min(self.layers) < 0:
             raise ExportError(
-                f"{_few(self.layers)} layers of stages, {self.virtual_stages} on each pipeline rank: write 0 or more"
-                " for each stage, and equally many stages for every rank"
+                f"stages of {_few(self.layers)} layers, {self.virtual_stages} on each pipeline rank: every rank has"
+                " the same number of stages, and every stage 0 layers or more"
             )
         if {len(self.full), len(self.selective)} != {stages}:
             raise ExportError(
-                f"recomputed layers of {len(self.full)} and {len(self.selective)} stages; there are {stages}: write a"
-                " number for each"
+                f"recomputed layers are given for {len(self.full)} and {len(self.selective)} stages, and there are"
+                f" {stages}: write a number for each"
             )
         if self.in_a_v and self.pipeline > 1 and self.virtual_stages != _IN_A_V:
             raise ExportError(
@@ -161,8 +162,8 @@ class Description:
         for have, full, selective in zip(self.layers, self.full, self.selective, strict=True):
             if min(full, selective) < 0 or full + selective > have:
                 raise ExportError(
-                    f"{full} layers recomputed whole and {selective} selectively in a stage of {have}: write 0 to"
-                    f" {have} of both together"
+                    f"{full} fully and {selective} selectively recomputed layers in a stage of {have}: write {have}"
+                    " at most, both together"
                 )
 
     @property
@@ -248,13 +249,13 @@ def micro_batches_of(global_batch: int, micro_batch: int, data: int) -> int:
     """Micro-batches of a step. Raises ExportError if the batch does not divide."""
     if min(global_batch, micro_batch, data) < 1:
         raise ExportError(
-            f"a global batch of {global_batch} in micro-batches of {micro_batch} samples on {data} data parallel"
+            f"a global batch of {global_batch} in micro-batches of {micro_batch} samples on {data} data-parallel"
             " devices: write numbers of 1 or more"
         )
     count, rest = divmod(global_batch, micro_batch * data)
     if rest or not count:
         raise ExportError(
-            f"micro-batches of {micro_batch} samples on {data} data parallel devices do not divide a global batch of"
+            f"micro-batches of {micro_batch} samples on {data} data-parallel devices do not divide a global batch of"
             f" {global_batch}"
         )
     return count

@@ -28,6 +28,6 @@ def written_onto(target: Target, text: str, facts: Facts, job: Job) -> str:
             return text
         text = edited(target, text, replace(job, description=before), job.description)
     raise ExportError(
-        "the settings of the plan do not fit into this file, where they stand elsewhere too; leave out --onto, and make"
-        " the changes by hand"
+        "the plan cannot be written into this file, which sets the same values elsewhere, too; leave out --onto, and"
+        " change the file by hand"
     )

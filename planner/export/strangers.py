@@ -7,11 +7,9 @@ an error in a correct file. Source of the patterns: the example folders of the n
 import re
 
 _NO_TRAINING = "it trains nothing; give the file that starts a training"
-_RL = "it trains by rewards, with texts that are generated between the steps, which no plan has"
-_TORCH = (
-    "of PyTorch's trainers without Megatron-LM are read torchtitan, Accelerate, DeepSpeed and transformers' Trainer"
-)
-_MODALITIES = "encoders and decoders of pictures and sound are in no model that can be planned"
+_RL = "it trains with rewards and generates text between steps, which no plan covers"
+_TORCH = "without Megatron-LM, plan import reads torchtitan, Accelerate, DeepSpeed and transformers' Trainer"
+_MODALITIES = "models with image or audio encoders or decoders cannot be planned"
 
 _MARKS: tuple[tuple[str, str, str], ...] = (
     (r"^[ \t]*(ici|dcn)_\w+_parallelism\s*:|\bMaxText\b|maxtext\.|framework:\s*max(text|diffusion)",
@@ -39,11 +37,11 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
     (r"\bmetaseq\b", "metaseq", _TORCH),
     (r"\bapps\.main\.train\b", "Meta Lingua", _TORCH),
     (r"\bllava/|\binternvl_chat\b|--vision_tower\b|^[ \t]*mm_cfg:|^[ \t]*(perception|modality_adapter|vision_encoder):"
-     r"|\bpretrain_mm_mlp_adapter\b|--mm_tunable_parts", "a model of pictures or sound", _MODALITIES),
+     r"|\bpretrain_mm_mlp_adapter\b|--mm_tunable_parts", "a model of images or audio", _MODALITIES),
     (r"\bFluxModel|\bflux_(12b|535m)|^name\s*=\s*['\"]flux['\"]|\bflux_\w+\(\) -> FluxTrainer"
      r"|stable_diffusion|maxdiffusion|\bwan2\.\d_",
      "a diffusion model", _MODALITIES),
-    (r"(?i)\brwkv\b", "RWKV", "linear attention is in no model that can be planned"),
+    (r"(?i)\brwkv\b", "RWKV", "models with linear attention cannot be planned"),
     (r"^[ \t]*model_size_in_b:|^search_config:", "a search over configurations", "give one that it makes"),
     (r"^[ \t]*-\s+serve_id:|^[ \t]*-\s+(serve|inference):|^[ \t]*engine:\s*vllm\b|^llm:\s*$", "serving", _NO_TRAINING),
     (r"^[ \t]*-\s+train:\s", "an experiment of FlagScale", "give the file of conf/train that it names"),

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 
 _OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32"})
-_FEWER_BITS = "states of the optimizer in fewer bits: priced in fp32, so memory is less than this"
+_FEWER_BITS = "optimizer states in fewer bits: priced in fp32, so memory is less than this"
 _ADAPTED = "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"
-_PAGED = "states of the optimizer move to the memory of the host where a device is full: priced as on the device"
+_PAGED = "optimizer states move to host memory where a device is full: priced as on the device"
 _MATTERS: tuple[tuple[str, str], ...] = (
     (r"fp8|mixed-precision: fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
@@ -15,14 +15,14 @@ _MATTERS: tuple[tuple[str, str], ...] = (
     (r"adapter|peft|peft-scheme|lora-r|lora-rank|lora-target.*", _ADAPTED),
     (r"(zero-optimization\.)?offload-(optimizer|param)\.?(device|-device)?|.*offload-(optimizer|param)-device"
      r"|fsdp-offload-params|offload-params|enable-cpu-offload|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",
-     "states in the memory of the host: priced as on the device, so memory is less than this and a step takes longer"),
+     "states in host memory: priced as on the device, so memory is less than this and a step takes longer"),
     (r"use-kt",
      "experts are computed on the processors of the host: priced on the device, so memory is less than this"),
     (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading",
-     "activations in the memory of the host: priced as on the device"),
+     "activations in host memory: priced as on the device"),
     (r"rl|reward-model|process-reward-model|perform-rl-step",
-     "preferences or rewards are trained for, beside other models or with texts that are generated: priced as training"
-     " on tokens alone, so a step takes longer than this"),
+     "training on preferences or rewards, with further models or generated text: priced as training on tokens alone,"
+     " so a step takes longer than this"),
     (r"lisa-n-layers|unfrozen-parameters",
      "some weights are trained: priced as if all were, so memory is less than this"),
     (r"mtp-num-layers", "modules of multi-token prediction: not in the model that is priced"),
@@ -33,7 +33,7 @@ _MATTERS: tuple[tuple[str, str], ...] = (
     (r"window-size|sliding-window(-size)?|interleave-sliding-window|window-attn-skip-freq",
      "attention in a window: priced over the whole sequence"),
     (r"moe-fb-overlap|overlap-moe-expert-parallel-comm|moe-alltoall-overlap-comm|moe-shared-expert-overlap",
-     "communication of experts hides behind computation: priced as waited for"),
+     "communication of experts overlaps with computation: priced as exposed"),
     (r"dtype: bfloat16|use-precision-aware-optimizer|main-grads-dtype|main-params-dtype|exp-avg(-sq)?-dtype"
      r"|reuse-fp32-param|megatron-fsdp-main-grads-dtype|(bf16|fp16)-master-weights-and-grad(s|ients)"
      r"|bf16-optimizer-states",

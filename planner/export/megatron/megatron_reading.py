@@ -53,29 +53,29 @@ _TRAINING = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "micr
              "bf16", "fp16", "recompute-granularity", "deepspeed", "pipeline-model-parallel-layout",
              "clip-grad")  # fmt: skip
 _GENERATION = "it generates text and trains nothing; give a file that trains"
-_PICTURES = "encoders of pictures and sound beside a language model are in no model that can be planned"
-_LINEAR = "layers of linear attention (Gated DeltaNet) are in no model that can be planned"
+_PICTURES = "models with image or audio encoders cannot be planned"
+_LINEAR = "models with linear attention (Gated DeltaNet) cannot be planned"
 _STRANGERS = {
     "encoder-num-layers": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
     "encoder-seq-length": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
-    "hybrid-layer-pattern": "state-space layers (Mamba) are in no model that can be planned",
-    "hybrid-override-pattern": "state-space layers (Mamba) are in no model that can be planned",
-    "hybrid-attention-ratio": "state-space layers (Mamba) are in no model that can be planned",
-    "is-hybrid-model": "state-space layers (Mamba) are in no model that can be planned",
+    "hybrid-layer-pattern": "models with state-space layers (Mamba) cannot be planned",
+    "hybrid-override-pattern": "models with state-space layers (Mamba) cannot be planned",
+    "hybrid-attention-ratio": "models with state-space layers (Mamba) cannot be planned",
+    "is-hybrid-model": "models with state-space layers (Mamba) cannot be planned",
     "linear-attention-freq": _LINEAR,
     "full-attention-interval": _LINEAR,
     "linear-key-head-dim": _LINEAR,
-    "num-zero-experts": "experts that compute nothing are in no model that can be planned",
-    "enable-mhc": "residuals of several streams (hyper-connections) are in no model that can be planned",
-    "kv-compress": "attention to compressed keys is in no model that can be planned",
-    "block-lm": "blocks of GLM, which fill gaps, are in no model that can be planned",
-    "retro-add-retriever": "blocks that read retrieved neighbours (RETRO) are in no model that can be planned",
+    "num-zero-experts": "models with experts that compute nothing cannot be planned",
+    "enable-mhc": "models with several residual streams (hyper-connections) cannot be planned",
+    "kv-compress": "models that attend to compressed keys cannot be planned",
+    "block-lm": "GLM blocks, which fill gaps, cannot be planned",
+    "retro-add-retriever": "models that read retrieved neighbours (RETRO) cannot be planned",
     "language-model-type": _PICTURES,
     "vision-model-type": _PICTURES,
     "img-h": _PICTURES,
     "mrope-section": _PICTURES,
     "model-provider": _PICTURES,
-    "task": "a task that is evaluated or tuned for is no training that can be planned",
+    "task": "evaluation and tuning for a task cannot be planned",
     "num-tokens-to-generate": _GENERATION,
     "out-seq-length": _GENERATION,
 }

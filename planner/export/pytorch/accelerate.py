@@ -66,7 +66,7 @@ def _give_up_splits(giving: Giving) -> None:
     if d.sequence_parallel:
         giving.up("norms", "along the sequence", "whole", sequence_parallel=False)
     if d.tensor > 1 and d.vocabulary_parallel:
-        giving.up("embedding over tensor parallel devices", "vocabulary", "not cut by it", vocabulary_parallel=False)
+        giving.up("embedding over tensor-parallel devices", "vocabulary", "replicated", vocabulary_parallel=False)
     if d.expert is not None and (d.expert > 1 or d.whole_experts):
         giving.up("expert parallelism", d.expert, 1, expert=1, whole_experts=False)
 
@@ -79,7 +79,7 @@ def _give_up_zero(giving: Giving) -> None:
         common.give_up_replicas(giving)
     alone = d.tensor == d.context == 1
     if d.zero == 1 or (d.zero == 0 and not alone):
-        giving.up("ZeRO", d.zero, "2: without any it runs data parallelism alone, and it has no 1", zero=2)
+        giving.up("ZeRO", d.zero, "2: Accelerate has no 1, and ZeRO 0 only without other parallelism", zero=2)
 
 
 def write(job: Job) -> Mapping[str, str]:

@@ -99,12 +99,12 @@ def _refuse_together(d: Description) -> None:
 def _give_up_splits(giving: Giving) -> None:
     d = giving.description
     if d.ring > 1:
-        here = f"ring of {d.ring}" + (f", {d.heads} by heads" if d.heads > 1 else "")
-        giving.up("context parallelism", here, f"{d.context} by heads", ring=1, heads=d.context, zigzag=False)
+        here = f"ring of {d.ring}" + (f", Ulysses over {d.heads}" if d.heads > 1 else "")
+        giving.up("context parallelism", here, f"Ulysses over {d.context}", ring=1, heads=d.context, zigzag=False)
     if d.sequence_parallel:
         giving.up("norms", "along the sequence", "whole", sequence_parallel=False)
     if d.tensor > 1 and d.vocabulary_parallel:
-        giving.up("embedding over tensor parallel devices", "vocabulary", "not cut by it", vocabulary_parallel=False)
+        giving.up("embedding over tensor-parallel devices", "vocabulary", "replicated", vocabulary_parallel=False)
 
 
 def _give_up_experts(giving: Giving) -> None:

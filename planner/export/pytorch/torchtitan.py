@@ -110,9 +110,9 @@ def _give_up_zero(giving: Giving) -> None:
     if d.data * d.context == 1:
         return
     if d.pipeline > 1 and d.zero != 1:
-        giving.up("ZeRO", d.zero, "1: a pipeline adds gradients up whole", zero=1)
+        giving.up("ZeRO", d.zero, "1: a pipeline accumulates whole gradients", zero=1)
     elif d.pipeline == 1 and (d.zero == 1 or (d.zero == 0 and not alone)):
-        giving.up("ZeRO", d.zero, "2: without any it runs data parallelism alone, and it has no 1", zero=2)
+        giving.up("ZeRO", d.zero, "2: torchtitan has no 1, and ZeRO 0 only without other parallelism", zero=2)
 
 
 def _give_up_recomputation(giving: Giving) -> None:

@@ -84,7 +84,7 @@ def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
     assert (found.states_at, found.weights_at) == ("host", "device")
     assert describe(bound).states_at == "device"
     lost = TARGETS["torchtitan"].nearest(found)
-    assert ("states of the optimizer", "on the host") in [(loss.what, loss.here) for loss in lost]
+    assert ("optimizer states", "on the host") in [(loss.what, loss.here) for loss in lost]
     assert lost[-1].description.states_at == "device"
     part = {**bound.parameters, **dict(list(offloaded.items())[:2])}
     some = replace(bound, parameters=part)

@@ -26,7 +26,7 @@ SAID = {  # what is in no price, of some
     "accelerate/axolotl_qlora-fsdp-70b.yaml": "adapter",
     "mindspeed/pretrain_deepseek3_671b_4k_ptd.sh": "moe-fb-overlap",
     "mindspeed/pretrain_deepseek32_671b_4k_A3_ptd.sh": "keys that an indexer picks",
-    "accelerate/axolotl_dpo.yaml": "rl: preferences or rewards",
+    "accelerate/axolotl_dpo.yaml": "rl: training on preferences or rewards",
     "megatron/swift_new_special_tokens.sh": "an adapter is trained",
     "accelerate/factory_qwen3moe_lora_sft_kt.yaml": "experts are computed on the processors of the host",
     "accelerate/open-instruct_llama3.1_8b_preview_mix.yaml": "nothing is said of bf16 or fp16",
@@ -40,7 +40,7 @@ SAID = {  # what is in no price, of some
     "nemo/gcp_bridge_deepseek_v3_256gpus.sh": "what this recipe of Megatron Bridge decides",
     "deepspeed/factory_qwen2_full_asft.yaml": "read as ZeRO 0 by its name",
     "accelerate/handbook_zephyr-141b-orpo.yaml": "nothing is said of FSDP or DeepSpeed",
-    "accelerate/axolotl_fft-8b.yaml": "move to the memory of the host",
+    "accelerate/axolotl_fft-8b.yaml": "move to host memory",
 }
 
 AWARE = "--bf16 --use-distributed-optimizer --use-precision-aware-optimizer --micro-batch-size 1"
@@ -123,7 +123,9 @@ def test_what_deepspeed_offloads_is_part_of_the_description(file: str, states: s
     for row in (row for row in ROWS if row["file"] == f"deepspeed/{file}" and row["read"]):
         reading = reading_of(row)
         assert (reading.description.states_at, reading.description.weights_at) == (states, weights)
-        assert any("updated on the processors of the host" in note for note in reading.notes) == (states == "host")
+        assert any("updates offloaded states on the host's processors" in note for note in reading.notes) == (
+            states == "host"
+        )
         assert not any("offload" in words for words in reading.unmodelled)
 
 
@@ -164,7 +166,7 @@ def test_embedding_and_head_count_as_layers_where_megatron_deepspeed_is_told_so(
 @pytest.mark.parametrize(
     ("engine", "setting", "said"),
     [
-        ("torchtitan", "[training]\nenable_cpu_offload = true", "in the memory of the host"),
+        ("torchtitan", "[training]\nenable_cpu_offload = true", "in host memory"),
         (
             "torchtitan",
             "[optimizer]\nearly_step_in_backward = true\n[training]\nseq_len = 2048",
@@ -327,7 +329,7 @@ def test_experts_are_as_wide_as_an_mlp_where_nothing_else_is_said() -> None:
 @pytest.mark.parametrize(
     ("added", "words"),
     [("--linear-attention-freq 4", "linear attention"), ("--num-zero-experts 2", "compute nothing"),
-     ("--enable-mhc", "several streams"), ("--kv-compress", "compressed keys")],
+     ("--enable-mhc", "several residual streams"), ("--kv-compress", "compressed keys")],
 )  # fmt: skip
 def test_layers_that_no_model_has_are_refused(added: str, words: str) -> None:
     with refused(ExportError, words):
