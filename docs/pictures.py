@@ -78,7 +78,7 @@ SVG = """\
 def plan(*arguments: str, folder: Path) -> str:
     """What a command prints on a terminal with colours."""
     command = [sys.executable, "-m", "planner.cli.main", *arguments]
-    environment = {**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "PYTHONPATH": str(HERE.parent)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
 
