@@ -27,7 +27,8 @@ Collectives in buckets are priced as a share of a full bucket, which is a lower 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,101 +137,153 @@ def price_parameter(
 ) -> ParameterPrices:
     """Prices of a parameter of this type in each of the given stored layouts; a `local` one needs no gradient
     reduction. `share` is the part that the device has of a state with a single owner: 1, 0, or by default the mean."""
-    mesh = pricers.parameters.mesh
-    sizes = mesh.sizes
-    software = pricers.parameters.cluster.software
-    per = parameter_bytes(precision, optimizer, software, update.variant)
+    cluster, sizes = pricers.parameters.cluster, pricers.parameters.mesh.sizes
+    software, per = cluster.software, parameter_bytes(precision, optimizer, cluster.software, update.variant)
     weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
-    shares = _shares(tensor, [s.weight for s in stored], sizes)
-    weight += shares * tensor.numel * software.stored.beside
-    cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
+    weight += _shares(tensor, [s.weight for s in stored], sizes) * tensor.numel * software.stored.beside
     apart = np.array([one.weight_home != "device" for one in stored])
     weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
-    if not trainable:
-        return ParameterPrices(
-            accumulation=zeros,
-            launches=zeros,
-            synchronisation=zeros,
-            copied=zeros,
-            update=zeros,
-            gather=zeros,
-            weight=np.where(apart, 0.0, weight),
-            gradient=zeros,
-            state=zeros,
-            offloaded=zeros,
-            fetch=zeros,
-            store=zeros,
-            offload=zeros,
-            weight_offloaded=np.where(apart, weight, 0.0),
-            weight_fetch=weight_fetch,
-            weight_store=zeros,
-            served=zeros,
-        )
-    shared_out = update.owned and not local
-    owned = [owned_axes(s, sizes) for s in stored] if shared_out else [()] * len(stored)
-    mean = np.array([1 / math.prod([sizes[axis] for axis in axes]) if axes else 1.0 for axes in owned])
-    whole = np.array([bool(axes) for axes in owned])  # with a single owner
-    shares = mean if share is None else np.where(whole, share, 1.0)
-    state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel * shares
-    gradient = _shares(tensor, [s.gradient for s in stored], sizes) * tensor.numel
-    accumulated = summed(tensor, update)
-    # an fp32 weight is its own master copy unless the state is sharded finer; then the shard of the state is a copy, as
-    # is that of an offloaded weight. FSDP keeps its shard beside a weight that stays gathered for long
-    weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
-    own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
-    served = whole & update.served
-    copies = zeros
-    if own:
-        padded = _padded(tensor, stored, sizes)
-        gathered = software.copies_out & (_shares(tensor, states, sizes) < _shares(tensor, weights, sizes))
-        beside = apart | served | padded | gathered
-        copies = np.where(beside, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
-    kept_in = tensor if software.sums_narrow else accumulated
-    added = gradient * (tensor.element_bytes + 2 * kept_in.element_bytes)
-    device = cluster.device
-    launched = launch_seconds(cluster)
-    kept = state * (per.state + tensor.element_bytes * copies)
-    foreach, widened = software.foreach, software.name == PYTORCH.name  # our runtime's kernels take fp32 alone
-    updated = np.asarray(
-        optimizer_time(state, precision, optimizer, device, update.variant, foreach=foreach, widened=widened)
+    zeros = np.zeros(len(stored))
+    held = replace(
+        _nothing(zeros),
+        weight=np.where(apart, 0.0, weight),
+        weight_offloaded=np.where(apart, weight, 0.0),
+        weight_fetch=weight_fetch,
     )
+    if not trainable:
+        return held
+    owners = _Owners.of(stored, sizes, update, owned=update.owned and not local, share=share)
+    state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel * owners.share
+    gradient = _shares(tensor, [s.gradient for s in stored], sizes) * tensor.numel
+    accumulated, served = summed(tensor, update), owners.served
+    copies = _copies(tensor, stored, apart | served, pricers, update)
+    kept = state * (per.state + tensor.element_bytes * copies)
+    updated = _update_seconds(tensor, stored, state, precision, optimizer, pricers, update, owners)
     summing, copied = zeros, zeros
     if not local:
-        routes = pricers.sums.pairs(accumulated, gradients, states)
+        routes = pricers.sums.pairs(accumulated, [s.gradient for s in stored], [s.state for s in stored])
         summing, copied = routes.seconds, routes.copies
     if served.any():
-        traffic = optimizer_traffic(precision, optimizer, update.variant, widened=widened)
-        updated = np.where(served, _on_servers(state, accumulated, tensor, traffic, cluster), updated)
-        summing = np.where(served, _messages("reduce", accumulated, stored, owned, pricers.sums), summing)
+        summing = np.where(served, _messages("reduce", accumulated, stored, owners.axes, pricers.sums), summing)
         copied = np.where(served, 0.0, copied)
-    updated = updated + np.where((state > 0) & ~served, UPDATED * launched, 0.0)
-    if optimizer == MUON:
-        updated = updated + matrix_seconds(tensor, stored, shares, pricers, launched)
+    gather = pricers.updated.pairs(tensor, [s.state for s in stored], [s.weight for s in stored]).seconds
     away = np.array([one.state_home != "device" for one in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
-    passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
-    sum_launched = launched if accumulated.dtype != tensor.dtype else 0.0
-    before_it, beside_it = (sum_launched, 0.0) if device.in_line else (0.0, sum_launched)
-    return ParameterPrices(
-        accumulation=(np.asarray(passed) if cluster.software.accumulates else zeros) + before_it,
-        launches=zeros + beside_it,
+    accumulation, launches = _accumulation(tensor, accumulated, gradient, cluster)
+    return replace(
+        held,
+        accumulation=accumulation,
+        launches=launches,
         synchronisation=summing,
         copied=copied,
         update=updated,
-        gather=pricers.updated.pairs(tensor, states, weights).seconds
-        + _messages("broadcast", tensor, stored, owned, pricers.updated),
-        weight=np.where(apart, 0.0, weight),
+        gather=gather + _messages("broadcast", tensor, stored, owners.axes, pricers.updated),
         gradient=gradient * per.gradient,
         state=np.where(away | served, 0.0, kept),
         offloaded=np.where(away, kept, 0.0),
         fetch=fetch,
         store=store,
         offload=np.where(away, visit_pace(fetch, updated, store) - updated, 0.0),
-        weight_offloaded=np.where(apart, weight, 0.0),
-        weight_fetch=weight_fetch,
         weight_store=weight_store,
         served=np.where(served, kept + state * accumulated.element_bytes, 0.0),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Owners:
+    """Who has the state of a parameter in each stored layout: the `axes` along which one device does (none if all do),
+    the `share` of it that this device has, and whether it is `served` by parameter servers."""
+
+    axes: Sequence[Sequence[int]]
+    share: Array
+    served: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls,
+        stored: Sequence[StoredParameter],
+        sizes: Sequence[int],
+        update: Update,
+        *,
+        owned: bool,
+        share: float | None,
+    ) -> Self:
+        axes = [owned_axes(s, sizes) for s in stored] if owned else [()] * len(stored)
+        mean = np.array([1 / math.prod([sizes[axis] for axis in own]) if own else 1.0 for own in axes])
+        single = np.array([bool(own) for own in axes])
+        return cls(
+            axes=axes,
+            share=mean if share is None else np.where(single, share, 1.0),
+            served=single & update.served,
+        )
+
+
+def _copies(
+    tensor: TensorType,
+    stored: Sequence[StoredParameter],
+    elsewhere: NDArray[np.bool_],
+    pricers: Pricers,
+    update: Update,
+) -> Array:
+    """The copies of a weight, 0 or 1, that its state holds in addition to its own bytes.
+
+    An fp32 weight is its own master copy unless the state is sharded finer; then the shard of the state is a copy, as
+    is that of a weight or a state `elsewhere`. FSDP keeps its shard beside a weight that stays gathered for long."""
+    sizes, software = pricers.parameters.mesh.sizes, pricers.parameters.cluster.software
+    if not (tensor.element_bytes == _FP32 or not update.master_weights) or software.offloaded:
+        return np.zeros(len(stored))
+    weights, states = [s.weight for s in stored], [s.state for s in stored]
+    gathered = software.copies_out & (_shares(tensor, states, sizes) < _shares(tensor, weights, sizes))
+    beside = elsewhere | _padded(tensor, stored, sizes) | gathered
+    return np.where(beside, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
+
+
+def _update_seconds(
+    tensor: TensorType,
+    stored: Sequence[StoredParameter],
+    state: Array,
+    precision: str,
+    optimizer: str,
+    pricers: Pricers,
+    update: Update,
+    owners: _Owners,
+) -> Array:
+    """Seconds per step in which the optimizer updates `state` elements, on the device or on servers."""
+    cluster = pricers.parameters.cluster
+    foreach, widened = cluster.software.foreach, cluster.software.name == PYTORCH.name  # our kernels take fp32 alone
+    updated = np.asarray(
+        optimizer_time(state, precision, optimizer, cluster.device, update.variant, foreach=foreach, widened=widened)
+    )
+    if owners.served.any():
+        traffic = optimizer_traffic(precision, optimizer, update.variant, widened=widened)
+        there = _on_servers(state, summed(tensor, update), tensor, traffic, cluster)
+        updated = np.where(owners.served, there, updated)
+    launched = launch_seconds(cluster)
+    updated = updated + np.where((state > 0) & ~owners.served, UPDATED * launched, 0.0)
+    if optimizer == MUON:
+        updated = updated + matrix_seconds(tensor, stored, owners.share, pricers, launched)
+    return updated
+
+
+def _accumulation(
+    tensor: TensorType, accumulated: TensorType, gradient: Array, cluster: Cluster
+) -> tuple[Array, Array]:
+    """Seconds per micro-batch in which `gradient` elements are accumulated, and in which a host launches that."""
+    kept_in = tensor if cluster.software.sums_narrow else accumulated
+    moved = gradient * (tensor.element_bytes + 2 * kept_in.element_bytes)
+    launched = launch_seconds(cluster) if accumulated.dtype != tensor.dtype else 0.0
+    before_it, beside_it = (launched, 0.0) if cluster.device.in_line else (0.0, launched)
+    zeros, seconds = np.zeros(len(gradient)), np.zeros(len(gradient))
+    if cluster.software.accumulates:
+        seconds = np.asarray(
+            operator_time(op_class="copy", flops=0.0, bytes_moved=moved, dtype="fp32", device=cluster.device)
+        )
+    return seconds + before_it, zeros + beside_it
+
+
+def _nothing(zeros: Array) -> ParameterPrices:
+    """A parameter that costs nothing."""
+    return ParameterPrices(**{one.name: zeros for one in fields(ParameterPrices)})
 
 
 def _shares(tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int]) -> Array:
