@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from planner.api.plans import advise, audit, diff, explain, export, load, report, save, validate
     from planner.api.searching import estimate, search, trace
     from planner.errors import PlannerError
-    from planner.graph.stacked import StackedSamples
+    from planner.graph.tracing.stacked import StackedSamples
     from planner.plan.file import load_plan, save_plan
     from planner.plan.plan import Plan
     from planner.sharding.discover import discover
@@ -49,7 +49,7 @@ _LAZY = {
     "PlannerError": "planner.errors",
     "Progress": "planner.strategy_search.result",
     "SearchResult": "planner.strategy_search.result",
-    "StackedSamples": "planner.graph.stacked",
+    "StackedSamples": "planner.graph.tracing.stacked",
     "TracedModel": "planner.api.jobs",
     "Update": "planner.sharding.update",
     "advise": "planner.api.plans",

@@ -95,8 +95,8 @@ def job_of(
 
 def traced_model(model: "BuiltModel") -> OperatorGraph:
     """The graph of a built model."""
-    from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
+    from planner.graph.tracing.on_meta import without_data
 
     bare = without_data(model.module, on_host=model.on_host)
     return trace(bare, model.args, model.kwargs, compared=model.compared)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
     """The graph of a built model (see `trace` for `full`). Errors that torch logs and raises are not shown twice."""
-    from planner.graph.on_meta import without_data
     from planner.graph.trace import trace
+    from planner.graph.tracing.on_meta import without_data
 
     with _no_logging():
         bare = without_data(model.module, on_host=model.on_host)

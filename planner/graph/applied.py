@@ -7,9 +7,9 @@ import torch
 
 from planner.errors import ModelError, PlannerError
 from planner.graph.call import Call, Typed, typed_call
-from planner.graph.exported import tensor_type
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, TorchConstant
 from planner.graph.torch_operators import resolve
+from planner.graph.tracing.exported import tensor_type
 
 _SPACE = "aten."
 _CUTS: Mapping[str, str | None] = {

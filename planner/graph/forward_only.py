@@ -16,11 +16,11 @@ parameter has a gradient to reduce, or optimizer states.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.graph.gradient_starts import without_gradient_starts
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph
 from planner.graph.per_replica import called
 from planner.graph.random_ops import CHANCES
-from planner.graph.updates import UPDATE
+from planner.graph.rewriting.gradient_starts import without_gradient_starts
+from planner.graph.rewriting.updates import UPDATE
 
 _COUNTS = "planner.expert_loads.default"
 """Counts choices for the loss and the bias of a router, only in training (`planner.models.router`)."""

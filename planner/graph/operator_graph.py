@@ -73,7 +73,7 @@ DETACH = "aten.detach.default"
 """The operator that stops gradients."""
 
 STARTING = "planner.gradient_start"
-"""The operator whose result requires a gradient, whatever made it (`planner.graph.gradient_starts`)."""
+"""The operator whose result requires a gradient, whatever made it (`planner.graph.rewriting.gradient_starts`)."""
 
 STOPPING = frozenset(
     {DETACH}

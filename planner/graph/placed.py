@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import RequestError, did_you_mean
-from planner.graph.bags import BAG
 from planner.graph.operator_graph import ROWS_FROM, Argument, Operator, OperatorGraph, ValueRef
+from planner.graph.rewriting.bags import BAG
 from planner.matching import matches
 
 PLACES = ("host", "servers")

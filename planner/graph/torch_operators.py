@@ -6,17 +6,17 @@ from typing import Any, cast
 import torch
 
 from planner.errors import ModelError
-from planner.graph import causal_convolution as causal_convolution
-from planner.graph import ctc as ctc
-from planner.graph import delta_rule as delta_rule
-from planner.graph import gated_norm as gated_norm
-from planner.graph import index_scores as index_scores
-from planner.graph import marked as marked
-from planner.graph import rotary as rotary
-from planner.graph import selective_scan as selective_scan
-from planner.graph import stacked as stacked
-from planner.graph import state_space_scan as state_space_scan
-from planner.graph.own_functions import NAMESPACE
+from planner.graph.operators import causal_convolution as causal_convolution
+from planner.graph.operators import ctc as ctc
+from planner.graph.operators import delta_rule as delta_rule
+from planner.graph.operators import index_scores as index_scores
+from planner.graph.operators import rotary as rotary
+from planner.graph.operators import selective_scan as selective_scan
+from planner.graph.operators import state_space_scan as state_space_scan
+from planner.graph.rewriting import gated_norm as gated_norm
+from planner.graph.tracing import marked as marked
+from planner.graph.tracing import stacked as stacked
+from planner.graph.tracing.own_functions import NAMESPACE
 
 
 def resolve(op: str) -> torch._ops.OpOverload:

@@ -29,55 +29,55 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from planner.errors import ModelError
-from planner.graph import repeats
 from planner.graph import torch_operators as torch_operators  # makes our operators known to torch
-from planner.graph.alike import NotAlikeError
-from planner.graph.attention_dims import AttentionOfFourDims
-from planner.graph.autocast import without_autocast
-from planner.graph.bags import with_bags
-from planner.graph.caches import without_caches
-from planner.graph.contractions import with_pairs
-from planner.graph.examples import samples_of
 from planner.graph.expert_load import with_named_settings
-from planner.graph.exported import Reader, changes
-from planner.graph.filled import with_filled_joined
-from planner.graph.gated_norm import with_gated_norms
-from planner.graph.gradient_hooks import refuse_gradient_hooks
-from planner.graph.gradient_starts import with_gradient_starts
-from planner.graph.gradients_off import GradientsOff, without_needless_detaches
-from planner.graph.hidden_parameters import AskedForError
-from planner.graph.indexers import with_index_scores
-from planner.graph.joins import without_empty_joins
-from planner.graph.kept_samples import with_kept_samples
-from planner.graph.known_values import KnownValues
-from planner.graph.literals import LiteralsKept
-from planner.graph.marked import MarkedRows
-from planner.graph.masks import with_mask_kinds
 from planner.graph.names import check_names
-from planner.graph.norms import with_norms
 from planner.graph.operator_graph import (
     Operator,
     OperatorGraph,
 )
-from planner.graph.ordered_sets import ordered_sets
-from planner.graph.own_functions import own_functions_as_operators
-from planner.graph.pieces import with_pieces_together
-from planner.graph.plain_questions import PlainQuestions
 from planner.graph.random_ops import CHANCES
-from planner.graph.recurrent import with_recurrent_layers
-from planner.graph.refusals import (
+from planner.graph.rewriting.bags import with_bags
+from planner.graph.rewriting.contractions import with_pairs
+from planner.graph.rewriting.filled import with_filled_joined
+from planner.graph.rewriting.gated_norm import with_gated_norms
+from planner.graph.rewriting.gradient_starts import with_gradient_starts
+from planner.graph.rewriting.indexers import with_index_scores
+from planner.graph.rewriting.joins import without_empty_joins
+from planner.graph.rewriting.kept_samples import with_kept_samples
+from planner.graph.rewriting.masks import with_mask_kinds
+from planner.graph.rewriting.norms import with_norms
+from planner.graph.rewriting.pieces import with_pieces_together
+from planner.graph.rewriting.recurrent import with_recurrent_layers
+from planner.graph.rewriting.rotations import with_rotary
+from planner.graph.rewriting.unread import without_unread, without_unread_constants
+from planner.graph.rewriting.untrained import without_untrained
+from planner.graph.tracing import repeats
+from planner.graph.tracing.alike import NotAlikeError
+from planner.graph.tracing.attention_dims import AttentionOfFourDims
+from planner.graph.tracing.autocast import without_autocast
+from planner.graph.tracing.caches import without_caches
+from planner.graph.tracing.examples import samples_of
+from planner.graph.tracing.exported import Reader, changes
+from planner.graph.tracing.gradient_hooks import refuse_gradient_hooks
+from planner.graph.tracing.gradients_off import GradientsOff, without_needless_detaches
+from planner.graph.tracing.hidden_parameters import AskedForError
+from planner.graph.tracing.known_values import KnownValues
+from planner.graph.tracing.literals import LiteralsKept
+from planner.graph.tracing.marked import MarkedRows
+from planner.graph.tracing.ordered_sets import ordered_sets
+from planner.graph.tracing.own_functions import own_functions_as_operators
+from planner.graph.tracing.plain_questions import PlainQuestions
+from planner.graph.tracing.refusals import (
     draws,
     refusal,
     without_draws,
     written_lines,
 )
-from planner.graph.returned import checked_loss
-from planner.graph.rotations import with_rotary
-from planner.graph.scans import scans_as_operators
-from planner.graph.unread import without_unread, without_unread_constants
-from planner.graph.untrained import without_untrained
-from planner.graph.value_checks import without_asserted_numbers, without_value_checks
-from planner.graph.whole_losses import WholeLosses
+from planner.graph.tracing.returned import checked_loss
+from planner.graph.tracing.scans import scans_as_operators
+from planner.graph.tracing.value_checks import without_asserted_numbers, without_value_checks
+from planner.graph.tracing.whole_losses import WholeLosses
 from planner.limits import interrupting
 
 _OF_TORCH = ".*isinstance\\(treespec, LeafSpec\\).*"

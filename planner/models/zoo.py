@@ -33,7 +33,7 @@ class BuiltModel:
     `sequence_length` is None where the model has no sequences. `bounds` has for each example tensor the number that
     its integers stay below, None where it is not known or the tensor has no integers. `on_host` says that all but its
     weights are on the host although no data was asked for, because its factory reads numbers. `compared` says that
-    another trace has compared blocks that differ only in their numbers (`planner.graph.repeats`).
+    another trace has compared blocks that differ only in their numbers (`planner.graph.tracing.repeats`).
     """
 
     reference: str

@@ -28,7 +28,7 @@ from planner.errors import RequestError, nearest_names
 from planner.graph.operator_graph import DETACH, Operator, OperatorGraph, TensorType, ValueRef, substitute
 from planner.graph.per_replica import OWN, Places, Replicas, wrapped
 from planner.graph.random_ops import CHANCES
-from planner.graph.updates import UPDATE
+from planner.graph.rewriting.updates import UPDATE
 from planner.matching import matches
 from planner.sharding.rescale import Growth, batch_growths, grown_factors, rescale_batch
 from planner.sharding.rule import FactorKind

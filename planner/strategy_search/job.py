@@ -250,9 +250,9 @@ def given_job(
     noted: Callable[[str], None] = lambda _: None,
 ) -> Job:
     """The job of a torch module with example inputs, or of a traced graph; see `planner.search`."""
-    from planner.graph.examples import with_samples
-    from planner.graph.on_meta import on_meta
     from planner.graph.trace import trace
+    from planner.graph.tracing.examples import with_samples
+    from planner.graph.tracing.on_meta import on_meta
 
     fault, words = None, dict(kwargs or {})
     if isinstance(model, OperatorGraph):
@@ -316,7 +316,7 @@ def _batch_fault(model: "BuiltModel", graph: OperatorGraph, trace: Trace) -> str
 
 
 def _with_samples(model: "BuiltModel", samples: int, *, compared: bool) -> "BuiltModel":
-    from planner.graph.examples import with_samples
+    from planner.graph.tracing.examples import with_samples
 
     args, kwargs = with_samples((model.args, dict(model.kwargs)), model.batch, samples)
     return replace(model, args=args, kwargs=kwargs, batch=samples, compared=compared)

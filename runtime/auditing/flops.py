@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hardware_profiles import Flops
-from planner.graph.scans import CHUNK
+from planner.graph.tracing.scans import CHUNK
 
 Arguments = Sequence[Any]
 Formula = Callable[[Arguments, Any], Flops]

@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardware_profiles import Flops
 from planner.errors import AuditError
-from planner.graph import ctc
-from planner.graph.causal_convolution import causal_convolution
-from planner.graph.delta_rule import gated_delta_rule
-from planner.graph.gated_norm import gated_rms_norm
-from planner.graph.index_scores import index_scores
-from planner.graph.selective_scan import selective_scan
-from planner.graph.state_space_scan import state_space_scan
+from planner.graph.operators import ctc
+from planner.graph.operators.causal_convolution import causal_convolution
+from planner.graph.operators.delta_rule import gated_delta_rule
+from planner.graph.operators.index_scores import index_scores
+from planner.graph.operators.selective_scan import selective_scan
+from planner.graph.operators.state_space_scan import state_space_scan
+from planner.graph.rewriting.gated_norm import gated_rms_norm
 from planner.plan.prediction.charges import A_BLOCK, Phase
 from runtime.auditing.flops import FLOPS
 from runtime.executor.live_tensors import LiveTensors

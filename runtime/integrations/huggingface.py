@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from planner.errors import RequestError
-from planner.graph.stacked import PREFIX as STACKED
-from planner.graph.stacked import StackedSamples
+from planner.graph.tracing.stacked import PREFIX as STACKED
+from planner.graph.tracing.stacked import StackedSamples
 from planner.models.huggingface import experts_where_they_can, trained_without_masks, with_experts_as_operators
 from planner.models.huggingface_switch import unstacked
 from planner.plan.file import load_plan

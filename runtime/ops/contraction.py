@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from planner.graph.contractions import Equation, read_equation
+from planner.graph.rewriting.contractions import Equation, read_equation
 
 
 def product(text: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import torch
 
 from planner.fp8_recipes import RECIPES
-from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
-from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
-from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.operator_graph import STARTING, Argument, OperatorGraph, TorchConstant, ValueRef
-from planner.graph.recurrent import GATES
+from planner.graph.rewriting.bags import BAG
+from planner.graph.rewriting.contractions import EINSUM
+from planner.graph.rewriting.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
+from planner.graph.rewriting.recurrent import GATES
+from planner.graph.rewriting.updates import UPDATE
 from planner.graph.torch_operators import resolve
-from planner.graph.updates import UPDATE
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import local_shape
 from planner.sharding.rules.per_replica import FORM

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.constants import held_tensor
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.tracing.constants import held_tensor
 from planner.plan.binding.bind import BoundPlan
 from planner.sharding.layout import Layout, local_shape, replicated
 from planner.sharding.stored import StoredParameter

@@ -122,8 +122,8 @@ class Plans:
         return parse_plan(text)
 
     def _trace(self) -> "tuple[BuiltModel, OperatorGraph]":
-        from planner.graph.on_meta import on_meta
         from planner.graph.trace import trace
+        from planner.graph.tracing.on_meta import on_meta
         from planner.plan.binding.model_of import build_planned
 
         built = build_planned(self._first, self._model)

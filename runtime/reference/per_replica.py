@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner.graph.constants import held_tensor
 from planner.graph.forward_only import evaluating
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.tracing.constants import held_tensor
 from planner.plan.binding.bind import BoundOperator, prepare
 from planner.plan.plan import Plan
 from planner.sharding.discover import with_rules

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner.graph.autocast import without_autocast
 from planner.graph.operator_graph import Operator
 from planner.graph.placed import place_of
-from planner.graph.returned import loss_in
+from planner.graph.tracing.autocast import without_autocast
+from planner.graph.tracing.returned import loss_in
 from planner.plan.plan import Training
 from planner.sharding.matrices import ADAMW, MUON
 from runtime.checkpoint.state_names import MASTER, kept_name, saved_name, scales_name

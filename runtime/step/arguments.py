@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.errors import RequestError
-from planner.graph.examples import with_samples
+from planner.graph.tracing.examples import with_samples
 
 _POSITION = re.compile(r"args_(\d+)(?:_|$)")
 _NO_NAME = re.compile(r"[^a-zA-Z0-9]")

@@ -7,7 +7,7 @@ be overridden, and matched in order with the operators of the graph that drop:
     module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
 
 Recurrent modules drop between their layers, so these are computed one by one, as in the graph
-(`planner.graph.recurrent`). Calls of `rand` and `bernoulli` return numbers that give the same kept elements.
+(`planner.graph.rewriting.recurrent`). Calls of `rand` and `bernoulli` return numbers that give the same kept elements.
 `nn.MultiheadAttention` drops inside of one PyTorch function: that function's code is run with this context's dropout
 functions. Dropout inside of any other function cannot be intercepted; unmatched operators at the end reveal it.
 """
@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from planner.errors import ModelError
-from planner.graph.attention_dims import attention_of_four_dims
 from planner.graph.operator_graph import Operator
+from planner.graph.tracing.attention_dims import attention_of_four_dims
 from runtime.ops.attention import attention_with_dropout
 from runtime.ops.local_dropout import features_of
 from runtime.ops.randomness import Draw, Region, drop, drop_probability, keep_mask, operator_code, whole_region
@@ -96,7 +96,8 @@ class SameDropout(TorchFunctionMode):
         return (dropped, keep) if function is torch.native_dropout else dropped
 
     def _kept_samples(self, function: Any, *size: Any, **keywords: Any) -> torch.Tensor:
-        """0 or 1 for each element, from which the module computes the same mask (`planner.graph.kept_samples`)."""
+        """0 or 1 for each element, from which the module computes the same mask
+        (`planner.graph.rewriting.kept_samples`)."""
         p = drop_probability(self._dropping[self._used]) if self._used < len(self._dropping) else 0.0
         if function is torch.rand:
             given = size[0] if size and isinstance(size[0], list | tuple) else size

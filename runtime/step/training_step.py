@@ -23,9 +23,9 @@ from torch import nn
 from planner.errors import LossSpikeError, ModelError, NonFiniteError, RequestError, RunError
 from planner.graph.constant_batch import check_numbers
 from planner.graph.forward_only import without_updates
-from planner.graph.on_meta import on_meta
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import asks_for_values, trace
+from planner.graph.tracing.on_meta import on_meta
 from planner.plan.binding.bind import bind
 from planner.plan.file import load_plan
 from planner.plan.layout.parameter_owners import check_owners

@@ -8,19 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from planner.graph import causal_convolution as causal_convolution  # these make operators known to torch
-from planner.graph import delta_rule as delta_rule
-from planner.graph import gated_norm as gated_norm
-from planner.graph import index_scores as index_scores
-from planner.graph import rotary as rotary
-from planner.graph import selective_scan as selective_scan
-from planner.graph import state_space_scan as state_space_scan
 from planner.graph.call import Call, Typed
-from planner.graph.exported import tensor_type
-from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, STARTING, TorchConstant
-from planner.graph.rotations import ROTARY
+from planner.graph.operators import causal_convolution as causal_convolution  # these make operators known to torch
+from planner.graph.operators import delta_rule as delta_rule
+from planner.graph.operators import index_scores as index_scores
+from planner.graph.operators import rotary as rotary
+from planner.graph.operators import selective_scan as selective_scan
+from planner.graph.operators import state_space_scan as state_space_scan
+from planner.graph.rewriting import gated_norm as gated_norm
+from planner.graph.rewriting.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
+from planner.graph.rewriting.rotations import ROTARY
 from planner.graph.torch_operators import resolve
+from planner.graph.tracing.exported import tensor_type
 from planner.models import composed_attention as composed_attention
 from planner.models import experts as experts
 from planner.sharding.rule import Rule

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from hardware_profiles import PYTORCH, load_profile
 from planner.cli.main import app
-from planner.graph.on_meta import on_meta
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import on_meta
 from planner.plan.binding.bind import bind
 from planner.plan.binding.model_of import build_planned
 from planner.plan.file import load_plan

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import fp8_operator
-from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
+from planner.graph.rewriting.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
 from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape, shard
 from planner.sharding.legality import legal_strategies
 from planner.sharding.mesh import Mesh, MeshAxis

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.graph.returned import loss_in
 from planner.graph.trace import trace
+from planner.graph.tracing.returned import loss_in
 from planner.models.bert import Bert, BertConfig
 from planner.models.huggingface import from_config
 from planner.models.t5 import T5, T5Config

@@ -6,8 +6,8 @@ from rich.console import Console
 from planner.cli.options import Options
 from planner.cli.requesting import request_of
 from planner.errors import RequestError
-from planner.graph.on_meta import on_meta
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import on_meta
 from planner.plan.file import dump_plan, parse_plan
 from planner.strategy_search.objectives import plan_for
 from runtime import audit

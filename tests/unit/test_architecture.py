@@ -69,12 +69,12 @@ ALLOWED = (
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
     "accelerate": ("runtime.integrations.huggingface",),
-    "causal_conv1d": ("planner.graph.state_kernels",),
+    "causal_conv1d": ("planner.graph.operators.state_kernels",),
     "cryptography": ("runtime.servers.certificate",),
-    "fla": ("planner.graph.state_kernels",),
+    "fla": ("planner.graph.operators.state_kernels",),
     "jinja2": ("planner.report.html",),
     "lightning": ("runtime.integrations.lightning",),
-    "mamba_ssm": ("planner.graph.state_kernels",),
+    "mamba_ssm": ("planner.graph.operators.state_kernels",),
     "networkx": ("planner.graph.operator_graph", "planner.strategy_search.solvers"),
     "numpy": (
         "costmodels",
@@ -138,7 +138,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
 }
 MAY_PARSE = {
     "hardware_profiles.foreign": ("ast", "csv", "json", "tomllib"),
-    "planner.graph.value_checks": ("ast",),  # code of the model, which is running
+    "planner.graph.tracing.value_checks": ("ast",),  # code of the model, which is running
     "hardware_profiles.intervals": ("csv",),  # a packaged table
     "hardware_profiles.memory_intervals": ("csv",),  # the same
     "planner.export.files.toml": ("tomlkit",),  # a text that was read before, to change it with its comments
@@ -204,7 +204,7 @@ ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
 # The names of a module that its functions change.
 STATE = {
     "planner.cli.limiting": {"_BEGAN"},  # a ContextVar: when the process began, where a command is all that it does
-    "planner.graph.own_functions": {"_FUNCTIONS"},  # what operators of PyTorch's own registry stand for
+    "planner.graph.tracing.own_functions": {"_FUNCTIONS"},  # what operators of PyTorch's own registry stand for
     "planner.limits": {"_CURRENT"},  # a ContextVar: the limits of the call that runs
     "runtime.comm.groups": {"_LAST"},  # the step of which `get_rank` and its like speak, as long as it lives
     "runtime.step.training_step": {"_alive"},  # steps whose process groups are left before the interpreter ends

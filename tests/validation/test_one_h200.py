@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from costmodels import matmul_time
 from hardware_profiles import load_profile
 from planner.cli.main import app
-from planner.graph.on_meta import on_meta
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import on_meta
 from planner.plan.binding.bind import bind
 from planner.plan.binding.machine import machine_of
 from planner.plan.binding.model_of import build_planned

@@ -4,7 +4,7 @@ its running statistics without changing them."""
 from planner.errors import RequestError, unknown_name
 from planner.graph.forward_only import evaluating
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.updates import UPDATE
+from planner.graph.rewriting.updates import UPDATE
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.sharding.rules import rule_of
 

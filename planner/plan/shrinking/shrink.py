@@ -19,9 +19,9 @@ from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.in_float64 import InFloat64
-from planner.graph.on_meta import without_data
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import without_data
 from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.binding.bind import BoundPlan, bind, prepare

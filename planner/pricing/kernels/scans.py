@@ -18,7 +18,7 @@ from costmodels import (
     recurrent_time,
 )
 from hardware_profiles import Device, Software
-from planner.graph.scans import CHUNK
+from planner.graph.tracing.scans import CHUNK
 from planner.pricing.kernels.call import Array, KernelCall
 
 _DECAY = 3

@@ -18,9 +18,9 @@ import torch
 
 from planner.errors import RuleError
 from planner.graph.call import Call, Typed
-from planner.graph.exported import tensor_type
 from planner.graph.operator_graph import TensorType, TorchConstant
 from planner.graph.torch_operators import resolve
+from planner.graph.tracing.exported import tensor_type
 
 UNIT = 6  # small extents are multiples of it: they split in 2 and in 3
 LARGEST_UNIT = 32  # at most, of a number among the arguments that divides small extents

@@ -5,7 +5,7 @@ from typing import final
 
 from planner.errors import ModelError, RuleError
 from planner.graph.call import Call
-from planner.graph.contractions import read_equation
+from planner.graph.rewriting.contractions import read_equation
 from planner.sharding.rule import Dims, FactorKind, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec
 
@@ -17,7 +17,7 @@ class Contraction(RuleSpec):
 
     Two tensors that are summed over letters that they share make a matrix product; anything else is a pass over its
     tensors. A letter that one tensor has twice (`bii->bi`) takes its diagonal, which is never split. Tracing breaks
-    products of more than two tensors up into products of two (`planner.graph.contractions`).
+    products of more than two tensors up into products of two (`planner.graph.rewriting.contractions`).
     """
 
     def build(self, call: Call) -> Rule:

@@ -1,4 +1,4 @@
-"""The rule of the gated delta rule (`planner.graph.delta_rule`).
+"""The rule of the gated delta rule (`planner.graph.operators.delta_rule`).
 
     b s g d, b s g d, b s (g r) e, b s (g r), b s (g r) -> b s (g r) e
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from planner.graph.call import Call
-from planner.graph.scans import CHUNK
+from planner.graph.tracing.scans import CHUNK
 from planner.sharding.rule import Rule
 from planner.sharding.rules.einsum import WIDE, Einsum
 from planner.sharding.rules.recomputed import Living, keeping_operands

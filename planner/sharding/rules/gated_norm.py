@@ -1,4 +1,4 @@
-"""The rule of a norm that is multiplied with a gate (`planner.graph.gated_norm`).
+"""The rule of a norm that is multiplied with a gate (`planner.graph.rewriting.gated_norm`).
 
     .. h, .. h, h -> .. h
 

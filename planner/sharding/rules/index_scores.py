@@ -1,4 +1,4 @@
-"""The rule of the scores of an indexer (`planner.graph.index_scores`).
+"""The rule of the scores of an indexer (`planner.graph.operators.index_scores`).
 
     b s h d, b t d, b s h -> b s t
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
-from planner.graph.indexers import BLOCK
+from planner.graph.rewriting.indexers import BLOCK
 from planner.sharding.rule import Rule, Work
 from planner.sharding.rules.einsum import WIDE, Einsum
 from planner.sharding.rules.recomputed import keeping_operands

@@ -53,7 +53,7 @@ class PairLoss(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ctc(RuleSpec):
-    """The CTC loss (`planner.graph.ctc`): `t n c, n s, n, n -> n`. Samples are independent of each other.
+    """The CTC loss (`planner.graph.operators.ctc`): `t n c, n s, n, n -> n`. Samples are independent of each other.
 
     The sum over alignments takes three sums for each step and each of 2 s + 1 labels, in float32 at least; the backward
     pass computes those sums again, and those from the other end.

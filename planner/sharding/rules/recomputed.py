@@ -1,4 +1,4 @@
-"""What the rules of operators that keep only their operands share (`planner.graph.recomputed`)."""
+"""What the rules of operators that keep only their operands share (`planner.graph.operators.recomputed`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The rule of rotary position embeddings (`planner.graph.rotary`).
+"""The rule of rotary position embeddings (`planner.graph.operators.rotary`).
 
     .. h, .. angles, .. angles -> .. h
 
@@ -32,7 +32,7 @@ _LIVING = 2.0
 @final
 @dataclass(frozen=True, kw_only=True)
 class Rotary(RuleSpec):
-    """The tensor to rotate, cosines and sines, and how to rotate (`planner.graph.rotary.rotary`)."""
+    """The tensor to rotate, cosines and sines, and how to rotate (`planner.graph.operators.rotary.rotary`)."""
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)

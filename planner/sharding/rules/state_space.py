@@ -1,4 +1,5 @@
-"""Rules of the scans of state-space models (`planner.graph.state_space_scan`, `planner.graph.selective_scan`).
+"""Rules of the scans of state-space models (`planner.graph.operators.state_space_scan`,
+`planner.graph.operators.selective_scan`).
 
     b s (g r) p, b s (g r), (g r), b s g n, b s g n, (g r), (g r) -> b s (g r) p       one decay for each head
     b d s, b d s, d n, b n s, b n s, d, b d s, d -> b d s                              one for each channel and element
@@ -28,7 +29,7 @@ _CHUNK = 10
 _GROUPED = "b s (g r) p, b s (g r), (g r), b s g n, b s g n, (g r), (g r) -> b s (g r) p"
 _EACH = "b d s, b d s, d n, b n s, b n s, d, b d s, d -> b d s"
 _TOGETHER = 32
-"""Steps of the second that are computed at a time (`planner.graph.selective_scan`)."""
+"""Steps of the second that are computed at a time (`planner.graph.operators.selective_scan`)."""
 
 
 @final

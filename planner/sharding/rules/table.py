@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.fp8_recipes import RECIPES
-from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
-from planner.graph.indexers import INDEX_SCORES
-from planner.graph.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
-from planner.graph.norms import GATED_NORM
 from planner.graph.operator_graph import STARTING
 from planner.graph.random_ops import CHANCES
-from planner.graph.recurrent import GATES, LSTM
-from planner.graph.rotations import ROTARY
-from planner.graph.scans import CAUSAL_CONVOLUTION, DELTA_RULE, SELECTIVE_SCAN, STATE_SPACE
+from planner.graph.rewriting.contractions import EINSUM
+from planner.graph.rewriting.indexers import INDEX_SCORES
+from planner.graph.rewriting.masks import COMPOSED_ATTENTION, MASKED_ATTENTION
+from planner.graph.rewriting.norms import GATED_NORM
+from planner.graph.rewriting.recurrent import GATES, LSTM
+from planner.graph.rewriting.rotations import ROTARY
+from planner.graph.tracing.scans import CAUSAL_CONVOLUTION, DELTA_RULE, SELECTIVE_SCAN, STATE_SPACE
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.composed_attention import ComposedAttention
 from planner.sharding.rules.contraction import Contraction

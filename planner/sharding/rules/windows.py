@@ -1,4 +1,5 @@
-"""Attention under a mask that is known by its kind (`planner.graph.masks`): the rule of attention without one.
+"""Attention under a mask that is known by its kind (`planner.graph.rewriting.masks`): the rule of attention without
+one.
 
     b (g r) q d, b g k d, b g k e, b t, b t, (g r) -> b (g r) q e
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.graph.attention_dims import AttentionOfFourDims
 from planner.graph.trace import trace
+from planner.graph.tracing.attention_dims import AttentionOfFourDims
 from planner.sharding.rules import rule_of
 from runtime.ops.attention import attention_with_dropout
 from runtime.ops.randomness import FIRST, dropping, keep_mask, operator_code, whole_region

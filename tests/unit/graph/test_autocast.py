@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.graph.autocast import without_autocast
 from planner.graph.trace import trace
+from planner.graph.tracing.autocast import without_autocast
 
 
 class Casts(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.contractions import EINSUM, read_equation, with_pairs
 from planner.graph.operator_graph import OperatorGraph, ValueRef
+from planner.graph.rewriting.contractions import EINSUM, read_equation, with_pairs
 from planner.graph.torch_operators import resolve
 from planner.graph.trace import trace
 from planner.sharding.rules import rule_of

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.ctc import CTC, ctc_loss, sums, sums_backward
+from planner.graph.operators.ctc import CTC, ctc_loss, sums, sums_backward
 from planner.graph.trace import trace
-from planner.graph.whole_losses import WholeLosses
+from planner.graph.tracing.whole_losses import WholeLosses
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from tests.refusals import refused

@@ -9,9 +9,9 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-from planner.graph import recomputed
-from planner.graph.delta_rule import gated_delta_rule
-from planner.graph.scans import scans_as_operators
+from planner.graph.operators import recomputed
+from planner.graph.operators.delta_rule import gated_delta_rule
+from planner.graph.tracing.scans import scans_as_operators
 
 
 def drawn(steps: int, key_heads: int, channels: bool) -> list[torch.Tensor]:

@@ -10,9 +10,9 @@ from torch import nn
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
-from planner.graph import recomputed
-from planner.graph.gated_norm import gated_rms_norm
-from planner.graph.norms import GATED_NORM
+from planner.graph.operators import recomputed
+from planner.graph.rewriting.gated_norm import gated_rms_norm
+from planner.graph.rewriting.norms import GATED_NORM
 from planner.graph.trace import trace
 
 EPSILON, WIDTH = 1e-3, 8

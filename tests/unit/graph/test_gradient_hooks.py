@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.on_meta import on_meta
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import on_meta
 from tests.refusals import refused
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.gradients_off import GradientsOff
 from planner.graph.operator_graph import DETACH
 from planner.graph.trace import trace
+from planner.graph.tracing.gradients_off import GradientsOff
 
 
 class Model(nn.Module):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.graph import index_scores as scores
-from planner.graph.indexers import INDEX_SCORES
+from planner.graph.operators import index_scores as scores
+from planner.graph.rewriting.indexers import INDEX_SCORES
 from planner.graph.trace import trace
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -9,9 +9,9 @@ from torch import nn
 
 from planner import StackedSamples
 from planner.errors import ModelError
-from planner.graph import marked
-from planner.graph.examples import with_samples
 from planner.graph.trace import trace
+from planner.graph.tracing import marked
+from planner.graph.tracing.examples import with_samples
 from planner.sharding.discover import discover
 from planner.sharding.fixed_batch import batch_fault
 from tests.distributed.brought import BATCH, images

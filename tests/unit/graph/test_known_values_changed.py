@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from planner.errors import ModelError
-from planner.graph.on_meta import on_meta
 from planner.graph.operator_graph import OperatorGraph, TorchConstant, ValueRef
 from planner.graph.torch_operators import resolve
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import on_meta
 
 Code = Callable[[nn.Linear, Tensor], Tensor]
 

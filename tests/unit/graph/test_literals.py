@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.graph.on_meta import on_meta
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import on_meta
 
 MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tensor": lambda x: torch.tensor([2.0, 3.0], device=x.device),

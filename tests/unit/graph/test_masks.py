@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.rewriting.masks import MASKED_ATTENTION
 from planner.graph.torch_operators import resolve
 from planner.graph.trace import trace
 from planner.models.composed_attention import composed_attention

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.graph.norms import LAYER_NORM, RMS_NORM
 from planner.graph.operator_graph import Argument, OperatorGraph, ValueRef
+from planner.graph.rewriting.norms import LAYER_NORM, RMS_NORM
 from planner.graph.torch_operators import resolve
 from planner.graph.trace import trace
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.graph.on_meta import on_meta
+from planner.graph.tracing.on_meta import on_meta
 
 
 class Odd(nn.Module):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from planner.graph.plain_questions import PlainQuestions
+from planner.graph.tracing.plain_questions import PlainQuestions
 
 
 class Heard(TorchFunctionMode):

@@ -10,7 +10,7 @@ from torch import nn
 from planner.errors import RuleError
 from planner.graph.call import typed_call
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.recurrent import GATES
+from planner.graph.rewriting.recurrent import GATES
 from planner.graph.trace import trace
 from planner.sharding.rules import RULES, rule_of
 

@@ -14,7 +14,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
-from planner.graph.rotations import ROTARY
+from planner.graph.rewriting.rotations import ROTARY
 from planner.graph.torch_operators import resolve
 from planner.graph.trace import trace
 from planner.models.llama import rotated

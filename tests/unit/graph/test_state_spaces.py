@@ -13,10 +13,10 @@ from transformers.models.mamba.modeling_mamba import causal_conv1d_fn, mamba_sel
 from transformers.models.mamba2 import modeling_mamba2
 
 from planner.graph import recomputed, state_kernels
-from planner.graph.causal_convolution import causal_convolution
-from planner.graph.scans import CAUSAL_CONVOLUTION, SELECTIVE_SCAN, STATE_SPACE, scans_as_operators
-from planner.graph.selective_scan import selective_scan
-from planner.graph.state_space_scan import state_space_scan
+from planner.graph.operators.causal_convolution import causal_convolution
+from planner.graph.operators.selective_scan import selective_scan
+from planner.graph.operators.state_space_scan import state_space_scan
+from planner.graph.tracing.scans import CAUSAL_CONVOLUTION, SELECTIVE_SCAN, STATE_SPACE, scans_as_operators
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:

@@ -12,8 +12,8 @@ from planner.errors import ModelError
 from planner.graph.blocks import share_values
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.rewriting.updates import UPDATE
 from planner.graph.trace import trace
-from planner.graph.updates import UPDATE
 from planner.models.zoo import build_model
 from tests.refusals import refused
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.graph.trace import trace
-from planner.graph.whole_losses import WholeLosses
+from planner.graph.tracing.whole_losses import WholeLosses
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
 

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from planner.errors import ModelError, RequestError
-from planner.graph.alike import description
 from planner.graph.fp8 import Fp8, with_fp8
 from planner.graph.kinds import find_blocks
-from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.rewriting.masks import MASKED_ATTENTION
 from planner.graph.trace import trace
+from planner.graph.tracing.alike import description
 from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface import experts_where_they_can, stretched
 from planner.models.huggingface_any_experts import AS_ONE_OPERATOR

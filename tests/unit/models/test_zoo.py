@@ -7,8 +7,8 @@ import torch
 
 from planner.api.jobs import traced_model
 from planner.errors import ModelError
-from planner.graph.on_meta import without_data
 from planner.graph.trace import trace
+from planner.graph.tracing.on_meta import without_data
 from planner.models.entry import TRACE_BATCH
 from planner.models.parameter_counts import PARAMETER_COUNTS
 from planner.models.zoo import ZOO, build_model, parameter_count, with_dimensions

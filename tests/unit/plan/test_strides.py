@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from planner.graph.call import Call
-from planner.graph.exported import tensor_type
+from planner.graph.tracing.exported import tensor_type
 from planner.plan.layout.strides import elementwise, folded, in_order, lies_in_order, reshaped, spread, viewed
 from planner.sharding.rules import RULES
 

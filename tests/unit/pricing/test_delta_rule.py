@@ -18,7 +18,7 @@ from costmodels import (
     operator_time,
 )
 from hardware_profiles import Device, load_profile, load_software
-from planner.graph.delta_rule import gated_delta_rule
+from planner.graph.operators.delta_rule import gated_delta_rule
 from planner.pricing.kernels.call import KernelCall
 from planner.pricing.kernels.seconds import kernel_seconds
 from planner.pricing.operator_price import price_operator

@@ -19,7 +19,7 @@ from hardware_profiles import AttentionKernels
 from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import OperatorGraph, TensorType
-from planner.graph.rotations import ROTARY
+from planner.graph.rewriting.rotations import ROTARY
 from planner.plan.binding.bind import prepare
 from planner.pricing import OperatorPrices, Pricers, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replays

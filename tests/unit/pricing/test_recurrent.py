@@ -10,7 +10,7 @@ from torch import nn
 from costmodels import RecurrentShape, best_rate, matmul_time, recurrent_backward_time, recurrent_time
 from hardware_profiles import load_profile
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.graph.recurrent import GATES
+from planner.graph.rewriting.recurrent import GATES
 from planner.graph.trace import trace
 from planner.pricing.operator_price import price_operator
 from planner.sharding.mesh import build_mesh

@@ -19,9 +19,9 @@ from costmodels import (
     state_space_time,
 )
 from hardware_profiles import load_profile
-from planner.graph.recomputed import Recomputed
-from planner.graph.selective_scan import selective_scan
-from planner.graph.state_space_scan import state_space_scan
+from planner.graph.operators.recomputed import Recomputed
+from planner.graph.operators.selective_scan import selective_scan
+from planner.graph.operators.state_space_scan import state_space_scan
 from planner.sharding.rule import Rule
 from runtime.auditing.ledger import Ledger
 from tests.contract.rule_calls import Example

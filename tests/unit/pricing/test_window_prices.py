@@ -7,8 +7,8 @@ import torch
 
 from planner.errors import RuleError
 from planner.graph.call import Call
-from planner.graph.exported import tensor_type
-from planner.graph.masks import MASKED_ATTENTION
+from planner.graph.rewriting.masks import MASKED_ATTENTION
+from planner.graph.tracing.exported import tensor_type
 from planner.plan.binding.slices import earlier_keys, work_of_slices
 from planner.pricing.operator_price import price_operator, uneven
 from planner.sharding.mesh import build_mesh

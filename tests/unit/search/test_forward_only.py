@@ -7,7 +7,7 @@ import pytest
 from hardware_profiles import load_profile
 from planner.errors import PlanFileError, RequestError
 from planner.graph.forward_only import evaluating, without_updates
-from planner.graph.updates import UPDATE
+from planner.graph.rewriting.updates import UPDATE
 from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.prediction.live_memory import live_memory
