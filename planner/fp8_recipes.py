@@ -26,7 +26,7 @@ FORWARD = "float8_e4m3fn"
 class Recipe:
     """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
     e4m3), and whether weight gradients are products in fp8. Scales that are `delayed` are those of the largest elements
-    of steps before (`runtime.ops.delayed_scales`)."""
+    of steps before (`runtime.ops.fp8.delayed_scales`)."""
 
     scales: Literal["tensor", "row", "block", "line"]
     gradients: str

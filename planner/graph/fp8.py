@@ -122,7 +122,7 @@ _FP32 = 4  # bytes
 
 def history_bytes(fp8: Fp8, scales: Sequence[int] = (LAYER_TENSORS,)) -> float:
     """Bytes on a device for tensors with these delayed `scales` (`delayed_scales`): for each scale the largest elements
-    of earlier steps, that of this step, and the scale (`runtime.ops.delayed_scales`)."""
+    of earlier steps, that of this step, and the scale (`runtime.ops.fp8.delayed_scales`)."""
     return float(math.prod(scales) * (fp8.history + 2) * _FP32)
 
 

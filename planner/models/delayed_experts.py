@@ -7,7 +7,7 @@ These are eight tensors. Experts without a gate have six: no gate, and no gradie
 
 An expert that gets no row in a step has 0 as its largest element of rows and gradients. Operands are rounded and
 multiplied as in other recipes (`planner.models.fp8_experts`); scales are read, and largest elements noted,
-through `Scales`, which the runtime keeps (`runtime.ops.delayed_scales`). Devices exchange nothing for it.
+through `Scales`, which the runtime keeps (`runtime.ops.fp8.delayed_scales`). Devices exchange nothing for it.
 
 Source: Transformer Engine, `GroupedLinear` under `DelayedScaling`, which has a scale for each group as well.
 

@@ -8,7 +8,7 @@
 
 A scale covers all rows of an expert, or its whole matrix, wherever pieces of them are: devices agree on the
 largest element (`Agreement`). Operands are rounded to 8 bits and multiplied in fp32, or in float64 if the model is in
-float64; `runtime.ops.fp8_groups` has the kernels of CUDA devices.
+float64; `runtime.ops.fp8.fp8_groups` has the kernels of CUDA devices.
 
 A token is packed to be sent: a byte for each element, in e4m3, and four for the scale of each 128 of them, as products
 by blocks need it (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3). The results that come back from experts are not

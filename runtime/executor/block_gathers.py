@@ -33,8 +33,8 @@ from runtime.comm.async_collectives import Flight, Groups
 from runtime.comm.collectives import Pieces
 from runtime.comm.device_mesh import RankMesh
 from runtime.observer import Observer, teller
-from runtime.ops.fp8_scales import Fp8Scales
-from runtime.ops.narrow_weights import Casts, Narrow, belongs, cast, received
+from runtime.ops.fp8.fp8_scales import Fp8Scales
+from runtime.ops.fp8.narrow_weights import Casts, Narrow, belongs, cast, received
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Bundle:
     (`back`), and the dtype of the gradient reduction (`reduced_in`). `sent`: the weights need communication. `returns`:
     their gradients need it, or are made here. `again`: the backward pass needs the weights. `refills`: they are then
     received directly into their old memory. With `scales`, one per weight, they are cast to 8 bits before the gather
-    (`runtime.ops.narrow_weights`)."""
+    (`runtime.ops.fp8.narrow_weights`)."""
 
     names: tuple[str, ...]
     there: tuple[tuple[Step, ...], ...]

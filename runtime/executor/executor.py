@@ -58,9 +58,9 @@ from runtime.observer import Observer, Told, teller
 from runtime.offload.activations import OffloadedActivations, Trail, alone
 from runtime.offload.saved_tensors import SavedMemory
 from runtime.offload.weights import OffloadedWeights, Visits
-from runtime.ops.fp8_scales import Fp8Scales
+from runtime.ops.fp8.fp8_scales import Fp8Scales
 from runtime.ops.kept_results import KeptResults
-from runtime.ops.local_ops import local_call
+from runtime.ops.local.local_ops import local_call
 from runtime.ops.randomness import FIRST, Draw
 from runtime.parameters.shards import LocalParameter, Version
 from runtime.tables.placed import PlacedTables

@@ -16,8 +16,8 @@ import torch
 
 from planner.plan.layout.expert_overlap import ExpertOverlap
 from runtime.ops.experts import ExpertsCall, SplitExperts
-from runtime.ops.local_language import splitting_experts
-from runtime.ops.local_ops import FormCall
+from runtime.ops.local.local_language import splitting_experts
+from runtime.ops.local.local_ops import FormCall
 from runtime.ops.shard import Shard
 
 if TYPE_CHECKING:

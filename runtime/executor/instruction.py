@@ -27,7 +27,7 @@ from runtime.offload.regather import Gathered, gather_again, memory_of
 from runtime.offload.saved_tensors import SavedMemory
 from runtime.ops.experts import ExpertsCall
 from runtime.ops.kept_results import KeptResults
-from runtime.ops.local_ops import LocalCall
+from runtime.ops.local.local_ops import LocalCall
 from runtime.ops.randomness import Draw
 
 Values = MutableMapping[str, torch.Tensor]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.plan.layout.segments import Segment
 from runtime.executor.block_gathers import Bundle, bundle_of
 from runtime.executor.instruction import Instruction
-from runtime.ops.fp8_scales import Fp8Scales
+from runtime.ops.fp8.fp8_scales import Fp8Scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import apply_steps, local_piece
 from runtime.executor.executor import Executor, build_executor, build_operand
 from runtime.executor.instruction import Operand
-from runtime.ops.local_ops import filled, template
+from runtime.ops.local.local_ops import filled, template
 from runtime.ops.slice_pass import SlicePass, Together
 
 Given = Mapping[str, torch.Tensor]

@@ -37,7 +37,7 @@ from planner.models.expert_rows import (
     sorted_rows,
 )
 from planner.models.fp8_experts import PLAIN, packed_tokens
-from runtime.ops import fp8_groups  # noqa: F401  # its kernels
+from runtime.ops.fp8 import fp8_groups  # noqa: F401  # its kernels
 from runtime.ops.row_exchange import Going, Journey, Unpacking, kept_rows, once, plan_journey
 
 

@@ -12,7 +12,7 @@ from planner.plan.binding.bind import BoundOperator
 from planner.sharding.rule import FactorKind, derive_layouts, ring_axis
 from planner.sharding.rules.einsum import FEW
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops.fp8_scales import Known
+from runtime.ops.fp8.fp8_scales import Known
 from runtime.ops.randomness import Region
 
 _ALL = slice(None)

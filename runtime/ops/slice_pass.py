@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from runtime.ops.biased_attention import wide_dtype
-from runtime.ops.hidden import Mask
+from runtime.ops.attention.biased_attention import wide_dtype
+from runtime.ops.attention.hidden import Mask
 
 
 class Past:

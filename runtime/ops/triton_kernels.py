@@ -11,7 +11,7 @@ def _narrow_cast(  # type: ignore[no-untyped-def]
     values, scales, made, rows, columns, row_step, column_step, scale_row_step, scale_column_step, most,
     row_block: tl.constexpr, column_block: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
-    """See `runtime.ops.narrow_casts.narrow_cast`; steps are strides in elements."""
+    """See `runtime.ops.fp8.narrow_casts.narrow_cast`; steps are strides in elements."""
     row = (tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)).to(tl.int64)[None, :]
     inside = (row < rows) & (column < columns)

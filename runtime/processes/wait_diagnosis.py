@@ -121,8 +121,8 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("runtime.executor.prefetch", "Prefetch.take"): Row(
         part="of", reads=("way",), say=lambda way: f"gradients of {_bundle(way)}"
     ),
-    ("runtime.ops.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
-    ("runtime.ops.ring_attention", "_backward"): Row(part="action", reads=("ring",), say=_ring),
+    ("runtime.ops.attention.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
+    ("runtime.ops.attention.ring_attention", "_backward"): Row(part="action", reads=("ring",), say=_ring),
     ("runtime.comm.async_collectives", "Flight.land"): Row(part="action", reads=("self",), say=_landing),
     ("runtime.step.receiving", "Line._landed"): Row(
         part="of", reads=("coming",), say=lambda coming: f"'{coming.crossing.name}'"

@@ -25,7 +25,7 @@ from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import derive_layouts
 from planner.sharding.rules import rule_of
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops.local_ops import LocalCall, local_call
+from runtime.ops.local.local_ops import LocalCall, local_call
 from runtime.ops.randomness import Draw
 
 Forward = Callable[[tuple[Any, ...], Mapping[str, Any], Draw], torch.Tensor]

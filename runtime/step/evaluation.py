@@ -33,7 +33,7 @@ from runtime.executor.relay import Relay
 from runtime.executor.slices import Slices
 from runtime.observer import Observer, teller
 from runtime.offload.weights import OffloadedWeights
-from runtime.ops.fp8_scales import Fp8Scales
+from runtime.ops.fp8.fp8_scales import Fp8Scales
 from runtime.step.inputs import Inputs
 from runtime.step.pipeline import Pipeline, Values
 from runtime.tables.placed import PlacedTables

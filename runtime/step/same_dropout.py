@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from planner.errors import ModelError
 from planner.graph.operator_graph import Operator
 from planner.graph.tracing.attention_dims import attention_of_four_dims
-from runtime.ops.attention import attention_with_dropout
-from runtime.ops.local_dropout import features_of
+from runtime.ops.attention.with_dropout import attention_with_dropout
+from runtime.ops.local.local_dropout import features_of
 from runtime.ops.randomness import Draw, Region, drop, drop_probability, keep_mask, operator_code, whole_region
 
 _WHOLE = frozenset({F.dropout, torch.dropout, torch.native_dropout})

@@ -24,9 +24,9 @@ from planner.graph.operator_graph import Operator
 from planner.models.delayed_experts import DelayedProducts
 from planner.models.expert_rows import activation_of
 from planner.models.experts import matrices_of
-from runtime.ops.delayed_scales import DelayedScales, LayerScales
 from runtime.ops.experts import SplitExperts, split_experts
-from runtime.ops.fp8_linear import fp8_linear
+from runtime.ops.fp8.delayed_scales import DelayedScales, LayerScales
+from runtime.ops.fp8.fp8_linear import fp8_linear
 
 _GATE, _TENSORS, _FP8 = 3, 6, 11
 """Positions in the arguments of the experts operator: of its first matrix, which is None without a gate; of its

@@ -36,7 +36,7 @@ from runtime.observer import Observer, teller, updating
 from runtime.offload.activations import OffloadedActivations
 from runtime.offload.storage import Outside
 from runtime.offload.weights import OffloadedWeights
-from runtime.ops.fp8_scales import fp8_scales_of_rank
+from runtime.ops.fp8.fp8_scales import fp8_scales_of_rank
 from runtime.ops.randomness import Draw
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.parameters.after_step import step_ends

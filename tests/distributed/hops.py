@@ -1,7 +1,7 @@
 """What a ring computes in each hop, without processes."""
 
-from runtime.ops.attention_pieces import Hop
-from runtime.ops.ring_attention import Ring
+from runtime.ops.attention.attention_pieces import Hop
+from runtime.ops.attention.ring_attention import Ring
 
 
 def work_of_hops(size: int, length: int, zigzag: bool) -> list[list[float]]:

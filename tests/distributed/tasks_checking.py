@@ -19,7 +19,7 @@ from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.update import Update
 from runtime.guard_settings import GuardSettings
-from runtime.ops import local_ops
+from runtime.ops.local import local_ops
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans

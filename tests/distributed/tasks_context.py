@@ -17,8 +17,8 @@ from planner.sharding.zigzag import zigzag_runs
 from planner.strategy_search.request.space import Pinned
 from runtime.comm.device_mesh import rank_mesh
 from runtime.comm.redistribute import convert, local_piece
-from runtime.ops.hidden import Mask
-from runtime.ops.ring_attention import Ring, ring_attention
+from runtime.ops.attention.hidden import Mask
+from runtime.ops.attention.ring_attention import Ring, ring_attention
 from tests.contract.rule_calls import dense_attention
 from tests.distributed import plans, tasks
 from tests.distributed.searched import searched_plan

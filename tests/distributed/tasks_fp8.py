@@ -59,7 +59,7 @@ def experts(
 
 def without_agreement(model: str, recipe: str, sizes: tuple[int, ...]) -> float:
     """The worst error where devices take the largest elements of their own pieces for those of the whole."""
-    from runtime.ops import scaled_products
+    from runtime.ops.fp8 import scaled_products
 
     agreed = scaled_products.collectives
     scaled_products.collectives = _Alone  # type: ignore[assignment]
@@ -75,7 +75,7 @@ class _Alone:
 
 def weights_without_agreement(recipe: str) -> float:
     """The worst error of a step whose weights are cast by the largest elements of the pieces of each device."""
-    from runtime.ops import weight_scales
+    from runtime.ops.fp8 import weight_scales
 
     agreed = weight_scales.collectives
     weight_scales.collectives = _Alone  # type: ignore[assignment]

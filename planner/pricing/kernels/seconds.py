@@ -10,7 +10,7 @@ Effects of the software (`hardware_profiles.Software`):
                           rotations operator by operator, or with `fuses_chains` one that reads and writes, and
                           activations of gates within the product after them
     attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
-                          see `runtime.ops.attention`): scores through memory, see `unfused_attention.py`;
+                          see `runtime.ops.attention.with_dropout`): scores through memory, see `unfused_attention.py`;
                           with dropout inside a fused kernel longer by `attention_dropout`, and by
                           `ordered_attention.py` if gradients are added up in a fixed order
     residual sums         with dropout of a branch: see `dropped_branches.py`

@@ -16,7 +16,7 @@ from planner.sharding.rules.spec import FactorTable, RuleSpec
 
 _KEPT = 7.0
 """Elements that autograd keeps of a step for each hidden element where there are gates: the activated gates, and the
-states, as PyTorch's own steps do (`runtime.ops.local_recurrent`); libraries of devices keep less."""
+states, as PyTorch's own steps do (`runtime.ops.local.local_recurrent`); libraries of devices keep less."""
 
 
 @final

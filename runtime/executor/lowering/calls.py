@@ -12,7 +12,7 @@ from planner.graph.torch_operators import resolve
 from planner.plan.binding.bind import BoundPlan
 from runtime.executor.instruction import Instruction
 from runtime.executor.lowering.kernels import SHORT, TRACED
-from runtime.ops.local_ops import SHAPED, FormCall
+from runtime.ops.local.local_ops import SHAPED, FormCall
 from runtime.ops.shard import Shard
 
 

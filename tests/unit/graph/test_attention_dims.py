@@ -10,7 +10,7 @@ from torch import nn
 from planner.graph.trace import trace
 from planner.graph.tracing.attention_dims import AttentionOfFourDims
 from planner.sharding.rules import rule_of
-from runtime.ops.attention import attention_with_dropout
+from runtime.ops.attention.with_dropout import attention_with_dropout
 from runtime.ops.randomness import FIRST, dropping, keep_mask, operator_code, whole_region
 from runtime.step.same_dropout import SameDropout
 

@@ -12,7 +12,7 @@ from transformers.models.jamba import modeling_jamba
 from transformers.models.mamba.modeling_mamba import causal_conv1d_fn, mamba_selective_scan
 from transformers.models.mamba2 import modeling_mamba2
 
-from planner.graph import recomputed, state_kernels
+from planner.graph.operators import recomputed, state_kernels
 from planner.graph.operators.causal_convolution import causal_convolution
 from planner.graph.operators.selective_scan import selective_scan
 from planner.graph.operators.state_space_scan import state_space_scan

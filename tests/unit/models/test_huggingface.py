@@ -227,7 +227,7 @@ def test_attention_with_sinks_is_known_where_no_model_was_built() -> None:
     name = "planner.composed_attention.default"
     code = (
         "import sys, planner.sharding.rules; assert 'torch' not in sys.modules;"
-        f" import runtime.ops.local_ops as ops; ops.resolve('{name}')"
+        f" import runtime.ops.local.local_ops as ops; ops.resolve('{name}')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 

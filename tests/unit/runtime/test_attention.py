@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from runtime.ops.attention import attention_with_dropout
+from runtime.ops.attention.with_dropout import attention_with_dropout
 from runtime.ops.randomness import Region, keep_mask
 
 

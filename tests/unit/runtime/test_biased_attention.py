@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from runtime.ops.biased_attention import biased_attention
+from runtime.ops.attention.biased_attention import biased_attention
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])

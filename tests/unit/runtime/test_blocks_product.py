@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from planner.fp8_recipes import BLOCK, RECIPES
-from runtime.ops import blocks_product as module
-from runtime.ops import fp8_linear as layers
-from runtime.ops.blocks_product import blocks_product, has_blocks_product, in_fours, of_blocks
-from runtime.ops.fp8_linear import fp8_linear
-from runtime.ops.narrow_casts import has_narrow_cast
-from runtime.ops.narrow_weights import in_8_bits
+from runtime.ops.fp8 import blocks_product as module
+from runtime.ops.fp8 import fp8_linear as layers
+from runtime.ops.fp8.blocks_product import blocks_product, has_blocks_product, in_fours, of_blocks
+from runtime.ops.fp8.fp8_linear import fp8_linear
+from runtime.ops.fp8.narrow_casts import has_narrow_cast
+from runtime.ops.fp8.narrow_weights import in_8_bits
 
 LOW = torch.float8_e4m3fn
 BLOCKWISE = RECIPES["blockwise"]

@@ -7,8 +7,8 @@ from planner.fp8_recipes import EXPERT_TENSORS, RECIPES
 from planner.graph.fp8 import Fp8
 from planner.models.delayed_experts import DelayedProducts
 from planner.models.expert_rows import Matrices, activation_of, differentiate_experts, run_experts
-from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, DelayedScales
-from runtime.ops.fp8_linear import fp8_linear
+from runtime.ops.fp8.delayed_scales import GRADIENT, INPUT, WEIGHT, DelayedScales
+from runtime.ops.fp8.fp8_linear import fp8_linear
 
 CPU = torch.device("cpu")
 E4M3, E5M2 = 448.0, 57344.0

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from planner.fp8_recipes import RECIPES, Recipe
 from planner.models.fp8_experts import in_powers
-from runtime.ops import scaled_products
-from runtime.ops.fp8_linear import fp8_linear
+from runtime.ops.fp8 import scaled_products
+from runtime.ops.fp8.fp8_linear import fp8_linear
 
 NOW = [name for name, recipe in RECIPES.items() if not recipe.delayed]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

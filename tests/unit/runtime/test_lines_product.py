@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.fp8_recipes import LINE, RECIPES
-from runtime.ops import fp8_linear as module
-from runtime.ops import lines_product, scaled_products
-from runtime.ops.fp8_linear import fp8_linear
+from runtime.ops.fp8 import fp8_linear as module
+from runtime.ops.fp8 import lines_product, scaled_products
+from runtime.ops.fp8.fp8_linear import fp8_linear
 
 MXFP8 = RECIPES["mxfp8"]
 

@@ -21,8 +21,8 @@ from planner.sharding.rule import derive_layouts, named_strategy, strategy_names
 from planner.sharding.rules import rule_of
 from runtime.comm.device_mesh import Communicators, RankMesh
 from runtime.comm.redistribute import local_piece
-from runtime.ops.local_channels import functional_batch_norm
-from runtime.ops.local_ops import local_call
+from runtime.ops.local.local_channels import functional_batch_norm
+from runtime.ops.local.local_ops import local_call
 from tests.refusals import refused
 
 MESH = Mesh(

@@ -8,11 +8,11 @@ import torch
 
 from planner.sharding import window as windows
 from planner.sharding.window import Window
-from runtime.ops.attention_pieces import Hop, attend_to_all, hops_of
-from runtime.ops.hidden import Mask
-from runtime.ops.local_attention import under_whole_mask
+from runtime.ops.attention.attention_pieces import Hop, attend_to_all, hops_of
+from runtime.ops.attention.hidden import Mask
+from runtime.ops.attention.sliced_attention import sliced_attention
+from runtime.ops.local.local_attention import under_whole_mask
 from runtime.ops.slice_pass import SlicePass, Together
-from runtime.ops.sliced_attention import sliced_attention
 from tests.contract.rule_calls import dense_attention
 
 BATCH, HEADS, LENGTH = 2, 4, 40

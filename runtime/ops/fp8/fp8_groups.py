@@ -18,9 +18,9 @@ import torch
 from planner.fp8_recipes import BLOCK, FORWARD, LINE
 from planner.models.fp8_experts import fp8_grouped_outer, fp8_grouped_product, product_in_fp32, scale_of
 from planner.models.grouped import rows_by_group
-from runtime.ops.blocks_product import blocks_product, has_blocks_product
-from runtime.ops.lines_product import has_lines_product, lines_product
-from runtime.ops.scaled_products import Operand, scaled_product
+from runtime.ops.fp8.blocks_product import blocks_product, has_blocks_product
+from runtime.ops.fp8.lines_product import has_lines_product, lines_product
+from runtime.ops.fp8.scaled_products import Operand, scaled_product
 
 _LOW: torch.dtype = getattr(torch, FORWARD)
 

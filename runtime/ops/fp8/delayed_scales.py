@@ -29,7 +29,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.stage_cut import StageCut
 from runtime.comm import collectives
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops.narrow_weights import largest_of, piece_in_8_bits
+from runtime.ops.fp8.narrow_weights import largest_of, piece_in_8_bits
 
 _PARTS = 16
 """Elements of a history that are copied at a time."""

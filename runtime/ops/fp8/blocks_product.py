@@ -18,10 +18,10 @@ import torch.nn.functional as F
 
 from planner.fp8_recipes import BLOCK
 from planner.models.fp8_experts import scale_of
-from runtime.ops.capability import cuda_capability
-from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
-from runtime.ops.narrow_weights import DTYPE
-from runtime.ops.scaled_products import in_words
+from runtime.ops.fp8.capability import cuda_capability
+from runtime.ops.fp8.narrow_casts import has_narrow_cast, narrow_cast
+from runtime.ops.fp8.narrow_weights import DTYPE
+from runtime.ops.fp8.scaled_products import in_words
 
 _CAPABILITY = 9
 _FOURS = 4

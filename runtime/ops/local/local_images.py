@@ -1,7 +1,8 @@
 """Local forms of convolutions and pooling.
 
-Each is called with a `Shard` and with the operator's own arguments, tensors being local (see `runtime.ops.local_ops`).
-Where an axis cuts pixels and a stencil reads those of neighbours, they are received first (`runtime.ops.halo`).
+Each is called with a `Shard` and with the operator's own arguments, tensors being local (see
+`runtime.ops.local.local_ops`). Where an axis cuts pixels and a stencil reads those of neighbours, they are received
+first (`runtime.ops.halo`).
 """
 
 import math

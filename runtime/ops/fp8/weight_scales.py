@@ -25,7 +25,7 @@ from planner.plan.layout.per_step_communication import axes_of_maxima
 from planner.plan.layout.stage_cut import StageCut
 from runtime.comm import collectives
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops.narrow_weights import DTYPE, blocks_from, largest_of, piece_in_8_bits
+from runtime.ops.fp8.narrow_weights import DTYPE, blocks_from, largest_of, piece_in_8_bits
 from runtime.ops.randomness import region_of
 
 

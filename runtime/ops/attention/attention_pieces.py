@@ -21,8 +21,8 @@ import torch
 
 from planner.models.composed_attention import capped
 from planner.sharding.window import Run
-from runtime.ops.biased_attention import wide, wide_dtype
-from runtime.ops.hidden import Hidden, Mask
+from runtime.ops.attention.biased_attention import wide, wide_dtype
+from runtime.ops.attention.hidden import Hidden, Mask
 from runtime.ops.kept_results import whole_call
 
 _ATEN = torch.ops.aten

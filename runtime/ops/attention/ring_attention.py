@@ -2,7 +2,8 @@
 
     hop          0        1        2        3            device 1 of 4; a hop's transfer overlaps with the attention to
     keys of      1   ->   0   ->   3   ->   2            the current piece
-    result       y_1 ──+── y_0 ──+── y_3 ──+── y_2       joined by their log-sum-exps (`runtime.ops.attention_pieces`)
+    result       y_1 ──+── y_0 ──+── y_3 ──+── y_2       joined by their log-sum-exps
+    (`runtime.ops.attention.attention_pieces`)
 
 In the backward pass keys and values go round once more, followed by their gradients, to which each device adds its
 terms in float32 at least, until they are back on their own device. Saved tensors are queries, keys, values, the result
@@ -29,9 +30,9 @@ import torch.distributed as dist
 from planner.sharding.window import Run
 from planner.sharding.zigzag import pieces_of_ring
 from runtime.comm.ring import Round, around
-from runtime.ops.attention_pieces import Attended, Gradients, Hop, Scale, hops_of, scale_of
-from runtime.ops.biased_attention import wide_dtype
-from runtime.ops.hidden import Mask
+from runtime.ops.attention.attention_pieces import Attended, Gradients, Hop, Scale, hops_of, scale_of
+from runtime.ops.attention.biased_attention import wide_dtype
+from runtime.ops.attention.hidden import Mask
 from runtime.ops.kept_results import whole_call
 
 

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 
 from planner.models.fp8_experts import scale_of, wide
 from runtime.comm import collectives
-from runtime.ops.capability import IN_FP8, WORDS, cuda_capability
-from runtime.ops.narrow_weights import in_8_bits, largest_of
+from runtime.ops.fp8.capability import IN_FP8, WORDS, cuda_capability
+from runtime.ops.fp8.narrow_weights import in_8_bits, largest_of
 
 Groups = Sequence[dist.ProcessGroup]
 

@@ -17,8 +17,8 @@ from planner.models.fp8_experts import PLAIN, Agreement
 from runtime.comm import collectives
 from runtime.ops.contraction import product
 from runtime.ops.cross_entropy import SplitLoss, split_cross_entropy
-from runtime.ops.delayed_scales import LayerScales
 from runtime.ops.experts import Cut, SplitExperts, split_experts
+from runtime.ops.fp8.delayed_scales import LayerScales
 from runtime.ops.index_check import expect_within
 from runtime.ops.rms_norm import fused_rms_norm
 from runtime.ops.shard import Shard

@@ -12,7 +12,7 @@ import importlib.util
 
 import torch
 
-from runtime.ops.capability import IN_FP8, cuda_capability
+from runtime.ops.fp8.capability import IN_FP8, cuda_capability
 
 _ROWS, _COLUMNS = 32, 128
 """Elements of a tile; each program rounds one tile."""

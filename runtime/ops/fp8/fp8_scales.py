@@ -1,5 +1,5 @@
-"""FP8 scales of a rank that are known before its layers run: delayed scales (`runtime.ops.delayed_scales`), or scales
-of weights that are gathered in 8 bits (`runtime.ops.weight_scales`)."""
+"""FP8 scales of a rank that are known before its layers run: delayed scales (`runtime.ops.fp8.delayed_scales`), or
+scales of weights that are gathered in 8 bits (`runtime.ops.fp8.weight_scales`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from planner.graph.operator_graph import Operator
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.stage_cut import StageCut
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops.delayed_scales import WEIGHT, DelayedScales, LayerScales, scales_of_rank
-from runtime.ops.weight_scales import CurrentScales, WeightScales
+from runtime.ops.fp8.delayed_scales import WEIGHT, DelayedScales, LayerScales, scales_of_rank
+from runtime.ops.fp8.weight_scales import CurrentScales, WeightScales
 
 Known = LayerScales | WeightScales
 """The known scales of a layer."""

@@ -6,15 +6,15 @@
 The slices of one micro-batch run in this order on every stage (`costmodels.pipelines.orders`, slices; Li et al. 2021,
 TeraPipe). A recomputed block stores the same keys again in the same place.
 
-Shape legend: as in `runtime.ops.attention_pieces`; S the whole sequence, Q a slice of it.
+Shape legend: as in `runtime.ops.attention.attention_pieces`; S the whole sequence, Q a slice of it.
 """
 
 from typing import Any
 
 import torch
 
-from runtime.ops.attention_pieces import Attended, Gradients, Hop, Scale, hops_of, scale_of
-from runtime.ops.hidden import Mask
+from runtime.ops.attention.attention_pieces import Attended, Gradients, Hop, Scale, hops_of, scale_of
+from runtime.ops.attention.hidden import Mask
 from runtime.ops.kept_results import whole_call
 from runtime.ops.slice_pass import SlicePass
 

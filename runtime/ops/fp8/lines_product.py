@@ -19,9 +19,9 @@ import torch.nn.functional as F
 
 from planner.fp8_recipes import LINE
 from planner.models.fp8_experts import in_bytes
-from runtime.ops.capability import cuda_capability
-from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
-from runtime.ops.scaled_products import in_words
+from runtime.ops.fp8.capability import cuda_capability
+from runtime.ops.fp8.narrow_casts import has_narrow_cast, narrow_cast
+from runtime.ops.fp8.scaled_products import in_words
 
 _CAPABILITY = (10, 0)
 _RESULT = torch.bfloat16

@@ -1,6 +1,7 @@
 """Local forms of operators that look up rows in a sharded table: embedding bags, and the loss of a class.
 
-Each is called with a `Shard` and with the operator's own arguments, tensors being local (see `runtime.ops.local_ops`).
+Each is called with a `Shard` and with the operator's own arguments, tensors being local (see
+`runtime.ops.local.local_ops`).
 """
 
 from collections.abc import Callable

@@ -4,8 +4,8 @@
                                                                       └─ stand-in of 8 bits for autograd ─┘
 
 The largest elements of a weight are found once per step, at its beginning, because the weight does not change within a
-step. They give this step's own scales (`runtime.ops.weight_scales`) or those of later steps
-(`runtime.ops.delayed_scales`).
+step. They give this step's own scales (`runtime.ops.fp8.weight_scales`) or those of later steps
+(`runtime.ops.fp8.delayed_scales`).
 
 Autograd casts a gradient to the dtype of its tensor. So the gradient of an 8-bit weight bypasses autograd: the layer
 stores it in `Narrow` and gives autograd a stand-in without memory; the code that gathered the weight takes it from
@@ -20,7 +20,7 @@ import torch
 
 from planner.fp8_recipes import BLOCK, FORWARD
 from planner.models.fp8_experts import in_bytes
-from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
+from runtime.ops.fp8.narrow_casts import has_narrow_cast, narrow_cast
 
 DTYPE: torch.dtype = getattr(torch, FORWARD)
 _BYTES = torch.uint8

@@ -28,7 +28,9 @@ from planner.sharding.layout import local_shape
 from planner.sharding.rules.per_replica import FORM
 from planner.sharding.zigzag import Sequences
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops import (
+from runtime.ops.fp8.fp8_linear import local_fp8_linear
+from runtime.ops.fp8.fp8_scales import Fp8Scales
+from runtime.ops.local import (
     local_attention,
     local_channels,
     local_dropout,
@@ -38,8 +40,6 @@ from runtime.ops import (
     local_recurrent,
     local_shapes,
 )
-from runtime.ops.fp8_linear import local_fp8_linear
-from runtime.ops.fp8_scales import Fp8Scales
 from runtime.ops.per_replica import per_replica
 from runtime.ops.randomness import FIRST, Draw, drop_probability, operator_code, region_of
 from runtime.ops.shard import Form, Shard

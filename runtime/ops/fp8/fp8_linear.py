@@ -27,15 +27,15 @@ from planner.graph.fp8 import recipe_of
 from planner.models.fp8_experts import EACH, Cells, blocks_of, fp8_blocks_product, in_powers, largest_in
 from planner.sharding.rule import Dims
 from runtime.comm import collectives
-from runtime.ops.blocks_product import blocks_product, has_blocks_product
-from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
-from runtime.ops.fp8_scales import Known
+from runtime.ops.fp8.blocks_product import blocks_product, has_blocks_product
+from runtime.ops.fp8.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
+from runtime.ops.fp8.fp8_scales import Known
+from runtime.ops.fp8.lines_product import has_lines_product, lines_product
+from runtime.ops.fp8.narrow_weights import Narrow, place_of, stand_in
+from runtime.ops.fp8.scaled_products import Groups, Operand, scaled_product
+from runtime.ops.fp8.weight_scales import WeightScales
 from runtime.ops.kept_results import whole_call
-from runtime.ops.lines_product import has_lines_product, lines_product
-from runtime.ops.narrow_weights import Narrow, place_of, stand_in
-from runtime.ops.scaled_products import Groups, Operand, scaled_product
 from runtime.ops.shard import Shard
-from runtime.ops.weight_scales import WeightScales
 
 _WEIGHTS = torch.float8_e4m3fn
 
@@ -68,7 +68,7 @@ def local_fp8_linear(
     weight_in_fp8: bool = False,
 ) -> torch.Tensor:
     """The local form of a linear layer in fp8; where an axis cuts the inputs, the result is a term of a sum. The weight
-    may arrive `weight_in_fp8` (`runtime.ops.narrow_weights`)."""
+    may arrive `weight_in_fp8` (`runtime.ops.fp8.narrow_weights`)."""
     assert weight_in_fp8 == (weight_OI.dtype == _WEIGHTS), weight_OI.dtype
     recipe = recipe_of(shard.bound.operator)
     assert recipe is not None, shard.bound.operator.op

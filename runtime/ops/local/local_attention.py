@@ -5,15 +5,15 @@ import torch.nn.functional as F
 
 from planner.models.composed_attention import composed_attention
 from planner.sharding.window import Window
-from runtime.ops.attention import attention_with_dropout
-from runtime.ops.attention_pieces import attend_to_all, hops_of, whole
-from runtime.ops.biased_attention import biased_attention
-from runtime.ops.hidden import Mask
+from runtime.ops.attention.attention_pieces import attend_to_all, hops_of, whole
+from runtime.ops.attention.biased_attention import biased_attention
+from runtime.ops.attention.hidden import Mask
+from runtime.ops.attention.ring_attention import Ring, ring_attention
+from runtime.ops.attention.sliced_attention import sliced_attention
+from runtime.ops.attention.with_dropout import attention_with_dropout
 from runtime.ops.randomness import Region, keep_mask
-from runtime.ops.ring_attention import Ring, ring_attention
 from runtime.ops.shard import Shard
 from runtime.ops.slice_pass import SlicePass
-from runtime.ops.sliced_attention import sliced_attention
 
 
 def fused_attention(

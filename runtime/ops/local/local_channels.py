@@ -1,6 +1,7 @@
 """Local forms of operators on channels: those with a number of groups in their arguments, and batch norm.
 
-Each is called with a `Shard` and with the operator's own arguments, tensors being local (see `runtime.ops.local_ops`).
+Each is called with a `Shard` and with the operator's own arguments, tensors being local (see
+`runtime.ops.local.local_ops`).
 """
 
 import math

@@ -1,0 +1,1 @@
+"""Local forms: how one device computes its part of an operator."""
