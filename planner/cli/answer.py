@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from planner.plan.compare.explanation import Explanation
     from planner.plan.layout.roles import Roles
     from planner.plan.plan import Prediction
-    from planner.strategy_search.engine.proofs import Ranked
+    from planner.strategy_search.finalists.proofs import Ranked
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.result import SearchResult
 

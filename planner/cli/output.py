@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.plan.layout.rank_view import RankView
     from planner.plan.layout.roles import Roles
     from planner.plan.plan import Plan, Prediction
-    from planner.strategy_search.engine.settle import Certificate
+    from planner.strategy_search.finalists.settle import Certificate
     from planner.strategy_search.result import SearchResult
 
 

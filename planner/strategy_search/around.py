@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult, Statistics
 from planner.strategy_search.search import least_in_a_v, least_work

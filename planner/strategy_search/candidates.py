@@ -7,7 +7,7 @@ from planner.plan.layout.roles import roles
 from planner.plan.plan import Candidate
 from planner.plan.words import plan_words
 from planner.sharding.update import DEFAULT
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE
 from planner.strategy_search.result import SearchResult

@@ -20,7 +20,7 @@ from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.around import Listener, Stop, axes_of, bound_of_like, exact, together, told
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.finalists.proofs import with_proof
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration

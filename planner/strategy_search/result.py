@@ -9,8 +9,8 @@ from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
-from planner.strategy_search.engine.proofs import Ranked, gap_of, objective_gap, status_of
 from planner.strategy_search.engine.scheduling import Assumed
+from planner.strategy_search.finalists.proofs import Ranked, gap_of, objective_gap, status_of
 from planner.strategy_search.request.space import Configuration
 
 

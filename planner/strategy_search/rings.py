@@ -25,7 +25,7 @@ from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.strategy_search.around import Listener, Stop, bound_of_like, exact, fastest_of, together, told
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.proofs import Ranked, with_proof
+from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult

@@ -31,12 +31,12 @@ from planner.errors import InfeasibleError, LimitError
 from planner.limits import check, limited
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
-from planner.strategy_search.engine.finalists import OverfullError
-from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
 from planner.strategy_search.exploration.attempt import Attempt
 from planner.strategy_search.exploration.families import Families
 from planner.strategy_search.exploration.options import SearchOptions
 from planner.strategy_search.exploration.plan_proofs import PlanProofs
+from planner.strategy_search.finalists.finalists import OverfullError
+from planner.strategy_search.finalists.proofs import OPTIMAL, Ranked
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.limit_words import nothing_before
 from planner.strategy_search.request.request import SearchRequest

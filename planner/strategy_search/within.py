@@ -22,7 +22,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.kept import NOTHING_KEPT
 from planner.sharding.update import PLAIN
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.proofs import Ranked, with_proof
+from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
 from planner.strategy_search.fp8_ends import with_fp8_ends
 from planner.strategy_search.request.engine_alternatives import alternatives, expert_degrees

@@ -20,14 +20,14 @@ from planner.plan.compare.verify import verify
 from planner.plan.file import dump_plan
 from planner.sharding.update import PLAIN
 from planner.strategy_search.analysis.advice import changes
-from planner.strategy_search.engine import plan_maker
 from planner.strategy_search.engine.contenders import CONTENDERS, NEAR
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.outcome import Outcome
-from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.proofs import Ranked
-from planner.strategy_search.engine.settle import rank_problem
+from planner.strategy_search.finalists import plan_maker
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked
+from planner.strategy_search.finalists.settle import rank_problem
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, configurations, mesh_shapes

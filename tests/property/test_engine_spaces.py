@@ -25,7 +25,7 @@ from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import all_configurations, engine_of
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.fixed import fixed_schedule
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned

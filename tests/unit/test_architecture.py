@@ -53,7 +53,7 @@ ROOMS = {
     "planner.export": ("files", "megatron", "mindspore", "pytorch"),
     "planner.plan": ("binding", "layout", "prediction", "compare", "shrinking"),
     "planner.strategy_search": (
-        "request", "solvers", "tables", "decomposition", "engine", "exploration", "fixed", "analysis",
+        "request", "solvers", "tables", "decomposition", "engine", "finalists", "exploration", "fixed", "analysis",
     ),
 }  # fmt: skip
 

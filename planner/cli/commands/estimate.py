@@ -23,7 +23,7 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.plan.layout.roles import Roles
-    from planner.strategy_search.engine.proofs import Ranked
+    from planner.strategy_search.finalists.proofs import Ranked
 
 Choice = tuple[str, str, str]
 

@@ -16,7 +16,7 @@ A pipeline rank holds v stages of the model (v = 1: one stage); `planner.plan.pr
 
 In the objective everything waits, one operator after the other, except for communication of weights, of tensor
 parallelism and of experts that overlaps with work. For plans with a pipeline, the search proves gaps of the objective
-(`planner.strategy_search.engine.proofs.bounded_seconds`). Both objective and step charge the share of communication
+(`planner.strategy_search.finalists.proofs.bounded_seconds`). Both objective and step charge the share of communication
 that software does not overlap; the step also checks whether there is enough work to overlap the rest.
 """
 

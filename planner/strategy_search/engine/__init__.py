@@ -1,1 +1,1 @@
-"""The engine of the search: it evaluates configurations one by one, and makes plans of the best of them."""
+"""The engine of the search: it evaluates configurations one by one. `finalists` makes plans of the best of them."""

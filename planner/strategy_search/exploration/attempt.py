@@ -23,10 +23,8 @@ from hardware_profiles import Bytes
 from planner.errors import LimitError
 from planner.limits import finishing, seconds_after, seconds_left, sooner
 from planner.strategy_search.engine.families import Shared, engine_of
-from planner.strategy_search.engine.finalists import Finalists
 from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome_words import configuration_words, nothing_fits
-from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
 from planner.strategy_search.engine.scheduling import assumed
 from planner.strategy_search.exploration.best_first import BestFirst
 from planner.strategy_search.exploration.by_recursion import ByRecursion
@@ -40,6 +38,8 @@ from planner.strategy_search.exploration.options import SearchOptions
 from planner.strategy_search.exploration.plan_proofs import PlanProofs
 from planner.strategy_search.exploration.record import Record
 from planner.strategy_search.exploration.reporter import Reporter
+from planner.strategy_search.finalists.finalists import Finalists
+from planner.strategy_search.finalists.proofs import OPTIMAL, Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult, Statistics
 

@@ -24,13 +24,13 @@ from planner.plan.plan import Prediction
 from planner.plan.prediction.stage_cost import ACCUMULATION, FORWARD
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import Contender
-from planner.strategy_search.engine.finalists import Finalists
-from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.exploration.early_plans import EarlyPlans
 from planner.strategy_search.exploration.evaluator import Evaluator
 from planner.strategy_search.exploration.frontier import Bounded, Entry
 from planner.strategy_search.exploration.other_schedules import OtherSchedules
 from planner.strategy_search.exploration.virtual_stages import VirtualStages
+from planner.strategy_search.finalists.finalists import Finalists
+from planner.strategy_search.finalists.proofs import Ranked
 
 
 class BestFirst:

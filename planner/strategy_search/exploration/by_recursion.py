@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from planner.limits import check
 from planner.strategy_search.engine.family import least_share
-from planner.strategy_search.engine.finalists import Finalists
-from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.exploration.evaluator import Evaluator
+from planner.strategy_search.finalists.finalists import Finalists
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration

@@ -15,11 +15,11 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reading, seconds_left
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.finalists import Finalists, OverfullError
-from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import runs_in_order
 from planner.strategy_search.exploration.found import Found
+from planner.strategy_search.finalists.finalists import Finalists, OverfullError
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.space import Configuration
 
 

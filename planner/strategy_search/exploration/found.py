@@ -7,7 +7,7 @@ from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.outcome import Outcome
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.space import Configuration
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import Progress
 

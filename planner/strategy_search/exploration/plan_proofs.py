@@ -14,8 +14,8 @@ from functools import cached_property
 from planner.limits import seconds_left
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.families import family_of
-from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.exploration.families import Families
+from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.request.space import Configuration
 
 _IN_A_V = 64

@@ -12,7 +12,7 @@ Candidates differ in seconds, in launches, in transient memory, and in collectiv
 not in layouts; experts that may be in fp8 are such layers, too. So exact search and its bounds hold over them as over
 strategies (`planner.strategy_search.tables.cost_table`). In a plan, all blocks of a kind are alike. A search may find
 some ways to run them with a layer in fp8 and others without it. This is a relaxation; the plan then takes the choice
-that is faster over all blocks (`planner.strategy_search.engine.fp8_choice`).
+that is faster over all blocks (`planner.strategy_search.finalists.fp8_choice`).
 
 On devices without fp8 products fp8 never pays, and all layers are in fp8 as asked: a user who asks for fp8 there wants
 its numerics. The same holds for engines that only have a setting for all layers or none.

@@ -11,8 +11,8 @@ from planner.plan.layout.per_step_communication import reduction_starts
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.update import PLAIN, Buckets, Update
 from planner.strategy_search.engine.contenders import Contender
-from planner.strategy_search.engine.finalists import Finalists
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.finalists.finalists import Finalists
+from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import find_fitting, search

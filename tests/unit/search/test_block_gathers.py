@@ -19,7 +19,7 @@ from planner.pricing.message import Message, message_seconds
 from planner.sharding.buckets import Bucket
 from planner.sharding.update import GATHERS, PLAIN, Update
 from planner.strategy_search.decomposition.crossings import crossing_seconds
-from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, bounded_seconds
+from planner.strategy_search.finalists.proofs import OPTIMAL, Ranked, bounded_seconds
 from planner.strategy_search.job import machine_from
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.search import search

@@ -19,9 +19,9 @@ from planner.pricing.bucket_size import auto_bucket
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.mesh import build_mesh
 from planner.sharding.update import MOST_BUCKET
-from planner.strategy_search.engine import bucket_sizes
-from planner.strategy_search.engine.bucket_sizes import in_faster_buckets
-from planner.strategy_search.engine.proofs import bounded_seconds
+from planner.strategy_search.finalists import bucket_sizes
+from planner.strategy_search.finalists.bucket_sizes import in_faster_buckets
+from planner.strategy_search.finalists.proofs import bounded_seconds
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search

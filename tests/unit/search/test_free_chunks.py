@@ -14,7 +14,7 @@ from planner.strategy_search.decomposition.pieces import Amounts, Column
 from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.decomposition.stage_filling import Handed, Rank
 from planner.strategy_search.engine.evaluation import Evaluation
-from planner.strategy_search.engine.settle import rank_problem
+from planner.strategy_search.finalists.settle import rank_problem
 from planner.strategy_search.request.space import Configuration, Pattern, Pinned
 from tests.unit.search.cases import make_case, peak_of
 

@@ -17,7 +17,7 @@ from planner.strategy_search.engine import family as families
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import family_of
-from planner.strategy_search.engine.proofs import bounded_seconds
+from planner.strategy_search.finalists.proofs import bounded_seconds
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.strategy_search.engine.room import Room
+from planner.strategy_search.finalists.room import Room
 from planner.strategy_search.request.space import FREE
 
 LIMIT = 100.0

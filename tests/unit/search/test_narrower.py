@@ -17,12 +17,12 @@ from planner.strategy_search.around import bound_of_like
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
-from planner.strategy_search.engine.finalists import Finalists
 from planner.strategy_search.engine.outcome import Outcome
-from planner.strategy_search.engine.overlapping import Overlapping
-from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.proofs import Ranked, with_proof
-from planner.strategy_search.engine.room import Room
+from planner.strategy_search.finalists.finalists import Finalists
+from planner.strategy_search.finalists.overlapping import Overlapping
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked, with_proof
+from planner.strategy_search.finalists.room import Room
 from planner.strategy_search.narrower import FEW, SMALL, WIDE, near, with_narrower
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned

@@ -15,17 +15,18 @@ from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import PLAIN, Update
-from planner.strategy_search.engine import room, scheduling
+from planner.strategy_search.engine import scheduling
 from planner.strategy_search.engine.contenders import NEAR, Contender, apart_seconds, in_1f1b
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.finalists import Finalists, OverfullError
-from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
-from planner.strategy_search.engine.v_stages import v_counts
 from planner.strategy_search.exploration.attempt import Attempt
 from planner.strategy_search.exploration.options import SearchOptions
 from planner.strategy_search.exploration.other_schedules import OtherSchedules
+from planner.strategy_search.finalists import room
+from planner.strategy_search.finalists.finalists import Finalists, OverfullError
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked
+from planner.strategy_search.finalists.v_stages import v_counts
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import least_in_a_v, search

@@ -15,7 +15,7 @@ from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
-from planner.strategy_search.engine.settle import RankProblem, rank_problem, settled
+from planner.strategy_search.finalists.settle import RankProblem, rank_problem, settled
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
 from planner.strategy_search.solvers import SOLVERS
 from planner.strategy_search.solvers.problem import Solution

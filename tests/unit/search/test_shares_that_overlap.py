@@ -10,7 +10,7 @@ from hardware_profiles import Hidden, load_software
 from planner.plan.binding.bind import BoundPlan
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.outcome import RankFilling
-from planner.strategy_search.engine.plan_maker import PlanMaker
+from planner.strategy_search.finalists.plan_maker import PlanMaker
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
 from tests.unit.search.cases import cluster_of, request_of

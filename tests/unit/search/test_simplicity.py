@@ -11,7 +11,7 @@ from planner.plan.layout.decisions import decisions
 from planner.plan.layout.roles import roles
 from planner.report.search import simpler_text
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.finalists.proofs import with_proof
 from planner.strategy_search.narrower import WIDE
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.request import SearchRequest

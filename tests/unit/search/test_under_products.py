@@ -7,8 +7,8 @@ import pytest
 
 from planner.plan.prediction.predict import predict
 from planner.strategy_search.engine.families import all_configurations, engine_of
-from planner.strategy_search.engine.finalists import Finalists
-from planner.strategy_search.engine.plan_maker import PlanMaker
+from planner.strategy_search.finalists.finalists import Finalists
+from planner.strategy_search.finalists.plan_maker import PlanMaker
 from planner.strategy_search.request.space import Pinned, Running
 from planner.strategy_search.search import search
 from tests.long_lists import first

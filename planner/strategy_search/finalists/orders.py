@@ -8,9 +8,6 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.prediction.stage_cost import TRANSFER
 from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.strategy_search.engine.exchange_overlap import in_parts
-from planner.strategy_search.engine.overlapping import Overlapping
-from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     all_fit,
@@ -22,6 +19,9 @@ from planner.strategy_search.engine.scheduling import (
     reorders,
     with_turns,
 )
+from planner.strategy_search.finalists.overlapping import Overlapping
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked
 
 _HELD = 0.5
 """Share of a rank's activations that a schedule with more micro-batches in flight needs on top, at least; the rest may

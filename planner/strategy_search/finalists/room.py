@@ -11,17 +11,17 @@ from planner.limits import seconds_left
 from planner.pricing.bucket_size import room_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.orders import Orders
-from planner.strategy_search.engine.overlapping import Overlapping
-from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.product_overlap import Everything
-from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     asks,
     may_lie_in_a_v,
     reorders,
 )
+from planner.strategy_search.finalists.orders import Orders
+from planner.strategy_search.finalists.overlapping import Overlapping
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked
 
 _LEANER = 10
 """Maximum number of attempts with less memory for a contender that does not fit."""

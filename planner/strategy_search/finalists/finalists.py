@@ -19,13 +19,7 @@ from planner.plan.layout.offloaded import offloaded_fault
 from planner.sharding.update import EACH
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.orders import Orders
-from planner.strategy_search.engine.other_sums import IDLE, OtherSums
-from planner.strategy_search.engine.overlapping import Overlapping
-from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.product_overlap import OverlapError
-from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
-from planner.strategy_search.engine.room import Room
 from planner.strategy_search.engine.scheduling import (
     IN_A_V,
     WORTH,
@@ -35,6 +29,12 @@ from planner.strategy_search.engine.scheduling import (
     runs_in_order,
     turns_may_cover,
 )
+from planner.strategy_search.finalists.orders import Orders
+from planner.strategy_search.finalists.other_sums import IDLE, OtherSums
+from planner.strategy_search.finalists.overlapping import Overlapping
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import OPTIMAL, Ranked
+from planner.strategy_search.finalists.room import Room
 from planner.strategy_search.request.space import Configuration
 
 _MESSAGES = 2e-3

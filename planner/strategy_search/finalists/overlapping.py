@@ -9,7 +9,6 @@ from hardware_profiles import Bytes, Seconds
 from planner.errors import LimitError
 from planner.plan.binding.bind import BoundPlan
 from planner.strategy_search.engine.exchange_overlap import with_expert_overlap
-from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.product_overlap import (
     Everything,
     may_overlap,
@@ -17,7 +16,8 @@ from planner.strategy_search.engine.product_overlap import (
     with_fewer,
     with_tensor_overlap,
 )
-from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked
 
 
 class _WithOverlap(NamedTuple):

@@ -12,12 +12,12 @@ from planner.sharding.update import AHEAD, AUTO_BUCKETS, EACH
 from planner.strategy_search.engine.contenders import NEAR, Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.next_price import REDUCTIONS
-from planner.strategy_search.engine.orders import Orders
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
-from planner.strategy_search.engine.overlapping import Overlapping
-from planner.strategy_search.engine.plan_maker import PlanMaker
-from planner.strategy_search.engine.proofs import Ranked
-from planner.strategy_search.engine.room import Room
+from planner.strategy_search.finalists.orders import Orders
+from planner.strategy_search.finalists.overlapping import Overlapping
+from planner.strategy_search.finalists.plan_maker import PlanMaker
+from planner.strategy_search.finalists.proofs import Ranked
+from planner.strategy_search.finalists.room import Room
 
 _MESSAGES = 2e-3
 """Share of a step that communication may take beyond the objective before other plans are tried."""

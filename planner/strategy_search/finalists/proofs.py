@@ -14,7 +14,7 @@ from planner.plan.prediction.stage_cost import COMMUNICATION
 from planner.plan.prediction.step import PIPELINE_BUBBLE, UNDER_PRODUCTS
 from planner.plan.prediction.timeline import REDUCTION
 from planner.strategy_search.engine.contenders import Contender
-from planner.strategy_search.engine.settle import Certificate
+from planner.strategy_search.finalists.settle import Certificate
 from planner.strategy_search.request.space import Configuration
 
 OPTIMAL = 1e-9

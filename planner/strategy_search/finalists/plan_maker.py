@@ -21,20 +21,20 @@ from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import AUTO_BUCKETS, AUTO_GATHERS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
-from planner.strategy_search.engine.bucket_sizes import (
+from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.engine.scheduling import all_fit
+from planner.strategy_search.finalists.bucket_sizes import (
     in_faster_buckets,
     most_saved,
     with_update,
     without_needless_buckets,
 )
-from planner.strategy_search.engine.contenders import Contender
-from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.fp8_choice import chosen_layers
-from planner.strategy_search.engine.outcome import RankFilling
-from planner.strategy_search.engine.proofs import Ranked, proved
-from planner.strategy_search.engine.scheduling import all_fit
-from planner.strategy_search.engine.settle import settle_and_certify, settling_saves
-from planner.strategy_search.engine.v_stages import spread_out, v_stages
+from planner.strategy_search.finalists.fp8_choice import chosen_layers
+from planner.strategy_search.finalists.proofs import Ranked, proved
+from planner.strategy_search.finalists.settle import settle_and_certify, settling_saves
+from planner.strategy_search.finalists.v_stages import spread_out, v_stages
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
