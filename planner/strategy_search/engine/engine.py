@@ -74,7 +74,12 @@ class Engine:
         self.gathers = ways_to_gather(self.request, self.template.blocks.count)
         self.groups = parts_of(self.request.cluster)
         self.capacities = tuple(self._capacity(group) for group in self.groups)
-        self.store = PieceStore(
+
+    @cached_property
+    def store(self) -> PieceStore:
+        """The tables and pieces of its configurations. It is made when it is first used: the request may be refused
+        before that."""
+        return PieceStore(
             request=self.request, template=self.template, built=self.built, gathers=self.gathers, groups=self.groups,
             capacities=self.capacities, overlapped=self.overlapped, spreads=self.spreads, waits=self.waits,
             capped=self.capped, apart=self.apart, paired=self.paired,
