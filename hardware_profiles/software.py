@@ -170,7 +170,8 @@ class Software:
             (Megatron's bias_dropout_fusion), or in a kernel of its own.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known in
             advance.
-        sorts_elements: whether rows are moved to experts and added up element by element, with an index for each.
+        row_bytes: bytes for each element of the rows of experts that move in the forward and the backward pass beyond
+            the copies of `costmodels.kernels.experts`.
         graphs: the part of blocks with experts that is in CUDA graphs.
         softmax_heads: with unfused attention, the fused softmax needs a multiple of this many (sample, head) pairs on a
             device. Otherwise PyTorch computes it in fp32, kernel by kernel.
@@ -194,6 +195,8 @@ class Software:
         counts_gradients: whether `host` is the time of every kernel that autograd launches, those for gradients and
             their sums included, and of the work for each parameter in an update. Else it is the time of one operator of
             the graph in each pass, as it was fitted.
+        waits_for_kernels: whether the host waits for every kernel before it launches the next one
+            (CUDA_LAUNCH_BLOCKING=1), so that launches and kernels take turns.
         composes_scans: whether scans are PyTorch operators on GPUs too, as without the packages of their kernels; on
             other devices they always are.
         foreach: whether the optimizer is a chain of operators over all tensors (`foreach` of torch.optim), not one
@@ -260,7 +263,7 @@ class Software:
     drops_tokens: bool = False
     softmax_heads: int = 1
     graphs: Graphs = "none"
-    sorts_elements: bool = False
+    row_bytes: tuple[Bytes, Bytes] = (0.0, 0.0)
     scatter_gather: bool = False
     waits_to_send: bool = False
     composed_loss: ComposedLoss = ""
@@ -276,6 +279,7 @@ class Software:
     foreach: bool = False
     expert_by_expert: bool = False
     counts_gradients: bool = False
+    waits_for_kernels: bool = False
     composes_scans: bool = False
     frees_gradients: bool = False
     keeps_buckets: bool = False

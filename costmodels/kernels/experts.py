@@ -16,9 +16,7 @@
         backward    R h + T h, activation (m + 1) R f + (m + 1) R f, R h + T h
         both        4 R h where rows are sorted again between their exchange and their products
 
-    and 38 bytes for each of R h in either pass where rows are moved element by element (Megatron-Core before 0.9,
-    `MoEAllGatherTokenDispatcher`): `gather` reads an index of 8 bytes and 2, and writes 2; scores in fp32 read 2 and
-    write 4; `scatter_add` reads an index, 4 and 4, and writes 4;
+    and the bytes for each of R h that a framework moves `besides` in either pass;
 
 and the launches of the kernels that sort, copy and activate. If there are fewer rows than experts, as many experts get
 one row each. If one kernel multiplies, activates and casts to fp8 (`fused`), products read operands that are in fp8
@@ -52,9 +50,6 @@ BALANCED = 1.0
 _SORTING = 3  # kernels: sort the expert numbers, count them, sum them up
 
 
-_BY_ELEMENT = 38  # bytes per element of R h: see the top of this file
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsShape:
     """Extents on one device: numbers, or arrays of one shape (K,).
@@ -70,7 +65,7 @@ class ExpertsShape:
         added: whether gradients of weights are added to gradients in fp32.
         sorted_again: 1 where rows are sorted by expert once more after their exchange, and back before it, else 0.
         fused: whether activations and casts are part of the kernels of products.
-        by_element: whether rows are gathered and added up element by element, with an index for each.
+        besides: bytes for each element of R h beyond the copies above, forward and backward.
         converted: whether products in fp8 include the cast of their rows.
         first: m, number of matrices of the first product (2 with a gate).
     """
@@ -85,7 +80,7 @@ class ExpertsShape:
     added: bool = False
     sorted_again: Quantity = 0.0
     fused: bool = False
-    by_element: bool = False
+    besides: tuple[float, float] = (0.0, 0.0)
     converted: bool = True
     first: int = 2
 
@@ -129,7 +124,7 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     products = matmul_time(each, shape.first * f, h, groups, dtype, device, converted=converted)
     products = products + matmul_time(each, h, f, groups, dtype, device, converted=converted)
     copied = (3 + 4 * shape.sorted_again) * rows * h + shape.tokens * h
-    activated = (shape.first + 1) * rows * f * cast + _indexed(shape, rows, dtype)
+    activated = (shape.first + 1) * rows * f * cast + _besides(shape, 0, rows, dtype)
     return products + 2 * shape.each * groups + _moved(copied, activated, _SORTING + 2, dtype, device)
 
 
@@ -149,7 +144,7 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     h, f = shape.hidden, shape.width
     copied = 2 * (count * h + shape.tokens * h) + 4 * shape.sorted_again * count * h
     cast = 0.0 if shape.fused else 1.0
-    activated = 2 * (shape.first + 1) * count * f * cast + _indexed(shape, count, dtype)
+    activated = 2 * (shape.first + 1) * count * f * cast + _besides(shape, 1, count, dtype)
     time = _moved(copied, activated, 2, dtype, device)
     if rows:
         time = time + 2 * shape.each * groups
@@ -163,9 +158,10 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     return time
 
 
-def _indexed(shape: ExpertsShape, rows: Quantity, dtype: str) -> Quantity:
-    """Traffic of rows that are moved element by element, in elements of the dtype."""
-    return _BY_ELEMENT / max(2, element_bytes(dtype)) * rows * shape.hidden if shape.by_element else 0.0
+def _besides(shape: ExpertsShape, which: int, rows: Quantity, dtype: str) -> Quantity:
+    """Traffic of a framework's other passes over the rows, in elements of the dtype."""
+    nbytes = shape.besides[which]
+    return nbytes / max(2, element_bytes(dtype)) * rows * shape.hidden if nbytes else 0.0
 
 
 def _rows(shape: ExpertsShape) -> tuple[Quantity, Quantity, Quantity]:

@@ -166,7 +166,7 @@ def price_operator(
     )
     forward, backward = kernel_seconds(call)
     host, back = host_seconds(call)
-    if cluster.device.in_line:
+    if cluster.device.in_line or cluster.software.waits_for_kernels:
         forward, backward = forward + host, backward + back if graded else backward
         host, back = np.zeros(len(extents)), np.zeros(len(extents))
     late = np.maximum(host - forward, 0.0), np.maximum(back - backward, 0.0) if graded else np.zeros(len(extents))

@@ -272,7 +272,8 @@ def _accumulation(
     kept_in = tensor if cluster.software.sums_narrow else accumulated
     moved = gradient * (tensor.element_bytes + 2 * kept_in.element_bytes)
     launched = launch_seconds(cluster) if accumulated.dtype != tensor.dtype else 0.0
-    before_it, beside_it = (launched, 0.0) if cluster.device.in_line else (0.0, launched)
+    takes_turns = cluster.device.in_line or cluster.software.waits_for_kernels
+    before_it, beside_it = (launched, 0.0) if takes_turns else (0.0, launched)
     zeros, seconds = np.zeros(len(gradient)), np.zeros(len(gradient))
     if cluster.software.accumulates:
         seconds = np.asarray(

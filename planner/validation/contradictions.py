@@ -24,6 +24,8 @@ _CHIPS = (
     r"(?![0-9])"
 )
 _MEMORY = r"\b(\d{2,3})\s?gb\b(?!/s)"
+_OF_GRACE = r"(?<=gh200) (?:120|480)\s?gb\b"
+"""What the driver's name of a GH200 of 96 GB counts: the memory of its CPU ("NVIDIA GH200 120GB")."""
 _ROUNDED = 0.1  # memory is published in 1e9 or 2^30 bytes, with or without the driver's part
 _ACCUMULATED = r"\bgrad(?:ient)?[-_ ]accum(?:ulation)?(?:[-_ ]steps?)?\s*[=: ]\s*(\d{1,7})\b"
 _RECOMPUTED = (
@@ -75,7 +77,7 @@ def _check_device(row: Row) -> None:
     chips = set(re.findall(_CHIPS, device))
     if chips and not any(chip in profile.split("-") for chip in chips):
         raise UnsupportedError(f"device '{row.text('device'):.40}' is none of profile {row.text('profile')}")
-    named, own = re.search(_MEMORY, device), re.search(r"(\d+)gb$", profile)
+    named, own = re.search(_MEMORY, re.sub(_OF_GRACE, "", device)), re.search(r"(\d+)gb$", profile)
     if named and own and abs(int(named[1]) / int(own[1]) - 1) > _ROUNDED:
         raise UnsupportedError(
             f"device '{row.text('device'):.40}' has another memory than profile {row.text('profile')}"

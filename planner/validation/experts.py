@@ -7,7 +7,7 @@ from hardware_profiles import Dispatcher, Graphs, Software
 from planner.validation.attention_masks import has_sinks
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
-from planner.validation.traits import TRANSFORMER_ENGINE, Trait, flags_of
+from planner.validation.traits import TRANSFORMER_ENGINE, Trait, flags_of, uses_torchtitan
 from planner.validation.versions import SORTED_ROWS
 from planner.validation.words import mentions, mentions_of, says
 
@@ -33,6 +33,26 @@ CAPACITY = r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"
 
 _DROPS = Trait(words=CAPACITY, changes={"drops_tokens": True})
 
+_BY_ELEMENT = (38.0, 38.0)
+"""Bytes for each element of a row in Megatron-Core before 0.9 (`MoEAllGatherTokenDispatcher`), in either pass: `gather`
+reads an index of 8 bytes and 2, and writes 2; scores in fp32 read 2 and write 4; `scatter_add` reads an index, 4 and 4,
+and writes 4."""
+
+_TITAN_ADDS_UP = (36.0, 52.0)
+"""The same in torchtitan until 21 November 2025 (models/moe.py, distributed/expert_parallel.py at 46a32e788), without
+what `costmodels.kernels.experts` counts. Operators run one by one, also where layers are compiled (`apply_compile` of
+models/llama4/infra/parallelize.py at fbafd44da). Forward: `vstack` 4, the sorting by expert 4 and back 4; scores: a
+cast, a product in fp32 and a cast 20; the sums of `scatter_add` 4. Backward: scores 36 (casts 6 and 6, the product with
+scores 8, with rows 12, its sum 4); sorting 4, and back by `index_put_` into zeros 8; the sums for `gather` 4."""
+
+_TITAN_UNSORTS = (26.0, 32.0)
+"""The same since (e1f7f318a), until token dispatchers replace it on 17 April 2026 (09ea7d8e7). Forward: `vstack` and
+both sortings 12; rows in the order of tokens 6, zeros included; `bmm` with a copy in fp32 10, of which 2 are counted.
+Backward: gradients of `bmm` 8 and the cast 6; order 2; sorting 4 and 8; the sums for the index 4."""
+
+_UNSORTED = "2025-11-21"
+_DISPATCHED = "2026-04-17"
+
 _KERNELS = (
     # a router of few kernels (Megatron-LM, on Transformer Engine)
     Trait(words=r"moe[-_]router[-_]fusion", changes={"routes_fused": True}),
@@ -56,7 +76,10 @@ def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
         recipe = recipe_of(row, release)
         sent, stack = sent or recipe.dispatcher, replace(stack, graphs=recipe.graphs)
     if stack.name == "mindspeed" and row.date() < SORTED_ROWS and sent is None:
-        return replace(stack, sorts_elements=True)
+        return replace(stack, row_bytes=_BY_ELEMENT)
+    if moe and uses_torchtitan(row) and "" < row.date() < _DISPATCHED:
+        notes.append("rows of experts pass memory as often as torchtitan's operators read and write them")
+        stack = replace(stack, row_bytes=_TITAN_UNSORTS if row.date() > _UNSORTED else _TITAN_ADDS_UP)
     if moe and sent is not None:
         word = "once to a node, whichever experts they go to" if sent == "once" else "for each expert"
         notes.append(f"rows are sent {word}")

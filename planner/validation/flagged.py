@@ -22,7 +22,7 @@ A denied word ("no", "=False") does not count, or states the opposite.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hardware_profiles import Hidden, Software, load_software
+from hardware_profiles import PYTORCH, Hidden, Software, load_software
 from planner.validation.nanotron import NANOTRON
 from planner.validation.states import PURE
 from planner.validation.words import mentions, said_of, says
@@ -132,7 +132,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
     megatron = load_software("megatron")
     hugging_face = mentions(flags, HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
     own = stack.name == megatron.name and not mentions(flags, MEGATRON_WORDS)
-    eager = mentions(flags, _EAGER_WORD) and (own or stack.name in _EAGER)
+    eager = mentions(flags, _EAGER_WORD) and (own or stack.name in (*_EAGER, PYTORCH.name))
     if eager and own:
         wide = narrow_gradients(flags) is False
         summed = "32 bits, as flags say" if wide else "the dtype of weights"

@@ -9,6 +9,7 @@
     gates, rotations                      fused_kernels
     attention                             attention_kernels, attention_masks, dropout
     experts, CUDA graphs                  experts
+    launches that wait for their kernels  here
     what is in use at the peak            allocation
 
 Each trait is a function of the row, the stack so far and the notes for the reader. Their order is that of `_BEFORE` and
@@ -19,7 +20,7 @@ kernels.
 from collections.abc import Callable
 from dataclasses import replace
 
-from hardware_profiles import Cluster, Software, load_software
+from hardware_profiles import Cluster, Hidden, Software, load_software
 from planner.validation.attention_kernels import attention_of
 from planner.validation.attention_masks import with_alibi, with_sinks, with_window
 from planner.validation.dropout import in_one_order, with_dropout
@@ -32,7 +33,7 @@ from planner.validation.losses import with_chunked_loss, with_loss, with_loss_of
 from planner.validation.network import machine_as_stated
 from planner.validation.rows import Row
 from planner.validation.stack_names import stack_of
-from planner.validation.traits import flags_of
+from planner.validation.traits import Trait, flags_of
 from planner.validation.versions import of_its_time
 
 
@@ -61,6 +62,19 @@ def _copying_inputs(row: Row, stack: Software, notes: list[str]) -> Software:
     """PaddlePaddle copies the inputs of tensor-parallel products (see `Software.copies_inputs`)."""
     copies = stack.name == "paddle" and (row.integer("tp") or 1) > 1
     return replace(stack, copies_inputs=True) if copies else stack
+
+
+_BLOCKING = Trait(
+    words=r"cuda_launch_blocking\s*[=:]\s*\W?1",
+    changes={"waits_for_kernels": True, "hidden": Hidden(ring=0.0)},
+    note="every launch waits for its kernel, and nothing overlaps (CUDA_LAUNCH_BLOCKING=1)",
+)
+"""A launch returns when its kernel has ended, also that of a collective (CUDA C++ Programming Guide, environment
+variables). BigScience's scripts set it, because their nodes hung without it (tr11-176B-ml.slurm)."""
+
+
+def _launching(row: Row, stack: Software, notes: list[str]) -> Software:
+    return _BLOCKING.given(flags_of(row), stack, notes)
 
 
 def _as_flagged(row: Row, stack: Software, notes: list[str]) -> Software:
@@ -98,4 +112,5 @@ _AFTER: tuple[_Change, ...] = (
     with_window,
     with_sinks,
     with_products,
+    _launching,
 )

@@ -10,6 +10,7 @@ _STATES_ALONE = r"shard[-_]optimizer[-_]over[-_]data\s*[=: ]\s*true"
 """MaxText shards weights, gradients and states alike over its axis `fsdp`, to which ici_fsdp_parallelism = -1 of
 configs/base.yml gives all devices of a slice; states alone only by this flag (2025)."""
 
+_PIPELINE_ENGINE = r"deepspeed(?:'s)? pipeline engine"
 _RESHARDS = r"reshard[-_ ]after[-_ ]forward"
 """FSDP2 gathers weights twice a step, or once if this is false or "never" (torchtitan)."""
 
@@ -46,6 +47,9 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
             "weights stay gathered, and gradients are reduced once, as torchtitan does with a pipeline: ZeRO 1"
         )
         return 1
+    if stage == 0 and _owns_states(row):
+        notes.append("optimizer states are sharded, as DeepSpeed's pipeline engine does in bf16: ZeRO 1")
+        return 1
     if stage in (None, 1, 2) and _shards_all(row):
         notes.append("MaxText shards weights as it does states: ZeRO 3")
         return 3
@@ -59,6 +63,12 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     if shards > 1:
         notes.append(f"ZeRO stage unknown: {stage}")
     return stage
+
+
+def _owns_states(row: Row) -> bool:
+    """Whether DeepSpeed shards optimizer states without ZeRO: its pipeline engine does in bf16
+    (`_do_optimizer_sanity_check` of runtime/engine.py, runtime/bf16_optimizer.py, since 2022)."""
+    return row.precision() == "bf16" and mentions(row.words("other_flags"), _PIPELINE_ENGINE)
 
 
 def _shards_all(row: Row) -> bool:

@@ -88,7 +88,8 @@ class Walk:
         self.rank_of = {at: ranks[stage] for at, stage in self.stage_of.items()}
         self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # the chunk of its rank
         device = self.cluster.device
-        self.hosted = bool(device.host_latency * software.host) and not device.in_line
+        takes_turns = device.in_line or software.waits_for_kernels
+        self.hosted = bool(device.host_latency * software.host) and not takes_turns
         self.gathers_in_autograd = software.name == PYTORCH.name  # a saved weight is gathered when autograd unpacks it
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self.tied, self.share_overlapped = shared_parameters(self.bound), self.cluster.device.overlapped

@@ -34,7 +34,7 @@ def experts_seconds(call: KernelCall) -> tuple[Array, Array]:
         added=call.software.adds_in_fp32(call.dtype),
         sorted_again=_exchanged(call, roles["experts"]) if call.software.grouped else 0.0,
         fused=call.software.fused_experts,
-        by_element=call.software.sorts_elements,
+        besides=call.software.row_bytes,
         first=len(matrices) - 1,
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))

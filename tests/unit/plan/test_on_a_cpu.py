@@ -44,6 +44,23 @@ def test_launches_come_on_top_of_kernels() -> None:
     assert launches[0] > 100, "of four blocks in both passes"
 
 
+def test_a_host_that_waits_for_kernels_takes_turns_with_them() -> None:
+    """A step takes longer by every launch, as on a device that is its own host."""
+    pinned = Pinned(data=2, zero=0, micro_batches=2, recompute="none")
+    bound = search(request_of("llama-4", GPU, 4, pinned=pinned, update=Update(buckets="none"))).bound
+    blocking = replace(GPU, software=replace(GPU.software, waits_for_kernels=True))
+    each = 1e-3  # longer than any kernel of it
+    passes = {}
+    for machine in (GPU, blocking):
+        for seconds in (0.0, each):
+            (cost,) = stage_costs(bound, with_host(machine, seconds))
+            passes[machine, seconds] = cost.micro_batch["forward"] + cost.micro_batch["backward"] - cost.ahead
+    assert passes[blocking, 0.0] == pytest.approx(passes[GPU, 0.0])
+    launches = (passes[blocking, each] - passes[blocking, 0.0]) / each / GPU.software.host
+    assert launches == pytest.approx(round(launches)), "a whole number of them"
+    assert passes[blocking, each] > passes[GPU, each]
+
+
 def test_a_launch_adds_up_gradients_of_another_dtype() -> None:
     """With what adds them up where the device launches it, and apart where a host does."""
     stored = legal_stored((64, 32), (2,), True)[:1]

@@ -16,6 +16,7 @@ from tests.unit.validation.runs import one
         ({"device": "MI300X"}, "none of profile a100-80gb"),
         ({"device": "H100-SXM"}, "none of profile a100-80gb"),
         ({"device": "A100-SXM-40GB"}, "other memory than profile a100-80gb"),
+        ({"device": "GH200 144GB", "profile": "gh200-96gb"}, "other memory than profile gh200-96gb"),
         ({"global_batch": "65536", "seq_len": "8192", "n_params_B": ""}, "tokens a step"),
         ({"other_flags": "gradient_accumulation_steps=4", "pp": "1", "dp": "4"}, "not global_batch 16"),
         ({"recompute": "none", "other_flags": "recompute-granularity=full"}, "computed again"),

@@ -45,10 +45,18 @@ def test_recipes_before_megatron_bridge_graph_whole_layers_on_blackwell(tmp_path
 
 def test_mindspeed_sorts_rows_element_by_element_before_2025(tmp_path: Path) -> None:
     known = {"arch": "moe", "profile": "ascend-910b-64gb", "flash_attention": "True"}
-    assert machine(tmp_path, **known, date="2024-06")[0].software.sorts_elements
-    assert not machine(tmp_path, **known, date="2025-06")[0].software.sorts_elements
+    assert machine(tmp_path, **known, date="2024-06")[0].software.row_bytes[0]
+    assert not machine(tmp_path, **known, date="2025-06")[0].software.row_bytes[0]
     flags = "moe-token-dispatcher-type=alltoall"
-    assert not machine(tmp_path, **known, date="2024-06", other_flags=flags)[0].software.sorts_elements
+    assert not machine(tmp_path, **known, date="2024-06", other_flags=flags)[0].software.row_bytes[0]
+
+
+def test_rows_of_experts_pass_memory_as_the_release_of_torchtitan_moves_them(tmp_path: Path) -> None:
+    known = {"arch": "moe", "stack": "torchtitan", "profile": "h100-80gb", "zero_stage": "3"}
+    moved = [machine(tmp_path, 3, **known, date=date)[0].software.row_bytes for date in ("2025-08", "2025-12")]
+    assert moved == [(36.0, 52.0), (26.0, 32.0)]
+    for other in ({"date": "2026-05"}, {"date": ""}, {"date": "2025-08", "stack": "FSDP2"}):
+        assert machine(tmp_path, 3, **{**known, **other})[0].software.row_bytes == (0.0, 0.0)
 
 
 def test_a_release_is_named_or_the_month_of_the_date(tmp_path: Path) -> None:

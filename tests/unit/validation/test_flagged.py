@@ -88,6 +88,8 @@ def test_files_of_hugging_face_are_no_modules(flags: str) -> None:
         ("megatron", "in-house framework in eager pytorch", True),
         ("megatron", "in-house framework in eager pytorch; rmsnorm kernel", False),
         ("fsdp", "eager; fused rmsnorm", False),
+        ("pytorch", "eager", True),
+        ("pytorch", "", False),
         ("fsdp-compiled", "hugging face transformers", False),
         ("megatron", "not eager", False),
         ("megatron", "megatron-lm, eager, no cuda graphs", False),

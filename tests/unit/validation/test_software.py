@@ -23,6 +23,15 @@ def test_flags_name_what_is_overlapped(tmp_path: Path) -> None:
     assert machine(tmp_path, precision="fp8", profile="h100-80gb")[0].software.products == "fp8"
 
 
+def test_launches_that_wait_for_their_kernels_hide_nothing(tmp_path: Path) -> None:
+    flags = "Megatron-LM; overlap-grad-reduce; CUDA_LAUNCH_BLOCKING={}"
+    blocking, plain = (machine(tmp_path, other_flags=flags.format(on))[0].software for on in (1, 0))
+    assert blocking.waits_for_kernels
+    assert (blocking.hidden.reductions, blocking.hidden.ring) == (0.0, 0.0)
+    assert not plain.waits_for_kernels
+    assert plain.hidden.reductions > 0
+
+
 def test_torchtitan_says_what_it_hides_and_gathers(tmp_path: Path) -> None:
     plain, _ = machine(tmp_path, 3, precision="fp8", other_flags="vanilla TP")
     found, _ = machine(tmp_path, 3, precision="fp8", other_flags="Float8 + async TP")
