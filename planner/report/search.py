@@ -25,19 +25,11 @@ _ASSUMED = {
 _APART = {
     "v": ("with stages one after the other", "with stages in a V", "the busy time of its slowest rank"),
     "slices": ("with whole sequences", "with sequence slices", "its work alone"),
-    "unequal": (
-        "with equal virtual stages",
-        "with unequal virtual stages",
-        "memory of the average virtual stage of a rank",
-    ),
-    "unequal, v": ("with equal stages one after the other", "with unequal virtual stages, or with stages in a V,", ""),
-    "unequal, slices": (
-        "with equal virtual stages and whole sequences",
-        "with unequal virtual stages, or with sequence slices,",
-        "",
-    ),
 }
 """Plans with the higher lower bound; the other plans; what the bound of these counts."""
+
+_COVERED = "with one or two mesh axes, equal virtual stages and no ring attention"
+"""The plans that a proof covers, where the plan that is shown is none of them."""
 
 _SAME = 5e-4
 """Steps with a smaller relative difference are called equally fast."""
@@ -60,10 +52,10 @@ def proof_text(
 ) -> str:
     """The proof about the plans `where`: none is faster, or one could be faster by a gap at most. A step may do better
     than what is `assumed`; then the sentence begins with that, and compares what plans take so with the step of the
-    plan. A plan with three or four mesh axes, or with ring attention, is not `covered`: the proof is then about the
-    plans around which it was found. Plans with their own lower bound are in a second sentence (`apart`,
+    plan. A plan with three or four mesh axes, unequal virtual stages or ring attention is not `covered`: the proof is
+    then about the plans around which it was found. Plans with their own lower bound are in a second sentence (`apart`,
     `SearchResult.apart`)."""
-    where = where if covered else f"{where}, with one or two mesh axes and without ring attention,"
+    where = where if covered else f"{where}, {_COVERED},"
     under = f"{' and '.join(_ASSUMED[one] for one in assumed)}, " if assumed else ""
     if status == "optimal":
         return f"Proved optimal: {under}no plan {where} is faster"

@@ -65,7 +65,6 @@ def with_fp8_ends(
         raise errors[0]
     best, bound = min(found, key=lambda one: _seconds(one.plans[0])), min(one.bound_seconds for one in found)
     usual = min(one.usual_seconds for one in found)
-    equal = min(one.equal_seconds for one in found)
     covered = all(one.covered for one in found)
     proved = covered and all(one.covered for one in of_ends)
     shared = [Shared() for _ in found]
@@ -86,8 +85,7 @@ def with_fp8_ends(
     proofs = tuple(with_proof(plan, its, covered=proved) for plan, its in plans)
     priced = tuple(plan for one in (*found, *of_ends) for plan in one.priced)
     result = replace(
-        best, plans=proofs, bound_seconds=plans[0][1], usual_seconds=usual, equal_seconds=equal, covered=covered,
-        priced=priced,
+        best, plans=proofs, bound_seconds=plans[0][1], usual_seconds=usual, covered=covered, priced=priced,
     )  # fmt: skip
     return result.cut_short() if stopped else result
 

@@ -78,7 +78,7 @@ class Simpler:
     fastest_decisions: tuple[str, ...]
 
 
-Apart: TypeAlias = tuple[Literal["v", "slices", "unequal", "unequal, v", "unequal, slices"], float]
+Apart: TypeAlias = tuple[Literal["v", "slices"], float]
 """Plans with a weaker bound than others, and how much faster than the first plan one of these others could be."""
 
 
@@ -88,12 +88,11 @@ class SearchResult:
 
     Bounds: no plan in the space of the request has an objective below `bound_seconds`. In this space equal blocks
     outside pipelines run alike. No plan with its stages one after the other and whole sequences has an objective below
-    `usual_seconds`, nor, if all virtual stages hold equal numbers of blocks, below `equal_seconds`. Unequal virtual
-    stages count with as many micro-batches in flight as the average stage of their rank has. A step may take less than
-    its objective (see `planner.strategy_search.engine.contenders`); `assumed` is what objectives assume that a step may
-    do better, and bounds compare plans with these assumptions. If axes are free, the space is that of meshes of one and
-    two axes, and with several kinds of blocks the virtual stages of a rank run alike. `covered` is False if the best
-    plan has more axes, so that nothing is proved about plans like it. `bounds` has the lower bound of each
+    `usual_seconds`. A step may take less than its objective (see `planner.strategy_search.engine.contenders`);
+    `assumed` is what objectives assume that a step may do better, and bounds compare plans with these assumptions. If
+    axes are free, the space is that of meshes of one and two axes with equal virtual stages, and with several kinds of
+    blocks the virtual stages of a rank run alike. `covered` is False if the best plan has more axes, a ring, or unequal
+    virtual stages that were not asked for: nothing is proved about plans like it. `bounds` has the lower bound of each
     configuration.
 
     Alternatives: `placements` is how many ways to place tables on the host were compared, 0 if there was no choice; the
@@ -110,7 +109,6 @@ class SearchResult:
     bound_seconds: float
     statistics: Statistics
     usual_seconds: float = 0.0
-    equal_seconds: float = 0.0
     covered: bool = True
     placements: int = 0
     contexts: tuple[ContextOutcome, ...] = ()
@@ -172,24 +170,18 @@ class SearchResult:
     def apart(self) -> Apart | None:
         """The plans with a weaker bound, and how much less, relatively, the objective of one of the other plans could
         be at most than the step of the first plan. A weaker bound holds for plans in a V, or with sequences in slices,
-        if the first plan is one of them, and for plans whose virtual stages hold unequal blocks, if their bound is
-        weaker."""
-        if not self.bound_seconds < self.equal_seconds or not self.usual_seconds:
+        if the first plan is one of them."""
+        if not self.bound_seconds < self.usual_seconds:
             return None
-        gap = gap_of(self.plan, self.equal_seconds)
-        unequal = gap < gap_of(self.plan, self.usual_seconds)
+        gap = gap_of(self.plan, self.usual_seconds)
         if self.plan.schedule_kind.v_shaped:
-            return "unequal, v" if unequal else "v", gap
-        if self.plan.slices > 1:
-            return "unequal, slices" if unequal else "slices", gap
-        return "unequal", gap
+            return "v", gap
+        return ("slices", gap) if self.plan.slices > 1 else None
 
     @property
     def objective_gap(self) -> float:
-        """How much less, relatively, than that of the first plan the objective of another plan can be at most. Plans
-        with unequal virtual stages are left out if their bound is weaker."""
-        unequal = self.apart is not None and self.apart[0] == "unequal"
-        return objective_gap(self.plan, self.equal_seconds if unequal else self.bound_seconds)
+        """How much less, relatively, than that of the first plan the objective of another plan can be at most."""
+        return objective_gap(self.plan, self.bound_seconds)
 
     def cut_short(self) -> "SearchResult":
         """The same result as that of a search that was stopped before its end."""

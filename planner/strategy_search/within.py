@@ -120,7 +120,6 @@ def search_within(
                 plans=plans,
                 bound_seconds=bound,
                 usual_seconds=first.usual_seconds,
-                equal_seconds=first.equal_seconds,
                 limits=first.limits,
                 bounds=first.bounds,
             )

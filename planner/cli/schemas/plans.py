@@ -121,7 +121,7 @@ class Search(Strict):
     gap: float
     bound_seconds: float
     usual_gap: float | None
-    less_known: Literal["v", "slices", "unequal", "unequal, v", "unequal, slices"] | None
+    less_known: Literal["v", "slices"] | None
     assumed: list[Literal["1f1b", "forward", "in order", "offload"]]
     covered: bool
     configurations: int

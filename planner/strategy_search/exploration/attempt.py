@@ -142,10 +142,10 @@ class Attempt:
         if self.found.best == math.inf:
             self._raise_nothing_found(stopped)
         self.report("scheduling the best")
-        bound, _ = self.bounds.at_the_end()
+        bound = self.bounds.at_the_end()
         self._note_unevaluated(stopped)
         plans = self._plans(bound, stopped)
-        proved, equal = self.bounds.at_the_end()  # as more was evaluated after the search
+        proved = self.bounds.at_the_end()  # as more was evaluated after the search
         if proved > bound:
             bound, plans = proved, self.proofs.with_bounds(plans, proved)
         pinned = self.request.pinned
@@ -154,7 +154,6 @@ class Attempt:
             priced=self.priced,
             bound_seconds=self.proofs.bound_of(plans[0], bound),
             usual_seconds=0.0 if pinned.in_a_v or (pinned.slices or 1) > 1 else bound,
-            equal_seconds=equal,
             covered=self.proofs.covers(plans[0].configuration),
             contexts=self.record.contexts.outcomes(),
             limits=self.limits,

@@ -70,7 +70,7 @@ class Families:
 
     def is_apart(self, configuration: Configuration) -> bool:
         """Whether virtual stages hold unequal numbers of blocks and the user left their number open. They are tried
-        when their family is opened, and their bounds are weaker."""
+        when their family is opened, and the bound of the search does not cover them."""
         return configuration.uneven and self.waits_for_plain(configuration)
 
     def usual(self, members: tuple[Configuration, ...]) -> tuple[Configuration, ...]:

@@ -7,7 +7,6 @@ cut off     their bounds reached the cutoff of that time
 
 import heapq
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
@@ -83,10 +82,6 @@ class Frontier:
         for bound, configuration, family in self.cut_off:
             self.push(bound, (configuration,), family, _NOT_ASKED)
         self.cut_off.clear()
-
-    def raise_cut_off(self, bounds: Mapping[Configuration, float]) -> None:
-        """Raise the bounds of configurations that were cut off to these."""
-        self.cut_off = [one._replace(bound=max(one.bound, bounds.get(one.configuration, 0.0))) for one in self.cut_off]
 
     def in_order(self) -> list[Entry]:
         """The queue, the lowest bound first."""

@@ -4,8 +4,8 @@ Evaluated configurations count with their own bounds, the others with those of t
 
     bound  =  min(evaluated, queue, postponed, best objective found)
 
-Virtual stages of unequal numbers of blocks have weaker bounds, which are kept apart, so that the others can be said
-without them. Stages in a V are bounded by the work alone (`planner.strategy_search.exploration.plan_proofs`).
+Unequal virtual stages are tried without proof, so they do not count. Stages in a V are bounded by the work alone
+(`planner.strategy_search.exploration.plan_proofs`).
 """
 
 import math
@@ -22,8 +22,7 @@ class LowerBounds:
     Attributes:
         of_evaluated: by configuration.
         with_more_memory: the bound of earlier attempts; one that is proved with less memory does not hold.
-        lowest: over the configurations that left the frontier, except unequal virtual stages.
-        unequal: of unequal virtual stages whose number the user left open, once they have left the frontier.
+        lowest: over the configurations that left the frontier.
     """
 
     def __init__(self, frontier: Frontier, found: Found, with_more_memory: float) -> None:
@@ -32,7 +31,6 @@ class LowerBounds:
         self.with_more_memory = with_more_memory
         self.lowest = math.inf
         self.of_evaluated = dict[Configuration, float]()
-        self.unequal = dict[Configuration, float]()
 
     def cover(self, bound: float) -> None:
         """Count a bound of configurations that leave the frontier."""
@@ -40,9 +38,7 @@ class LowerBounds:
 
     def note(self, configuration: Configuration, bound: float) -> None:
         """Count the bound of a configuration that leaves the frontier."""
-        if self.families.is_apart(configuration):
-            self.unequal[configuration] = max(bound, self.unequal.get(configuration, 0.0))
-        else:
+        if not self.families.is_apart(configuration):
             self.cover(bound)
 
     def so_far(self) -> float:
@@ -53,16 +49,12 @@ class LowerBounds:
             return min(self.engine.least_work, best)
         return min(self.lowest, self.frontier.least, best, *(one.bound for one in self.frontier.postponed))
 
-    def at_the_end(self) -> tuple[float, float]:
-        """The bounds at the end: of all configurations, and of those whose virtual stages hold equal numbers of
-        blocks."""
+    def at_the_end(self) -> float:
+        """The bound at the end."""
         if self.in_a_v:
-            return (min(self.so_far(), self.with_more_memory),) * 2
-        waiting = [(bound, self.families.is_apart(c)) for bound, c in self._waiting()]
-        equal = min((bound for bound, apart in waiting if not apart), default=math.inf)
-        unequal = min((bound for bound, apart in waiting if apart), default=math.inf)
-        equal = min(self.lowest, equal, self.with_more_memory)
-        return min(equal, unequal, self.found.best, *self.unequal.values()), equal
+            return min(self.so_far(), self.with_more_memory)
+        waiting = (bound for bound, c in self._waiting() if not self.families.is_apart(c))
+        return min(self.lowest, self.with_more_memory, self.found.best, *waiting)
 
     def of_each(self) -> dict[Configuration, float]:
         """The bound of every configuration; empty if the search had less memory than the request asks for."""

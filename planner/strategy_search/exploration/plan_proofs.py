@@ -36,9 +36,10 @@ class PlanProofs:
         )
 
     def covers(self, configuration: Configuration) -> bool:
-        """Whether the bound covers plans of this configuration. It does not cover meshes of three and four axes that a
-        plan adopted, unless the request asks for them."""
-        return len(configuration.mesh) <= 2 or any(c.mesh == configuration.mesh for c in self.families.space)
+        """Whether the bound covers plans of this configuration. It covers neither meshes of three and four axes nor
+        unequal virtual stages, unless the request asks for them."""
+        usual = len(configuration.mesh) <= 2 or any(c.mesh == configuration.mesh for c in self.families.space)
+        return usual and not self.families.is_apart(configuration)
 
     def bound_of(self, ranked: Ranked, bound: float) -> float:
         """The lower bound that holds for a plan. The search's bound holds for stages laid one after the other; for

@@ -11,7 +11,7 @@ have to beat.
 import math
 from collections.abc import Callable
 
-from planner.limits import check, seconds_left
+from planner.limits import check
 from planner.strategy_search.engine.family import Family, least_share
 from planner.strategy_search.exploration.early_plans import EarlyPlans
 from planner.strategy_search.exploration.evaluator import Evaluator
@@ -21,9 +21,6 @@ from planner.strategy_search.request.space import Configuration
 _UNEVEN_TRIED = 3
 """Configurations with unequal numbers of blocks in their virtual stages are evaluated with the most promising first.
 The search stops trying them when this many in a row were slower than the best plan known."""
-
-_UNEVEN_BOUNDED = 32
-"""Maximum number of the others whose lower bounds are raised afterwards: each takes up to half a second."""
 
 
 class VirtualStages:
@@ -35,7 +32,6 @@ class VirtualStages:
         self.frontier, self.families = evaluator.frontier, evaluator.families
         self._asked = set[tuple[Configuration, bool]]()  # with one stage; bounded with free memory, or at a price
         self._missed = 0  # unequal stages in a row that were slower
-        self._untried = list[Bounded]()  # unequal stages, after too many were slower
 
     def evaluate(self) -> bool:
         """Evaluate the postponed configurations. Returns whether the search was stopped before its end.
@@ -46,7 +42,7 @@ class VirtualStages:
         """
         postponed, step = self.frontier.postponed, math.inf
         postponed.sort(key=self._promise, reverse=True)
-        self._asked, self._missed, self._untried = set(), 0, []
+        self._asked, self._missed = set(), 0
         if postponed:
             self.early.make_best()
         if self.early.best is not None:
@@ -58,7 +54,6 @@ class VirtualStages:
             if self.evaluator.takes(postponed[-1].configuration):
                 self._try(postponed[-1], step)
             postponed.pop()
-        self._bound_untried()
         return False
 
     def _promise(self, postponed: Bounded) -> tuple[object, ...]:
@@ -90,8 +85,6 @@ class VirtualStages:
             return
         self.bounds.note(c, bound)
         self.frontier.cut_off.append(Bounded(bound, c, family))
-        if given_up and family is not None and self.families.is_apart(c):
-            self._untried.append(Bounded(bound, c, family))
 
     def _bound_of(self, c: Configuration, family: Family, bound: float, cutoff: float) -> float:
         """A lower bound on a configuration with virtual stages, also from its configuration with one stage on each rank
@@ -105,21 +98,3 @@ class VirtualStages:
                     family.priced_seconds(plain, hint, cutoff / least_share(c), free=free)
                 bound = max(bound, family.seconds_with_one_stage(c, cutoff))
         return max(bound, family.priced_seconds(c, hint, cutoff))
-
-    def _bound_untried(self) -> None:
-        """Raise the lower bounds on configurations with unequal virtual stages that were not tried, the lowest first,
-        until no lower bound is left below one that was raised, or below the bound on equal stages. If nothing was
-        found, if a plan was known before, or if time is limited, the bounds stay as they are."""
-        if self.found.best == math.inf or self.found.known is not None or seconds_left() < math.inf:
-            return
-        unequal, untried = self.bounds.unequal, {one.configuration for one in self._untried}
-        least = min((bound for c, bound in unequal.items() if c not in untried), default=math.inf)
-        least = min(least, self.bounds.at_the_end()[1])
-        lowest = sorted(self._untried, key=lambda one: (one.bound, one.configuration.tie))
-        for bound, c, family in lowest[:_UNEVEN_BOUNDED]:
-            if bound >= least or self.cancelled():
-                break
-            assert family is not None
-            self.bounds.note(c, self._bound_of(c, family, bound, least))
-            least = min(least, unequal[c])
-        self.frontier.raise_cut_off(unequal)

@@ -157,8 +157,8 @@ def test_a_proof_says_about_which_plans_it_is_where_the_best_is_none_of_them() -
     """One of three axes, or with a ring, is found around those of which something is proved."""
     said = proof_text("feasible", 0.004, "in the search space", ["1f1b"], covered=False)
     assert said == (
-        "Proved: under 1F1B with exposed stage transfers, no plan in the search space, with one or two mesh axes and"
-        " without ring attention, is more than 0.4% faster"
+        "Proved: under 1F1B with exposed stage transfers, no plan in the search space, with one or two mesh axes, equal"
+        " virtual stages and no ring attention, is more than 0.4% faster"
     )
 
 

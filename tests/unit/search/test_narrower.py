@@ -42,9 +42,7 @@ def request(**pinned: object) -> SearchRequest:
 def opened(result: SearchResult, gap: float) -> SearchResult:
     """The same of a search that has proved no more than that."""
     bound = result.plan.prediction.step_seconds * (1 - gap)
-    return replace(
-        result, plans=(with_proof(result.plans[0], bound, covered=True),), bound_seconds=bound, equal_seconds=bound
-    )
+    return replace(result, plans=(with_proof(result.plans[0], bound, covered=True),), bound_seconds=bound)
 
 
 @pytest.fixture(scope="module")

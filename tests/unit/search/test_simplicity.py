@@ -89,9 +89,7 @@ def test_where_a_gap_is_wide_simple_plans_are_tried_that_may_be_faster(monkeypat
     found = search(request)
     for gap, tried in ((0.9 * WIDE, []), (1.1 * WIDE, [found.plans[0].seconds])):
         bound = found.plans[0].bounded * (1 - gap)
-        wide = replace(
-            found, plans=(with_proof(found.plans[0], bound, covered=True),), bound_seconds=bound, equal_seconds=bound
-        )
+        wide = replace(found, plans=(with_proof(found.plans[0], bound, covered=True),), bound_seconds=bound)
         assert with_simplicity(request, wide, Shared()) is wide
         assert longest == tried
 
