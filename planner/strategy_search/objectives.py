@@ -28,6 +28,7 @@ from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.rings import with_rings
 from planner.strategy_search.simplicity import with_simplicity
+from planner.strategy_search.unequal import with_unequal_stages
 from planner.strategy_search.variants import best_of_variants
 from planner.strategy_search.within import anything_fits, best_plans
 
@@ -68,6 +69,7 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
 
         def best(asked: SearchRequest) -> SearchResult:
             found = best_plans(asked, on_progress, cancelled, cutoff, shared)
+            found = with_unequal_stages(asked, found, shared, on_progress, cancelled)
             return with_narrower(asked, found, shared, on_progress, cancelled)
 
         return with_rings(one, best, shared, on_progress, cancelled)

@@ -129,13 +129,19 @@ class Template:
         """How many blocks of each kind there are."""
         return tuple(self.blocks.kinds.count(kind) for kind in range(len(self.held)))
 
-    @cached_property
+    @property
     def heavy_ends(self) -> bool:
         """Whether the operators before or after the blocks are as much work as two blocks. A rank that holds them and
         as many blocks as the others is the busiest, and it still is with one block fewer."""
+        return self.ends >= 2
+
+    @cached_property
+    def ends(self) -> float:
+        """The work of the operators before or after the blocks, whichever is more, in blocks. A rank that holds them is
+        the busiest of ranks with equally many blocks, and a block is better on another rank if this is above 1."""
         work = [rule_of(self.graph, op).flops for op in self.graph.operators]
         block = min((math.fsum(work[at] for at in held) for held in self.held), default=math.inf)
-        return max(math.fsum(work[: self.start]), math.fsum(work[self.stop :])) >= 2 * block
+        return max(math.fsum(work[: self.start]), math.fsum(work[self.stop :])) / block if block else 0.0
 
     @cached_property
     def leaving(self) -> Mapping[int, tuple[ValueEdge, ...]]:
