@@ -25,7 +25,7 @@ def with_unequal_stages(
     request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
 ) -> SearchResult:
     """The result, with the plan of the same configuration with unequal virtual stages in place of its best plan if that
-    is faster. `shared` is that of the search."""
+    is faster. Of that plan nothing is proved, as of all unequal stages. `shared` is that of the search."""
     best, pinned = result.plans[0], request.pinned
     c = best.configuration
     if not _left_open(request) or c.virtual_stages == 1 or c.uneven or best.memory_price or result.statistics.stopped:
@@ -49,7 +49,7 @@ def with_unequal_stages(
             known=best,
             among=lambda one: one == replace(c, uneven=True),
         )
-        bound = min(bound_of_like(found.plans[0], result, request, shared), found.bound_seconds)
+        bound = bound_of_like(found.plans[0], result, request, shared)
     except LimitError:
         return result.cut_short()
     except (InfeasibleError, RequestError):
@@ -58,8 +58,8 @@ def with_unequal_stages(
     result = replace(result, statistics=replace(together(result.statistics, found.statistics), stopped=stopped))
     if found.plans[0].seconds >= best.seconds:
         return result
-    first = with_proof(found.plans[0], bound, covered=result.covered)
-    return replace(result, plans=(first,), priced=(*found.priced, *result.priced), bound_seconds=bound)
+    first, priced = with_proof(found.plans[0], bound, covered=False), (*found.priced, *result.priced)
+    return replace(result, plans=(first,), priced=priced, covered=False, bound_seconds=bound)
 
 
 def _left_open(request: SearchRequest) -> bool:

@@ -16,7 +16,7 @@ are recomputed in one way, the region runs them that way.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -99,23 +99,13 @@ class Regions:
 
     def better(self, members: tuple[Configuration, ...], bound: float) -> float | None:
         """A better bound of a family than the known `bound`; None if only its tables can give one."""
-        levels = self._levels
+        levels = (self._by_tensor, self._by_region, self._by_experts, self._by_family, self._by_memory)
         while (level := self._looked.get(id(members), 0)) < len(levels):
             self._looked[id(members)] = level + 1
             found = levels[level](members)
             if found > bound:
                 return found
         return None
-
-    def of_member(self, members: tuple[Configuration, ...], c: Configuration) -> float:
-        """A lower bound on the step time of a configuration of the same family as `members`, from what was computed for
-        these so far."""
-        return max((level((c,)) for level in self._levels[: self._looked.get(id(members), 0)]), default=0.0)
-
-    @property
-    def _levels(self) -> tuple[Callable[[tuple[Configuration, ...]], float], ...]:
-        """The ways to bound a family, the quickest first."""
-        return self._by_tensor, self._by_region, self._by_experts, self._by_family, self._by_memory
 
     def with_its_micro_batch(self, c: Configuration) -> float:
         """A lower bound on the step time of a configuration with the pieces that its own micro-batch leaves: with as

@@ -84,7 +84,7 @@ class BestFirst:
     def _cut_off(self, entry: Entry) -> None:
         """Note the bounds of an entry that is not looked at any further."""
         for c in entry.members:
-            bound = self.families.bound_in_family(c, entry.members, entry.bound) if entry.is_closed else entry.bound
+            bound = self.families.bound_in_family(c, entry.bound) if entry.is_closed else entry.bound
             self.bounds.note(c, bound)
             self.frontier.cut_off.append(Bounded(bound, c, entry.family))
 

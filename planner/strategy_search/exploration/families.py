@@ -88,13 +88,12 @@ class Families:
             return by_work
         return max(by_work, self._proved_before.get(replace(c, roles=(), zigzag=False), 0.0))
 
-    def bound_in_family(self, configuration: Configuration, members: tuple[Configuration, ...], usual: float) -> float:
-        """A lower bound on the step time of one of the members of a family whose usual members have the bound `usual`.
-        Unequal virtual stages take at least a share of what their configuration with one stage on each rank takes."""
+    def bound_in_family(self, configuration: Configuration, usual: float) -> float:
+        """A lower bound on the step time of a member of a family whose usual members have the bound `usual`. Unequal
+        virtual stages take at least a share of what their configuration with one stage on each rank takes."""
         if not self.is_apart(configuration):
             return usual
-        region = 0.0 if self.regions is None else self.regions.of_member(self.usual(members), configuration)
-        return max(least_share(configuration) * usual, region, self.bound_before(configuration))
+        return max(least_share(configuration) * usual, self.bound_before(configuration))
 
     def bound_of_all(self, members: tuple[Configuration, ...]) -> float:
         """A lower bound on the step time of the usual members of a family."""
@@ -107,5 +106,5 @@ class Families:
         proves nothing. `floor` is the bound of the usual members. Members whose bounds reach the `cutoff` get no better
         ones."""
         family = family_of(self.engine, members) if self.request.prune else None
-        floors = [max(self.bound_in_family(c, members, floor), self.bound_before(c)) for c in members]
+        floors = [max(self.bound_in_family(c, floor), self.bound_before(c)) for c in members]
         return family, floors if family is None else family.step_seconds(members, floors, cutoff)

@@ -83,5 +83,5 @@ class LowerBounds:
         families = self.families
         for entry in self.frontier.queue:
             for c in entry.members:
-                yield families.bound_in_family(c, entry.members, entry.bound) if entry.is_closed else entry.bound, c
+                yield families.bound_in_family(c, entry.bound) if entry.is_closed else entry.bound, c
         yield from ((one.bound, one.configuration) for one in self.frontier.postponed)
