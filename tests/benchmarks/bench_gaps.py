@@ -2,7 +2,7 @@
 memory as it is and scarce.
 
     step     seconds of the best plan, as its schedule runs it
-    gap      share of its objective by which no plan in the space is faster than that
+    gap      how far, relatively, the bound of the search is below that
     CPU s    of the whole, the model traced
 
 "none" is a proof, too: nothing fits. `--extent=quick` takes every eighth case, "usual" every third; `--only=TEXT` those
