@@ -9,6 +9,10 @@ trace, functions of these names are called as operators of the planner, which co
     mamba_selective_scan                                        planner.selective_scan
     causal_conv1d_fn                                            planner.causal_convolution
 
+So are forward passes in which such a loop is written out:
+
+    MiniMaxLightningAttention.forward                           planner.state_space_scan
+
 Calls with a state, for a state, or with packed sequences stay as they are.
 """
 
@@ -47,13 +51,23 @@ def scans_as_operators(module: "nn.Module") -> Iterator[None]:
         for name in _CALLS
         if (function := getattr(sys.modules[file], name, None)) is not None and _is_theirs(function)
     ]
+    kinds = {type(part) for part in module.modules() if type(part).__module__ in files}
+    whole: list[tuple[type, Callable[..., Any]]] = [
+        (kind, kind.__dict__["forward"])
+        for kind in sorted(kinds, key=lambda kind: kind.__qualname__)
+        if kind.__name__ in _FORWARDS and _is_theirs(kind.__dict__["forward"])
+    ]
     try:
         for file, name, function in before:
             setattr(file, name, _as_operator(function, _CALLS[name]))
+        for kind, function in whole:
+            setattr(kind, "forward", _as_operator(function, _FORWARDS[kind.__name__]))  # noqa: B010
         yield
     finally:
         for file, name, function in before:
             setattr(file, name, function)
+        for kind, function in whole:
+            setattr(kind, "forward", function)  # noqa: B010
 
 
 def _is_theirs(function: Callable[..., Any]) -> bool:
@@ -146,6 +160,22 @@ def _causal_convolution(
     return causal_convolution(hidden_states, weight, bias, activation is not None)
 
 
+def _lightning_attention(
+    module: Any,
+    hidden_states: Any,
+    position_embeddings: Any = None,
+    attention_mask: Any = None,
+    cache: Any = None,
+    past_key_values: Any = None,
+    **_others: Any,
+) -> Any:
+    from planner.graph.lightning_attention import forward
+
+    if cache is not None or past_key_values is not None:
+        return NotImplemented
+    return forward(module, hidden_states, attention_mask)
+
+
 def _nothing(*_given: Any, **_settings: Any) -> None:
     """Stands for the kernel of a whole layer, which a module asks for first. None: there is no such kernel."""
 
@@ -160,3 +190,7 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "mamba_inner_fn": _nothing,
 }
 """Functions of transformers by name, as calls of operators; NotImplemented where they stay as they are."""
+
+_FORWARDS: Mapping[str, Callable[..., Any]] = {"MiniMaxLightningAttention": _lightning_attention}
+"""Forward passes of modules of transformers by the name of the class, as calls of operators; NotImplemented where they
+stay as they are."""

@@ -1,6 +1,7 @@
 """Scans of state-space models, and the convolution before them: what transformers' modules spell out, as one operator
 each."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import torch
 from transformers.models.jamba import modeling_jamba
 from transformers.models.mamba.modeling_mamba import causal_conv1d_fn, mamba_selective_scan
 from transformers.models.mamba2 import modeling_mamba2
+from transformers.models.minimax import modeling_minimax
 
 from planner.graph.operators import recomputed, state_kernels
 from planner.graph.operators.causal_convolution import causal_convolution
@@ -102,6 +104,35 @@ def test_a_long_loop_over_steps_is_one_operator() -> None:
     config = modeling_jamba.JambaConfig(hidden_size=8, mamba_d_state=4, mamba_dt_rank=2, num_hidden_layers=1)
     lengths = [operators_of(modeling_jamba.JambaMambaMixer(config, 0), torch.randn(1, s, 8)) for s in (4, 64)]
     assert [found.count(SELECTIVE_SCAN) for found in lengths] == [1, 1]
+    assert len(lengths[0]) == len(lengths[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_lightning_attention_is_one_operator(masked: bool) -> None:
+    """MiniMax's linear attention, a loop over blocks of tokens in its forward pass; the last block is not whole."""
+    config = modeling_minimax.MiniMaxConfig(
+        hidden_size=16, num_attention_heads=4, head_dim=4, num_hidden_layers=4, block_size=4,
+        layer_types=["linear_attention"] * 4,
+    )  # fmt: skip
+    layer = modeling_minimax.MiniMaxLightningAttention(config, 1)
+    mask = torch.arange(10).expand(2, 10) < torch.tensor([[10], [7]]) if masked else None
+    found = []
+    before = modeling_minimax.MiniMaxLightningAttention.forward
+    for as_operators in (contextlib.nullcontext, lambda: scans_as_operators(layer)):
+        x = torch.randn(2, 10, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        layer.zero_grad()
+        with as_operators():
+            made, _ = layer(x, (), mask)
+        made.square().sum().backward()
+        found.append([made.detach(), *(leaf.grad for leaf in (x, *layer.parameters()))])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert modeling_minimax.MiniMaxLightningAttention.forward is before
+    lengths = []
+    for steps in (4, 64):
+        with scans_as_operators(layer):
+            exported = torch.export.export(layer, (torch.randn(1, steps, 16), (), None), strict=False)
+        lengths.append([str(node.target) for node in exported.graph.nodes if node.op == "call_function"])
+    assert [calls.count(STATE_SPACE) for calls in lengths] == [1, 1]
     assert len(lengths[0]) == len(lengths[1])
 
 
