@@ -62,12 +62,18 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """The arguments of a class, by the end of its name."""
 
+_FROM_SOUND = ("input_features", "decoder_input_ids", "labels")
+"""The arguments of a class that writes down speech (Whisper)."""
+
+_FRAMES = 2
+"""Frames of sound for each position of the encoder of Whisper: its second convolution takes every other frame."""
+
 _DERIVED = ("layer_types",)
 """Keys that a config derives from others if they are left out."""
 
 _LAYERS = "num_hidden_layers"
 
-_LENGTHS = ("max_position_embeddings", "n_positions")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")
 """Keys for the longest sequence of a config."""
 
 
@@ -92,7 +98,7 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     """The model of a config with weights drawn at random, on "meta" without any. Raises ModelError, naming the file."""
     path, name, ending, config = _config(reference)
     transformers = _transformers()
-    names = tuple(key for key in _KINDS[ending] if key != "decoder_input_ids" or config.is_encoder_decoder)
+    names = _arguments(getattr(transformers, name), config, ending, path)
     images = ending == "ForImageClassification"
     text = _text_of(config, path)
     length = None if images else _length(text, path, sequence_length)
@@ -106,6 +112,19 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     examples = {key: _example(key, config, batch, length, device) for key in names}
     bounds = tuple(_bound(key, text, images=images) for key in names)
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
+
+
+def _arguments(made: Any, config: Any, ending: str, path: Path) -> tuple[str, ...]:
+    """The names of the arguments of a class. Raises ModelError where its model reads what a config does not tell."""
+    reads = made.main_input_name
+    if reads == _FROM_SOUND[0] and config.model_type == "whisper":
+        return _FROM_SOUND
+    if not {reads, *inspect.signature(made.forward).parameters} & {"input_ids", "pixel_values"}:
+        raise ModelError(
+            f"{path}: {made.__name__} reads {reads}, and a config does not tell their shape; write a factory instead:"
+            " --model package.module:factory"
+        )
+    return tuple(key for key in _KINDS[ending] if key != "decoder_input_ids" or config.is_encoder_decoder)
 
 
 def config_content(reference: str) -> tuple[str, dict[str, Any]]:
@@ -467,6 +486,8 @@ def _example(key: str, config: Any, batch: int, length: int | None, device: str)
         size = config.image_size
         sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
         return torch.zeros(batch, config.num_channels, *sides, device=device)
+    if key == "input_features":
+        return torch.zeros(batch, config.num_mel_bins, _FRAMES * config.max_source_positions, device=device)
     shape = (batch,) if length is None else (batch, length)
     make = torch.ones if key == "attention_mask" else torch.zeros
     return make(shape, dtype=torch.int64, device=device)
@@ -474,7 +495,7 @@ def _example(key: str, config: Any, batch: int, length: int | None, device: str)
 
 def _bound(key: str, config: Any, *, images: bool) -> int | None:
     """The bound of the integers of an input; None where they are drawn from the example."""
-    if key == "attention_mask":
+    if key in ("attention_mask", "input_features"):
         return None
     if key == "labels" and images:
         return int(config.num_labels)

@@ -39,6 +39,7 @@ DEEPSEEK = ("deepseek-v2", "deepseek-v3")
 FAMILIES = (
     "bert-hf", *DEEPSEEK, "deberta", "falcon", "gpt-oss", "gpt2", "llama", "mistral", "mixtral",
     "modernbert", "olmoe", "qwen2", "qwen3", "qwen3-moe", "qwen3-next", "t5-hf", "vit",
+    "whisper",
 )  # fmt: skip
 ATTENTION = "aten.scaled_dot_product_attention.default"
 EXPERTS = "planner.experts.default"
@@ -288,6 +289,10 @@ def paths(family: str) -> tuple[Path, Path]:
         ('{"architectures": ["WhisperForAudio"]}', ("WhisperForAudio", "--model package.module:factory")),
         ('{"architectures": ["LlamaForCausalLM"]}', ("transformers",)),
         ('{"architectures": ["MiniMaxM1ForCausalLM"]}', ("MiniMaxM1ForCausalLM is not known: transformers",)),
+        (
+            '{"architectures": ["MoonshineForConditionalGeneration"], "model_type": "moonshine"}',
+            ("MoonshineForConditionalGeneration reads input_values", "--model package.module:factory"),
+        ),
     ],
 )
 def test_configs_that_cannot_be_built(tmp_path: Path, content: str, facts: tuple[object, ...]) -> None:
@@ -295,6 +300,14 @@ def test_configs_that_cannot_be_built(tmp_path: Path, content: str, facts: tuple
     path.write_text(content)
     with refused(ModelError, path, *facts):
         build_model(str(path), dtype="float32")
+
+
+def test_whisper_is_given_sound() -> None:
+    """Two frames for each position of the encoder, and as many tokens as asked for."""
+    kwargs = built("whisper").kwargs
+    assert {name: tuple(tensor.shape[1:]) for name, tensor in kwargs.items()} == {
+        "input_features": (8, 24), "decoder_input_ids": (8,), "labels": (8,),
+    }  # fmt: skip
 
 
 def test_no_such_file(tmp_path: Path) -> None:
