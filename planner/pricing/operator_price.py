@@ -98,6 +98,15 @@ class OperatorPrices:
     flops: Array
 
 
+def only(prices: OperatorPrices, candidate: int) -> OperatorPrices:
+    """The prices of one candidate."""
+
+    def of(one: Any) -> Any:
+        return tuple(map(of, one)) if isinstance(one, tuple) else one[candidate : candidate + 1]
+
+    return OperatorPrices(**{field.name: of(getattr(prices, field.name)) for field in fields(OperatorPrices)})
+
+
 def joined(first: OperatorPrices, second: OperatorPrices) -> OperatorPrices:
     """Prices of one operator that computes in two ways: under the strategies of the first, then of the second."""
 

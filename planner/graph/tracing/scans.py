@@ -169,7 +169,7 @@ def _lightning_attention(
     past_key_values: Any = None,
     **_others: Any,
 ) -> Any:
-    from planner.graph.lightning_attention import forward
+    from planner.graph.operators.lightning_attention import forward
 
     if cache is not None or past_key_values is not None:
         return NotImplemented

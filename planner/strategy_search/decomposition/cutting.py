@@ -8,7 +8,11 @@ Weights that blocks share are variables of the boundary. If there are more than 
 stored in more than `_JOINT` ways together, as in a model whose layers share all weights (ALBERT), their cost is divided
 among the blocks instead: each block stores them as suits it best, and bears its part of their cost. This is exact if
 the blocks agree, so it is a lower bound for every choice. What most blocks choose is then tried for all
-(`planner.strategy_search.engine.engine`), as `stored` in this file.
+(`planner.strategy_search.engine.engine`), as `agreed` in this file.
+
+Values that every block reads, as the encoder's output and the position bias of T5, are variables of the boundary, too.
+If these make more than `most_states` states, the smallest of them are left out: every piece then chooses a layout of
+such a value for itself, which is a lower bound again, and what most pieces choose is tried for all.
 
 Only this file and its `PieceMaker` decide which operators and edges a piece has, how often they count, and whether
 their bytes are kept for every micro-batch in flight or for one recomputed block. The judge
@@ -61,7 +65,8 @@ def cut(
     machine: Machine | None = None,
     early: bool = True,
     like: Chain | None = None,
-    stored: Mapping[str, int] = MappingProxyType({}),
+    agreed: Mapping[Key, int] = MappingProxyType({}),
+    most_states: float = math.inf,
 ) -> Chain:
     """Cut a template into pieces.
 
@@ -79,11 +84,13 @@ def cut(
         early: whether gradients that are reduced once a step may be reduced under the last backward pass.
         like: a chain of the same tables, cluster and stages that was cut otherwise; what crosses between its pieces is
             reused.
-        stored: how weights that blocks share are stored, if that is decided. The tables of the result have no other
-            ways.
+        agreed: how weights that blocks share are stored, and the strategies of operators whose values every block
+            reads, if that is decided. The tables of the result have no other ways.
+        most_states: how many states of the boundary there may be before pieces choose the layouts of values that every
+            block reads for themselves.
     """
     return Cutter(
-        tables=tables.storing(stored),
+        tables=tables.agreeing(agreed),
         cluster=cluster,
         machine=cluster if machine is None else machine,
         recomputation=recomputation,
@@ -95,6 +102,7 @@ def cut(
         kept=kept,
         early=early,
         like=like,
+        most_states=most_states,
     ).cut()
 
 
@@ -114,6 +122,7 @@ class Cutter:
     kept: Kept | None = None
     early: bool = True
     like: Chain | None = None
+    most_states: float = math.inf
 
     def cut(self) -> Chain:
         template = self.tables.template
@@ -130,7 +139,7 @@ class Cutter:
         into_tail = any(
             e.kind == "leave" and self.alias.get(e.producer, e.producer) not in makers for e in template.edges
         )
-        self.boundary = self._boundary(makers)
+        self.boundary, self.relaxed = self._agreeing(self._boundary(makers), makers)
         self.alias |= self._alike_outside()
         states = math.prod(self._size(key) for key in self.boundary)
         room(_STATE_TABLES * states * 8, f"the states of the boundary between blocks{self._why_many()}")
@@ -160,7 +169,7 @@ class Cutter:
             handed=self._handed() if self.like is None else self.like.handed,
             ending=self._ending() if self.like is None else self.like.ending,
             tied=self._tied() if self.like is None else self.like.tied,
-            divided=tuple(self.divided),
+            relaxed=(*self.divided, *self.relaxed),
         )
 
     def _whole(self) -> Chain:
@@ -282,7 +291,7 @@ class Cutter:
     def _alike_outside(self) -> dict[Key, Key]:
         """Equal blocks outside of the pipelined blocks share the choices of the first of them, if they have the same
         candidates. So an image tower costs the search no more than one of its blocks."""
-        settled = {*self.boundary, *self.alias, *self.alias.values()}
+        settled = {*self.boundary, *self.relaxed, *self.alias, *self.alias.values()}
         return {
             key: first
             for key, first in self.tables.template.repeated_outside.items()
@@ -310,6 +319,23 @@ class Cutter:
             if parameter.name not in self.divided and (len(places) > 1 or parameter in self._common):
                 shared.append(parameter.name)
         return (*makers, *sorted(outside - set(makers)), *shared)
+
+    def _agreeing(self, boundary: tuple[Key, ...], makers: Sequence[int]) -> tuple[tuple[Key, ...], tuple[int, ...]]:
+        """The boundary without the smallest values that every block reads, if there are too many states; and the
+        operators that make these."""
+        every = [key for key in boundary if isinstance(key, int) and key not in makers and self._size(key) > 1]
+        states, relaxed = math.prod(self._size(key) for key in boundary), list[int]()
+        for key in sorted(every, key=self._largest):
+            if states <= self.most_states:
+                break
+            states //= self._size(key)
+            relaxed.append(key)
+        return tuple(key for key in boundary if key not in relaxed), tuple(relaxed)
+
+    def _largest(self, key: int) -> float:
+        """Bytes of the results of an operator on a device, under the strategy for which they are most."""
+        results = self.tables.template.graph.operators[key].results
+        return sum(float(self.tables.result_bytes[name].max()) for name in results if name is not None)
 
     @cached_property
     def _common(self) -> list[ParameterTable]:
@@ -474,8 +500,11 @@ class Cutter:
         return np.zeros([1] * len(self.boundary))
 
     def _along(self, key: Key, values: Array) -> Array:
-        """Values of the candidates of a maker or a parameter, along its axis of the boundary."""
+        """Values of the candidates of a maker or a parameter, along its axis of the boundary; the least, if pieces
+        choose for themselves."""
         shape = [1] * len(self.boundary)
+        if key in self.relaxed:
+            return np.full(shape, values.min())
         shape[self.boundary.index(key)] = values.size
         return values.reshape(shape)
 

@@ -422,7 +422,7 @@ class Chain:
     handed: Array  # bytes of the outputs of a block that the next one keeps unchanged, per state
     ending: Array  # bytes that the last block keeps in addition to what others keep (may be negative), per state
     tied: tuple[Array, Array]  # seconds per micro-batch and per step that a rank with both head and tail saves
-    divided: tuple[str, ...] = ()  # shared weights whose cost is divided among the blocks (see `cutting`)
+    relaxed: tuple[Key, ...] = ()  # shared weights and values for which each piece chooses by itself (see `cutting`)
 
     @property
     def nbytes(self) -> int:

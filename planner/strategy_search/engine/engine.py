@@ -22,13 +22,13 @@ from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.family import Family, Recent, Scaling, Ways, scaling_of
 from planner.strategy_search.engine.outcome import (
+    Agreed,
     Outcome,
-    Stored,
     best_of,
     best_try,
     proving_most,
     ruled_out,
-    ways_to_store,
+    ways_to_agree,
 )
 from planner.strategy_search.engine.piece_store import Built, PieceStore, ordered_machine
 from planner.strategy_search.engine.product_overlap import may_overlap
@@ -43,6 +43,10 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import EXPERTS, Configuration
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.launches import least_counted
+
+_AGREEING = 2e-3
+"""If pieces that agree take longer than pieces that choose by themselves by at most this share, nothing else on which
+they may agree is tried."""
 
 _OTHER_HINTS: tuple[Hint, ...] = ((0.0, (0.5, 0.5, 0.0)), (0.0, (0.5, 0.0, 0.0)))
 """Shares of exposed communication that are tried where memory does not bind and plans with virtual stages are far above
@@ -345,14 +349,17 @@ class Engine:
         device free; `covering`: see `Evaluation`."""
         run = partial(self._run, gathers, configuration, enough=enough, hint=hint, room=room, covering=covering)
         outcome = run((), cutoff)
-        divided = self.store.pieces(configuration, gathers).chain.divided
-        if not outcome.ranks or not divided:
+        relaxed = self.store.pieces(configuration, gathers).chain.relaxed
+        if not outcome.ranks or not relaxed:
             return outcome
         best = replace(outcome, seconds=math.inf, ranks=())
-        for stored in ways_to_store(outcome, divided):
-            agreed = run(stored, min(cutoff, best.seconds))
+        own = (outcome.price, outcome.under) if outcome.price else hint
+        for way in ways_to_agree(outcome, relaxed):
+            agreed = run(way, min(cutoff, best.seconds), hint=own)
             solved = best.solved + agreed.solved
             best = replace(agreed if agreed.ranks and agreed.seconds < best.seconds else best, solved=solved)
+            if best.seconds <= outcome.seconds * (1 + _AGREEING):
+                break
         least = math.inf if best.ranks else agreed.least
         return replace(best, bound=min(outcome.bound, best.seconds), free=outcome.free, least=least)
 
@@ -360,7 +367,7 @@ class Engine:
         self,
         gathers: str,
         configuration: Configuration,
-        stored: Stored,
+        way: Agreed,
         cutoff: float,
         *,
         enough: float,
@@ -368,21 +375,21 @@ class Engine:
         room: float,
         covering: float,
     ) -> Outcome:
-        """`evaluate_as`, with weights that are divided among blocks `stored` in these layouts; without it each block
+        """`evaluate_as`, with all pieces agreeing on a `way` to store weights and lay out values; without it each piece
         chooses."""
-        pipeline_of_kinds = self.store.pieces(configuration, gathers, stored).with_room(room)
+        pipeline_of_kinds = self.store.pieces(configuration, gathers, way).with_room(room)
         setting = self.setting(configuration)
         setting = replace(setting, capacity=pipeline_of_kinds.capacities[0]) if room else setting
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
         if setting.chunks > 1 and not covering:  # reuse the prices that other numbers of virtual stages have solved
-            multipliers = self.store.multipliers(configuration, gathers, stored)
+            multipliers = self.store.multipliers(configuration, gathers, way)
         decided = configuration.decided
         evaluation = Evaluation(
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
             patterned=decided is not None and decided.pattern is not None, covering=covering,
         )  # fmt: skip
-        outcome = replace(evaluation.run(), gathers=gathers, apart=self.apart, stored=stored)
+        outcome = replace(evaluation.run(), gathers=gathers, apart=self.apart, agreed=way)
         if not configuration.uneven or not outcome.ranks:
             return outcome
         waiting = waiting_of_uneven(pipeline_of_kinds.chain, outcome.ranks, configuration)
@@ -394,5 +401,5 @@ class Engine:
 
     def contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
         """The contender with what was found for a configuration."""
-        pieces = self.source_of(outcome).store.pieces(configuration, outcome.gathers, outcome.stored)
+        pieces = self.source_of(outcome).store.pieces(configuration, outcome.gathers, outcome.agreed)
         return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Passes
 from planner.strategy_search.decomposition.priced import State
+from planner.strategy_search.request.template import Key
 
-Stored: TypeAlias = tuple[tuple[str, int], ...]
-"""Weights, and the number of the stored layout of each."""
+Agreed: TypeAlias = tuple[tuple[Key, int], ...]
+"""Weights, and the number of the stored layout of each; operators, and the number of the strategy of each."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +62,8 @@ class Outcome:
         under: for each pass, the share that counted of the communication that its work cannot overlap.
         gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
         apart: whether launches count by pass and kind of block (`planner.strategy_search.tables.launches`).
-        stored: the stored layouts, by number, on which all blocks agree for the weights that are divided among blocks.
+        agreed: the stored layouts and the strategies, by number, on which all pieces agree for the weights and
+            operators for which each piece chose by itself at first.
     """
 
     seconds: float
@@ -77,7 +79,7 @@ class Outcome:
     under: Passes = NEITHER
     gathers: str = "each"
     apart: bool = False
-    stored: Stored = ()
+    agreed: Agreed = ()
     waiting: float = 0.0
 
     @property
@@ -128,15 +130,13 @@ def ruled_out(gathers: str, seconds: float) -> Outcome:
 
 
 _AGREED = 3
-"""Maximum number of ways to store weights on which blocks are made to agree."""
+"""Maximum number of ways on which pieces are made to agree."""
 
 
-def ways_to_store(outcome: Outcome, divided: Sequence[str]) -> list[Stored]:
-    """The ways in which blocks, each choosing for itself, store the weights that are divided among them; the most
-    common first."""
-    columns = [column for rank in outcome.ranks for column in rank.columns if divided[0] in column.candidates]
-    chosen = Counter(
-        tuple((name, column.candidates[name]) for name in divided if name in column.candidates) for column in columns
-    )
+def ways_to_agree(outcome: Outcome, relaxed: Sequence[Key]) -> list[Agreed]:
+    """What blocks, each choosing for itself, choose for some weights and operators; the most common first."""
+    columns = [column for rank in outcome.ranks for column in rank.columns]
+    ways = [tuple((key, column.candidates[key]) for key in relaxed if key in column.candidates) for column in columns]
+    chosen = Counter(way for way in ways if way)
     usual = dict(pair for way, _ in reversed(chosen.most_common()) for pair in way)
     return [tuple({**usual, **dict(way)}.items()) for way, _ in chosen.most_common(_AGREED)]

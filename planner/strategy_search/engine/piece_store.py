@@ -22,12 +22,12 @@ from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
-from planner.strategy_search.engine.outcome import Stored
+from planner.strategy_search.engine.outcome import Agreed
 from planner.strategy_search.engine.propagation import propagated
 from planner.strategy_search.request.constraints import decided_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
-from planner.strategy_search.request.template import Template
+from planner.strategy_search.request.template import Key, Template
 from planner.strategy_search.tables.cost_table import CostTables
 from planner.strategy_search.tables.table_builder import TableBuilder
 
@@ -37,6 +37,9 @@ found."""
 
 _PIECES = 2**26
 """Bytes of pieces that are kept beside those, for the configurations asked for last."""
+
+MOST_STATES = 2**16
+"""Number of states of the boundary beyond which each piece chooses layouts of values that every block reads."""
 
 _TABLES = 2**27
 """Bytes of cost tables that are kept, for the configurations asked for last."""
@@ -118,21 +121,21 @@ class PieceStore:
         """The cost tables of a configuration, for every group of devices in the order of the pipeline."""
         return self._known(configuration).tables
 
-    def pieces(self, configuration: Configuration, gathers: str, stored: Stored = ()) -> HeterogeneousPipeline:
-        """The pieces of a configuration for a way to gather weights, with weights that would be divided among blocks
-        `stored` in these layouts. Pieces are kept as long as the tables."""
+    def pieces(self, configuration: Configuration, gathers: str, agreed: Agreed = ()) -> HeterogeneousPipeline:
+        """The pieces of a configuration for a way to gather weights, with the stored layouts and strategies on which
+        they `agreed`. Pieces are kept as long as the tables."""
         known = self._known(configuration)
-        key = (*self._running(configuration, gathers), stored)
+        key = (*self._running(configuration, gathers), agreed)
         if key not in known.pieces:
             own = self._spread(configuration, gathers) if self.spreads else known.tables
             own = tuple(one.launched_apart for one in own) if self.apart else own
-            known.pieces[key] = self.cut_from(configuration, own, gathers, stored=dict(stored))
+            known.pieces[key] = self.cut_from(configuration, own, gathers, agreed=dict(agreed))
             self._make_room()
         return known.pieces[key]
 
-    def multipliers(self, configuration: Configuration, gathers: str, stored: Stored = ()) -> list[Multipliers]:
+    def multipliers(self, configuration: Configuration, gathers: str, agreed: Agreed = ()) -> list[Multipliers]:
         """The prices of memory of those pieces, which all numbers of virtual stages share."""
-        key = (*self._running(configuration, gathers), stored)
+        key = (*self._running(configuration, gathers), agreed)
         return self._known(configuration).multipliers.setdefault(key, [])
 
     def cut_from(
@@ -142,10 +145,11 @@ class PieceStore:
         gathers: str,
         free: Collection[int] = (),
         like: Sequence[Chain] | None = None,
-        stored: Mapping[str, int] = MappingProxyType({}),
+        agreed: Mapping[Key, int] = MappingProxyType({}),
     ) -> HeterogeneousPipeline:
         """Pieces cut from the tables of every group of devices, in the order of the pipeline. `like` are the chains of
-        the same tables with weights gathered otherwise, `stored` gives the stored layouts of some weights."""
+        the same tables with weights gathered otherwise, `agreed` gives the candidates of some weights and
+        operators."""
         machine, ranks = ordered_machine(self.request, configuration), configuration.pipeline
         offload = self.request.offload_under(gathers)
         chains = tuple(
@@ -162,7 +166,8 @@ class PieceStore:
                 machine=machine,
                 early=not self.waits,
                 like=other,
-                stored=stored,
+                agreed=agreed,
+                most_states=MOST_STATES,
             )
             for own, group, other in zip(
                 tables, parts_of(machine), (None,) * len(tables) if like is None else like, strict=True

@@ -32,6 +32,7 @@ from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes, block_times
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.family import scaling_of
+from planner.strategy_search.engine.piece_store import MOST_STATES
 from planner.strategy_search.request.constraints import decided_of
 from planner.strategy_search.request.space import EXPERTS, PLAIN_PATTERN, Configuration, Pattern, Pinned, Role, Running
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable, ParameterTable, UseTable
@@ -251,6 +252,7 @@ class Regions:
         chain = cut(
             tables, group, recomputation=(run[0],), stages=1, free=scaling.hindered, gathers=engine.gathers[0],
             activations=offload.activations, saved=offload.saved, kept=run[1], machine=engine.machine(c),
+            most_states=MOST_STATES,
         )  # fmt: skip
         multipliers = Multipliers(chain, 1.0, allowed=scaling.allowed(1), columns=False)
         multipliers.solve(0.0, 0.0)

@@ -72,6 +72,16 @@ class Candidates:
         count = len(self.strategies) if self.narrow is None else self.narrow
         return tuple((strategy, at < count) for at, strategy in enumerate(self.strategies))
 
+    def only(self, place: int) -> "Candidates":
+        """One of the candidates."""
+        row = np.array([place])
+        return Candidates(
+            strategies=(self.strategies[place],),
+            operands=tuple(column.at(row) for column in self.operands),
+            results=tuple(column.at(row) for column in self.results),
+            narrow=None if self.narrow is None else int(place < self.narrow),
+        )
+
     def either(self, narrow: Indices, wide: Indices) -> "Candidates":
         """Candidates at the places `narrow`, in fp8, followed by those at the places `wide`, without it."""
         places = np.concatenate([narrow, wide])

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.pricing import OperatorPrices, ParameterPrices
+from planner.pricing.operator_price import only as priced_only
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import PLAIN, Update
-from planner.strategy_search.request.template import Template, ValueEdge
+from planner.strategy_search.request.template import Key, Template, ValueEdge
 from planner.strategy_search.tables.candidates import Candidates
 from planner.strategy_search.tables.launches import Shares
-from planner.strategy_search.tables.under_products import Later
+from planner.strategy_search.tables.under_products import Later, products_of
 
 Array = NDArray[np.float64]
 
@@ -46,6 +47,19 @@ class OperatorTable:
         """The price of the forward pass during recomputation."""
         return self.prices if self.again is None else self.again
 
+    def only(self, candidate: int) -> "OperatorTable":
+        """The table of one candidate."""
+        row = slice(candidate, candidate + 1)
+        return OperatorTable(
+            candidates=self.candidates.only(candidate),
+            prices=priced_only(self.prices, candidate),
+            kept=self.kept[row],
+            own=self.own[row],
+            transient=self.transient[row],
+            weights=self.weights[row],
+            again=None if self.again is None else priced_only(self.again, candidate),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
@@ -67,6 +81,23 @@ class EdgeTable:
     later: Later | None = None
     share_again: float = 1.0
 
+    def among(self, rows: slice, columns: slice, later: Later | None) -> "EdgeTable":
+        """The table for some candidates of the producer and of the consumer; `later` for these."""
+
+        def of(values: Array) -> Array:
+            return values[rows, columns]
+
+        return replace(
+            self,
+            forward=of(self.forward),
+            backward=of(self.backward),
+            kept=of(self.kept),
+            own=of(self.own),
+            under=None if self.under is None else (of(self.under[0]), of(self.under[1])),
+            beneath=None if self.beneath is None else of(self.beneath),
+            later=later,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UseTable:
@@ -87,17 +118,16 @@ class UseTable:
     first_gather: Array | None = None
     first_reduce: Array | None = None
 
-    def only(self, stored: int) -> "UseTable":
-        """The table of one stored layout."""
-        row = slice(stored, stored + 1)
+    def among(self, rows: slice, columns: slice) -> "UseTable":
+        """The table for some stored layouts, and some candidates of the consumer."""
         return replace(
             self,
-            gather=self.gather[row],
-            reduce=self.reduce[row],
-            gathered=self.gathered[row],
-            together=None if self.together is None else self.together.only(stored),
-            first_gather=None if self.first_gather is None else self.first_gather[row],
-            first_reduce=None if self.first_reduce is None else self.first_reduce[row],
+            gather=self.gather[rows, columns],
+            reduce=self.reduce[rows, columns],
+            gathered=self.gathered[rows, columns],
+            together=None if self.together is None else self.together.among(rows, columns),
+            first_gather=None if self.first_gather is None else self.first_gather[rows, columns],
+            first_reduce=None if self.first_reduce is None else self.first_reduce[rows, columns],
         )
 
 
@@ -117,7 +147,7 @@ class ParameterTable:
             self,
             stored=self.stored[row],
             prices=ParameterPrices(**{one.name: getattr(self.prices, one.name)[row] for one in fields(self.prices)}),
-            uses=tuple(use.only(stored) for use in self.uses),
+            uses=tuple(use.among(row, slice(None)) for use in self.uses),
         )
 
 
@@ -152,13 +182,42 @@ class CostTables:
         operators, edges, parameters, shares = self.apart
         return replace(self, operators=operators, edges=edges, parameters=parameters, apart=None, shares=shares)
 
-    def storing(self, stored: Mapping[str, int]) -> "CostTables":
-        """The tables with some parameters fixed to one of their stored layouts, and a single share for all passes and
-        blocks."""
-        if not stored:
+    def agreeing(self, agreed: Mapping[Key, int]) -> "CostTables":
+        """The tables with some parameters fixed to one of their stored layouts, and some operators to one of their
+        strategies; with a single share for all passes and blocks."""
+        if not agreed:
             return self
-        parameters = tuple(one.only(stored[one.name]) if one.name in stored else one for one in self.parameters)
-        return replace(self, parameters=parameters, apart=None)
+        of = {at: slice(one, one + 1) for at, one in agreed.items() if isinstance(at, int)}
+        parameters = tuple(one.only(agreed[one.name]) if one.name in agreed else one for one in self.parameters)
+        if not of:
+            return replace(self, parameters=parameters, apart=None)
+        every, graph = slice(None), self.template.graph
+
+        def edge(table: EdgeTable) -> EdgeTable:
+            products = [of.get(at, every) for at in products_of(self.template, table.edge)] if table.later else []
+            if of.keys().isdisjoint((table.edge.producer, table.edge.consumer)) and all(
+                one is every for one in products
+            ):
+                return table
+            places = of.get(table.edge.producer, every), of.get(table.edge.consumer, every)
+            return table.among(*places, None if table.later is None else table.later.among(*places, products))
+
+        def uses(table: ParameterTable) -> ParameterTable:
+            if of.keys().isdisjoint(use.consumer for use in table.uses):
+                return table
+            return replace(table, uses=tuple(use.among(every, of.get(use.consumer, every)) for use in table.uses))
+
+        made = {name: at for at in of for name in graph.operators[at].results if name is not None}
+        return replace(
+            self,
+            operators=tuple(one.only(agreed[at]) if at in of else one for at, one in enumerate(self.operators)),
+            edges=tuple(map(edge, self.edges)),
+            parameters=tuple(map(uses, parameters)),
+            result_bytes={
+                name: values[of[made[name]]] if name in made else values for name, values in self.result_bytes.items()
+            },
+            apart=None,
+        )
 
     @cached_property
     def nbytes(self) -> int:

@@ -112,6 +112,14 @@ class Later:
     seconds: Array
     products: tuple[Beside, ...]
 
+    def among(self, rows: slice, columns: slice, of_products: Sequence[slice]) -> "Later":
+        """The same for some candidates of the producer, the consumer, and each of the products."""
+        products = tuple(
+            one if one.reads is None else replace(one, reads=one.reads[columns, own])
+            for one, own in zip(self.products, of_products, strict=True)
+        )
+        return Later(seconds=self.seconds[rows, columns], products=products)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Saved:

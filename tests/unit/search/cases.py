@@ -120,6 +120,21 @@ class Entered(nn.Module):
         return x_BI.pow(2).mean()
 
 
+class Read(nn.Module):
+    """Equal blocks that read the same two values, as the blocks of a decoder read what an encoder made."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        scale_BI, shift_BI = self.scale(x_BI).sigmoid(), self.shift(x_BI)
+        for block in self.blocks:
+            x_BI = x_BI + torch.relu(block(x_BI)) * scale_BI + shift_BI
+        return x_BI.pow(2).mean()
+
+
 class Perceptron(nn.Module):
     """No two layers alike."""
 
@@ -406,6 +421,7 @@ def few_experts() -> torch.nn.Module:
 
 LARGE: Mapping[str, Model] = {
     "entered": (lambda: Entered(4, 3), FLOATS),
+    "read": (lambda: Read(4), FLOATS),
     "entered-by-one": (lambda: Entered(4, 0), FLOATS),
     "few-experts": (few_experts, lambda: (torch.zeros(BATCH, 4096, dtype=torch.int64),) * 2),
     "llama-4-words": (lambda: llama(4, words=4096), PAIR),

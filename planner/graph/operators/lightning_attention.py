@@ -3,7 +3,7 @@ rate.
 
     S_t = S_{t-1} exp(-slope) + k_t v_t^T        y_t = S_t^T q_t
 
-That is the scan of a state-space model with steps of one (`planner.graph.state_space_scan`): heads are its groups, keys
+That is the scan of a state-space model with steps of one (`planner.graph.operators.state_space_scan`): heads are its groups, keys
 write the state, queries read it. transformers spells it out as a loop in the forward pass of its module: fifteen
 operators for every 256 tokens of a layer. `forward` computes the same with one operator.
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner.graph.state_space_scan import state_space_scan
+from planner.graph.operators.state_space_scan import state_space_scan
 
 
 def forward(module: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, None]:
