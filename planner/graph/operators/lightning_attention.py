@@ -3,9 +3,9 @@ rate.
 
     S_t = S_{t-1} exp(-slope) + k_t v_t^T        y_t = S_t^T q_t
 
-That is the scan of a state-space model with steps of one (`planner.graph.operators.state_space_scan`): heads are its groups, keys
-write the state, queries read it. transformers spells it out as a loop in the forward pass of its module: fifteen
-operators for every 256 tokens of a layer. `forward` computes the same with one operator.
+That is the scan of a state-space model with steps of one (`planner.graph.operators.state_space_scan`): heads are its
+groups, keys write the state, queries read it. transformers spells it out as a loop in the forward pass of its module:
+fifteen operators for every 256 tokens of a layer. `forward` computes the same with one operator.
 
     B batch, S steps, H heads of P
 """
