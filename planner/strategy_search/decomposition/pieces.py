@@ -170,6 +170,11 @@ class Piece:
         return starts, pairs[:, 0], pairs[:, 1], sizes[pairs[:, 1]]
 
     @cached_property
+    def _transient_of_nodes(self) -> Array:
+        """Transient bytes of every node."""
+        return np.concatenate(self.transient)
+
+    @cached_property
     def least_transient(self) -> float:
         """Transient bytes that some operator needs under every choice."""
         return max((float(values.min()) for values in self.transient), default=0.0)
@@ -302,7 +307,7 @@ class Piece:
                 self.replay.sum_of(cells) + float(self.keeping_replay[keeping_at].sum()),
                 0.0 if self.outside is None else self.outside.sum_of(cells),
             ),
-            transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
+            transient=float(self._transient_of_nodes[nodes].max()) if count else 0.0,
             under=sum(under),
             last=0.0 if self.last is None else self.last.sum_of(cells),
             uncovered_forward=there,

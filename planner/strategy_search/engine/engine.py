@@ -44,7 +44,7 @@ from planner.strategy_search.request.space import EXPERTS, Configuration
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.launches import least_counted
 
-_AGREEING = 2e-3
+_AGREEING = 5e-4
 """If pieces that agree take longer than pieces that choose by themselves by at most this share, nothing else on which
 they may agree is tried."""
 
@@ -353,9 +353,8 @@ class Engine:
         if not outcome.ranks or not relaxed:
             return outcome
         best = replace(outcome, seconds=math.inf, ranks=())
-        own = (outcome.price, outcome.under) if outcome.price else hint
         for way in ways_to_agree(outcome, relaxed):
-            agreed = run(way, min(cutoff, best.seconds), hint=own)
+            agreed = run(way, min(cutoff, best.seconds))
             solved = best.solved + agreed.solved
             best = replace(agreed if agreed.ranks and agreed.seconds < best.seconds else best, solved=solved)
             if best.seconds <= outcome.seconds * (1 + _AGREEING):

@@ -132,7 +132,7 @@ def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
     return total
 
 
-Traced = dict[tuple[int, ...], int]
+Traced = dict[tuple[int, object], int]
 """The cheapest candidate of a variable; the key has the variable and the candidates of the variables that it depends
 on."""
 
@@ -157,7 +157,7 @@ def backtrack(
         choice[bucket.variable] = candidate
     everything = slice(None)
     for variable, depends, sources in schedule.descent(done):
-        key = (variable, *[choice[v] for v in depends])
+        key = (variable, depends(choice))
         if (known := traced.get(key)) is not None:
             choice[variable] = known
             continue

@@ -28,9 +28,10 @@ some choice, with its true cost. A step of a scan that reads slices of four long
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import itemgetter
 
 from planner.limits import check
 
@@ -56,9 +57,9 @@ Graph = dict[int, set[int]]
 _UNITS = 10**6
 """The precision to which the logarithm of a number of candidates is rounded."""
 
-Descent = tuple[tuple[int, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]], ...]
-"""Variables, each with the others that it depends on, and with its tables and the variables that each of these depends
-on."""
+Descent = tuple[tuple[int, Callable[[list[int]], object], tuple[tuple[int, tuple[int, ...]], ...]], ...]
+"""Variables, each with what takes the candidates of the variables that it depends on from a choice, and with its tables
+and the variables that each of these depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +151,8 @@ class Schedule:
             for variable, buckets in itertools.groupby(reversed(self.buckets[:done]), key=lambda one: one.variable):
                 every = [source for bucket in buckets for source in bucket.inputs + bucket.child_inputs if source.axes]
                 others = tuple(dict.fromkeys(other for source in every for other in source.others))
-                found.append((variable, others, tuple((source.table, source.others) for source in every)))
+                depends = itemgetter(*others or (variable,))  # its own candidate is still 0
+                found.append((variable, depends, tuple((source.table, source.others) for source in every)))
             self._descents[done] = tuple(found)
         return self._descents[done]
 
