@@ -99,7 +99,8 @@ def with_turns(
     tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)
     others = [one for one in _tried(plan, tried) if (one.training.interleave > 1) != (one.slices > 1)]
     sliced = _sliced([_not_in_parts(one) for one in others if one.slices > 1], bound, cluster, cutoff)
-    found = [*sliced, *_interleaved([one for one in others if one.slices == 1], bound, cluster, cutoff)]
+    fits = plan.pipeline > 1 or least_interleaved_bytes(plan) <= limits[0]
+    found = [*sliced, *_interleaved([one for one in others if fits and one.slices == 1], bound, cluster, cutoff)]
     fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
     best = min(fitting, key=lambda one: one.plan.prediction.step_seconds, default=bound)
     return best if best.plan.prediction.step_seconds < cutoff else bound
@@ -137,6 +138,13 @@ def _interleaved(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cuto
         return []
     steps = interleaved_seconds(first, cluster, [one.training.interleave for one in plans])
     return _priced([one for one, seconds in zip(plans, steps, strict=True) if seconds < cutoff], bound, cluster)[0]
+
+
+def least_interleaved_bytes(plan: Plan) -> Bytes:
+    """A lower bound on the peak memory of a priced plan without a pipeline if micro-batches interleave: at least two
+    hold activations, whichever moment is the fullest. With offload, only the peak of the plan itself."""
+    prediction = plan.prediction
+    return prediction.peak_bytes + (0.0 if prediction.offloaded else dict(prediction.memory)["activations"])
 
 
 def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:

@@ -90,6 +90,7 @@ class Finalists:
         self._settled: dict[int, Ranked] = {}  # of contenders, by id
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
         self._known_in_a_v: dict[Laying, Ranked | None] = {}
+        self._one_by_one: dict[Configuration, Ranked | None] = {}
 
     def plans(self, *, settle: bool = True, rival: Seconds = math.inf) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; contenders that cannot be among them are not priced. They are
@@ -335,23 +336,33 @@ class Finalists:
             configuration, best = ranked.configuration, self.orders.in_turns(ranked, overlapped.seconds)
             machine = self.engine.machine(configuration)
             if EACH in self.engine.gathers and turns_may_cover(ranked.bound, self.request.pinned, machine):
-                outcome = self.engine.evaluate_as(EACH, configuration)
-                if outcome.ranks:
-                    one_by_one = self.engine.contender(configuration, outcome)
+                one_by_one = self._gathered_one_by_one(configuration)
+                if one_by_one is not None:
                     best = self._in_faster_turns(one_by_one, best, min(overlapped.seconds, best.seconds))
             turns = best.plan.training.interleave > 1 or best.plan.slices > 1
             return min(overlapped, best if turns else self.overlapping.overlapped(best), key=lambda one: one.seconds)
         return overlapped
 
-    def _in_faster_turns(self, found: Contender, best: Ranked, cutoff: Seconds) -> Ranked:
-        """A contender with interleaved micro-batches, or `best` if that is as fast. A contender that wins as it was
-        found is settled."""
-        as_found = self.maker.made(found, found.outcome.ranks)
-        plain = Ranked(bound=as_found, configuration=found.configuration, memory_price=found.outcome.price, found=found)
+    def _gathered_one_by_one(self, configuration: Configuration) -> Ranked | None:
+        """The plan of a configuration whose weights are gathered one by one, as it was found; None if none fits."""
+        if configuration not in self._one_by_one:
+            outcome = self.engine.evaluate_as(EACH, configuration)
+            self._one_by_one[configuration] = None
+            if outcome.ranks:
+                found = self.engine.contender(configuration, outcome)
+                made = self.maker.made(found, outcome.ranks)
+                plain = Ranked(bound=made, configuration=configuration, memory_price=outcome.price, found=found)
+                self._one_by_one[configuration] = plain
+        return self._one_by_one[configuration]
+
+    def _in_faster_turns(self, plain: Ranked, best: Ranked, cutoff: Seconds) -> Ranked:
+        """A plan as it was found with interleaved micro-batches, or `best` if that is as fast. A plan that wins is
+        settled."""
         turned = self.orders.in_turns(plain, cutoff)
         if turned.seconds >= best.seconds * (1 - WORTH) or not self.maker.storable(turned):
             return best
-        settled = self.orders.in_turns(self.maker.settled(self.maker.as_found(found)), cutoff)
+        assert plain.found is not None, "plans of other sources are not tried"
+        settled = self.orders.in_turns(self.maker.settled(self.maker.as_found(plain.found)), cutoff)
         return settled if settled.seconds < turned.seconds and self.maker.storable(settled) else turned
 
     def _in_a_v(self, best: Ranked) -> Ranked:

@@ -10,7 +10,7 @@ import planner
 from costmodels import ChunkSeconds, PassSeconds, RankSeconds, schedule_orders, simulate
 from hardware_profiles import Machine
 from planner.errors import InfeasibleError, RequestError
-from planner.plan.binding.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import PIPELINE_BUBBLE
@@ -494,6 +494,26 @@ def test_slices_are_priced_as_far_as_a_shorter_bubble_may_win(monkeypatch: pytes
     monkeypatch.setattr(scheduling, "WORTH", 1 - (seconds[1] + seconds[2]) / 2 / found.plan.prediction.step_seconds)
     scheduling.with_turns(found, Pinned(), cluster, [math.inf] * 4)
     assert [plan.slices for plan in priced] == [2, 4]  # of which the latter says that more are of no use
+
+
+@pytest.mark.parametrize("model", ["llama-4", "llama-4-words"])
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+@pytest.mark.parametrize("pinned", [{"tensor": 2}, {"tensor": 1, "zero": 1}], ids=str)
+def test_interleaved_micro_batches_hold_twice_the_activations_at_least(
+    model: str, recompute: str, pinned: dict[str, Any]
+) -> None:
+    """So they are priced only if there may be memory for them."""
+    cluster = cluster_of("h100-80gb", 4)
+    found = result_of(model, pipeline=1, micro_batches=4, interleave=1, recompute=recompute, **pinned).bound
+    least = scheduling.least_interleaved_bytes(found.plan)
+    assert least > found.plan.prediction.peak_bytes
+    for number in (2, 4):
+        training = replace(found.plan.training, interleave=number)
+        other = bind_prepared(replace(found.plan, training=training), found.whole, found.blocks)
+        assert predict(other, cluster).peak_bytes >= least * (1 - 1e-12)
+    with_room, without = (scheduling.with_turns(found, Pinned(), cluster, [share * least]) for share in (2.0, 0.999))
+    assert without is found
+    assert with_room.plan.prediction.step_seconds <= found.plan.prediction.step_seconds
 
 
 def test_other_degrees_are_tried_in_a_v_where_experts_exchange_under_other_passes(
