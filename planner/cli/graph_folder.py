@@ -1,4 +1,4 @@
-"""The folder in which traced graphs are cached:
+"""Folders that keep what is found once: rules found by trial, and traced graphs. The latter are in
 
     --graph-cache FOLDER     else PLAN_GRAPH_CACHE     else $XDG_CACHE_HOME/parallel-planner/graphs
 
@@ -8,6 +8,8 @@ Without XDG_CACHE_HOME it is in ~/.cache; `none` as the folder turns the cache o
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.cli.options import Options
@@ -28,10 +30,23 @@ def cache_folder(given: str | None) -> Path | None:
     if said == NONE:
         return None
     if said:
-        return Path(said).expanduser()
+        return folder_of("--graph-cache" if given else VARIABLE, said)
     above = Path(os.environ.get("XDG_CACHE_HOME", ""))
     above = above if above.is_absolute() else Path("~/.cache").expanduser()
     return above / _PROJECT / "graphs"
+
+
+def rule_folder(options: "Options") -> Path | None:
+    """The folder of rules found by trial, if there is to be one."""
+    return None if options.rule_cache is None else folder_of("--rule-cache", options.rule_cache)
+
+
+def folder_of(option: str, text: str) -> Path:
+    """The folder that an option names, which need not exist. Raises RequestError if it is something else."""
+    folder = Path(text).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{option} {text}: is not a folder; name a folder, or one that does not exist yet")
+    return folder
 
 
 def is_kept(options: "Options") -> bool:

@@ -2,10 +2,9 @@
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-from planner.cli.graph_folder import graph_folder
+from planner.cli.graph_folder import graph_folder, rule_folder
 from planner.cli.options import Options, flag
 from planner.cli.texts import say
 from planner.cli.values import (
@@ -157,7 +156,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         sequence_length=options.seq_len,
         precision=precision,
         global_batch=options.global_batch,
-        rule_cache=None if options.rule_cache is None else Path(options.rule_cache),
+        rule_cache=rule_folder(options),
         graph_cache=graph_folder(options),
         noted=_noted if options.speaks else lambda _: None,
     )

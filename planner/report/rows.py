@@ -61,7 +61,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     else:
         rows.append(("weights", f"gathered for use{replicas}" if roles.zero != "off" else "as they are used"))
     together = f", {plan.training.interleave} interleaved" if plan.training.interleave > 1 else ""
-    rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
+    samples = f"{plan.training.part} sample{'s' if plan.training.part != 1 else ''}"
+    rows.append(("micro-batches", f"{plan.training.micro_batches} of {samples}{together}"))
     if roles.pipeline > 1:
         blocks = ", ".join(map(str, sorted({stage.blocks for stage in plan.stages})))
         virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""

@@ -4,14 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hardware_profiles import load_profile
-from planner.cli.graph_folder import VARIABLE, graph_folder, is_kept
+from planner.cli.graph_folder import VARIABLE, graph_folder, is_kept, rule_folder
 from planner.cli.options import Options
+from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.zoo import BuiltModel, build_model
@@ -21,6 +23,7 @@ from planner.plan.graph_cache import GraphKey, graph_key, graph_path, keep_graph
 from planner.plan.plan import PRECISIONS
 from planner.strategy_search.job import Job, named_job
 from tests.distributed.language import CONFIGS
+from tests.refusals import refused
 
 MODEL = "llama-tiny"
 
@@ -183,6 +186,15 @@ def test_where_graphs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(VARIABLE, "none")
     assert graph_folder(Options()) is None
     assert graph_folder(Options(graph_cache=str(tmp_path))) == tmp_path
+
+
+@pytest.mark.parametrize(("option", "folder"), [("graph_cache", graph_folder), ("rule_cache", rule_folder)])
+def test_a_file_is_refused_as_a_folder(tmp_path: Path, option: str, folder: Callable[[Options], Path | None]) -> None:
+    """Nothing would be kept, without a word."""
+    file = tmp_path / "rules.json"
+    file.write_text("{}")
+    with refused(RequestError, f"--{option.replace('_', '-')} {file}", "name a folder"):
+        folder(Options(**{option: str(file)}))  # type: ignore[arg-type]
 
 
 def test_of_the_graph_of_a_plan_file_nothing_is_known(tmp_path: Path) -> None:
