@@ -68,6 +68,7 @@ def export(
         plan export llama70b-64.json --to mindformers -o run --onto finetune.yaml
     """
     with reporting(as_json):
+        from planner.export.launching import folder_files
         from planner.export.targets import OPERATOR_TARGETS
 
         if to in OPERATOR_TARGETS and onto is not None:
@@ -75,11 +76,14 @@ def export(
         if to in OPERATOR_TARGETS:
             _export_operators(plan_file, OPERATOR_TARGETS[to], output, model, as_json)
             return
+        text = None if onto is None else text_of(onto)
         found = _export(plan_file, to, hardware, model, Way(nearest=nearest, most=parse_share("tolerance", tolerance)))
         check_fits(found, str(plan_file))
         content = _content(found)
         with naming(plan_file):
-            files = _files(found, onto)
+            files = folder_files(found.target, found.job)
+        if onto is not None and text is not None:
+            files = {**files, found.target.main: _onto(found, onto, text)}
         write_folder(output, files, MARKER, content)
         names = sorted((*files, MARKER))
         if as_json:
@@ -119,18 +123,13 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, w
         return export_of(plan, to, machine, model.graph, model.batch, way)
 
 
-def _files(found: Export, onto: Path | None) -> dict[str, str]:
-    """The files to write, by name; with an existing file given, the settings in its text."""
+def _onto(found: Export, onto: Path, text: str) -> str:
+    """The `text` of an existing file with the settings of a plan in it."""
     from planner.api.importing import refusing
-    from planner.export.launching import folder_files
     from planner.export.onto import written_onto
     from planner.export.target import Facts
 
     target, job = found.target, found.job
-    files = folder_files(target, job)
-    if onto is None:
-        return files
-    text = text_of(onto)
     beside = None if target.beside is None else onto.parent / target.beside
     facts = Facts(
         layers=sum(job.description.layers),
@@ -142,7 +141,7 @@ def _files(found: Export, onto: Path | None) -> dict[str, str]:
         sequence_length=job.description.sequence_length,
     )
     with refusing(onto, target.name):
-        return {**files, target.main: written_onto(target, text, facts, job)}
+        return written_onto(target, text, facts, job)
 
 
 def _content(found: Export) -> dict[str, Any]:

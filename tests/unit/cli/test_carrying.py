@@ -77,6 +77,12 @@ def test_what_does_not_fit_is_never_written(plan: Any, here: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_a_file_to_write_onto_is_named_alone_if_it_cannot_be_read(plan: Any, imported: str) -> None:
+    """Before anything else is done, and not as an error of the plan."""
+    message = plan.refused("export", imported, "--to", "megatron", "-o", "run", "--onto", "nothing.sh")
+    assert message.startswith("plan: nothing.sh: cannot be read")
+
+
 def test_only_an_export_is_replaced(plan: Any, here: Path, imported: str) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "work.txt").write_text("hours of it")
