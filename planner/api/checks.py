@@ -141,7 +141,8 @@ def word(name: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def record(name: str, value: object, kind: type[Record], default: Record) -> Record:
-    """A record from a record, or from a mapping of the fields that differ from `default`; None means `default`.
+    """A record from a record, or from a mapping of the fields that differ from `default`; None means `default`. Lists
+    are read as tuples, and mappings as tuples of pairs.
 
     Raises RequestError for a field that it lacks, and for a value of another type.
     """
@@ -153,12 +154,20 @@ def record(name: str, value: object, kind: type[Record], default: Record) -> Rec
         raise RequestError(f"{name} is {kind_of(value)}: give a planner.{kind.__name__}, or a dict of its fields")
     hints = typing.get_type_hints(kind)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for key, given in value.items():
+    read = {key: _tuples(given) for key, given in value.items()}
+    for key, given in read.items():
         if key not in fields:
             raise RequestError(unknown_name(f"field of {name}:", str(key)[:80], fields))
         if not _fits(given, fields[key]):
-            raise RequestError(f"{name}[{key!r}] = {given!r:.80}: give {_said(fields[key])}")
-    return dataclasses.replace(default, **value)  # type: ignore[type-var]
+            raise RequestError(f"{name}[{key!r}] = {value[key]!r:.80}: give {_said(fields[key])}")
+    return dataclasses.replace(default, **read)  # type: ignore[type-var]
+
+
+def _tuples(value: object) -> object:
+    """A value with lists as tuples, and mappings as tuples of pairs."""
+    if isinstance(value, Mapping):
+        value = tuple(value.items())
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _fits(value: object, wanted: Any) -> bool:
@@ -187,5 +196,7 @@ def _said(wanted: Any) -> str:
     if origin is typing.Literal:
         return " or ".join(map(repr, inside))
     if origin is tuple:
-        return f"a tuple of {_said(inside[0])}"
+        if len(inside) == 2 and inside[1] is ...:
+            return f"a tuple of {_said(inside[0])}"
+        return f"a tuple ({', '.join(map(_said, inside))})"
     return "None" if wanted is types.NoneType else _WORDS.get(wanted, f"a {wanted.__name__}")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from hardware_profiles import Machine
+from hardware_profiles import Machine, parts_of
 from planner.api.checks import number, record, texts, word
 from planner.errors import RequestError
 from planner.sharding.update import Update
@@ -19,16 +19,16 @@ Shards: TypeAlias = Mapping[str, "str | Sequence[Sequence[int]]"] | Sequence[Sha
 """Strategies given by hand: {"*q_proj*": "b,o"}, or records of `planner.shard`."""
 
 
-def completed(pinned: Pinned, machine: Machine) -> Pinned:
-    """All degrees: data parallelism takes the remaining devices."""
+def completed(pinned: Pinned, machine: Machine, *, owned: bool) -> Pinned:
+    """All degrees: data parallelism takes the remaining devices, and ZeRO is 1 where states are `owned` whole."""
     filled = replace(
         pinned,
         tensor=pinned.tensor or 1,
-        pipeline=pinned.pipeline or 1,
+        pipeline=pinned.pipeline or _fewest_stages(machine),
         context=pinned.context or 1,
         expert=pinned.expert or 1,
         virtual_stages=pinned.virtual_stages or (None if pinned.schedule == "interleaved_1f1b" or pinned.in_a_v else 1),
-        zero=pinned.zero or 0,
+        zero=int(owned) if pinned.zero is None else pinned.zero,
         offload=pinned.offload or NOTHING,
     )
     others = math.prod(degree or 1 for degree in (filled.tensor, filled.pipeline, filled.context))
@@ -41,13 +41,16 @@ def completed(pinned: Pinned, machine: Machine) -> Pinned:
     return replace(filled, data=filled.data or machine.devices // others)
 
 
+def _fewest_stages(machine: Machine) -> int:
+    """The minimum number of pipeline stages: each lies in one group of devices, and all have equally many."""
+    return machine.devices // math.gcd(*(part.devices for part in parts_of(machine)))
+
+
 def pinned_given(pinned: object) -> Pinned:
     if isinstance(pinned, Mapping):
         pinned = dict(pinned)
         if isinstance(pinned.get("offload"), str):
             pinned["offload"] = parse_offload(pinned["offload"])
-        if isinstance(pinned.get("mesh"), list):
-            pinned["mesh"] = tuple(pinned["mesh"])
     return record("pinned", pinned, Pinned, FREE)
 
 

@@ -36,7 +36,7 @@ from planner.limits import default_memory, limited
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.repricing import repriced
 from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
-from planner.sharding.update import DEFAULT, Update
+from planner.sharding.update import DEFAULT, SLICES, Update
 from planner.strategy_search.job import (
     machine_from,
     with_memory_margin,
@@ -298,8 +298,8 @@ def estimate(
         hardware: as for `search`; that of the plan where a plan is given and nothing said.
         devices, cluster, software: as for `search`. For a plan, another number of devices changes the size of its data
             axis.
-        pinned: degrees. Those that are not given are 1, data parallelism takes the devices that are left, ZeRO is 0;
-            micro-batches, recomputation and sequence parallelism are searched.
+        pinned: degrees. Those that are not given are 1, data parallelism takes the devices that are left, ZeRO is 0 (1
+            with an update's zero_by); micro-batches, recomputation and sequence parallelism are searched.
         options: others of `search`, for a model.
 
     Raises what `search` raises, and PlanFileError for a file that is none.
@@ -310,8 +310,15 @@ def estimate(
             raise RequestError(f"{given}: the plan decides that; give only hardware, devices, cluster and software")
         return _moved(loaded(model), hardware, devices, cluster, software)
     machine = machine_given(hardware or HARDWARE, cluster=cluster, software=software, devices=devices)
+    if options.get("objective") == "cost":
+        raise RequestError("objective = cost compares configurations, estimate prices one; leave it out, or use search")
+    if options.get("engine") is not None:
+        raise RequestError(
+            f"engine = {options['engine']} searches a plan, estimate prices one; use search, or give software"
+        )
     options.setdefault("simplicity", 0.0)
-    return search(model, machine, pinned=completed(pinned_given(pinned), machine), **options).plan
+    owned = record("update", options.get("update"), Update, DEFAULT).zero_by != SLICES
+    return search(model, machine, pinned=completed(pinned_given(pinned), machine, owned=owned), **options).plan
 
 
 def _moved(

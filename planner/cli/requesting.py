@@ -103,6 +103,8 @@ def _check_contradictions(options: Options) -> None:
     )
     if options.alltoall_on is not None and options.alltoall is not None:
         raise RequestError("--alltoall-on and --[no-]alltoall both say where the all-to-all is; give one of them")
+    if options.write_all and not options.pareto and (options.top or 1) == 1:
+        raise RequestError("--write-all writes the plans of a list; give --top N or --pareto, too, or leave it out")
     for one, other, what in pairs:
         if other is not None and getattr(options, one) and getattr(options, other) not in (None, False):
             raise RequestError(f"{flag(one)} and {flag(other)} {what}; give one of them")

@@ -254,6 +254,28 @@ def local_fault(update: Update, parameters: Collection[str]) -> Fault | None:
     return None
 
 
+def composed_fault(update: Update, parameters: Collection[str]) -> Fault | None:
+    """What of a list of buckets means none of the parameters of a model: a pattern that matches none, or a position
+    behind the last; None where all of it means some."""
+    for pattern, number in bucket_numbers(update.buckets):
+        if not any(matches(name, pattern) for name in parameters):
+            return Fault(
+                option="buckets",
+                value=f"{pattern}={number}",
+                reason="matches no parameter of the model",
+                hint=did_you_mean(pattern, parameters, "plan show lists those of a plan"),
+            )
+    splits = split_positions(update.buckets)
+    if splits and splits[-1] >= len(parameters):
+        return Fault(
+            option="buckets",
+            value=f"{splits[-1]}",
+            reason=f"is behind the last of {len(parameters)} parameters, which count from 0",
+            hint="leave that position out",
+        )
+    return None
+
+
 def _buckets_fault(buckets: Buckets) -> str | None:
     if isinstance(buckets, str):
         known = (NO_BUCKETS, AUTO_BUCKETS)

@@ -162,6 +162,19 @@ def test_plans_are_priced_compared_and_exported(result: planner.SearchResult, tr
         planner.estimate(result.plan, pinned={"tensor": 2})
 
 
+@pytest.mark.slow
+def test_an_estimate_fills_in_what_the_command_does(traced: planner.TracedModel) -> None:
+    update = {"zero_by": "parameters", "buckets": {"*mlp*": 1}}
+    owned = planner.estimate(traced, "cpu", devices=2, update=update).training.update
+    assert (owned.zero_by, owned.buckets) == ("parameters", (("*mlp*", 1),))
+    assert planner.estimate(traced, "h100-80gb:1,a100-80gb:1").pipeline == 2
+    for asked, facts in (({"objective": "cost"}, ("objective", "cost")), ({"engine": "megatron"}, ("engine",))):
+        with refused(RequestError, *facts, "estimate prices one", "use search"):
+            planner.estimate(traced, "cpu", devices=2, **asked)
+    with refused(RequestError, "local_parameters", 3, "a tuple of text"):
+        planner.search(traced, "cpu", devices=2, update={"local_parameters": [3]})
+
+
 def test_progress_is_told_and_a_search_can_be_cancelled(traced: planner.TracedModel) -> None:
     heard: list[Progress] = []
     found = planner.search(

@@ -93,6 +93,11 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
             "offload: what repeated blocks save is offloaded, and this model has no blocks of which each is like the"
             " one before; leave saved out of --offload"
         )
+    if "device" not in request.offload.activations and not template.blocks.count:
+        raise RequestError(
+            "offload: inputs of recomputed blocks are offloaded, and this model has no blocks of which each is like the"
+            " one before; leave activations out of --offload"
+        )
     if request.pinned.recompute not in (None, "none") and not template.blocks.count:
         raise RequestError(
             f"recompute = {request.pinned.recompute}: repeated blocks are recomputed, and this model has no blocks of"

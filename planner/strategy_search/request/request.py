@@ -18,7 +18,7 @@ from planner.sharding.layout import Layout
 from planner.sharding.mesh import NODE
 from planner.sharding.mesh import Alltoall as Decided
 from planner.sharding.per_replica import prepared_batch
-from planner.sharding.update import DEFAULT, NO_BUCKETS, Update, local_fault, update_fault
+from planner.sharding.update import DEFAULT, NO_BUCKETS, Update, composed_fault, local_fault, update_fault
 from planner.strategy_search.request.default_strategy import default_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.space import FREE, Pinned
@@ -172,7 +172,8 @@ class SearchRequest:
         _check_offload(self)
         _check_forward_only(self)
         self._check_places()
-        refuse(local_fault(self.update, self.graph.parameter_names), RequestError)
+        for fault_of in (local_fault, composed_fault):
+            refuse(fault_of(self.update, self.graph.parameter_names), RequestError)
         self._check_alltoall()
         self._check_owners()
         for name in ("batch", "global_batch", "top"):
@@ -378,7 +379,10 @@ def _training_only(update: Update) -> str | None:
     """A chosen setting of an update that has no meaning for a forward pass; None if there is none."""
     if update.buckets not in (DEFAULT.buckets, NO_BUCKETS):
         return "buckets"
-    names = ("clip_norm", "gradients", "gradient_dtype", "master_weights", "moment_dtype", "zero_by")
+    names = (
+        *("clip_norm", "gradients", "gradient_dtype", "master_weights", "moment_dtype", "zero_by"),
+        "local_parameters",
+    )
     return next((name for name in names if getattr(update, name) != getattr(DEFAULT, name)), None)
 
 

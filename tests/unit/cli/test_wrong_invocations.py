@@ -129,6 +129,9 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
         f"{TINY} --local-parameters *embed_tokns*",
         ("local_parameters", "*embed_tokns*", "model.embed_tokens.weight"),
     ),
+    (f"{TINY} --buckets *atn*=0,*mlp*=1", ("buckets", "*atn*=0", "parameter")),
+    (f"{TINY} --buckets 20,500", ("buckets", 500, 39, 0)),
+    ("--model dlrm-tiny --hardware cpu --devices 2 --offload activations", ("--offload", "activations", "blocks")),
     # numbers
     (f"{TINY} --set num_layers=-3", ("--set num_layers=-3", "llama-tiny", 1)),
     (f"{TINY} --top 0", ("--top 0", 1, "1,000")),
@@ -172,6 +175,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --micro-batch 1 --micro-batches 2", ("--micro-batch", "--micro-batches")),
     (f"{TINY} --mesh 2 --data 2", ("--mesh", "--data")),
     (f"{TINY} --pareto --top 3", ("--pareto", "--top")),
+    (f"{TINY} --write-all", ("--write-all", "--top N", "--pareto")),
     (f"{TINY} --context 2 --seq-len 127", (2, 127, 126, 128, "context = 1")),
     (f"{TINY} --expert 2", ("expert = 2", 1)),
     (f"{TINY} --search exhaustive", ("--search exhaustive", "choice_limit=5000000")),

@@ -78,6 +78,7 @@ def test_what_only_training_has_is_refused() -> None:
     with refused(RequestError, "offload", "saved"):
         request_of("llama-2", CPU4, 8, pinned=replace(FORWARD, offload=Offload(saved=("host",))))
     chosen = {"clip_norm": 1.0, "gradients": "sum", "gradient_dtype": "fp32", "master_weights": False, "buckets": 2**20}
+    chosen["local_parameters"] = ("*norm*",)
     for name, value in chosen.items():
         with refused(RequestError, "forward only", name, "leave it out"):
             request_of("llama-2", CPU4, 8, pinned=FORWARD, update=Update(**{name: value}))
