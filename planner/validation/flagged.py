@@ -25,6 +25,7 @@ from dataclasses import replace
 from hardware_profiles import PYTORCH, Hidden, Software, load_software
 from planner.validation.nanotron import NANOTRON
 from planner.validation.states import PURE
+from planner.validation.traits import HUGGING_FACE, MEGATRON_WORDS
 from planner.validation.words import mentions, said_of, says
 
 OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
@@ -74,17 +75,9 @@ never holds all logits; the latter is assumed if no kernel is named."""
 _FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
 _FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
 _FUSED_SOFTMAX = r"fused[- ]softmax"
-HUGGING_FACE = (
-    r"(?<!from )(?<!tokenizer of )(?<!weights of )(?<!checkpoint of )(?<!dataset of )"
-    r"(?:hugging[- ]?face|\btransformers\b|\baccelerate\b)(?!['s]*\W?(?:data|checkpoint|weight|format|config))"
-)
-"""Words for modules of Hugging Face; its files and vocabularies also occur in many runs of other modules."""
-
 
 _EAGER = ("fsdp", "deepspeed-zero3")
 _EAGER_WORD = r"\beager\b"
-MEGATRON_WORDS = r"megatron|transformer engine|\bte\b|\bapex\b"
-"""Words for kernels that are used even if everything else is eager."""
 
 _AUTOCAST = r"\bautocast\b"
 _MIXED_BY_FSDP = (

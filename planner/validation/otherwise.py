@@ -16,9 +16,9 @@ run's own, because other notes compare with other runs. A denied word ("no LoRA"
 
 import re
 
-from planner.validation.flagged import HUGGING_FACE
 from planner.validation.rows import Row
 from planner.validation.states import FLAGS, run_with
+from planner.validation.traits import HUGGING_FACE
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.words import mentions, says
 

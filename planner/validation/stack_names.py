@@ -25,10 +25,9 @@ import re
 from dataclasses import dataclass
 
 from planner.validation.experts import fuses_experts
-from planner.validation.flagged import HUGGING_FACE, MEGATRON_WORDS
 from planner.validation.recipes import BRIDGE
 from planner.validation.rows import Row
-from planner.validation.traits import OWN_VOCABULARY, runs_on_jax
+from planner.validation.traits import HUGGING_FACE, MEGATRON_WORDS, OWN_VOCABULARY, runs_on_jax
 from planner.validation.words import mentions
 
 _NEMO = rf"nemo|{BRIDGE}"

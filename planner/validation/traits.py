@@ -1,12 +1,11 @@
-"""A trait that a row's words give a training stack, the texts in which words are searched, and groups of stacks and
-devices."""
+"""A trait that a row's words give a training stack, the texts in which words are searched, words for frameworks, and
+groups of stacks and devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import Software
-from planner.validation.flagged import HUGGING_FACE
 from planner.validation.rows import Row
 from planner.validation.words import mentions, says
 
@@ -16,6 +15,15 @@ in fp8, they also keep two fp8 copies of each, as it is and transposed (transfor
 
 OWN_VOCABULARY = ("fsdp", "fsdp-compiled", "deepspeed-zero3", "llm-foundry")
 """Stacks whose models use the given vocabulary; engines derived from Megatron-LM pad it."""
+
+HUGGING_FACE = (
+    r"(?<!from )(?<!tokenizer of )(?<!weights of )(?<!checkpoint of )(?<!dataset of )"
+    r"(?:hugging[- ]?face|\btransformers\b|\baccelerate\b)(?!['s]*\W?(?:data|checkpoint|weight|format|config))"
+)
+"""Words for modules of Hugging Face; its files and vocabularies also occur in many runs of other modules."""
+
+MEGATRON_WORDS = r"megatron|transformer engine|\bte\b|\bapex\b"
+"""Words for kernels that are used even if everything else is eager."""
 
 AMPERE = ("a100", "a800")
 HOPPER = ("h100", "h200", "h800", "h20", "gh200")
