@@ -14,7 +14,8 @@ from planner.validation.evaluate import evaluate_chunk
 from planner.validation.recipes import spared_by_recipe, virtual_stages_by_recipe
 from planner.validation.row_files import read_rows
 from planner.validation.rows import Row
-from planner.validation.spared import Spared, fewest_recomputed, spared_plan
+from planner.validation.spared import Spared
+from planner.validation.spared_plans import fewest_recomputed, spared_plan
 from planner.validation.summary import summarise
 from tests.unit.validation.runs import row, write
 
