@@ -2,9 +2,9 @@
 
 from planner.validation.evaluate import evaluate_rows
 from planner.validation.evaluated import Evaluated
+from planner.validation.reading.row_files import read_rows, sampled
+from planner.validation.reading.rows import Row
 from planner.validation.record import run_errors
-from planner.validation.row_files import read_rows, sampled
-from planner.validation.rows import Row
 from planner.validation.summary import Summary, summarise
 
 __all__ = ["Evaluated", "Row", "Summary", "evaluate_rows", "read_rows", "run_errors", "sampled", "summarise"]

@@ -9,8 +9,8 @@ Its stages hold the same number of items unless it is told to balance parameters
 last norm and head are one item each. The setting of these runs is unknown, and they are not priced so.
 """
 
-from planner.validation.rows import Row
-from planner.validation.words import mentions
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 
 
 def is_aleph_alpha(row: Row) -> bool:

@@ -14,16 +14,16 @@ from planner.validation.contradictions import refuse_contradictions
 from planner.validation.decoder import model_of
 from planner.validation.otherwise import refuse_otherwise
 from planner.validation.parallelism import pinned_of
+from planner.validation.reading.row_files import readings_of, unread_of
+from planner.validation.reading.row_limits import check_sizes
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 from planner.validation.recomputation import spared_of
 from planner.validation.row_adapters import adapters_of_row
-from planner.validation.row_files import readings_of, unread_of
-from planner.validation.row_limits import check_sizes
-from planner.validation.rows import Row
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
 from planner.validation.states import USUAL, States, states_of
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ iter_time_s         less than the model's FLOP take at the peak of all devices
 import re
 
 from hardware_profiles import Bytes
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
 
 TOKENS = 2**28
 """Tokens of a step that no published run reaches (DeepSeek-V3 has 2^26)."""

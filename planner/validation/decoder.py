@@ -5,10 +5,10 @@ from planner.models.dimensions import Dimensions, ExpertDimensions, Family
 from planner.strategy_search.job import PRECISION
 from planner.validation.expert_dimensions import experts_of, latent_like, parameters_of_its_kind, with_unsaid
 from planner.validation.nanotron import is_nanotron, nanotron_vocabulary
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 from planner.validation.stack_names import pads_vocabulary
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple of this, so that they can be sharded."""

@@ -24,7 +24,6 @@ from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
 from planner.validation.allocation import as_allocated
-from planner.validation.cells import PeakKind
 from planner.validation.configuration import Run, run_of
 from planner.validation.contradictions import refuse_peak, refuse_rate
 from planner.validation.evaluated import Evaluated
@@ -38,7 +37,8 @@ from planner.validation.peak import (
     peak_of,
 )
 from planner.validation.priced_run import priced_run, traced
-from planner.validation.rows import Row
+from planner.validation.reading.cells import PeakKind
+from planner.validation.reading.rows import Row
 from planner.validation.software import machine_of_run
 from planner.validation.unpriced import NAME, not_priced, words
 

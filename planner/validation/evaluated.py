@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from planner.validation.cells import PeakKind
-from planner.validation.rows import Row
+from planner.validation.reading.cells import PeakKind
+from planner.validation.reading.rows import Row
 
 INFERRED = "recomputation inferred"
 """Start of the note that says what a run must have recomputed, because it does not fit otherwise."""

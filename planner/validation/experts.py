@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from hardware_profiles import Dispatcher, Graphs, Software
 from planner.validation.attention_masks import has_sinks
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions, mentions_of, says
 from planner.validation.recipes import recipe_of, release_of
-from planner.validation.rows import Row
 from planner.validation.traits import TRANSFORMER_ENGINE, Trait, flags_of, uses_torchtitan
 from planner.validation.versions import SORTED_ROWS
-from planner.validation.words import mentions, mentions_of, says
 
 _FUSED_RECIPES = "26.06"
 """Container from which recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""

@@ -11,8 +11,8 @@ from fractions import Fraction
 from itertools import accumulate
 
 from planner.models.dimensions import Dimensions
-from planner.validation.rows import Row
-from planner.validation.words import mentions
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 
 NANOTRON = r"\bnanotron\b"
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster, TopologyError, load_profile, with_network
 from planner.errors import RequestError
-from planner.validation.rows import Row
-from planner.validation.words import mentions
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 
 NVL72 = ("gb200", "gb300")
 """Profiles whose devices are joined by NVLink across nodes."""

@@ -16,11 +16,11 @@ run's own, because other notes compare with other runs. A denied word ("no LoRA"
 
 import re
 
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions, says
 from planner.validation.states import FLAGS, run_with
 from planner.validation.traits import HUGGING_FACE
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions, says
 
 _OTHER_OPTIMIZERS = r"adafactor|shampoo|sophia|lion|adagrad|galore|apollo|adam[-_]mini|prodigy"
 _NOT_PRICED = "its optimizer is none of AdamW, SGD, LAMB and Muon with states in fp32 or bf16, which are priced"

@@ -7,12 +7,12 @@ from planner.models.dimensions import Dimensions
 from planner.plan.layout.kept import Kept
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
 from planner.validation.losses import gathers_logits
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 from planner.validation.recipes import virtual_stages_by_recipe
 from planner.validation.recomputation import repeated, running
-from planner.validation.rows import Row
 from planner.validation.spared import Spared
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
 from planner.validation.zero_stages import zero_stage_of
 
 _BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"

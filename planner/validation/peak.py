@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from costmodels import reserved_memory
 from hardware_profiles import Bytes, Device, Software
 from planner.plan.plan import Prediction
-from planner.validation.cells import PEAK_KINDS, PeakKind
-from planner.validation.rows import Row
-from planner.validation.words import mentions
+from planner.validation.reading.cells import PEAK_KINDS, PeakKind
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 
 KIND_WORDS: Mapping[PeakKind | None, str] = {
     "allocated": "peak as allocated by tensors",

@@ -16,7 +16,7 @@ from planner.strategy_search.request.space import Pinned
 from planner.validation.configuration import Job, Run
 from planner.validation.evaluated import INFERRED
 from planner.validation.peak import Peaks, least_needed
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 from planner.validation.spared_plans import fewest_recomputed, spared_plan
 
 _NARROW = ("deepspeed-zero3", "internevo")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hardware_profiles import Dispatcher, Graphs
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 from planner.validation.spared import Spared
 
 BRIDGE = r"megatron[-_ ]bridge"

@@ -16,9 +16,9 @@ they may compare with another run.
 
 import re
 
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
 
 _IS = r"\s*[=: ]\s*(\d{1,7})\b"
 _INSTANCES = r"num[-_]distributed[-_]optimizer[-_]instances" + _IS

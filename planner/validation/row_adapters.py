@@ -9,10 +9,10 @@ others              rank 16 beside every linear layer of the blocks, which is no
 import re
 
 from planner.models.adapters import Adapters
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions
 from planner.validation.states import FLAGS
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions
 
 _IN_FLAGS, _IN_NOTES = r"lora", r"(?<![/\w])q?lora\b"
 _QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")

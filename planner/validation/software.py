@@ -31,7 +31,7 @@ from planner.validation.fused_kernels import with_complex_rotations, with_gates_
 from planner.validation.gradients import with_buckets_of_nemo_1, with_gradients, with_sums
 from planner.validation.losses import with_chunked_loss, with_loss, with_loss_of_megatron, with_loss_of_pytorch
 from planner.validation.network import machine_as_stated
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 from planner.validation.stack_names import stack_of
 from planner.validation.traits import Trait, flags_of
 from planner.validation.versions import of_its_time

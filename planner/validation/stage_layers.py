@@ -19,9 +19,9 @@ import re
 
 from planner.errors import RequestError
 from planner.models.dimensions import Dimensions
-from planner.validation.cells import layer_counts
 from planner.validation.nanotron import is_nanotron, nanotron_stages
-from planner.validation.rows import Row
+from planner.validation.reading.cells import layer_counts
+from planner.validation.reading.rows import Row
 from planner.validation.unsupported import UnsupportedError
 
 _DEALT_OUT = "2025-08"

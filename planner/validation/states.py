@@ -17,9 +17,9 @@ bf16_optimizer.py). `planner.validation.otherwise` refuses optimizers that are n
 import re
 from dataclasses import dataclass
 
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions, says
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions, says
 
 FLAGS = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
 """Columns that say how a row was run."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import Software
-from planner.validation.rows import Row
-from planner.validation.words import mentions, says
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions, says
 
 TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606", "llm-foundry")
 """Stacks whose products in fp8 are those of Transformer Engine: they keep operands in fp8. Where weights are not stored

@@ -15,7 +15,7 @@ properties of a run. It is no term of plans: runs of this runtime were measured 
 
 from costmodels.units import Seconds
 from hardware_profiles import is_known
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 
 SHARE = 0.04
 """u (see the top of this file), fitted to runs of sources that no other number is fitted to (26 November 2026)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import Software
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 from planner.validation.traits import uses_torchtitan
 
 SORTED_ROWS = "2025"

@@ -1,10 +1,10 @@
 """The ZeRO stage of a row, and the replicas of the groups that shard states (HSDP)."""
 
+from planner.validation.reading.rows import Row
+from planner.validation.reading.words import mentions, says
 from planner.validation.replicas import hybrid_stage, replicas_of
-from planner.validation.rows import Row
 from planner.validation.traits import uses_maxtext
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions, says
 
 _STATES_ALONE = r"shard[-_]optimizer[-_]over[-_]data\s*[=: ]\s*true"
 """MaxText shards weights, gradients and states alike over its axis `fsdp`, to which ici_fsdp_parallelism = -1 of

@@ -40,7 +40,7 @@ from planner.validation import read_rows, sampled
 from planner.validation.configuration import run_of
 from planner.validation.evaluate import chunks_of, evaluate_chunk, machine_of
 from planner.validation.evaluated import Evaluated
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 from planner.validation.summary import kendall_tau
 
 HERE = Path(__file__).resolve().parent

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.plan.compare.measured import Clock, RunComparison, Term
     from planner.plan.compare.training_log import LoggedRun
     from planner.plan.plan import Plan
-    from planner.validation.cells import PeakKind
+    from planner.validation.reading.cells import PeakKind
 
 SCHEMA_VERSION = 1  # of the object that `plan compare PLAN --json` prints
 

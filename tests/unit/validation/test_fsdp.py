@@ -8,7 +8,7 @@ import pytest
 
 from hardware_profiles import load_software
 from planner.validation.evaluate import evaluate_rows
-from planner.validation.row_files import read_rows
+from planner.validation.reading.row_files import read_rows
 from tests.benchmarks.bench_sources import RUNS as PUBLISHED
 from tests.benchmarks.bench_unseen import RUNS as UNSEEN
 from tests.unit.validation.runs import row, write

@@ -6,9 +6,9 @@ import pytest
 
 from hardware_profiles import PYTORCH, load_profile
 from planner.plan.plan import Prediction, StagePrediction
-from planner.validation.cells import PeakKind
 from planner.validation.peak import Peaks, is_of_last_rank, kind_of_peak, least_needed, peak_ends, peak_of
-from planner.validation.rows import Row
+from planner.validation.reading.cells import PeakKind
+from planner.validation.reading.rows import Row
 
 DEVICE = load_profile("a100-80gb").device
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from planner.validation.evaluated import Evaluated
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 from planner.validation.summary import errors_of, kendall_tau, summarise
 
 

@@ -1,6 +1,6 @@
 """Whether a text says a word, denies it, or says nothing of it."""
 
-from planner.validation.words import mentions_of, says
+from planner.validation.reading.words import mentions_of, says
 
 _LIGER, _GRAPHS = r"(?<![a-z])liger(?![a-z])", r"cuda[-_ ]graphs?"
 _DENIED = (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from planner.plan.schedule_checks import PASSES
-from planner.validation.rows import Row
+from planner.validation.reading.rows import Row
 from planner.validation.unsupported import UnsupportedError
 
 LARGEST: Mapping[str, int] = {

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hardware_profiles.foreign import ForeignTextError, parse_csv_leniently, read_text
 from planner.errors import RequestError, unknown_name
-from planner.validation import cells
-from planner.validation.rows import Row
+from planner.validation.reading import cells
+from planner.validation.reading.rows import Row
 
 REQUIRED = (
     "id",

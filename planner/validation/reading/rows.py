@@ -8,7 +8,7 @@
     measured   iter_time_s or tokens_per_s_per_device, peak_mem_GB with peak_mem_kind
 
 A missing column is the same as an empty one, unless it is required. Other columns are ignored.
-`planner.validation.cells` lists what cells may say, `planner.validation.row_files` reads a file of rows.
+`planner.validation.reading.cells` lists what cells may say, `planner.validation.reading.row_files` reads a file of rows.
 """
 
 import re
@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from hardware_profiles import software_names
 from planner.errors import RequestError, unknown_name
-from planner.validation import cells
-from planner.validation.cells import PEAK_KINDS, PeakKind
+from planner.validation.reading import cells
+from planner.validation.reading.cells import PEAK_KINDS, PeakKind
+from planner.validation.reading.words import mentions, says
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.words import mentions, says
 
 _Value = TypeVar("_Value")
 _GIGABYTE = 1e9  # bytes of a column named _GB
