@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from hardware_profiles import AttentionKernels, Software, load_software
 from planner.errors import RequestError
+from planner.validation.frameworks.recipes import release_of
+from planner.validation.frameworks.traits import flags_of
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
-from planner.validation.recipes import release_of
-from planner.validation.traits import flags_of
 
 MISTRAL_WINDOW = 4096
 """Keys that Mistral 7B attends to (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""

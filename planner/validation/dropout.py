@@ -4,9 +4,9 @@ pass of attention that adds up in a fixed order."""
 from dataclasses import replace
 
 from hardware_profiles import AttentionKernels, Software
+from planner.validation.frameworks.traits import AMPERE, BLACKWELL, HOPPER, TRANSFORMER_ENGINE
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
-from planner.validation.traits import AMPERE, BLACKWELL, HOPPER, TRANSFORMER_ENGINE
 
 _DETERMINISTIC = r"deterministic[-_]mode|nvte[-_]allow[-_]nondeterministic[-_]algo\s*[=: ]\s*0\b"
 _SHARE = r"\s*[=: ]\s*0?\.\d*[1-9]"

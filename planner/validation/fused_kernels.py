@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from hardware_profiles import Software
 from planner.validation.flagged import liger_kernels
+from planner.validation.frameworks.traits import Trait, sharding_flags, told_of
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
-from planner.validation.traits import Trait, sharding_flags, told_of
 
 _KEPT_GATES = Trait(
     # gates of Megatron in one kernel; without it operators of PyTorch keep each what it reads

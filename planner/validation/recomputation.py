@@ -19,8 +19,8 @@ from hardware_profiles import load_profile
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.plan.layout.parts import PARTS
 from planner.strategy_search.request.space import Running
+from planner.validation.frameworks.recipes import spared_by_recipe
 from planner.validation.reading.rows import Row
-from planner.validation.recipes import spared_by_recipe
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.unsupported import UnsupportedError
 

@@ -27,14 +27,14 @@ from planner.validation.dropout import in_one_order, with_dropout
 from planner.validation.experts import with_experts, with_graphs
 from planner.validation.flagged import with_kernels, with_overlaps
 from planner.validation.fp8_products import with_narrow_gathers, with_products
+from planner.validation.frameworks.traits import Trait, flags_of
+from planner.validation.frameworks.versions import of_its_time
 from planner.validation.fused_kernels import with_complex_rotations, with_gates_of_liger, with_kept_gates
 from planner.validation.gradients import with_buckets_of_nemo_1, with_gradients, with_sums
 from planner.validation.losses import with_chunked_loss, with_loss, with_loss_of_megatron, with_loss_of_pytorch
 from planner.validation.network import machine_as_stated
 from planner.validation.reading.rows import Row
 from planner.validation.stack_names import stack_of
-from planner.validation.traits import Trait, flags_of
-from planner.validation.versions import of_its_time
 
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:

@@ -25,10 +25,10 @@ import re
 from dataclasses import dataclass
 
 from planner.validation.experts import fuses_experts
+from planner.validation.frameworks.recipes import BRIDGE
+from planner.validation.frameworks.traits import HUGGING_FACE, MEGATRON_WORDS, OWN_VOCABULARY, runs_on_jax
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
-from planner.validation.recipes import BRIDGE
-from planner.validation.traits import HUGGING_FACE, MEGATRON_WORDS, OWN_VOCABULARY, runs_on_jax
 
 _NEMO = rf"nemo|{BRIDGE}"
 

@@ -19,7 +19,7 @@ import re
 
 from planner.errors import RequestError
 from planner.models.dimensions import Dimensions
-from planner.validation.nanotron import is_nanotron, nanotron_stages
+from planner.validation.frameworks.nanotron import is_nanotron, nanotron_stages
 from planner.validation.reading.cells import layer_counts
 from planner.validation.reading.rows import Row
 from planner.validation.unsupported import UnsupportedError

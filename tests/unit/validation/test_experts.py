@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.recipes import release_of
+from planner.validation.frameworks.recipes import release_of
 from tests.unit.validation.runs import BRIDGE, EXPERTS, machine, one
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import Software, software_names
-from planner.validation.versions import VERSIONS, Version
+from planner.validation.frameworks.versions import VERSIONS, Version
 from tests.unit.validation.runs import machine, one
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import Software
+from planner.validation.frameworks.traits import uses_torchtitan
 from planner.validation.reading.rows import Row
-from planner.validation.traits import uses_torchtitan
 
 SORTED_ROWS = "2025"
 """Date from which MindSpeed-LLM sorts rows of tokens with a kernel for whole rows. Before, it had the dispatcher of
