@@ -21,8 +21,8 @@ from planner.validation.reading.words import mentions
 from planner.validation.recomputation import spared_of
 from planner.validation.row_adapters import adapters_of_row
 from planner.validation.spared import NOTHING_SPARED, Spared
+from planner.validation.stack.states import USUAL, States, states_of
 from planner.validation.stage_layers import stage_layers
-from planner.validation.states import USUAL, States, states_of
 from planner.validation.unsupported import UnsupportedError
 
 

@@ -7,7 +7,7 @@ from planner.validation.expert_dimensions import experts_of, latent_like, parame
 from planner.validation.frameworks.nanotron import is_nanotron, nanotron_vocabulary
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
-from planner.validation.stack_names import pads_vocabulary
+from planner.validation.stack.stack_names import pads_vocabulary
 from planner.validation.unsupported import UnsupportedError
 
 VOCABULARY_MULTIPLE = 128

@@ -23,7 +23,6 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
-from planner.validation.allocation import as_allocated
 from planner.validation.configuration import Run, run_of
 from planner.validation.contradictions import refuse_peak, refuse_rate
 from planner.validation.evaluated import Evaluated
@@ -39,7 +38,8 @@ from planner.validation.peak import (
 from planner.validation.priced_run import priced_run, traced
 from planner.validation.reading.cells import PeakKind
 from planner.validation.reading.rows import Row
-from planner.validation.software import machine_of_run
+from planner.validation.stack.allocation import as_allocated
+from planner.validation.stack.software import machine_of_run
 from planner.validation.unpriced import NAME, not_priced, words
 
 CHUNK = 60

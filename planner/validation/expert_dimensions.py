@@ -6,9 +6,9 @@ from typing import Any
 
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import Dimensions, ExpertDimensions
-from planner.validation.experts import CAPACITY
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
+from planner.validation.stack.experts import CAPACITY
 from planner.validation.unsupported import UnsupportedError
 
 _LAYERS = r"\[[\d\s,]*\](?:\s*\*\s*\d+)?"

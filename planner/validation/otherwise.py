@@ -19,7 +19,7 @@ import re
 from planner.validation.frameworks.traits import HUGGING_FACE
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
-from planner.validation.states import FLAGS, run_with
+from planner.validation.stack.states import FLAGS, run_with
 from planner.validation.unsupported import UnsupportedError
 
 _OTHER_OPTIMIZERS = r"adafactor|shampoo|sophia|lion|adagrad|galore|apollo|adam[-_]mini|prodigy"

@@ -7,11 +7,11 @@ from planner.models.dimensions import Dimensions
 from planner.plan.layout.kept import Kept
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
 from planner.validation.frameworks.recipes import virtual_stages_by_recipe
-from planner.validation.losses import gathers_logits
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
 from planner.validation.recomputation import repeated, running
 from planner.validation.spared import Spared
+from planner.validation.stack.losses import gathers_logits
 from planner.validation.unsupported import UnsupportedError
 from planner.validation.zero_stages import zero_stage_of
 

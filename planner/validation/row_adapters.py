@@ -11,7 +11,7 @@ import re
 from planner.models.adapters import Adapters
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
-from planner.validation.states import FLAGS
+from planner.validation.stack.states import FLAGS
 from planner.validation.unsupported import UnsupportedError
 
 _IN_FLAGS, _IN_NOTES = r"lora", r"(?<![/\w])q?lora\b"

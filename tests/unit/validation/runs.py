@@ -9,7 +9,7 @@ from pathlib import Path
 from hardware_profiles import Cluster
 from planner.validation import read_rows
 from planner.validation.reading.rows import Row
-from planner.validation.software import machine_of_run
+from planner.validation.stack.software import machine_of_run
 
 GPT = {
     "id": "gpt",

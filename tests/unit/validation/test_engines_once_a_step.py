@@ -19,9 +19,9 @@ from planner.sharding.stored import COPIES, StoredParameter
 from planner.sharding.update import DEFAULT, PARAMETERS, SERVERS, SLICES
 from planner.strategy_search.request.space import Pinned
 from planner.validation.evaluate import evaluate_rows
-from planner.validation.flagged import with_kernels
 from planner.validation.priced_run import gradient_dtype, shared_out_by
 from planner.validation.reading.row_files import read_rows
+from planner.validation.stack.flagged import with_kernels
 from planner.validation.unpriced import NAME
 from tests.benchmarks.bench_unseen import RUNS
 

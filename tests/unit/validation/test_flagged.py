@@ -3,7 +3,7 @@
 import pytest
 
 from hardware_profiles import load_software
-from planner.validation.flagged import narrow_gradients, stores_fp8, with_kernels, with_overlaps
+from planner.validation.stack.flagged import narrow_gradients, stores_fp8, with_kernels, with_overlaps
 
 
 @pytest.mark.parametrize(

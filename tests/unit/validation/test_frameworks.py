@@ -8,9 +8,9 @@ from hardware_profiles import load_profile, load_software
 from planner.validation.configuration import Run, run_of
 from planner.validation.decoder import model_of
 from planner.validation.evaluate import evaluate_rows
-from planner.validation.network import stated_bandwidth
 from planner.validation.spared import Spared
-from planner.validation.states import states_of
+from planner.validation.stack.network import stated_bandwidth
+from planner.validation.stack.states import states_of
 from tests.unit.validation.runs import machine, one
 
 EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": "", "recompute": "none"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.losses import gathers_logits
+from planner.validation.stack.losses import gathers_logits
 from tests.unit.validation.runs import machine, one
 
 

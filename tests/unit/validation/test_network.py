@@ -6,7 +6,7 @@ import pytest
 
 from hardware_profiles import TopologyError, load_profile
 from planner.errors import RequestError
-from planner.validation.network import network_of, stated_bandwidth
+from planner.validation.stack.network import network_of, stated_bandwidth
 from tests.unit.validation.runs import machine, one
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from hardware_profiles import Software
 from planner.fp8_recipes import MXFP8, ROWWISE
-from planner.validation.flagged import gathers_float8, stores_fp8
 from planner.validation.frameworks.recipes import of_bridge
 from planner.validation.frameworks.traits import TRANSFORMER_ENGINE, flags_of
-from planner.validation.gradients import NARROW_RECIPES, share_of_blocks
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
+from planner.validation.stack.flagged import gathers_float8, stores_fp8
+from planner.validation.stack.gradients import NARROW_RECIPES, share_of_blocks
 
 
 def products_of(row: Row) -> str:

@@ -1,13 +1,13 @@
 """Kernels that compute several elementwise operators at once, as flags name or deny them: gates, rotations of heads.
-Norms and modules of Hugging Face are in `planner.validation.flagged`."""
+Norms and modules of Hugging Face are in `planner.validation.stack.flagged`."""
 
 from dataclasses import replace
 
 from hardware_profiles import Software
-from planner.validation.flagged import liger_kernels
 from planner.validation.frameworks.traits import Trait, sharding_flags, told_of
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
+from planner.validation.stack.flagged import liger_kernels
 
 _KEPT_GATES = Trait(
     # gates of Megatron in one kernel; without it operators of PyTorch keep each what it reads

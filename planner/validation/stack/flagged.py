@@ -26,7 +26,7 @@ from hardware_profiles import PYTORCH, Hidden, Software, load_software
 from planner.validation.frameworks.nanotron import NANOTRON
 from planner.validation.frameworks.traits import HUGGING_FACE, MEGATRON_WORDS
 from planner.validation.reading.words import mentions, said_of, says
-from planner.validation.states import PURE
+from planner.validation.stack.states import PURE
 
 OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
 """Shares of communication that named overlaps hide: those of the stack nemo, which overlaps the same."""

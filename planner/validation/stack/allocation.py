@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hardware_profiles import Software
 from planner.validation.frameworks.traits import told_of, uses_torchtitan
-from planner.validation.losses import logits_of
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
+from planner.validation.stack.losses import logits_of
 
 _TORCH_OPTIMIZER = ("fsdp", "fsdp-compiled", "llm-foundry")
 """Stacks whose gradients and updates are those of torch.optim."""

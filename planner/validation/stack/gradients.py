@@ -14,11 +14,11 @@ import re
 from dataclasses import replace
 
 from hardware_profiles import Software
-from planner.validation.flagged import narrow_gradients
 from planner.validation.frameworks.recipes import BRIDGE, of_bridge
 from planner.validation.frameworks.traits import Trait, flags_of, sharding_flags
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
+from planner.validation.stack.flagged import narrow_gradients
 
 NARROW_RECIPES = rf"{BRIDGE}|dgxc|nemo[- ](?:\d|framework)"
 """Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),

@@ -1,6 +1,6 @@
 """The software of a run: the stack that its row names, changed by everything that the row says about how it ran.
 
-    which stack                           planner.validation.stack_names
+    which stack                           planner.validation.stack.stack_names
     what it did until a date              versions
     fp8 and TF32                          fp8_products
     gradients, optimizer state, buckets   gradients
@@ -21,20 +21,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hardware_profiles import Cluster, Hidden, Software, load_software
-from planner.validation.attention_kernels import attention_of
-from planner.validation.attention_masks import with_alibi, with_sinks, with_window
-from planner.validation.dropout import in_one_order, with_dropout
-from planner.validation.experts import with_experts, with_graphs
-from planner.validation.flagged import with_kernels, with_overlaps
-from planner.validation.fp8_products import with_narrow_gathers, with_products
 from planner.validation.frameworks.traits import Trait, flags_of
 from planner.validation.frameworks.versions import of_its_time
-from planner.validation.fused_kernels import with_complex_rotations, with_gates_of_liger, with_kept_gates
-from planner.validation.gradients import with_buckets_of_nemo_1, with_gradients, with_sums
-from planner.validation.losses import with_chunked_loss, with_loss, with_loss_of_megatron, with_loss_of_pytorch
-from planner.validation.network import machine_as_stated
 from planner.validation.reading.rows import Row
-from planner.validation.stack_names import stack_of
+from planner.validation.stack.attention_kernels import attention_of
+from planner.validation.stack.attention_masks import with_alibi, with_sinks, with_window
+from planner.validation.stack.dropout import in_one_order, with_dropout
+from planner.validation.stack.experts import with_experts, with_graphs
+from planner.validation.stack.flagged import with_kernels, with_overlaps
+from planner.validation.stack.fp8_products import with_narrow_gathers, with_products
+from planner.validation.stack.fused_kernels import with_complex_rotations, with_gates_of_liger, with_kept_gates
+from planner.validation.stack.gradients import with_buckets_of_nemo_1, with_gradients, with_sums
+from planner.validation.stack.losses import with_chunked_loss, with_loss, with_loss_of_megatron, with_loss_of_pytorch
+from planner.validation.stack.network import machine_as_stated
+from planner.validation.stack.stack_names import stack_of
 
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:

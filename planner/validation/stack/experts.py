@@ -4,12 +4,12 @@ what is in CUDA graphs. Flags say so; else the recipe of NVIDIA decides (`planne
 from dataclasses import replace
 
 from hardware_profiles import Dispatcher, Graphs, Software
-from planner.validation.attention_masks import has_sinks
 from planner.validation.frameworks.recipes import recipe_of, release_of
 from planner.validation.frameworks.traits import TRANSFORMER_ENGINE, Trait, flags_of, uses_torchtitan
 from planner.validation.frameworks.versions import SORTED_ROWS
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, mentions_of, says
+from planner.validation.stack.attention_masks import has_sinks
 
 _FUSED_RECIPES = "26.06"
 """Container from which recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""

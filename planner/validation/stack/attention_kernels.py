@@ -5,9 +5,9 @@ half a year. They do not exist in fp32.
 """
 
 from hardware_profiles import AttentionKernels, Device, Software, UnknownKeyError
-from planner.validation.dropout import lacks_cudnn
 from planner.validation.frameworks.traits import BLACKWELL, runs_on_jax, uses_maxtext, uses_torchtitan
 from planner.validation.reading.rows import Row
+from planner.validation.stack.dropout import lacks_cudnn
 
 _SECOND, _THIRD = "2024", "2024-07"
 """Dates from which runs are assumed to use the second and the third generation of fused kernels."""

@@ -24,11 +24,11 @@ count.
 import re
 from dataclasses import dataclass
 
-from planner.validation.experts import fuses_experts
 from planner.validation.frameworks.recipes import BRIDGE
 from planner.validation.frameworks.traits import HUGGING_FACE, MEGATRON_WORDS, OWN_VOCABULARY, runs_on_jax
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
+from planner.validation.stack.experts import fuses_experts
 
 _NEMO = rf"nemo|{BRIDGE}"
 

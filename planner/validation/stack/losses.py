@@ -11,12 +11,12 @@ PyTorch's cross entropy of whole logits                copies in fp32 beside tho
 from dataclasses import replace
 
 from hardware_profiles import Software
-from planner.validation.flagged import liger_kernels
 from planner.validation.frameworks.aleph_alpha import is_aleph_alpha
 from planner.validation.frameworks.traits import HUGGING_FACE, OWN_VOCABULARY, Trait, flags_of, sharding_flags, told_of
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
-from planner.validation.stack_names import stack_of
+from planner.validation.stack.flagged import liger_kernels
+from planner.validation.stack.stack_names import stack_of
 
 _FUSED_LOSS = r"\bfused[- ]cross[- ]entropy|cross[- ]entropy in triton"
 """Words for a loss in one kernel of Triton or CUDA, under FSDP (unsloth's, FlashAttention's). Models of transformers

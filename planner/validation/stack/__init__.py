@@ -1,0 +1,1 @@
+"""What a row says about its software and machine: which stack it is, and how it differs from that stack's usual."""
