@@ -14,9 +14,9 @@ from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.strategy_search.result import SearchResult
-from planner.validation.configuration import Job
-from planner.validation.decoder import padded_vocabulary
 from planner.validation.priced_run import traced
+from planner.validation.request.configuration import Job
+from planner.validation.request.decoder import padded_vocabulary
 
 DATA = Path(__file__).resolve().parent / "data" / "training_runs.csv"
 

@@ -168,7 +168,7 @@ def _stack(path: Path) -> None:
 
 def _runs(path: Path) -> None:
     from planner.validation import read_rows
-    from planner.validation.configuration import run_of as configured
+    from planner.validation.request.configuration import run_of as configured
 
     for row in read_rows(path):
         try:

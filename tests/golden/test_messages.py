@@ -52,8 +52,8 @@ from planner.sharding.rules import RULES, rule_of
 from planner.sharding.rules.written import build_written
 from planner.strategy_search.request.offload import parse_offload
 from planner.strategy_search.request.space import Pinned
-from planner.validation.configuration import run_of
 from planner.validation.reading.row_files import read_rows
+from planner.validation.request.configuration import run_of
 from runtime.auditing.audit import audit
 from runtime.checkpoint.source import open_checkpoint
 from runtime.guard_settings import GuardSettings

@@ -11,7 +11,7 @@ has a loop of its own, which clips only if the row says so (docs/examples/te_lla
 `Accelerator.clip_grad_norm_` has to be called).
 
 The BF16_Optimizer of DeepSpeed keeps masters and moments in fp32, despite its name (deepspeed/runtime/
-bf16_optimizer.py). `planner.validation.otherwise` refuses optimizers that are not priced.
+bf16_optimizer.py). `planner.validation.request.otherwise` refuses optimizers that are not priced.
 """
 
 import re

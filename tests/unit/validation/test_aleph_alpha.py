@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_rows
+from planner.validation.request.configuration import run_of
 from tests.unit.validation.runs import machine, one
 
 OWN = {"other_flags": "in-house framework in eager PyTorch; ZeRO-1; 1F1B", "date": "2023-09", "flash_attention": "FA2"}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.configuration import run_of
-from planner.validation.contradictions import refuse_peak, refuse_rate
+from planner.validation.request.configuration import run_of
+from planner.validation.request.contradictions import refuse_peak, refuse_rate
 from planner.validation.unsupported import UnsupportedError
 from tests.unit.validation.runs import one
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_profile, load_software
-from planner.validation.configuration import Run, run_of
-from planner.validation.decoder import model_of
 from planner.validation.evaluate import evaluate_rows
+from planner.validation.request.configuration import Run, run_of
+from planner.validation.request.decoder import model_of
 from planner.validation.spared import Spared
 from planner.validation.stack.network import stated_bandwidth
 from planner.validation.stack.states import states_of

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_rows
 from planner.validation.reading.row_files import read_rows
+from planner.validation.request.configuration import run_of
 from planner.validation.unpriced import NAME
 from tests.unit.validation.runs import one
 

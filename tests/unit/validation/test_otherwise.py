@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.configuration import run_of
 from planner.validation.evaluate import evaluate_chunk
+from planner.validation.request.configuration import run_of
 from planner.validation.stack.states import States
 from planner.validation.unsupported import UnsupportedError
 from tests.unit.validation.runs import one

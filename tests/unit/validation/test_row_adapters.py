@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.models.adapters import Adapters
-from planner.validation.configuration import run_of
+from planner.validation.request.configuration import run_of
 from tests.unit.validation.runs import one
 
 QKV = ("q_proj", "k_proj", "v_proj")

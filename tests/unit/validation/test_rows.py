@@ -6,9 +6,9 @@ import pytest
 
 from planner.errors import RequestError
 from planner.models.dimensions import ExpertDimensions
-from planner.validation.configuration import run_of
 from planner.validation.reading.row_files import read_rows, readings_of, sampled, unread_of
 from planner.validation.reading.rows import Row
+from planner.validation.request.configuration import run_of
 from planner.validation.unsupported import UnsupportedError
 from tests.refusals import refused
 from tests.unit.validation.runs import COLUMNS, row, write

@@ -3,7 +3,7 @@
 from planner.validation.frameworks.traits import uses_maxtext
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
-from planner.validation.replicas import hybrid_stage, replicas_of
+from planner.validation.request.replicas import hybrid_stage, replicas_of
 from planner.validation.unsupported import UnsupportedError
 
 _STATES_ALONE = r"shard[-_]optimizer[-_]over[-_]data\s*[=: ]\s*true"

@@ -3,10 +3,10 @@
 from planner.errors import RequestError
 from planner.models.dimensions import Dimensions, ExpertDimensions, Family
 from planner.strategy_search.job import PRECISION
-from planner.validation.expert_dimensions import experts_of, latent_like, parameters_of_its_kind, with_unsaid
 from planner.validation.frameworks.nanotron import is_nanotron, nanotron_vocabulary
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
+from planner.validation.request.expert_dimensions import experts_of, latent_like, parameters_of_its_kind, with_unsaid
 from planner.validation.stack.stack_names import pads_vocabulary
 from planner.validation.unsupported import UnsupportedError
 

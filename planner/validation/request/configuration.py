@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 from planner.models.dimensions import Dimensions
 from planner.strategy_search.request.space import Pinned
-from planner.validation.contradictions import refuse_contradictions
-from planner.validation.decoder import model_of
-from planner.validation.otherwise import refuse_otherwise
-from planner.validation.parallelism import pinned_of
 from planner.validation.reading.row_files import readings_of, unread_of
 from planner.validation.reading.row_limits import check_sizes
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
-from planner.validation.recomputation import spared_of
-from planner.validation.row_adapters import adapters_of_row
+from planner.validation.request.contradictions import refuse_contradictions
+from planner.validation.request.decoder import model_of
+from planner.validation.request.otherwise import refuse_otherwise
+from planner.validation.request.parallelism import pinned_of
+from planner.validation.request.recomputation import spared_of
+from planner.validation.request.row_adapters import adapters_of_row
+from planner.validation.request.stage_layers import stage_layers
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stack.states import USUAL, States, states_of
-from planner.validation.stage_layers import stage_layers
 from planner.validation.unsupported import UnsupportedError
 
 

@@ -9,11 +9,11 @@ from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
 from planner.validation.frameworks.recipes import virtual_stages_by_recipe
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
-from planner.validation.recomputation import repeated, running
+from planner.validation.request.recomputation import repeated, running
+from planner.validation.request.zero_stages import zero_stage_of
 from planner.validation.spared import Spared
 from planner.validation.stack.losses import gathers_logits
 from planner.validation.unsupported import UnsupportedError
-from planner.validation.zero_stages import zero_stage_of
 
 _BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"
 """Words for Ulysses context parallelism: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
