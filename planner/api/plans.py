@@ -29,7 +29,7 @@ from planner.strategy_search.result import Progress
 if TYPE_CHECKING:
     from planner.api.advising import Change
     from planner.validation import Evaluated
-    from planner.validation.summary import Summary
+    from planner.validation.results.summary import Summary
     from runtime.auditing.audit import StageAudit
 
 PlanOrPath = Plan | str | os.PathLike[str]

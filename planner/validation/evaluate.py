@@ -23,7 +23,6 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
-from planner.validation.evaluated import Evaluated
 from planner.validation.peak import (
     KIND_WORDS,
     Peaks,
@@ -38,6 +37,7 @@ from planner.validation.reading.cells import PeakKind
 from planner.validation.reading.rows import Row
 from planner.validation.request.configuration import Run, run_of
 from planner.validation.request.contradictions import refuse_peak, refuse_rate
+from planner.validation.results.evaluated import Evaluated
 from planner.validation.stack.allocation import as_allocated
 from planner.validation.stack.software import machine_of_run
 from planner.validation.unpriced import NAME, not_priced, words

@@ -38,10 +38,10 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import Dimensions
 from planner.validation import read_rows, sampled
 from planner.validation.evaluate import chunks_of, evaluate_chunk, machine_of
-from planner.validation.evaluated import Evaluated
 from planner.validation.reading.rows import Row
 from planner.validation.request.configuration import run_of
-from planner.validation.summary import kendall_tau
+from planner.validation.results.evaluated import Evaluated
+from planner.validation.results.summary import kendall_tau
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE / "data" / "published_runs.csv.gz"

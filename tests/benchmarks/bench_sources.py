@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware_profiles.intervals import NEW, dump_spreads, spread_of, spreads_of, table
-from planner.validation.summary import kendall_tau
+from planner.validation.results.summary import kendall_tau
 from tests.benchmarks.bench_unseen import seconds, unseen
 
 RUNS = Path(__file__).resolve().parent / "data" / "published_runs.csv.gz"

@@ -17,8 +17,8 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.report.console import PlainConsole
-    from planner.validation.evaluated import Evaluated
-    from planner.validation.summary import Errors, Mistakes, Part, Summary
+    from planner.validation.results.evaluated import Evaluated
+    from planner.validation.results.summary import Errors, Mistakes, Part, Summary
 
 SCHEMA_VERSION = 1  # of the object that `plan validate --json` prints
 

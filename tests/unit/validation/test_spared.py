@@ -14,9 +14,9 @@ from planner.validation.frameworks.recipes import spared_by_recipe, virtual_stag
 from planner.validation.reading.row_files import read_rows
 from planner.validation.reading.rows import Row
 from planner.validation.request.configuration import run_of
+from planner.validation.results.summary import summarise
 from planner.validation.spared import Spared
 from planner.validation.spared_plans import fewest_recomputed, spared_plan
-from planner.validation.summary import summarise
 from tests.unit.validation.runs import row, write
 
 BRIDGE = "Megatron-Bridge perf archive {} NeMo Container"

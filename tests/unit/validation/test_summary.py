@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from planner.validation.evaluated import Evaluated
 from planner.validation.reading.rows import Row
-from planner.validation.summary import errors_of, kendall_tau, summarise
+from planner.validation.results.evaluated import Evaluated
+from planner.validation.results.summary import errors_of, kendall_tau, summarise
 
 
 def result(name: str, measured: float | None, predicted: float | None, group: str = "", source: str = "a") -> Evaluated:

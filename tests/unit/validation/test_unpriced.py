@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.validation.evaluate import evaluate_rows
-from planner.validation.evaluated import Evaluated
+from planner.validation.results.evaluated import Evaluated
 from planner.validation.unpriced import NAME, SHARE
 from tests.benchmarks.bench_unseen import beyond
 from tests.unit.validation.runs import one

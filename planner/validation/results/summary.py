@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from planner.validation.evaluated import Evaluated
+from planner.validation.results.evaluated import Evaluated
 
 TIED = 1e-9
 """Values this close, relatively, are tied."""

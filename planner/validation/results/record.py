@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from hardware_profiles import RunError
-from planner.validation.evaluated import Evaluated
-from planner.validation.summary import summarise
+from planner.validation.results.evaluated import Evaluated
+from planner.validation.results.summary import summarise
 
 
 def run_errors(results: Sequence[Evaluated], runs: str, date: str) -> tuple[RunError, ...]:

@@ -1,0 +1,1 @@
+"""A row beside its prediction, and errors over many rows."""
