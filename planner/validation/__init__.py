@@ -1,6 +1,6 @@
 """Predictions compared with measurements of real training runs: read, evaluate, summarise."""
 
-from planner.validation.evaluate import evaluate_rows
+from planner.validation.pricing.evaluate import evaluate_rows
 from planner.validation.reading.row_files import read_rows, sampled
 from planner.validation.reading.rows import Row
 from planner.validation.results.evaluated import Evaluated

@@ -37,7 +37,7 @@ from hardware_profiles.intervals import spread_of, spreads_of
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import Dimensions
 from planner.validation import read_rows, sampled
-from planner.validation.evaluate import chunks_of, evaluate_chunk, machine_of
+from planner.validation.pricing.evaluate import chunks_of, evaluate_chunk, machine_of
 from planner.validation.reading.rows import Row
 from planner.validation.request.configuration import run_of
 from planner.validation.results.evaluated import Evaluated

@@ -14,7 +14,7 @@ from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.strategy_search.result import SearchResult
-from planner.validation.priced_run import traced
+from planner.validation.pricing.priced_run import traced
 from planner.validation.request.configuration import Job
 from planner.validation.request.decoder import padded_vocabulary
 

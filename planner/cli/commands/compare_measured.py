@@ -173,7 +173,7 @@ def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found
     from hardware_profiles import parts_of
     from planner.plan.compare.measured import RunComparison, summed
     from planner.plan.compare.training_log import read_log
-    from planner.validation.peak import Peaks, peak_of
+    from planner.validation.pricing.peak import Peaks, peak_of
 
     run, prediction = read_log(log, engine, plan), summed(plan.prediction)
     kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from planner.cli.main import app
 from planner.errors import RequestError
 from planner.models.dimensions import Dimensions, ExpertDimensions, Family
-from planner.validation.evaluate import evaluate_rows
-from planner.validation.priced_run import traced
+from planner.validation.pricing.evaluate import evaluate_rows
+from planner.validation.pricing.priced_run import traced
 from planner.validation.reading.row_files import read_rows
 from tests.refusals import refused
 from tests.unit.validation.runs import endless, killed, row, write

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from planner.validation.evaluate import evaluate_rows
+from planner.validation.pricing.evaluate import evaluate_rows
 from planner.validation.request.configuration import run_of
 from tests.unit.validation.runs import machine, one
 

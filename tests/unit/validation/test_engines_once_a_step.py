@@ -18,11 +18,11 @@ from planner.sharding.mesh import build_mesh
 from planner.sharding.stored import COPIES, StoredParameter
 from planner.sharding.update import DEFAULT, PARAMETERS, SERVERS, SLICES
 from planner.strategy_search.request.space import Pinned
-from planner.validation.evaluate import evaluate_rows
-from planner.validation.priced_run import gradient_dtype, shared_out_by
+from planner.validation.pricing.evaluate import evaluate_rows
+from planner.validation.pricing.priced_run import gradient_dtype, shared_out_by
+from planner.validation.pricing.unpriced import NAME
 from planner.validation.reading.row_files import read_rows
 from planner.validation.stack.flagged import with_kernels
-from planner.validation.unpriced import NAME
 from tests.benchmarks.bench_unseen import RUNS
 
 NEAR: Mapping[str, float] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_profile, load_software
-from planner.validation.evaluate import evaluate_rows
+from planner.validation.pricing.evaluate import evaluate_rows
 from planner.validation.request.configuration import Run, run_of
 from planner.validation.request.decoder import model_of
 from planner.validation.spared import Spared

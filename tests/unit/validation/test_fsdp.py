@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_software
-from planner.validation.evaluate import evaluate_rows
+from planner.validation.pricing.evaluate import evaluate_rows
 from planner.validation.reading.row_files import read_rows
 from tests.benchmarks.bench_sources import RUNS as PUBLISHED
 from tests.benchmarks.bench_unseen import RUNS as UNSEEN

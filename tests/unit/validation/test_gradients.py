@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_software
-from planner.validation.priced_run import gradient_dtype
+from planner.validation.pricing.priced_run import gradient_dtype
 from tests.unit.validation.runs import BRIDGE, machine
 
 NEMO_1 = {"stack": "nemo", "date": "2024-05", "hidden": "64", "vocab": "1000", "n_params_B": "0.1", "n_layers": "24"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.evaluate import evaluate_rows
+from planner.validation.pricing.evaluate import evaluate_rows
+from planner.validation.pricing.unpriced import NAME
 from planner.validation.reading.row_files import read_rows
 from planner.validation.request.configuration import run_of
-from planner.validation.unpriced import NAME
 from tests.unit.validation.runs import one
 
 OWN = {"other_flags": "nanotron in eager PyTorch", "n_params_B": "", "n_devices": "8", "dp": "", "global_batch": "16"}

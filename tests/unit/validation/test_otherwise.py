@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.evaluate import evaluate_chunk
+from planner.validation.pricing.evaluate import evaluate_chunk
 from planner.validation.request.configuration import run_of
 from planner.validation.stack.states import States
 from planner.validation.unsupported import UnsupportedError

@@ -6,7 +6,7 @@ import pytest
 
 from hardware_profiles import PYTORCH, load_profile
 from planner.plan.plan import Prediction, StagePrediction
-from planner.validation.peak import Peaks, is_of_last_rank, kind_of_peak, least_needed, peak_ends, peak_of
+from planner.validation.pricing.peak import Peaks, is_of_last_rank, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.reading.cells import PeakKind
 from planner.validation.reading.rows import Row
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.evaluate import evaluate_rows
+from planner.validation.pricing.evaluate import evaluate_rows
 from planner.validation.request.configuration import run_of
 from planner.validation.unsupported import UnsupportedError
 from tests.unit.validation.runs import one

@@ -9,14 +9,14 @@ from planner.models.dimensions import TRACED_BATCH
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
-from planner.validation.evaluate import evaluate_chunk
 from planner.validation.frameworks.recipes import spared_by_recipe, virtual_stages_by_recipe
+from planner.validation.pricing.evaluate import evaluate_chunk
+from planner.validation.pricing.spared_plans import fewest_recomputed, spared_plan
 from planner.validation.reading.row_files import read_rows
 from planner.validation.reading.rows import Row
 from planner.validation.request.configuration import run_of
 from planner.validation.results.summary import summarise
 from planner.validation.spared import Spared
-from planner.validation.spared_plans import fewest_recomputed, spared_plan
 from tests.unit.validation.runs import row, write
 
 BRIDGE = "Megatron-Bridge perf archive {} NeMo Container"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.validation.evaluate import evaluate_rows
+from planner.validation.pricing.evaluate import evaluate_rows
+from planner.validation.pricing.unpriced import NAME, SHARE
 from planner.validation.results.evaluated import Evaluated
-from planner.validation.unpriced import NAME, SHARE
 from tests.benchmarks.bench_unseen import beyond
 from tests.unit.validation.runs import one
 

@@ -23,7 +23,7 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
-from planner.validation.peak import (
+from planner.validation.pricing.peak import (
     KIND_WORDS,
     Peaks,
     is_of_last_rank,
@@ -32,7 +32,8 @@ from planner.validation.peak import (
     peak_ends,
     peak_of,
 )
-from planner.validation.priced_run import priced_run, traced
+from planner.validation.pricing.priced_run import priced_run, traced
+from planner.validation.pricing.unpriced import NAME, not_priced, words
 from planner.validation.reading.cells import PeakKind
 from planner.validation.reading.rows import Row
 from planner.validation.request.configuration import Run, run_of
@@ -40,7 +41,6 @@ from planner.validation.request.contradictions import refuse_peak, refuse_rate
 from planner.validation.results.evaluated import Evaluated
 from planner.validation.stack.allocation import as_allocated
 from planner.validation.stack.software import machine_of_run
-from planner.validation.unpriced import NAME, not_priced, words
 
 CHUNK = 60
 """Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""

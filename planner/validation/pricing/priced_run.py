@@ -13,11 +13,11 @@ from planner.sharding.update import DEFAULT, PARAMETERS
 from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.space import Pinned
-from planner.validation.peak import Peaks, least_needed
+from planner.validation.pricing.peak import Peaks, least_needed
+from planner.validation.pricing.spared_plans import fewest_recomputed, spared_plan
 from planner.validation.reading.rows import Row
 from planner.validation.request.configuration import Job, Run
 from planner.validation.results.evaluated import INFERRED
-from planner.validation.spared_plans import fewest_recomputed, spared_plan
 
 _NARROW = ("deepspeed-zero3", "internevo")
 
