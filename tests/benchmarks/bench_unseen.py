@@ -6,8 +6,8 @@
 before its error was known (`first_predicted_s`, its ends, `first_peak_GB`, and whether it fits), by the code at
 `first_commit`. Runs without were refused then. What was learned from them came after: `told_later` says what rows say
 since then of how they were run. With `runs.json`, which `plan validate --json` has printed of the same file, the errors
-of today stand beside, and what runs take beyond all that is priced (`planner/validation/pricing/unpriced.py`), fitted without
-the source that is judged.
+of today stand beside, and what runs take beyond all that is priced (`planner/validation/pricing/unpriced.py`), fitted
+without the source that is judged.
 """
 
 import argparse

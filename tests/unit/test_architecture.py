@@ -55,6 +55,7 @@ ROOMS = {
     "planner.strategy_search": (
         "request", "solvers", "tables", "decomposition", "engine", "finalists", "exploration", "fixed", "analysis",
     ),
+    "planner.validation": ("reading", "frameworks", "stack", "request", "results", "pricing"),
 }  # fmt: skip
 
 # Beside the layers: a run that goes on with other devices has a plan searched for them.

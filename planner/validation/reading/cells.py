@@ -62,8 +62,8 @@ _STAGES: Mapping[str, int | None] = {
     "deepspeed": None,
 }  # fmt: skip
 """Words for ZeRO. The strategies of FSDP are those of `torch.distributed.fsdp.ShardingStrategy`, which states what each
-one shards; the hybrid ones shard within groups (`planner.validation.request.replicas`). FSDP reshards after the forward pass
-unless it is told otherwise. None: the stage is not stated."""
+one shards; the hybrid ones shard within groups (`planner.validation.request.replicas`). FSDP reshards after the forward
+pass unless it is told otherwise. None: the stage is not stated."""
 
 _STAGE = re.compile(r"(?:(?:deepspeed\W+)?(?:zero|stage|zero[-_ ]?stage)[-_ ]?)?([0-3])")
 _IN_BRACKETS = re.compile(r"([a-z][\w .-]*?)\s*\(([0-3])\)")

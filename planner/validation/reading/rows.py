@@ -8,7 +8,7 @@
     measured   iter_time_s or tokens_per_s_per_device, peak_mem_GB with peak_mem_kind
 
 A missing column is the same as an empty one, unless it is required. Other columns are ignored.
-`planner.validation.reading.cells` lists what cells may say, `planner.validation.reading.row_files` reads a file of rows.
+`cells` beside this file lists what cells may say, `row_files` reads a file of rows.
 """
 
 import re

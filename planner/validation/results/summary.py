@@ -60,8 +60,8 @@ class Part:
         untold: the same for runs that do not state their recomputation.
         above: of the runs that fit by our model, those whose measured peak exceeds the predicted one by more than
             `ABOVE`, or that ran out of memory (which count with an excess of 0), and the excess.
-        inferred: runs whose recomputation was inferred so that they fit (`planner.validation.pricing.spared_plans`); they say nothing
-            about our memory model.
+        inferred: runs whose recomputation was inferred so that they fit; they say nothing about our memory model
+            (`planner.validation.pricing.spared_plans`).
         inside: share of the timed rows whose time lies in its interval.
         peak_inside: share of the rows with a peak whose peak lies in its interval.
         tau: Kendall's tau-b of a rank group; None for other parts, and if there is no order.

@@ -1,7 +1,7 @@
 """The software of a run: the stack that its row names, changed by everything that the row says about how it ran.
 
-    which stack                           planner.validation.stack.stack_names
-    what it did until a date              versions
+    which stack                           stack_names
+    what it did until a date              planner.validation.frameworks.versions
     fp8 and TF32                          fp8_products
     gradients, optimizer state, buckets   gradients
     the loss and its logits               losses

@@ -70,7 +70,7 @@ def test_blocks_that_are_recomputed_lie_between_none_and_all(tmp_path: Path) -> 
 
 
 def test_what_must_have_been_recomputed_is_inferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planner.validation import evaluate, priced_run
+    from planner.validation.pricing import evaluate, priced_run
 
     (found,) = read_rows(write(tmp_path / "runs.csv", row(recompute="", n_layers="6", micro_batch="4", n_params_B="")))
     run = run_of(found)
