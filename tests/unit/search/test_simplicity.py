@@ -10,6 +10,7 @@ from planner.plan.compare.verify import verify
 from planner.plan.layout.decisions import decisions
 from planner.plan.layout.roles import roles
 from planner.report.search import simpler_text
+from planner.strategy_search.around import in_a_v
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import with_proof
 from planner.strategy_search.narrower import WIDE
@@ -39,7 +40,10 @@ def checked(result: SearchResult, share: float, fastest: SearchResult) -> int:
     verdict = verify(plan, traced(plan.model.reference), BATCH, cluster_of("h100-80gb", DEVICES))
     assert verdict.as_stated, verdict.remarks
     assert verdict.fits
-    assert result.bound_seconds == fastest.bound_seconds
+    if in_a_v(result.plans[0]) == in_a_v(best):
+        assert result.bound_seconds == fastest.bound_seconds
+    else:  # less is proved of stages in a V
+        assert in_a_v(best) == (fastest.bound_seconds < result.bound_seconds)
     assert result.plans[0].seconds <= best.seconds * (1 + share)
     assert result.plan.prediction.peak_bytes <= result.limits[0]
     assert plan.provenance.gap == pytest.approx(result.gap, rel=1e-2, abs=1e-9)
