@@ -25,7 +25,15 @@ from planner.export.mindspore.mindspore_files import in_cell
 from planner.export.mindspore.mindspore_reading import BIAS, PRIMITIVE_OF, call_of, read
 from planner.export.target import OperatorTarget
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
-from planner.plan.words import recomputation_words, replica_words, table_words
+from planner.plan.layout.roles import roles
+from planner.plan.words import (
+    expert_overlap_words,
+    gradient_words,
+    recomputation_words,
+    replica_words,
+    table_words,
+    tensor_overlap_words,
+)
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Dims, pieces_of
 from planner.sharding.stored import StoredParameter
@@ -192,9 +200,8 @@ def _readme(bound: BoundPlan) -> str:
         ("recomputation", recomputation_words(plan)),
         ("precision", training.precision),
         ("optimizer", training.optimizer),
+        *_unusual(bound),
     ]
-    if tables := table_words(training.update):
-        rows.append(("tables", tables))
     lines = [f"# {in_markdown(plan.model.reference)} with MindSpore 2.10", ""]
     lines += [
         'Load `strategy.json` under `parallel_mode="semi_auto_parallel"`. Operators and parameters are called as in',
@@ -205,6 +212,25 @@ def _readme(bound: BoundPlan) -> str:
         "",
     ]
     return "\n".join([*lines, *(f"- {name}: {in_markdown(str(value))}" for name, value in rows)]) + "\n"
+
+
+def _unusual(bound: BoundPlan) -> Iterator[tuple[str, str]]:
+    """What a plan decides beside the strategies of its operators, where it is unlike most plans."""
+    plan, training = bound.plan, bound.plan.training
+    found = {
+        "tables": table_words(training.update),
+        "gradients and updates": gradient_words(training.update).removeprefix("; "),
+        "sequence slices (seq_split_num)": f"{plan.slices}" if plan.slices > 1 else "",
+        "interleaved micro-batches": f"{training.interleave}" if training.interleave > 1 else "",
+        "offload": roles(bound).offload.removeprefix("none"),
+        "linear layers in fp8": training.fp8.text() if training.fp8 else "",
+        "tensor-parallel collectives": tensor_overlap_words(training.tensor_overlap).removeprefix("none"),
+        "experts": expert_overlap_words(training.expert_overlap).removeprefix("none"),
+        "tokens": "sent once to each node of experts" if training.tokens_once else "",
+        "axes without the all-to-all": ", ".join(axis.name for axis in plan.mesh.axes if not axis.alltoall),
+        "axes in zigzag order": ", ".join(plan.mesh.axes[axis].name for axis in sorted(plan.mesh.zigzag)),
+    }
+    return ((name, words) for name, words in found.items() if words)
 
 
 MINDSPORE = OperatorTarget(

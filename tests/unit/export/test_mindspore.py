@@ -14,6 +14,7 @@ from planner.cli.main import app
 from planner.errors import RequestError
 from planner.export.description import Description
 from planner.export.targets import OPERATOR_TARGETS
+from planner.graph.fp8 import Fp8
 from planner.sharding.update import Update
 from tests.refusals import refused
 from tests.unit.export.descriptions import subject
@@ -75,6 +76,27 @@ def test_tables_outside_of_the_devices_are_told_beside_the_file() -> None:
     assert "- tables: model.embed_tokens.\\* on servers" in files["README.md"]
     assert "embed_tokens" not in files["strategy.json"]
     assert "tables" not in write(plan_of(machine, BASE))["README.md"]
+
+
+def test_what_else_a_plan_decides_is_listed_beside_the_file() -> None:
+    bound = plan_of(subject("llama-tiny", "cpu", 8), BASE)
+    write, training = OPERATOR_TARGETS["mindspore"].write, bound.plan.training
+    plain = write(bound)["README.md"]
+    assert all(word not in plain for word in ("offload", "fp8", "gradients", "interleaved", "collectives"))
+    update = Update(
+        buckets="none", gradients="sum", clip_norm=0.5, master_weights=False, local_parameters=("*norm*",),
+        broadcast=True,
+    )  # fmt: skip
+    overlap = (("model.layers.0.self_attn.o_proj/linear", 2, 2, 0),)
+    changed = replace(training, update=update, interleave=2, fp8=Fp8(recipe="rowwise"), tensor_overlap=overlap)
+    offloaded = {name: replace(stored, state_home="host") for name, stored in bound.parameters.items()}
+    text = write(replace(bound, plan=replace(bound.plan, training=changed), parameters=offloaded))["README.md"]
+    for words in ("summed", "norm 0.5", "no master weights", "own \\*norm\\*", "rank 0 broadcast"):
+        assert words in text, words
+    assert "offload: optimizer states on the host" in text
+    assert "interleaved micro-batches: 2" in text
+    assert "linear layers in fp8: rowwise" in text
+    assert "under the products of 1 operator" in text
 
 
 def test_without_a_finer_optimizer_nothing_is_shared_out() -> None:
