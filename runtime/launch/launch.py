@@ -55,6 +55,7 @@ def launch(
     plan = load_plan(Path(plan_path))
     _check(settings)
     _check_evaluated(plan, settings)
+    _check_servers(plan, settings)
     _check_measure(Path(plan_path), settings)
     buildable(plan.model, settings.model)
     launched = launched_by(os.environ)
@@ -183,6 +184,21 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(f"--keep {settings.keep}: nothing is saved; give --save DIR")
     if settings.save is None and settings.save_every != usual.save_every and not settings.guard().rolls_back:
         raise RequestError(f"--save-every {settings.save_every}: nothing is saved; give --save DIR")
+    guard = settings.guard()
+    if guard.on_spike == "ignore":
+        spikes = (
+            ("--spike-factor", settings.spike_factor != usual.spike_factor),
+            ("--spike-window", settings.spike_window != usual.spike_window),
+        )
+        if unused := [flag for flag, other in spikes if other]:
+            raise RequestError(
+                f"{unused[0]}: spikes are ignored; give --on-spike stop, skip or rollback, or leave it out"
+            )
+    if settings.rollbacks != usual.rollbacks and not guard.rolls_back:
+        raise RequestError(
+            f"--rollbacks {settings.rollbacks}: nothing is rolled back; give --on-nonfinite or --on-spike rollback, or"
+            " leave it out"
+        )
     if settings.state_replicas and settings.check:
         raise RequestError(
             "--state-replicas: the unsharded model of the check cannot resume from them; give --no-check"
@@ -219,9 +235,22 @@ def _check_evaluated(plan: Plan, settings: RunSettings) -> None:
         "--elastic": settings.elastic,
         "--state-replicas": settings.state_replicas,
         "--evaluate-every": settings.evaluate_every,
+        "--on-nonfinite": settings.on_nonfinite != RunSettings().on_nonfinite,
+        "--on-spike": settings.on_spike != RunSettings().on_spike,
     }
     if given := [flag for flag, value in asked.items() if value]:
         raise RequestError(f"{given[0]}: {why}; leave it out")
+
+
+def _check_servers(plan: Plan, settings: RunSettings) -> None:
+    """Raise RequestError where servers are asked for, and the plan has no tables on them."""
+    if any(place == "servers" for _, place in plan.training.update.placed):
+        return
+    if settings.server_folder is not None or settings.servers != RunSettings().servers:
+        flag = "--servers" if settings.server_folder is None else "--server-folder"
+        raise RequestError(
+            f"{flag}: the plan has no tables on servers; leave it out, or plan with --place TABLE=servers"
+        )
 
 
 def _check_measure(plan_path: Path, settings: RunSettings) -> None:

@@ -96,6 +96,8 @@ def _trained(
     step = _parallelized(plan, settings, optimizer, built, device)
     source = checkpoints.restore(step)
     yield from (NoticeReport(text=note) for note in checkpoints.notes)
+    if settings.check and not _compares(plan, settings):
+        yield NoticeReport(text=_incomparable(plan))
     plain = _plain(built, step, settings, device)
     if plain is not None and source is not None:
         restore_plain(plain, step.rank, source)
@@ -245,6 +247,13 @@ def _compares(plan: Plan, settings: RunSettings) -> bool:
     training with stale weights has other losses."""
     stale = not plan.schedule_kind.flushes
     return settings.check and not plan.training.update.local_parameters and not stale
+
+
+def _incomparable(plan: Plan) -> str:
+    """Why a run compares no losses, though it was asked to."""
+    local = ", ".join(plan.training.update.local_parameters)
+    why = f"each device has its own {local}" if local else f"schedule '{plan.schedule}' trains with older weights"
+    return f"losses are not compared with those of the unsharded model, which differ: {why}"
 
 
 def _said_by_first(word: bool, device: torch.device) -> bool:

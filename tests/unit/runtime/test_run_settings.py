@@ -81,6 +81,12 @@ def offered(command: Callable[..., None]) -> set[str]:
         ({"cast": True}, ("--cast", "--weights PATH")),
         ({"compile": True, "general": True}, ("--compile", "--general")),
         ({"resume": "a", "weights": "b"}, ("--resume", "--weights")),
+        ({"spike_factor": 3.0}, ("--spike-factor", "--on-spike")),
+        ({"spike_window": 8, "on_nonfinite": "skip"}, ("--spike-window", "--on-spike")),
+        ({"rollbacks": 2, "on_spike": "skip"}, ("--rollbacks 2", "rollback")),
+        ({"servers": 4}, ("--servers", "--place TABLE=servers")),
+        ({"server_folder": "a"}, ("--server-folder", "--place TABLE=servers")),
+        ({"steps": 0, "evaluate": "a:b", "on_spike": "stop"}, ("--on-spike", "--steps 0")),
     ],
     ids=str,
 )

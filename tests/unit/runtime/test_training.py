@@ -13,9 +13,10 @@ from torch import nn
 
 from planner.graph.trace import trace
 from planner.plan.plan import Prediction
+from planner.sharding.stored import own_copies
 from runtime.checkpoint.manifest import read_manifest
 from runtime.launch.training import train
-from runtime.processes.progress import RunSummary, StepReport
+from runtime.processes.progress import NoticeReport, RunSummary, StepReport
 from runtime.processes.this_machine import predicted_memory
 from runtime.run_settings import RunSettings
 from tests.distributed import plans
@@ -85,6 +86,26 @@ def test_what_is_resumed_skips_the_same(run: Any, stop: int) -> None:
     then, summary = run(5, "parts")
     assert f"step {stop}" in summary.resumed
     assert _losses(first) + _losses(then) == _losses(whole)
+
+
+def test_it_is_said_where_losses_are_not_compared(run: Any, tmp_path: Path) -> None:
+    """A model whose devices have parameters of their own differs from the unsharded one."""
+    graph = trace(Squares(), (torch.zeros(SIZE, 8),))
+    plan = plans.hand_plan("zero1", "squares", plans.mesh_of(1), graph=graph, samples=SIZE)
+    local = replace(plan.training, update=replace(plan.training.update, local_parameters=("*",)))
+    groups = tuple(
+        replace(group, parameters=tuple((name, own_copies(1)) for name, _ in group.parameters)) for group in plan.groups
+    )
+    settings = RunSettings(steps=1, model="given_by_a_test:build")
+    notes = [
+        one.text
+        for one in train(replace(plan, training=local, groups=groups), settings)
+        if isinstance(one, NoticeReport)
+    ]
+    assert notes == [
+        "losses are not compared with those of the unsharded model, which differ: each device has its own *"
+    ]
+    assert not any(isinstance(one, NoticeReport) for one in train(plan, settings))
 
 
 def test_what_a_process_on_cpus_keeps_on_its_host_is_its_memory_too() -> None:
