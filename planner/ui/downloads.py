@@ -12,8 +12,8 @@ from planner.ui.jobs import Job
 
 
 def asset(name: str) -> bytes:
-    house = "planner.report.html" if name == "style.css" else "planner.ui"
-    return resources.files(house).joinpath("assets", name).read_bytes()
+    package = "planner.report.html" if name == "style.css" else "planner.ui"
+    return resources.files(package).joinpath("assets", name).read_bytes()
 
 
 def bound_of(job: Job) -> Any:

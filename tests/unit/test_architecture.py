@@ -1,8 +1,8 @@
 """The architecture, held by reading every import of the libraries.
 
-A module belongs to the longest house below that its name starts with. Houses may import from themselves and from the
-layers under theirs; houses that share a layer do not see each other. So search, reports, exporters and the runtime
-meet only at the plan, which is the waist of the hourglass.
+A module belongs to the package of `LAYERS` with the longest name that its own name starts with. A package may import
+from itself and from the layers below its own; packages of one layer do not import each other. So search, reports,
+exporters and the runtime have nothing in common but the plan.
 
 Imports count wherever they stand: inside functions, under TYPE_CHECKING, or as `import_module("a.literal")`.
 """
@@ -40,11 +40,11 @@ LAYERS = (
     ("costmodels",),
     ("hardware_profiles",),
 )
-LAYER_OF = {house: number for number, layer in enumerate(LAYERS) for house in layer}
+LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}
 
-# The rooms of the larger houses, lowest first: a module imports from its own room and from those before it. What stands
-# in the house itself, outside of its rooms, is for all of them (settings, folders, signals) or uses all of them.
-ROOMS = {
+# Subpackages of the larger packages, lowest first: a module imports from its own subpackage and from those before it.
+# Modules of the package itself are for all subpackages (settings, folders, signals), or use all of them.
+SUBPACKAGES = {
     "runtime": (
         "launchers", "run_folder", "comm", "optimizers", "servers", "tables", "offload", "ops", "parameters",
         "executor", "update", "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling",
@@ -67,8 +67,8 @@ ALLOWED = (
     ("planner.strategy_search.result", "planner.report"),
 )
 
-# The homes of every package that is not of the standard library: only modules below these import it.
-HOMES = {
+# Who may import each package that is not of the standard library: these modules, and modules below them.
+MAY_IMPORT = {
     "accelerate": ("runtime.integrations.huggingface",),
     "causal_conv1d": ("planner.graph.operators.state_kernels",),
     "cryptography": ("runtime.servers.certificate",),
@@ -261,8 +261,8 @@ def below(module: str, *roots: str) -> bool:
     return any(module == root or module.startswith(root + ".") for root in roots)
 
 
-def house_of(module: str) -> str | None:
-    """The house of a module of ours; None for a place under planner/ that the layers do not name."""
+def package_of(module: str) -> str | None:
+    """The package of `LAYERS` that a module of ours belongs to; None if no layer names it."""
     parts = module.split(".")
     name = ".".join(parts[:2]) if parts[0] == "planner" else parts[0]
     return name if name in LAYER_OF else None
@@ -307,7 +307,7 @@ def walked(top: ast.AST) -> list[ast.AST]:
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything that is imported; a relative name starts with a dot.
 
-    `from a import b` gives `a.b`, which may be a module or a name in `a`. Both lie in one house, except right under
+    `from a import b` gives `a.b`, which may be a module or a name in `a`. Both lie in one package, except right under
     `planner`, which `normalised` settles. Using `torch.distributed` through a plain `import torch` counts too.
     """
     for node in nodes(tree):
@@ -327,7 +327,7 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def normalised(name: str) -> str:
-    """`planner.Plan`, a name of the public face, becomes `planner`; modules and houses stay what they are."""
+    """`planner.Plan`, a name of the public face, becomes `planner`; modules and packages stay what they are."""
     parts = name.split(".")
     if len(parts) == 2 and parts[0] == "planner" and name not in LAYER_OF and name not in sources():
         return "planner"
@@ -345,27 +345,27 @@ def complaint(module: str, imported: str) -> str | None:
     if below(module, SOLVERS) and not below(imported, *SOLVERS_MAY_IMPORT):
         return "solvers see the problem and nothing else of the project"
     if top in PACKAGES:
-        ours, theirs = house_of(module), house_of(imported)
+        ours, theirs = package_of(module), package_of(imported)
         if ours is None or theirs is None:
-            return "no such house"
+            return "no layer names this package"
         if ours == theirs or LAYER_OF[ours] < LAYER_OF[theirs] or (module, theirs) in ALLOWED:
             return None
         return f"{ours} is not above {theirs}"
-    if top not in HOMES:
-        return f"{top} has no home here"
-    for package in (package for package in HOMES if below(imported, package)):
-        if not below(module, *HOMES[package]):
-            return f"{package} lives in {', '.join(HOMES[package])}"
+    if top not in MAY_IMPORT:
+        return f"{top} is no dependency in MAY_IMPORT"
+    for package in (package for package in MAY_IMPORT if below(imported, package)):
+        if not below(module, *MAY_IMPORT[package]):
+            return f"only {', '.join(MAY_IMPORT[package])} may import {package}"
     return None
 
 
-def test_every_folder_of_the_planner_is_a_house() -> None:
-    strangers = sorted(module for module in sources() if house_of(module) is None)
-    assert strangers == [], "give each a layer above, or move it into a house"
+def test_every_folder_of_the_planner_has_a_layer() -> None:
+    strangers = sorted(module for module in sources() if package_of(module) is None)
+    assert strangers == [], "name each in LAYERS, or move it into a package there"
 
 
 @pytest.mark.slow
-def test_imports_point_downwards_and_third_parties_stay_at_home() -> None:
+def test_imports_point_downwards_and_third_parties_are_imported_where_they_may_be() -> None:
     complaints = [
         f"{sources()[module].relative_to(ROOT)}:{line}: imports {imported}: {problem}"
         for module in sources()
@@ -375,28 +375,28 @@ def test_imports_point_downwards_and_third_parties_stay_at_home() -> None:
     assert complaints == [], "\n".join(complaints)
 
 
-def room_of(module: str) -> tuple[str, int] | None:
-    """House and number of the room that a module is in; None outside of rooms."""
-    for house, rooms in ROOMS.items():
-        if below(module, house):
-            name = module.removeprefix(house).removeprefix(".").partition(".")[0]
-            return (house, rooms.index(name)) if name in rooms else None
+def subpackage_of(module: str) -> tuple[str, int] | None:
+    """The package and the number of the subpackage that a module is in; None outside of subpackages."""
+    for package, names in SUBPACKAGES.items():
+        if below(module, package):
+            name = module.removeprefix(package).removeprefix(".").partition(".")[0]
+            return (package, names.index(name)) if name in names else None
     return None
 
 
-def test_rooms_are_those_that_are_there() -> None:
-    for house, rooms in ROOMS.items():
-        folder = ROOT / house.replace(".", "/")
-        assert sorted(rooms) == sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+def test_subpackages_are_those_that_exist() -> None:
+    for package, names in SUBPACKAGES.items():
+        folder = ROOT / package.replace(".", "/")
+        assert sorted(names) == sorted(path.parent.name for path in folder.glob("*/__init__.py"))
 
 
 @pytest.mark.slow
-def test_rooms_import_from_those_before_them() -> None:
+def test_subpackages_import_from_those_before_them() -> None:
     complaints = []
     for module in sources():
-        here = room_of(module)
+        here = subpackage_of(module)
         for line, imported in imports_of(module):
-            there = room_of(imported)
+            there = subpackage_of(imported)
             if here is not None and there is not None and here[0] == there[0] and there[1] > here[1]:
                 complaints.append(f"{sources()[module].relative_to(ROOT)}:{line}: imports {imported}, which is above")
     assert complaints == [], "\n".join(complaints)
@@ -534,14 +534,14 @@ def test_every_form_of_import_is_read() -> None:
     ]
 
 
-def test_every_dependency_has_a_home() -> None:
+def test_every_dependency_is_named() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     without = ("dev", "docs", "engines", "engines-later")
     optional = [wanted for extra, wanted in project["optional-dependencies"].items() if extra not in without]
     requirements = [*project["dependencies"], *(one for wanted in optional for one in wanted)]
     names = (requirement.partition(">")[0].strip() for requirement in requirements)
     declared = {IMPORTED.get(name, name) for name in names}
-    assert declared == {package for package in HOMES if "." not in package} - BROUGHT
+    assert declared == {package for package in MAY_IMPORT if "." not in package} - BROUGHT
 
 
 @pytest.mark.skipif("planner" not in sources(), reason="planner/__init__.py is not written yet")
