@@ -7,10 +7,9 @@
                                          fused product of queries, keys and values;
                                          the output of a norm is recomputed in the backward pass: 0
 
-Everything that counts the memory of a plan uses these shares: the judge for the values of the whole graph, the search
-for those of the template. There, a value that leaves a block is read by the next block, or by the operators after the
-last.
-"""
+Everything that counts the memory of a plan uses these shares: the prediction for the values of the whole graph, the
+search for those of the template. There, a value that leaves a block is read by the next block, or by the operators
+after the last."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -4,10 +4,10 @@ A state that is cut within its matrices is in pieces on N devices. Then N weight
 
     N updates, a piece of each --(all-to-all)--> one whole update --(Newton-Schulz)--> --(all-to-all)--> pieces
 
-in the dtype of the iteration. So a weight takes the N-th part of that time, if there are enough of its kind; the judge
-knows how many devices wait if there are not (`planner.plan.layout.matrix_groups`). Devices with copies of a state all
-make it orthogonal, unless whole parameters have owners (`Update.owned`). Matrices of one weight, such as those of
-experts, stay where they are.
+in the dtype of the iteration. So a weight takes the N-th part of that time, if there are enough of its kind; the
+prediction knows how many devices wait if there are not (`planner.plan.layout.matrix_groups`). Devices with copies of a
+state all make it orthogonal, unless whole parameters have owners (`Update.owned`). Matrices of one weight, such as
+those of experts, stay where they are.
 
 Source: Liu et al. 2025, arXiv 2502.16982, algorithm 1, gathers and computes everywhere; dividing the iterations among
 devices is as in DeepSpeed (ZeRO 3 with Muon, pull request 7919).

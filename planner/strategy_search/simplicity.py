@@ -7,7 +7,7 @@
 
 A plan that wins by a tenth of a percent may split one operator unlike its twins and recompute blocks in three ways.
 People have to read the plan, run it on other software and defend it. So a plan that is nearly as fast and takes fewer
-words is preferred. Every candidate is a whole plan, priced by the same judge as the fastest plan, within the same
+words is preferred. Every candidate is a whole plan, priced as the fastest plan is, within the same
 memory and its margin. The bound stays the same: it covers all plans, and the gap of the returned plan includes the time
 that it takes longer.
 

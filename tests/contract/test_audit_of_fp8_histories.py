@@ -1,5 +1,5 @@
-"""Delayed scales are made from histories, which are memory: the judge counts them, an audit finds them, and the search
-fills devices with them."""
+"""Delayed scales are made from histories, which are memory: the prediction counts them, an audit finds them, and the
+search fills devices with them."""
 
 from dataclasses import replace
 

@@ -156,7 +156,7 @@ def test_nothing_beats_the_bounds_of_the_work(data: st.DataObject, seed: int) ->
     assert fastest.seconds >= least_seconds * (1 - 1e-9)
     leanest = Evaluation(case.chain, replace(case.setting, capacity=1.0)).run()
     assert leanest.least >= least_bytes * (1 - 1e-9)
-    # and the judge on a choice that nobody made better
+    # and the prediction on a choice that nobody made better
     draw = random.Random(seed)
     bound = bind(plan_of(case, random_ranks(case, draw, random_state(case, draw))), traced(model), BATCH)
     prediction = predict(bound, cluster)

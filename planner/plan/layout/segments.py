@@ -4,9 +4,8 @@
                                                  it saves, and everywhere if the plan offloads weights or gathers the
                                                  weights of a block together; else it is part of a longer segment
 
-Segments are derived here only: the judge, the memory account, the audit and the executor read them. A memory feature is
-one more field.
-"""
+Segments are derived here only: the prediction, the memory account, the audit and the executor read them. A memory
+feature is one more field."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

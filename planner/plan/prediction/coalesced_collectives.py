@@ -1,5 +1,5 @@
 """The coalesced all-gathers of weights and the reductions of their gradients (`planner.plan.layout.block_gathers`), for
-the judge.
+the prediction.
 
 For each operator, every weight is charged its share of a long collective. This file records these charges, and at the
 end of a stage adds the difference to the real collectives.

@@ -1,7 +1,7 @@
 """The cost of a bound plan, computed operator by operator over the whole graph.
 
-This is the judge. The search fills tables for one block and multiplies. Here nothing is tabulated or shared between
-stages. A block is skipped only if all of it was compared with an earlier one, whose numbers are then added again
+The search fills tables for one block and multiplies. Here nothing is tabulated or shared between stages. A block is
+skipped only if all of it was compared with an earlier one, whose numbers are then added again
 (`planner.plan.prediction.repeated_blocks`). So an error in the search shows as a difference between the two. Both use
 the prices of `planner.pricing`.
 

@@ -1,4 +1,4 @@
-"""The cost of one pipeline rank, summed up while the judge walks over its operators."""
+"""The cost of one pipeline rank, summed up while the prediction walks over its operators."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""The judge's walk over a bound plan: one pipeline rank after the other, operator by operator.
+"""The walk of a prediction over a bound plan: one pipeline rank after the other, operator by operator.
 
 `Walk` holds what all ranks share, and `RankWalk` sums up one of them: `OperatorVisit` adds an operator,
 `RankParameters` the parameters, and `RankTransfers` what crosses between ranks.

@@ -15,7 +15,7 @@ If these make more than `most_states` states, the smallest of them are left out:
 such a value for itself, which is a lower bound again, and what most pieces choose is tried for all.
 
 Only this file and its `PieceMaker` decide which operators and edges a piece has, how often they count, and whether
-their bytes are kept for every micro-batch in flight or for one recomputed block. The judge
+their bytes are kept for every micro-batch in flight or for one recomputed block. The prediction
 (planner.plan.prediction.predict) computes the same independently, operator by operator.
 """
 

@@ -2,9 +2,9 @@
 
 The objective counts the exchange of experts as exposed. Here overlaps are chosen for the plan found: experts whose
 exchange can run beside other operators (`planner.plan.layout.expert_overlap`), with the number of operators beside the
-dispatch that saves most. The judge prices the plan with the memory that this takes. It is taken if it fits and saves
-`WORTH` of the step. On CPUs there is no overlap unless the user asks for it: their communication takes the cores that
-compute.
+dispatch that saves most. The prediction prices the plan with the memory that this takes. It is taken if it fits and
+saves `WORTH` of the step. On CPUs there is no overlap unless the user asks for it: their communication takes the cores
+that compute.
 
 With interleaved micro-batches no operator of the block has to run beside its experts: another micro-batch computes
 during dispatch and combine, forward and backward (`runtime.executor.interleaving`).

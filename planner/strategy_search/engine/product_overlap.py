@@ -3,11 +3,10 @@
 The search chooses layouts by what overlap leaves exposed (`planner.strategy_search.tables.under_products`). For the
 plan found, the overlaps (`planner.plan.layout.overlapped_products`) are chosen here. Each is priced with several
 numbers of chunks, forward and backward, and gets the best of them, if any saves time. As passes are sums, this is the
-best choice for the plan. The judge prices the plan with the memory that the overlaps take. As many overlaps as fit are
-taken, if they save `WORTH` of the step. With interleaved micro-batches, or a backward pass in two parts, there are no
-overlaps: then the plan without the former is compared with the plan without the latter. On CPUs there are none unless
-the user asks for them: their communication takes the cores that compute.
-"""
+best choice for the plan. The prediction prices the plan with the memory that the overlaps take. As many overlaps as fit
+are taken, if they save `WORTH` of the step. With interleaved micro-batches, or a backward pass in two parts, there are
+no overlaps: then the plan without the former is compared with the plan without the latter. On CPUs there are none
+unless the user asks for them: their communication takes the cores that compute."""
 
 import functools
 import math

@@ -1,7 +1,7 @@
 """Which schedule runs a plan of the search fastest.
 
 The objective of the search assumes one schedule, 1F1B. The plan found, with its stages, strategies and micro-batches,
-may run in other schedules of whole stages too (`COMPARED`). The judge prices each of them, pass by pass, with the
+may run in other schedules of whole stages too (`COMPARED`). The prediction prices each of them, pass by pass, with the
 memory that it holds, and the fastest that fits is taken. 1F1B stays if the others save less than `WORTH`, because they
 hold more memory. Interleaved schedules have other stages, and are searched where they are asked for. Plans with two
 stages on each rank in a V (`IN_A_V`) are divided anew, for the few results that would be the fastest without their

@@ -20,8 +20,8 @@ more. They wait least if the larger stages follow each other, from one rank to t
 So a few choices of the larger stages are simulated: the same stage of every rank, or the next one for the first half of
 the ranks. The waiting time that remains is not part of any objective, so it is added to it.
 
-Not good for: blocks of several kinds whose memory differs a lot; the judge notices, and the search leaves more memory.
-"""
+Not good for: blocks of several kinds whose memory differs a lot; the prediction notices, and the search leaves more
+memory."""
 
 import itertools
 import math

@@ -1,1 +1,1 @@
-"""Finalists: plans of the best configurations, settled, priced by the judge, each in its fastest schedule."""
+"""Finalists: plans of the best configurations, settled, priced by `predict`, each in its fastest schedule."""

@@ -1,4 +1,4 @@
-"""The best contenders as plans: settled, bound to their graph, priced by the judge, each in its fastest schedule.
+"""The best contenders as plans: settled, bound to their graph, priced by `predict`, each in its fastest schedule.
 
 The search ranks configurations by their objectives. The few that may be the fastest are priced here as whole plans.
 """

@@ -1,4 +1,4 @@
-"""Contenders as plans: bound to their graph, priced by the judge, settled, with their proved bounds."""
+"""Contenders as plans: bound to their graph, priced by `predict`, settled, with their proved bounds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ class PlanMaker:
         later: Callable[[Ranked], Seconds] = lambda _: 0.0,
         worth: Callable[[Ranked], bool] = lambda _: True,
     ) -> Ranked:
-        """The plan of a contender, bound to its graph and priced by the judge. It is settled if that is `worth` it and
+        """The plan of a contender, bound to its graph and priced by `predict`. It is settled if that is `worth` it and
         may save more than little, by the bound of its configuration. If it would take `cutoff` or longer even with what
         other buckets, settling and `later` changes may save, neither buckets of other sizes nor settling is tried."""
         made = self._made(found)
@@ -115,7 +115,7 @@ class PlanMaker:
         return seconds < self._saves[id(found)][1]
 
     def unsettled(self, found: Contender) -> Ranked:
-        """The plan of a contender, bound to its graph and priced by the judge."""
+        """The plan of a contender, bound to its graph and priced by `predict`."""
         return self._bucketed(found, self._made(found))
 
     def _bucketed(self, found: Contender, ranked: Ranked) -> Ranked:

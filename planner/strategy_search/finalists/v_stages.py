@@ -15,7 +15,7 @@ puts the lean blocks of a rank first. Here they are dealt out evenly over its bl
 on two ranks now.
 
 O(p n d) states with d^2 choices each, d = 2 `_SLACK` + 1. Not good for: blocks whose memory differs a lot, which is
-divided by their time all the same; the judge notices, and the search leaves more memory.
+divided by their time all the same; the prediction notices, and the search leaves more memory.
 """
 
 import math

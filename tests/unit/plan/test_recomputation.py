@@ -1,4 +1,4 @@
-"""What the judge charges for blocks that are recomputed, all or some, wholly or in part."""
+"""What the prediction charges for blocks that are recomputed, all or some, wholly or in part."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,4 @@
-"""What the judge charges for virtual stages: the stages of a rank added up, and the way back to the first rank."""
+"""What the prediction charges for virtual stages: the stages of a rank added up, and the way back to the first rank."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Weights of a block that are gathered together, in the search: its sums are the judge's, and no plan takes less."""
+"""Weights of a block that are gathered together, in the search: its sums are those of the prediction, and no plan takes
+less."""
 
 import math
 import random
@@ -39,7 +40,7 @@ from tests.unit.search.cases import (
     with_own_network,
     with_quick_host,
 )
-from tests.unit.search.test_tables_equal_judge import check_bytes, same
+from tests.unit.search.test_tables_equal_prediction import check_bytes, same
 
 TOGETHER = Update(buckets="none", gathers="block")
 
@@ -58,7 +59,7 @@ TOGETHER = Update(buckets="none", gathers="block")
 )
 @pytest.mark.parametrize("gathers", ["block", "ahead"])
 @pytest.mark.parametrize("dtype", ["mixed", "fp32"])
-def test_the_pieces_and_the_judge_agree(
+def test_the_pieces_and_the_prediction_agree(
     model: str, mesh: tuple[int, ...], pipeline: int, dtype: str, gathers: str
 ) -> None:
     draw, update = random.Random(model), Update(buckets="none", gathers=gathers, gradient_dtype=dtype)

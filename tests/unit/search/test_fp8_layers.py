@@ -237,7 +237,7 @@ def test_weights_are_gathered_in_fp8_where_that_pays(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["delayed", pytest.param("blockwise", marks=pytest.mark.thorough)])
-def test_weights_in_fp8_leave_tables_as_the_judge_has_them(recipe: str) -> None:
+def test_weights_in_fp8_leave_tables_as_the_prediction_has_them(recipe: str) -> None:
     fp8 = Fp8(recipe=recipe, gathered=True)
     asked = request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=fp8)
     for recompute in ("none", "full"):

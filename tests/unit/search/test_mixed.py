@@ -1,5 +1,5 @@
-"""Several kinds of devices in one pipeline: the judge and the tables agree, bounds hold, and the search finds what a
-brute force over every order, division and recomputation finds."""
+"""Several kinds of devices in one pipeline: the prediction and the tables agree, bounds hold, and the search finds what
+a brute force over every order, division and recomputation finds."""
 
 import itertools
 import math
@@ -71,9 +71,9 @@ def cases(draw: random.Random, model: str) -> Iterator[Case]:
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied", "post-norm", "kinds-first"])
-def test_tables_and_judge_agree_and_bounds_hold(model: str) -> None:
-    """For random choices, each rank in ways of its own: their sums are those of the judge, and no bound is above what
-    fits, whatever each kind of devices can hold."""
+def test_tables_and_prediction_agree_and_bounds_hold(model: str) -> None:
+    """For random choices, each rank in ways of its own: their sums are those of the prediction, and no bound is above
+    what fits, whatever each kind of devices can hold."""
     draw = random.Random(model)
     for case in cases(draw, model):
         found = []
@@ -133,8 +133,8 @@ def filling_of(case: Case, counts: Sequence[int], lean: Sequence[bool]) -> tuple
 
 
 def by_brute_force(case: Case) -> tuple[float, tuple[RankFilling, ...]]:
-    """The least objective of what fits by the words of the pieces, and what that is, as the judge confirms; infinite
-    where nothing does."""
+    """The least objective of what fits by the words of the pieces, and what that is, as the prediction confirms;
+    infinite where nothing does."""
     state = (0,) * len(case.chain.shape)
     rooms = [case.pipeline_of_kinds.capacities[kind] for kind in case.pipeline_of_kinds.kinds]
     best, found = math.inf, tuple[RankFilling, ...]()
@@ -172,7 +172,7 @@ def fullest(model: str, machine: MixedCluster, micro_batches: int) -> float:
 def test_search_finds_what_brute_force_finds(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two kinds of devices, one of each and two of the faster, with less and less memory on either kind: in every
     order the best division and recomputation, and of them what its schedule runs fastest. What
-    is received ahead, which the sums do not count, is left out of the judge, too."""
+    is received ahead, which the sums do not count, is left out of the prediction, too."""
     monkeypatch.setattr("planner.plan.prediction.predict.receive_buffers", lambda bound: [0.0] * bound.plan.pipeline)
     for slow, fast in ((1, 1), (1, 2)):
         most = fullest(model, machine_of(kind("slow", 1.0, slow), kind("fast", 2.5, fast)), MICRO_BATCHES)

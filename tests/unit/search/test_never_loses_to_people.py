@@ -50,7 +50,7 @@ def case_of(model: str, batch: int, pipeline: int, mesh: tuple[int, ...]) -> Cas
 
 
 def judged(case: Case, axes: tuple[str, ...], on_data: Option, recompute: bool) -> Prediction:
-    """What the judge says of a plan by hand, which is what the pieces say, and of memory what they leave out."""
+    """What the prediction says of a plan by hand, which is what the pieces say, and of memory what they leave out."""
     ranks = by_hand(case, axes, on_data, recompute=recompute)
     bound, device = bind(plan_of(case, ranks), traced(case.model), BATCH), case.cluster.device
     prediction = predict(bound, case.cluster)
@@ -64,8 +64,8 @@ def judged(case: Case, axes: tuple[str, ...], on_data: Option, recompute: bool) 
 
 
 def beside_pieces(case: Case, bound: BoundPlan, ranks: Sequence[RankFilling]) -> list[float]:
-    """Bytes of each rank that the judge alone counts: what stages receive ahead, and redistributions on their way that
-    take more than any operator does for a moment."""
+    """Bytes of each rank that the prediction alone counts: what stages receive ahead, and redistributions on their way
+    that take more than any operator does for a moment."""
     transient = [
         max(column.amounts.transient for column in columns_of(case, ranks, rank)) for rank in range(len(ranks))
     ]

@@ -1,4 +1,4 @@
-"""States that may be offloaded: priced by the search as by the judge, and offloaded where that is faster and nowhere
+"""States that may be offloaded: priced by the search as by `predict`, and offloaded where that is faster and nowhere
 else."""
 
 import itertools
@@ -42,7 +42,7 @@ from tests.unit.search.cases import (
     traced,
 )
 from tests.unit.search.test_objectives import bare
-from tests.unit.search.test_tables_equal_judge import check_bytes, same
+from tests.unit.search.test_tables_equal_prediction import check_bytes, same
 
 EVERY: tuple[Home, ...] = ("device", "host", "disk")
 ALL_HOMES = Offload(optimizer=EVERY, activations=EVERY, saved=EVERY, weights=EVERY)
@@ -67,7 +67,7 @@ HOST = Offload(optimizer=("host",))
         ("chain-from-input", (2,), 2),
     ],
 )
-def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipeline: int, update: Update) -> None:
+def test_the_pieces_and_the_prediction_agree(model: str, mesh: tuple[int, ...], pipeline: int, update: Update) -> None:
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update, offload=ALL_HOMES)

@@ -66,8 +66,8 @@ def test_tables_elsewhere_take_no_memory_of_the_devices(kaggle: tuple[OperatorGr
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("placed", [(("tables.2.*", "host"), *SERVERS), HOST, SERVERS], ids=["both", "host", "servers"])
-def test_search_and_judge_price_them_alike(kaggle: tuple[OperatorGraph, int], placed: Placed) -> None:
-    """The gap compares the bound of the search with what the judge makes of its plan, whose host launches ahead."""
+def test_search_and_prediction_price_them_alike(kaggle: tuple[OperatorGraph, int], placed: Placed) -> None:
+    """The gap compares the bound of the search with what is predicted of its plan, whose host launches ahead."""
     plan = planned(kaggle, placed)
     assert 0 < plan.provenance.gap < 0.1
     again = predict(bind(plan, *kaggle), load_profile("h100-80gb").with_devices(2))
@@ -161,8 +161,8 @@ def found_with(model: str, placed: Placed, pinned: Pinned, **settings: object) -
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_the_first_stage_of_a_pipeline_has_the_tables() -> None:
-    """All exact solvers find the same, the judge prices it alike, and what is left open is as good as the best of all
-    that can be decided."""
+    """All exact solvers find the same, the prediction prices it alike, and what is left open is as good as the best of
+    all that can be decided."""
     objectives = {}
     for pipeline in (1, 2, 4):
         pinned = Pinned(pipeline=pipeline, virtual_stages=1, micro_batches=2)

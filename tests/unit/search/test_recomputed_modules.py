@@ -82,7 +82,7 @@ def test_a_module_runs_from_what_enters_it_to_its_end() -> None:
 
 
 @pytest.mark.slow
-def test_tables_keep_as_much_as_the_judge_says() -> None:
+def test_tables_keep_as_much_as_the_prediction_says() -> None:
     """What was found in the space fits in its own peak, and takes as long as its tables say."""
     from planner.engines.megatron import MEGATRON as SPACE
 

@@ -116,7 +116,7 @@ def test_an_exact_solver_agrees(model: str, mesh: tuple[int, ...], solvers: tupl
 
 
 def check_plan(case: Case, outcome: Outcome, found: RankProblem, solution: Solution) -> None:
-    """The columns of a solution make a plan that the judge prices as the solver did."""
+    """The columns of a solution make a plan that the prediction prices as the solver did."""
     assert solution.evaluation is not None
     held, parts = outcome.ranks[0], list(settled(found, solution))
     head = parts.pop(0)

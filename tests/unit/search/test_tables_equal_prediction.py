@@ -1,4 +1,4 @@
-"""The pieces of the search and the judge, which walks the whole graph, must price every plan alike.
+"""The pieces of the search and the prediction, which walks the whole graph, must price every plan alike.
 
 Choices are drawn at random, not optimal, so that every candidate of every operator is met: any state of the boundary,
 any way to run each block, any results kept, any division over the ranks. Seconds are the same to 1e-9. Bytes are the
@@ -79,7 +79,7 @@ def told(summed: float, judged: float, pads: bool, less: bool = False) -> bool:
 @pytest.mark.cases(2, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_any_plan_costs_what_the_judge_says(model: str) -> None:
+def test_any_plan_costs_what_the_prediction_says(model: str) -> None:
     draw = random.Random(model)
     for case in cases(model, draw):
         state = random_state(case, draw)
@@ -214,7 +214,7 @@ def test_the_cases_are_of_all_forms() -> None:
 @pytest.mark.parametrize("stack", [name for name in software_names() if name != PYTORCH.name])
 @pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
 def test_stacks_are_priced_alike(stack: str, model: str, mesh: tuple[int, ...], pipeline: int) -> None:
-    """What a stack keeps, gathers and overwrites; buffers are counted by the judge alone."""
+    """What a stack keeps, gathers and overwrites; buffers are counted by the prediction alone."""
     draw = random.Random(stack)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     software = replace(load_software(stack), recomputed_in_backward=("attention",))
@@ -314,9 +314,9 @@ UPDATES = (
 def test_updates_are_priced_alike(
     update: Update, model: str, mesh: tuple[int, ...], pipeline: int, optimizer: str
 ) -> None:
-    """The sums that the search minimises count a message at its share of a full bucket, and no norms. The judge counts
-    the same in its sums, and beside them (`StageCost.beyond`) what buckets and norms really take, which is never less;
-    that is in the step alone. Flat buffers are counted by the judge alone."""
+    """The sums that the search minimises count a message at its share of a full bucket, and no norms. The prediction
+    counts the same in its sums, and beside them (`StageCost.beyond`) what buckets and norms really take, which is never
+    less; that is in the step alone. Flat buffers are counted by the prediction alone."""
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", optimizer, update=update)
