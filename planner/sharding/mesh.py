@@ -84,6 +84,12 @@ class Mesh:
         """Whether every axis has the all-to-all."""
         return all(axis.alltoall for axis in self.axes)
 
+    @property
+    def links_with_alltoall(self) -> Alltoall:
+        """Which axes have the all-to-all, as `build_mesh` takes it: where some lack it, those inside a node have it."""
+        has = [axis.alltoall for axis in self.axes if axis.size > 1]
+        return all(has) or (NODE if any(has) else False)
+
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Position of a rank (0 <= rank < size) on each axis."""
         return tuple(rank // axis.stride % axis.size for axis in self.axes)

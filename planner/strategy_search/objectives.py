@@ -15,7 +15,6 @@ from hardware_profiles import Bytes, Machine, TopologyError, of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
-from planner.sharding.mesh import NODE
 from planner.sharding.update import AUTO_ZERO_BY
 from planner.strategy_search.around import told
 from planner.strategy_search.candidates import with_candidates
@@ -105,8 +104,7 @@ def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
         update = replace(update, zero_by=plan.zero_by)
     if request.padding == "auto":
         update = replace(update, padded=plan.padded, padding_samples=plan.padding_samples)
-    axes = [axis.alltoall for axis in result.plan.mesh.axes if axis.size > 1]
-    alltoall = request.alltoall if request.alltoall != AUTO else all(axes) or (NODE if any(axes) else False)
+    alltoall = request.alltoall if request.alltoall != AUTO else result.plan.mesh.links_with_alltoall
     placed = replace(update, placed=plan.placed)
     fp8 = replace(request.fp8, gathered=result.plan.training.fp8.gathered)
     return replace(given, placing="given", padding="given", alltoall=alltoall, update=placed, fp8=fp8)

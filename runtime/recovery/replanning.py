@@ -160,6 +160,11 @@ def _check(plan: Plan, allowed: Range) -> None:
             f"--elastic: the staleness of weights under {plan.schedule} depends on the stages, so another number of"
             " devices computes something else; plan with a schedule that flushes, such as --schedule 1f1b"
         )
+    if plan.training.update.gradients == "sum":
+        raise RequestError(
+            "--elastic: gradients are summed over micro-batches and data-parallel ranks (--gradients sum), so another"
+            " number of devices trains with other gradients; plan with --gradients mean"
+        )
     if plan.training.update.local_parameters:
         names = ", ".join(sorted(plan.training.update.local_parameters)[:3])
         raise RequestError(

@@ -23,8 +23,9 @@ from planner.strategy_search.search import search
 
 
 def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) -> SearchRequest:
-    """The request that a plan answers, with nothing decided, with two exceptions: whatever it offloads may be offloaded
-    again, and a plan that does not train is for the forward pass alone."""
+    """The request that a plan answers, with nothing decided, with three exceptions: whatever it offloads may be
+    offloaded again, a plan that does not train is for the forward pass alone, and links on which it does without the
+    all-to-all may lack it."""
     training = plan.training
     pinned = Pinned(offload=offload_of(plan))
     return SearchRequest(
@@ -40,6 +41,7 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
         tokens_once=training.tokens_once,
         fp8=training.fp8,
         pinned=pinned if plan.schedule_kind.trains else forward_pinned(pinned),
+        alltoall=plan.mesh.links_with_alltoall,
     )
 
 

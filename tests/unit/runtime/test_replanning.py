@@ -79,6 +79,9 @@ def test_what_cannot_be_elastic_is_refused(first: Plan, tmp_path: Path) -> None:
     own = replace(first, training=replace(first.training, update=Update(buckets="none", local_parameters=("*.bias",))))
     with refused(RequestError, "--elastic", "*.bias"):
         Plans(own, tmp_path, Range(least=1, most=4))
+    summed = replace(first, training=replace(first.training, update=Update(buckets="none", gradients="sum")))
+    with refused(RequestError, "--elastic", "--gradients sum", "--gradients mean"):
+        Plans(summed, tmp_path, Range(least=1, most=4))
 
 
 @pytest.mark.parametrize("text", ["4", "0:2", "4:2", "a:b", "2:", "-1:3", "2:4:8", "99999999999:99999999999"])

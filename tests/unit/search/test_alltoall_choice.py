@@ -1,5 +1,7 @@
 """Which links have the all-to-all: inside a node, and the best of all ways by search."""
 
+from dataclasses import replace
+
 import pytest
 
 import planner
@@ -9,8 +11,10 @@ from planner.plan.compare.repricing import repriced
 from planner.report.command import command_of
 from planner.sharding.mesh import NODE, build_mesh
 from planner.strategy_search.analysis.advice import changes
+from planner.strategy_search.analysis.around import request_for
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.variants import variants_of
+from tests.distributed import plans
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 
@@ -26,6 +30,18 @@ def test_axes_inside_a_node_have_it() -> None:
     assert has(cluster, 8, 2, 2) == [False, True, True]
     assert has(cluster, 16) == [False]
     assert has(cluster, 8) == [True]
+
+
+def test_a_plan_is_searched_again_for_the_same_links() -> None:
+    """By `plan run --elastic`, `plan replan`, `explain` and `report`."""
+    cluster, graph = cluster_of("h100-80gb", 32), plans.traced("llama")
+    for way in (True, NODE, False):
+        mesh = build_mesh(cluster, (4, 8), alltoall=way)
+        plan = plans.hand_plan("zero1", "llama", mesh, samples=32)
+        assert request_for(plan, graph, plans.BATCH, cluster).alltoall == way
+        assert (
+            request_for(replace(plan, mesh=build_mesh(cluster, (1, 8))), graph, plans.BATCH, cluster).alltoall is True
+        )
 
 
 def test_auto_is_every_way_that_can_be_had() -> None:
