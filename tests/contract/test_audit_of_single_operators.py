@@ -143,7 +143,7 @@ class Steps(nn.Module):
         return self.layer(self.first(x))[0].mean()
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers(kind: type[nn.RNNBase], both: bool) -> None:

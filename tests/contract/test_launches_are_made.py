@@ -64,6 +64,7 @@ def test_as_many_kernels_are_priced_as_the_runtime_launches(model: str, tmp_path
     assert update < 5  # few kernels update all weights
 
 
+@pytest.mark.thorough
 def test_gradients_of_every_micro_batch_are_added_up(tmp_path: Path) -> None:
     priced, passes, _ = launched(f"{GPT} --global-batch 6 --micro-batches 3", tmp_path)
     assert priced == pytest.approx(passes, rel=NEAR)

@@ -556,6 +556,7 @@ def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
         assert best.certificate.busy_seconds == pytest.approx(best.objective, rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_a_tolerance_leaves_out_what_is_little_faster() -> None:
     """With one, no plan is faster than what is found by more than that, and less is evaluated."""
     request = request_of("residual", with_own_network(cluster_of("cpu", 2)), 16)

@@ -156,6 +156,7 @@ def test_modes(plan: Any) -> None:
     assert plan.json(*TINY, "--mode", "hybrid_parallel", *degrees)["degrees"]["tensor"] == 2
 
 
+@pytest.mark.thorough
 def test_operators_that_nobody_decided_are_data_parallel(plan: Any, here: Path) -> None:
     """As in MindSpore: the others split the batch, weights that only they read are whole everywhere."""
     semi = (*TINY, "--mode", "semi_auto_parallel", "--shard", "*mlp.up_proj*=o", "--mesh", "4", "--micro-batches", "1")
@@ -256,6 +257,7 @@ def test_contradictions_are_one_line(plan: Any, arguments: tuple[str, ...], word
     assert all(word in message for word in words), message
 
 
+@pytest.mark.thorough
 def test_a_plan_for_another_model_gives_no_strategies(plan: Any, here: Path) -> None:
     once = ("--micro-batches", "1", "--recompute", "none")
     plan.json(*TINY, "--mode", "data_parallel", *once, "-o", "llama.json")

@@ -178,6 +178,7 @@ def test_a_batch_that_settings_say_is_not_said_twice(plan: Any, here: Path) -> N
     assert "--global-batch, --micro-batches: these settings say how many; leave them out" in message
 
 
+@pytest.mark.thorough
 def test_a_config_is_exported_with_its_dimensions_while_it_is_the_same(plan: Any, here: Path) -> None:
     content = json.loads((CONFIGS / "llama" / "config.json").read_text())
     (here / "own").mkdir()

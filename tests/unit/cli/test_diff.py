@@ -137,6 +137,7 @@ def test_tables_that_move_are_a_difference_of_their_own(files: Path, first: str,
     assert all(step["differences"][0]["name"] != "gradients" for step in found["steps"])
 
 
+@pytest.mark.thorough
 def test_another_length_is_another_model(files: Path) -> None:
     found = content(files, "data", "short")
     assert names(found)[0] == ["model"]

@@ -38,6 +38,7 @@ def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
     assert words in plan("verify", "plan.json").out
 
 
+@pytest.mark.thorough
 def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
     """Whoever has most has hardly more than a third, though the table of tokens is a whole parameter."""
     three = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "3", "--global-batch", "12", "--data", "3")

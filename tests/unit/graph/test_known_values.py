@@ -18,6 +18,7 @@ from tests.distributed.brought import BATCH, images
 from tests.refusals import refused
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_packed_images_are_samples() -> None:
     module, _, inputs = images()

@@ -71,6 +71,7 @@ def test_every_family_is_traced_and_can_be_planned(family: str) -> None:
     assert all(larger.types[name].shape[0] == 6 for name in larger.inputs)
 
 
+@pytest.mark.thorough
 def test_an_indexer_chooses_keys_that_attention_reads() -> None:
     """DeepSeek-V3.2: with 4 of 8 keys for each query, attention has a mask, in which they are written."""
     graph = traced("deepseek-v32")
@@ -223,6 +224,7 @@ def test_capped_attention_is_one_operator_that_computes_what_transformers_comput
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_attention_with_sinks_is_known_where_no_model_was_built() -> None:
     """As for a graph that was kept, or a plan file: to what runs it. A search of it does without PyTorch."""
     name = "planner.composed_attention.default"

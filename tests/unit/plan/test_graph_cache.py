@@ -202,6 +202,7 @@ def test_of_the_graph_of_a_plan_file_nothing_is_known(tmp_path: Path) -> None:
     assert not is_kept(Options(graph_cache=str(tmp_path)))
 
 
+@pytest.mark.thorough
 def test_the_graph_of_a_config_is_kept_by_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is: with a link, as in a cache of downloads. What the second trace has found is kept with it."""
     config = json.loads((CONFIGS / "llama" / "config.json").read_text())

@@ -152,6 +152,7 @@ def test_deferred_gradients_of_a_value_that_blocks_share_are_visited(monkeypatch
     all_visited(bound, monkeypatch)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_blocks_with_buffers_of_their_own_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A router that evens loads out reads how full its experts were from buffers; no two blocks share one."""

@@ -123,6 +123,7 @@ def test_the_weights_of_the_module_are_copied() -> None:
     assert all(torch.equal(before[name], weight) for name, weight in module.named_parameters())
 
 
+@pytest.mark.thorough
 def test_a_step_does_not_keep_the_module() -> None:
     module = build()
     gone = weakref.ref(module)
