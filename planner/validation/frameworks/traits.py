@@ -25,6 +25,10 @@ HUGGING_FACE = (
 MEGATRON_WORDS = r"megatron|transformer engine|\bte\b|\bapex\b"
 """Words for kernels that are used even if everything else is eager."""
 
+OVERLAPPED_OPTIMIZER = r"overlapped[-_ ]?distributed[-_ ]?optimizer"
+"""Words for Megatron-LLaMA's optimizer. Hooks of the backward pass reduce-scatter buckets of gradients of every
+micro-batch, and hooks of the forward pass gather weights (megatron/optimizer/overlapped_dist_optimizer.py)."""
+
 AMPERE = ("a100", "a800")
 HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 BLACKWELL = ("b200", "b300", "gb200", "gb300")

@@ -1,6 +1,6 @@
 """The ZeRO stage of a row, and the replicas of the groups that shard states (HSDP)."""
 
-from planner.validation.frameworks.traits import uses_maxtext
+from planner.validation.frameworks.traits import OVERLAPPED_OPTIMIZER, uses_maxtext
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
 from planner.validation.request.replicas import hybrid_stage, replicas_of
@@ -50,6 +50,9 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     if stage == 0 and _owns_states(row):
         notes.append("optimizer states are sharded, as DeepSpeed's pipeline engine does in bf16: ZeRO 1")
         return 1
+    if stage in (None, 1) and mentions(row.words("other_flags", "distributed_optimizer"), OVERLAPPED_OPTIMIZER):
+        notes.append("OverlappedDistributedOptimizer reduces gradients of every micro-batch: ZeRO 2")
+        return 2
     if stage in (None, 1, 2) and _shards_all(row):
         notes.append("MaxText shards weights as it does states: ZeRO 3")
         return 3

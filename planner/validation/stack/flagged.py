@@ -5,9 +5,12 @@
     --grad-reduce-in-bf16, grad_reduce_in_fp32=False, --main-grads-dtype bf16
                                                                  gradients have 16 bits
     --fp8-param-gather, fp8_params, "weights stored in fp8"      weights are stored and gathered in fp8
+    OverlappedDistributedOptimizer                               Megatron-LLaMA overlaps both with computation
     fused RMSNorm with fused SwiGLU, Liger                       elementwise work passes memory as often as in Megatron
-    Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, and
-                                                                 RMS norms are chains of operators
+    Transformer Engine layers                                    the same under FSDP, launched as in Megatron
+    Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, RMS
+                                                                 norms are chains of operators, and under FSDP none
+                                                                 passes memory but those of the graph
     autocast                                                     FSDP gathers weights in fp32 and rounds them for use
     eager                                                        operators are kernels of their own, RMS norms chains of
                                                                  them, and gradients have the dtype of weights, also
@@ -24,7 +27,7 @@ from dataclasses import replace
 
 from hardware_profiles import PYTORCH, Hidden, Software, load_software
 from planner.validation.frameworks.nanotron import NANOTRON
-from planner.validation.frameworks.traits import HUGGING_FACE, MEGATRON_WORDS
+from planner.validation.frameworks.traits import HUGGING_FACE, MEGATRON_WORDS, OVERLAPPED_OPTIMIZER
 from planner.validation.reading.words import mentions, said_of, says
 from planner.validation.stack.states import PURE
 
@@ -32,8 +35,8 @@ OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 
 """Shares of communication that named overlaps hide: those of the stack nemo, which overlaps the same."""
 
 _OVERLAPS = {
-    "reductions": "overlap[-_]grad[-_]reduce",
-    "gathers": "overlap[-_]param[-_]gather",
+    "reductions": rf"overlap[-_]grad[-_]reduce|{OVERLAPPED_OPTIMIZER}",
+    "gathers": rf"overlap[-_]param[-_]gather|{OVERLAPPED_OPTIMIZER}",
     "tensor": "use[-_](?:ascend[-_])?mc2|tp[-_]comm[-_]overlap",
 }
 """Words for overlapped communication. MC2 (ModelLink's --use-mc2) and --tp-comm-overlap (Megatron-LM on Transformer
@@ -48,6 +51,13 @@ _ASYNC_TENSOR = r"\basync[- ]tp\b"
 _GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
 """Words for weights that torchtitan gathers in fp8; its recipes with float8 ask for it (train_configs/llama3_405b.toml
 of December 2024)."""
+
+_ENGINE_LAYERS = r"transformer engine(?:'s)? (?:transformer)?layers?\b"
+"""Words for whole layers of Transformer Engine in another framework's loop."""
+
+_COUNTED = 1.0
+"""How often operators of Hugging Face's modules pass memory: each is a kernel, and the graph has all of them
+(modeling_llama.py), where `passes` of the stack fsdp stands for what other modules have besides."""
 
 _NARROW = (
     r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16"
@@ -117,6 +127,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
     """The stack with the kernels and modules that flags or words for its `precision` name; adds notes on them.
 
     Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
+    So do layers of Transformer Engine (LayerNormLinear, LayerNormMLP), which Python launches as in Megatron.
     Modules of Hugging Face launch their operators from Python, as Megatron's do. If no kernel computes attention whole,
     mask, scale and softmax are kernels of their own (modeling_gpt2.py: `_attn`). Eager stacks other than FSDP and ZeRO
     3 compute as InternEvo does: autograd accumulates gradients in the dtype of weights, and logits are whole. Changes
@@ -148,10 +159,16 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
         notes.append("norms and gated activations are one kernel each")
         one_each = {"gates", "rotations"} <= liger  # liger_kernel/ops/swiglu.py and rope.py
         stack = replace(stack, passes=megatron.passes, fused=megatron.fused, fuses_chains=one_each)
+    if stack.name in _EAGER and mentions(flags, _ENGINE_LAYERS):
+        notes.append("norms and gated activations are Transformer Engine's")
+        host = max(stack.host, megatron.host)
+        stack = replace(stack, passes=megatron.passes, fused=megatron.fused, host=host)
     if stack.name in _EAGER and hugging_face:
         notes.append("operators are launched from Python, as in Megatron")
         heads = stack.softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
         stack = replace(stack, host=max(stack.host, megatron.host), softmax_heads=heads, views_heads=True)
+        if stack.name == "fsdp":
+            stack = replace(stack, passes=min(stack.passes, _COUNTED))
     said = f"{flags}; {precision}"
     narrow = mentions(said, _MIXED_BY_FSDP) or mentions(said, PURE) or precision.startswith("fp32")
     if stack.name.startswith("fsdp") and mentions(flags, _AUTOCAST) and not narrow:

@@ -18,6 +18,7 @@ from planner.validation.stack.flagged import narrow_gradients, stores_fp8, with_
         ("nemo", "tp_comm_overlap=true", (0.8, 0.8, 0.5)),
         ("nemo", "tp_comm_overlap=false", (0.8, 0.8, 0.0)),
         ("nemo", "overlap_grad_reduce: false; overlap_param_gather: false", (0.0, 0.0, 0.5)),
+        ("megatron", "overlapped-distributed-optimizer", (0.8, 0.8, 0.0)),  # of Megatron-LLaMA
         ("fsdp", "async tp", (0.9, 0.9, 0.5)),
         ("fsdp-compiled", "overlap_grad_reduce=false; overlap_param_gather=false", (0.0, 0.0, 0.0)),
     ],
@@ -100,6 +101,23 @@ def test_files_of_hugging_face_are_no_modules(flags: str) -> None:
 )
 def test_norms_of_eager_modules_are_chains_unless_a_kernel_is_named(stack: str, flags: str, composed: bool) -> None:
     assert with_kernels(load_software(stack), flags, []).composed_norms is composed
+
+
+def test_operators_of_hugging_face_under_fsdp_pass_memory_as_often_as_the_graph_says() -> None:
+    for stack, passes in (("fsdp", 1.0), ("deepspeed-zero3", load_software("deepspeed-zero3").passes)):
+        assert with_kernels(load_software(stack), "hugging face transformers", []).passes == passes
+    assert with_kernels(load_software("fsdp"), "tokenizer of hugging face", []) == load_software("fsdp")
+
+
+@pytest.mark.parametrize("flags", ["transformer engine transformerlayer", "transformer engine's layers; fp8"])
+def test_layers_of_transformer_engine_under_fsdp_compute_as_megatrons_do(flags: str) -> None:
+    megatron, eager, notes = load_software("megatron"), load_software("fsdp"), list[str]()
+    found = with_kernels(eager, flags, notes)
+    assert (found.passes, found.fused, found.host) == (megatron.passes, megatron.fused, megatron.host)
+    assert found.loss == eager.loss
+    assert notes == ["norms and gated activations are Transformer Engine's"]
+    assert with_kernels(eager, "linear modules of transformer engine", []) == eager
+    assert with_kernels(megatron, flags, []) == megatron
 
 
 def test_what_is_eager_computes_as_eager_stacks_do() -> None:

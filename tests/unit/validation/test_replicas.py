@@ -30,6 +30,9 @@ _WIDE = {"tp": "1", "pp": "1", "n_devices": "32", "dp": "32", "global_batch": "6
         ({"zero_stage": "hsdp", "n_devices": "8", "dp": "8"}, 3, None),  # one node
         ({"zero_stage": "0", "other_flags": "DeepSpeed's pipeline engine"}, 1, None),  # its optimizer in bf16
         ({"zero_stage": "0", "other_flags": "DeepSpeed's pipeline engine", "precision": "fp16"}, 0, None),
+        ({"zero_stage": "1", "other_flags": "overlapped-distributed-optimizer"}, 2, None),  # of Megatron-LLaMA
+        ({"zero_stage": "1", "other_flags": "no overlapped-distributed-optimizer"}, 1, None),
+        ({"distributed_optimizer": "OverlappedDistributedOptimizer"}, 2, None),
         ({"zero_stage": "0", "other_flags": "DeepSpeed, no-pipeline-parallel"}, 0, None),
         ({"zero_stage": "1", "source": "MaxText"}, 3, None),  # its axis `fsdp` shards weights, too
         ({"zero_stage": "1", "stack": "MaxText", "other_flags": "shard_optimizer_over_data=True"}, 1, None),
