@@ -79,6 +79,7 @@ class ParameterPrices:
         offload: seconds by which the update takes longer in a sequence of such states, with overlapping transfers.
         weight_offloaded: bytes of a weight that is offloaded.
         weight_fetch: seconds to fetch it for one pass through its block.
+        fetches: seconds per micro-batch to fetch it, for its forward and, in training, its backward pass.
         weight_store: seconds per step to write back the new weight.
         served: bytes of a state that a parameter server keeps on the device's host, and of the sum of its gradients;
             all sums exist before any update.
@@ -99,6 +100,7 @@ class ParameterPrices:
     offload: Array
     weight_offloaded: Array
     weight_fetch: Array
+    fetches: Array
     weight_store: Array
     served: Array
 
@@ -107,11 +109,6 @@ class ParameterPrices:
         """Seconds in which kernels that accumulate gradients wait for their launches, if the host does not launch
         ahead."""
         return np.maximum(self.launches - self.accumulation, 0.0)
-
-    @property
-    def fetches(self) -> Array:
-        """Seconds per micro-batch to fetch an offloaded weight, for its forward and its backward pass."""
-        return 2 * self.weight_fetch
 
     @property
     def visiting(self) -> Array:
@@ -134,9 +131,12 @@ def price_parameter(
     update: Update = PLAIN,
     local: bool = False,
     share: float | None = None,
+    *,
+    trains: bool = True,
 ) -> ParameterPrices:
     """Prices of a parameter of this type in each of the given stored layouts; a `local` one needs no gradient
-    reduction. `share` is the part that the device has of a state with a single owner: 1, 0, or by default the mean."""
+    reduction. `share` is the part that the device has of a state with a single owner: 1, 0, or by default the mean.
+    `trains` says whether there are backward passes, which fetch offloaded weights again."""
     cluster, sizes = pricers.parameters.cluster, pricers.parameters.mesh.sizes
     software, per = cluster.software, parameter_bytes(precision, optimizer, cluster.software, update.variant)
     weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
@@ -149,6 +149,7 @@ def price_parameter(
         weight=np.where(apart, 0.0, weight),
         weight_offloaded=np.where(apart, weight, 0.0),
         weight_fetch=weight_fetch,
+        fetches=(2 if trains else 1) * weight_fetch,
     )
     if not trainable:
         return held

@@ -13,10 +13,13 @@ from planner.cli.waiting import waiting
 from planner.errors import InfeasibleError, RequestError
 
 if TYPE_CHECKING:
+    from hardware_profiles import Machine
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Plan
 
-_APPLY = frozenset({"model", "cluster", "software", "devices", "hardware", "output", "as_json", "quiet", "verbose"})
+_APPLY = frozenset(
+    {"model", "cluster", "software", "devices", "hardware", "output", "as_json", "quiet", "verbose", "layouts"}
+)
 
 
 def price_file(path: Path, options: Options) -> None:
@@ -33,8 +36,8 @@ def price_file(path: Path, options: Options) -> None:
             " --software and --devices, or edit the file"
         )
     plan = load_plan(path)
-    bound = _moved(path, plan, options)
-    _check_fits(path, bound.plan)
+    bound, cluster = _moved(path, plan, options)
+    _check_fits(path, bound.plan, cluster)
     if options.output:
         save_plan(bound.plan, options.output)
     if options.as_json:
@@ -43,7 +46,8 @@ def price_file(path: Path, options: Options) -> None:
         _print(bound, plan, options)
 
 
-def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
+def _moved(path: Path, plan: "Plan", options: Options) -> "tuple[BoundPlan, Machine]":
+    """The plan as it is priced now, and the machine."""
     from hardware_profiles import is_mixed
     from planner.plan.binding.machine import machine_of
     from planner.plan.compare.repricing import repriced
@@ -62,7 +66,7 @@ def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
         wait.phase("tracing the model")
         model = traced_again(plan, options.model)
         wait.phase("pricing the plan")
-        return repriced(plan, model.graph, model.batch, cluster)
+        return repriced(plan, model.graph, model.batch, cluster), cluster
 
 
 def _same_profile(hardware: str | None, plan: "Plan") -> bool:
@@ -72,8 +76,14 @@ def _same_profile(hardware: str | None, plan: "Plan") -> bool:
     return hardware is None or load_machine(hardware).name == plan.cluster.profile
 
 
-def _check_fits(path: Path, plan: "Plan") -> None:
+def _check_fits(path: Path, plan: "Plan", cluster: "Machine") -> None:
+    from planner.plan.layout.offloaded import offloaded_fault
+
     prediction = plan.prediction
+    outside = offloaded_fault(prediction, cluster)
+    if outside is not None:
+        where = f"{plan.cluster.devices} x {plan.cluster.machine}"
+        raise InfeasibleError(f"{path} does not fit on {where}: {outside.reason}; plan again for it")
     missing = prediction.peak_bytes - prediction.capacity_bytes
     if missing > 0:
         raise InfeasibleError(

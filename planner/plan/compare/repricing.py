@@ -17,6 +17,7 @@ from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
+from planner.plan.samples import samples_fault
 from planner.sharding.mesh import build_mesh
 
 
@@ -51,6 +52,9 @@ def _bound(plan: Plan, traced: OperatorGraph, batch: int, *, grown: bool) -> Bou
         for fewer in (n for n in range(training.micro_batches - 1, 0, -1) if training.micro_batches % n == 0):
             with suppress(LayoutError, PlanFileError, StrategyError):
                 return bind(replace(plan, training=replace(training, micro_batches=fewer)), traced, batch)
+        alone = replace(plan, training=replace(training, micro_batches=1))
+        if samples_fault(alone) is None:  # something else is in the way
+            return bind(alone, traced, batch)
         devices = plan.cluster.devices
         words = "too few" if training.padded_batch * plan.pipeline < devices else "not divisible"
         raise RequestError(

@@ -68,8 +68,9 @@ class RankParameters:
         known = self.walk.once.parameters
         if kind not in known:
             found = price_parameter(
-                tensor, trainable, [stored], precision, optimizer, self.walk.pricers, self.update, local, share
-            )
+                tensor, trainable, [stored], precision, optimizer, self.walk.pricers, self.update, local, share,
+                trains=graph.trains,
+            )  # fmt: skip
             known[kind] = (found, stored)
         return known[kind][0], kind
 

@@ -174,8 +174,10 @@ class RankWalk:
     def _offload(self, parameters: RankParameters) -> None:
         """Charge the transfers of what is offloaded, in the order in which passes and updates need it."""
         cost, used, blocks = self.cost, parameters.used, parameters.offloaded
+        trains = self.plan.schedule_kind.trains
         for number, chunk in enumerate(cost.chunks):
-            cost.end_fetches(chunk, sorted({blocks[name] for name in blocks if used[name] == number}))
+            away = sorted({blocks[name] for name in blocks if used[name] == number})
+            cost.end_fetches(chunk, away, trains=trains)
         cost.end_values()
         cost.end_visits(visiting_order(self.bound, used))
         if nbytes := tables_on_hosts(self.bound):

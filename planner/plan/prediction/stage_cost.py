@@ -51,7 +51,7 @@ ACTIVATIONS = "activation offload"
 micro-batch."""
 
 FETCHED = "weight offload"
-"""Seconds to fetch offloaded weights for both passes of a micro-batch."""
+"""Seconds to fetch offloaded weights for the passes of a micro-batch."""
 
 RETURNED = "weights going back"
 """Seconds to write new weights back to where they are offloaded, per step."""
@@ -143,11 +143,12 @@ class StageCost:
         self.offloaded[home] += float(prices.weight_offloaded[0])
         self.fetched[block] = self.fetched.get(block, 0.0) + float(prices.weight_fetch[0])
 
-    def end_fetches(self, chunk: ChunkCost, blocks: Collection[int]) -> None:
+    def end_fetches(self, chunk: ChunkCost, blocks: Collection[int], *, trains: bool) -> None:
         """Fetch the weights of these blocks, which are all of the chunk that offload any, under the work of a pass;
         some are exposed."""
+        passes = ((chunk.forward, False), (chunk.backward, True))
         for block in blocks:
-            for one, backward in ((chunk.forward, False), (chunk.backward, True)):
+            for one, backward in passes if trains else passes[:1]:
                 waits = waited_for(blocks, block, backward=backward)
                 one.bring(self.fetched[block], waits=waits)
 

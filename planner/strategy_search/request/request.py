@@ -18,7 +18,7 @@ from planner.sharding.layout import Layout
 from planner.sharding.mesh import NODE
 from planner.sharding.mesh import Alltoall as Decided
 from planner.sharding.per_replica import prepared_batch
-from planner.sharding.update import DEFAULT, NO_BUCKETS, Update, composed_fault, local_fault, update_fault
+from planner.sharding.update import AUTO_ZERO_BY, DEFAULT, NO_BUCKETS, Update, composed_fault, local_fault, update_fault
 from planner.strategy_search.request.default_strategy import default_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.space import FREE, Pinned
@@ -228,6 +228,11 @@ class SearchRequest:
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
 
     def _check_places(self) -> None:
+        if self.placing == "auto" and self.space is not None:
+            raise RequestError(
+                f"--for {self.space.name}: place auto: {self.space.title} keeps all tables on the devices; leave it"
+                " out, or the engine"
+            )
         if not self.update.placed:
             return
         placed_tables(self.graph, self.update.placed)
@@ -263,6 +268,11 @@ class SearchRequest:
 
     def _check_owners(self) -> None:
         """States that are sharded by whole parameters require ZeRO-1, as our own runtime implements it."""
+        if self.update.zero_by == AUTO_ZERO_BY and self.space is not None:
+            raise RequestError(
+                f"--for {self.space.name}: zero_by auto: {self.space.title} shards by slices; leave it out, or the"
+                " engine"
+            )
         if not self.update.owned:
             return
         where = f"zero_by = {self.update.zero_by}:"

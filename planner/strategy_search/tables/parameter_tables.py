@@ -108,8 +108,9 @@ class ParameterTables:
             if states != NOTHING.optimizer or weights != NOTHING.weights:
                 stored = with_homes(stored, states, weights)
             prices = price_parameter(
-                tensor, trainable, stored, self.precision, optimizer, self.pricers, self.update, local
-            )
+                tensor, trainable, stored, self.precision, optimizer, self.pricers, self.update, local,
+                trains=graph.trains,
+            )  # fmt: skip
             if scales is not None:
                 prices = replace(prices, state=prices.state + history_bytes(self.fp8, scales))
             if not self.dominated:

@@ -1,5 +1,6 @@
 """`plan estimate`: one configuration, or a plan file, priced."""
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ def test_what_does_not_fit_says_how_much_is_missing(plan: Any, here: Path) -> No
     message = plan.refused("estimate", "gpt2.json", "--hardware", "cpu", code=3)
     assert "gpt2.json does not fit on 1 x cpu" in message
     assert "GiB more than the 4.0 GiB available" in message
+
+
+def test_a_plan_needs_room_on_the_hosts_of_another_machine_too(plan: Any, here: Path) -> None:
+    once = ("--devices", "1", "--global-batch", "4", "--micro-batches", "1", "--recompute", "none", "--seq-len", "32")
+    plan.json("estimate", *TINY[:4], *once, "--offload", "optimizer", "-o", "plan.json")
+    text = files("hardware_profiles").joinpath("cpu.toml").read_text()
+    (here / "small.toml").write_text(text.replace("memory_gib = { value = 16,", "memory_gib = { value = 0.04,"))
+    message = plan.refused("estimate", "plan.json", "--hardware", "small.toml", code=3)
+    assert "plan.json does not fit on 1 x cpu: 0.0 GiB are kept on the host" in message
+    assert plan("estimate", "plan.json", "--layouts").code == 0
 
 
 def test_options_stand_behind_the_command(plan: Any) -> None:

@@ -109,6 +109,8 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --fp8 rowwise --fp8-history 16", ("fp8_history", "16", "fp8 = delayed")),
     (f"{TINY} --fp8-margin 2", ("fp8_margin", "2", "fp8 = delayed")),
     (f"{TINY} --fp8 delayed --schedule pipedream_2bw --pipeline 2", ("fp8", "delayed", "steps before others")),
+    (f"{EXPERTS} --for megatron --place auto", ("--for megatron", "place auto", "leave it out")),
+    (f"{EXPERTS} --for megatron --zero-by auto", ("--for megatron", "zero_by auto", "leave it out")),
     (f"{EXPERTS} --for megatron --fp8 delayed", ("--for megatron", "experts in fp8", "fp8_experts")),
     (f"{EXPERTS} --for megatron --fp8 delayed --fp8-experts --fp8-dispatch", ("--for megatron", "fp8_dispatch")),
     (f"{TINY} --fp8 rowwise --fp8-left-out *.nothing", ("fp8_left_out", "*.nothing")),

@@ -12,6 +12,7 @@ from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.prediction.live_memory import live_memory
 from planner.plan.prediction.predict import predict, stage_costs
+from planner.plan.prediction.timeline import timeline_of
 from planner.plan.schedule import orders_of
 from planner.sharding.update import Update
 from planner.strategy_search.request.offload import Offload
@@ -70,6 +71,20 @@ def test_no_pruning_finds_a_faster_one() -> None:
         assert pruned.plan.prediction.objective_seconds == pytest.approx(every.plan.prediction.objective_seconds)
         least = every.plan.prediction.objective_seconds
         assert pruned.plan.prediction.objective_seconds * (1 - pruned.objective_gap) <= least * (1 + 1e-9)
+
+
+def test_offloaded_weights_are_fetched_for_one_pass() -> None:
+    """They were priced for a backward pass, too, which no report could draw."""
+    machine = load_profile("cpu").with_devices(2)
+    pinned = replace(FORWARD, pipeline=2, mesh=(), micro_batches=2, offload=Offload(weights=("host",)))
+    plan = search(request_of("llama-2", machine, 8, pinned=pinned)).plan
+    bound = bind(plan, traced("llama-2"), BATCH)
+    assert predict(bound, machine) == plan.prediction
+    costs = stage_costs(bound, machine)
+    chunks = [chunk for cost in costs for chunk in cost.chunks]
+    assert all(chunk.forward.waits > 0 for chunk in chunks)
+    assert all(chunk.backward.hidden == chunk.backward.waits == 0 for chunk in chunks)
+    assert timeline_of(plan, costs).seconds > 0
 
 
 def test_what_only_training_has_is_refused() -> None:
