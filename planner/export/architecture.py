@@ -102,7 +102,7 @@ def architecture_of(
     Dimensions that were changed by name (`--set`) count. None if the model is the user's own, or no decoder of the
     three families. `every` also accepts properties that no engine can be told, `latent` models with latent attention.
     """
-    from planner.models.huggingface import dimensions_of, is_config
+    from planner.models.huggingface.from_config import dimensions_of, is_config
     from planner.models.overrides import split_reference
     from planner.models.zoo import ZOO, zoo_entry
 

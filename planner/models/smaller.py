@@ -73,7 +73,7 @@ def _sizes(reference: str, sequence_length: int | None) -> Mapping[str, Any]:
             " same layers: --small package.module:factory"
         )
     if looks_like_config(reference):
-        from planner.models.huggingface import config_content
+        from planner.models.huggingface.from_config import config_content
 
         return config_content(reference)[1]
     from planner.models.zoo import zoo_config

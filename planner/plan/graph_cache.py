@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.errors import PlanFileError
-from planner.models.huggingface import is_config
+from planner.models.huggingface.from_config import is_config
 from planner.models.overrides import canonical_reference, split_reference
 from planner.models.zoo import is_of_zoo
 from planner.plan.carried import LONGEST, Carried, graph_text, own_graph

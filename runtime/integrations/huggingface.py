@@ -21,8 +21,12 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from planner.errors import RequestError
 from planner.graph.tracing.stacked import PREFIX as STACKED
 from planner.graph.tracing.stacked import StackedSamples
-from planner.models.huggingface import experts_where_they_can, trained_without_masks, with_experts_as_operators
-from planner.models.huggingface_switch import unstacked
+from planner.models.huggingface.from_config import (
+    experts_where_they_can,
+    trained_without_masks,
+    with_experts_as_operators,
+)
+from planner.models.huggingface.switch import unstacked
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
 from runtime.integrations.saved_values import as_text

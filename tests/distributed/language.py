@@ -12,7 +12,7 @@ from torch import nn
 from planner.graph.trace import trace
 from planner.graph.tracing.returned import loss_in
 from planner.models.bert import Bert, BertConfig
-from planner.models.huggingface import from_config
+from planner.models.huggingface.from_config import from_config
 from planner.models.t5 import T5, T5Config
 from runtime.step.training_step import parallelize
 from tests.distributed import plans

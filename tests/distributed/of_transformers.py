@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from planner.models.huggingface import from_config
+from planner.models.huggingface.from_config import from_config
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

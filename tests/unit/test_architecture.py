@@ -95,7 +95,7 @@ MAY_IMPORT = {
         "hardware_profiles",
         "planner.cli.schemas",  # the form of answers
         "planner.export.pytorch.torch_script",
-        "planner.models.huggingface_config",
+        "planner.models.huggingface.config",
         "planner.plan",
         "planner.sharding.discover",
         "runtime.processes.breakdown",  # notes of ranks

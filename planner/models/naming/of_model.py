@@ -6,9 +6,9 @@ from typing import Any
 
 from planner.models.adapters import adapters_of, without_adapters
 from planner.models.deepseek import DeepseekConfig
-from planner.models.huggingface import config_content, decoder_of, is_config
-from planner.models.huggingface_deepseek import is_deepseek
-from planner.models.huggingface_experts import is_mixture
+from planner.models.huggingface.deepseek import is_deepseek
+from planner.models.huggingface.from_config import config_content, decoder_of, is_config
+from planner.models.huggingface.mixtures import is_mixture
 from planner.models.naming.adapters import peft_naming
 from planner.models.naming.bert import bert_naming
 from planner.models.naming.deepseek import deepseek_naming

@@ -1,5 +1,5 @@
 """Names of Switch Transformers as it is built here from a `config.json`: experts are stacked, and modules of their own
-in transformers (`planner.models.huggingface_switch`)."""
+in transformers (`planner.models.huggingface.switch`)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -25,10 +25,10 @@ from planner.graph.rewriting.masks import MASKED_ATTENTION
 from planner.graph.trace import trace
 from planner.graph.tracing.alike import description
 from planner.models.deepseek import Deepseek, DeepseekConfig
-from planner.models.huggingface import experts_where_they_can, stretched
-from planner.models.huggingface_any_experts import AS_ONE_OPERATOR
-from planner.models.huggingface_config import check_config
-from planner.models.huggingface_deepseek import deepseek_of
+from planner.models.huggingface.any_experts import AS_ONE_OPERATOR
+from planner.models.huggingface.config import check_config
+from planner.models.huggingface.deepseek import deepseek_of
+from planner.models.huggingface.from_config import experts_where_they_can, stretched
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -557,7 +557,7 @@ def test_a_fault_of_ours_is_not_taken_for_one_of_transformers(monkeypatch: pytes
     def faulty(*_: object) -> bool:
         raise KeyError("ours")
 
-    monkeypatch.setattr("planner.models.huggingface._has_window", faulty)
+    monkeypatch.setattr("planner.models.huggingface.from_config._has_window", faulty)
     with pytest.raises(KeyError, match="ours"):
         build_model(str(CONFIGS / "llama"), dtype="float32")
 

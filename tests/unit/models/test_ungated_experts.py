@@ -15,9 +15,9 @@ from planner.graph.kinds import find_blocks
 from planner.graph.trace import trace
 from planner.models.expert_rows import ACTIVATIONS, activation_of
 from planner.models.experts import experts
-from planner.models.huggingface import experts_where_they_can
-from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, activation_name, check_experts, experts_of
-from planner.models.huggingface_switch import unstacked
+from planner.models.huggingface.any_experts import AS_ONE_OPERATOR, activation_name, check_experts, experts_of
+from planner.models.huggingface.from_config import experts_where_they_can
+from planner.models.huggingface.switch import unstacked
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of

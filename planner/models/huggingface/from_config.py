@@ -10,9 +10,8 @@ The architecture in the config selects the class with a loss, and the class dete
 A ...ForConditionalGeneration that has no encoder and decoder reads images or sound beside tokens. It is called on
 tokens alone, with sizes of its `text_config`; its other parts exist, and do nothing.
 
-Mixtral, Qwen3 MoE and DeepSeek are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
-Experts of other architectures are one operator each (see `huggingface_any_experts`, `huggingface_llama4` and
-`huggingface_switch`).
+Mixtral, Qwen3 MoE and DeepSeek are built as our own decoders (see `mixtures` and `deepseek` beside this file).
+Experts of other architectures are one operator each (see `any_experts`, `llama4` and `switch`).
 
 Attention is PyTorch's own where the architecture has it, and keys and values are not kept for generation. While a model
 is exported, transformers writes out every mask; in training it leaves out a mask that is plainly causal or hides
@@ -30,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError
 from planner.models.adapters import without_adapters
-from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, check_experts, experts_of
-from planner.models.huggingface_config import check_activations, check_config, check_present, read_config
-from planner.models.huggingface_decoders import dense_dimensions
-from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
-from planner.models.huggingface_experts import is_mixture, mixture_of
-from planner.models.huggingface_llama4 import with_chosen_rows
+from planner.models.huggingface.any_experts import AS_ONE_OPERATOR, check_experts, experts_of
+from planner.models.huggingface.config import check_activations, check_config, check_present, read_config
+from planner.models.huggingface.decoders import dense_dimensions
+from planner.models.huggingface.deepseek import deepseek_of, is_deepseek
+from planner.models.huggingface.llama4 import with_chosen_rows
+from planner.models.huggingface.mixtures import is_mixture, mixture_of
 from planner.models.overrides import changed_content, split_reference
 
 if TYPE_CHECKING:
@@ -394,7 +393,7 @@ def _composed_attention(
 def _experts_as_one_operator(module: Any, where: str) -> None:
     """Make the experts of a model of transformers one operator each. Raises ModelError, which begins with `where`, for
     experts that the operator cannot compute."""
-    from planner.models.huggingface_switch import stack_experts
+    from planner.models.huggingface.switch import stack_experts
 
     stack_experts(module, where)
     with_chosen_rows(module)
@@ -435,7 +434,7 @@ def with_experts_as_operators(module: Any) -> None:
 def experts_where_they_can(module: Any) -> None:
     """Make experts operators where a module is, or contains, a model of transformers, and the operator can compute
     them; other experts stay as they are. Raises ModelError for experts that are modules of their own and cannot be
-    stacked (`planner.models.huggingface_switch`), because they cannot be traced."""
+    stacked (`planner.models.huggingface.switch`), because they cannot be traced."""
     if not type(module).__module__.startswith("transformers.") or not hasattr(module, "set_experts_implementation"):
         for part in module.children():
             experts_where_they_can(part)

@@ -9,8 +9,8 @@ Shape legend: T tokens, H hidden, E experts, K of a token, F width of an expert.
 
 from typing import Any
 
-from planner.models.huggingface_any_experts import activation_name
-from planner.models.huggingface_layers import give_forward
+from planner.models.huggingface.any_experts import activation_name
+from planner.models.huggingface.layers import give_forward
 
 _ACTIVATION = "planner_activation"
 """The attribute of a layer for the name of its experts' activation."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ModelError
-from planner.models.huggingface_experts import check_needed
+from planner.models.huggingface.mixtures import check_needed
 
 _SHARED: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),

@@ -22,8 +22,8 @@ from torch import nn
 
 from planner.errors import ModelError
 from planner.models.experts import experts
-from planner.models.huggingface_any_experts import activation_name
-from planner.models.huggingface_layers import give_forward
+from planner.models.huggingface.any_experts import activation_name
+from planner.models.huggingface.layers import give_forward
 
 _SWITCH, _NLLB = "SwitchTransformersSparseMLP", "NllbMoeSparseMLP"
 """The classes of mixtures of experts to look for."""
