@@ -17,7 +17,8 @@ from planner.models.adapters import adapters_of, without_adapters
 from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
 from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
-from planner.models.huggingface.from_config import experts_where_they_can, from_config, is_config
+from planner.models.huggingface.from_config import from_config, is_config
+from planner.models.huggingface.rewriting import experts_where_they_can
 from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
 from planner.models.imported import imported_factory
 from planner.models.language_models import LANGUAGE_FAMILIES, LANGUAGE_MODELS

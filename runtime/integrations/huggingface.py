@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from planner.errors import RequestError
 from planner.graph.tracing.stacked import PREFIX as STACKED
 from planner.graph.tracing.stacked import StackedSamples
-from planner.models.huggingface.from_config import (
+from planner.models.huggingface.rewriting import (
     experts_where_they_can,
     trained_without_masks,
     with_experts_as_operators,

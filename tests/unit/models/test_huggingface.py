@@ -28,7 +28,8 @@ from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface.any_experts import AS_ONE_OPERATOR
 from planner.models.huggingface.config import check_config
 from planner.models.huggingface.deepseek import deepseek_of
-from planner.models.huggingface.from_config import experts_where_they_can, stretched
+from planner.models.huggingface.from_config import stretched
+from planner.models.huggingface.rewriting import experts_where_they_can
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -557,7 +558,7 @@ def test_a_fault_of_ours_is_not_taken_for_one_of_transformers(monkeypatch: pytes
     def faulty(*_: object) -> bool:
         raise KeyError("ours")
 
-    monkeypatch.setattr("planner.models.huggingface.from_config._has_window", faulty)
+    monkeypatch.setattr("planner.models.huggingface.from_config.has_window", faulty)
     with pytest.raises(KeyError, match="ours"):
         build_model(str(CONFIGS / "llama"), dtype="float32")
 

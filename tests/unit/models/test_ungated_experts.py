@@ -16,7 +16,7 @@ from planner.graph.trace import trace
 from planner.models.expert_rows import ACTIVATIONS, activation_of
 from planner.models.experts import experts
 from planner.models.huggingface.any_experts import AS_ONE_OPERATOR, activation_name, check_experts, experts_of
-from planner.models.huggingface.from_config import experts_where_they_can
+from planner.models.huggingface.rewriting import experts_where_they_can
 from planner.models.huggingface.switch import unstacked
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
