@@ -18,7 +18,7 @@ from hardware_profiles import HardwareProfileError, Seconds, device_type_of
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.plan import Plan
-from planner.plan.prediction.chunk_memory import STATES
+from planner.plan.prediction.memory.chunks import STATES
 from planner.strategy_search.around import exact, together
 from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, offload_of

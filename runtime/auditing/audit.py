@@ -23,10 +23,10 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.charges import Charges, Phase
-from planner.plan.prediction.chunk_memory import GRADIENTS, STATES, WEIGHTS
 from planner.plan.prediction.host_link import crossing_parameters, crossing_rows
-from planner.plan.prediction.live_memory import live_memory
 from planner.plan.prediction.local_work import local_work, update_work
+from planner.plan.prediction.memory.chunks import GRADIENTS, STATES, WEIGHTS
+from planner.plan.prediction.memory.live import live_memory
 from planner.plan.prediction.predict import stage_peak, stated_costs
 from planner.plan.schedule import telling_micro_batches
 from runtime.auditing.imitation import imitated_inputs, imitated_step

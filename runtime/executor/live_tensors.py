@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS
+from planner.plan.prediction.memory.chunks import GRADIENTS, OTHER, STATES, WEIGHTS
 
 CLASSES = (WEIGHTS, GRADIENTS, STATES, OTHER)
 

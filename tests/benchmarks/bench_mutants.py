@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/forward_memory.py",
+        "planner/plan/prediction/memory/forward.py",
         (
             "self._set_out(range(number + 1, len(self.tensors.segments)))",
             "self._set_out(range(number + 2, len(self.tensors.segments)))",

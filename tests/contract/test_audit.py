@@ -9,8 +9,8 @@ import pytest
 from planner.errors import AuditError
 from planner.graph.trace import trace
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.prediction import update_memory
 from planner.plan.prediction.charges import Charge
+from planner.plan.prediction.memory import update as update_memory
 from planner.sharding.update import PLAIN, Update
 from runtime import StageAudit, audit
 from runtime.auditing import audit as auditing

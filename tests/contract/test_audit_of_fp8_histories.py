@@ -9,7 +9,7 @@ from hardware_profiles import load_profile
 from planner.fp8_recipes import EXPERT_TENSORS
 from planner.graph.fp8 import NO_FP8, Fp8, delayed_scales, history_bytes
 from planner.plan.binding.bind import bind, prepare
-from planner.plan.prediction.chunk_memory import STATES
+from planner.plan.prediction.memory.chunks import STATES
 from planner.plan.prediction.predict import predict
 from planner.sharding.mesh import build_mesh
 from planner.strategy_search.request.template import fold

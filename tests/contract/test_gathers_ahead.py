@@ -17,8 +17,8 @@ import torch
 from planner.plan.binding.bind import bind
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan
-from planner.plan.prediction import live_memory
-from planner.plan.prediction.chunk_memory import STATES, WEIGHTS
+from planner.plan.prediction.memory import live as live_memory
+from planner.plan.prediction.memory.chunks import STATES, WEIGHTS
 from planner.plan.schedule import relays
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter

@@ -22,7 +22,7 @@ from planner.plan.binding.bind import bind
 from planner.plan.binding.machine import machine_of
 from planner.plan.binding.model_of import build_planned
 from planner.plan.file import load_plan
-from planner.plan.prediction.live_memory import live_memory
+from planner.plan.prediction.memory.live import live_memory
 from planner.plan.prediction.predict import stated_costs
 
 with (Path(__file__).parent / "data" / "h200_steps.csv").open(newline="", encoding="utf-8") as file:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hardware_profiles import Bytes, Machine, Seconds, clusters_of_ranks
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.prediction.moving_memory import hold, most_moving, receive_buffers
+from planner.plan.prediction.memory.moving import hold, most_moving, receive_buffers
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule import moments_of

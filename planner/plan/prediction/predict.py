@@ -10,7 +10,7 @@ the prices of `planner.pricing`.
     step   =  by the schedule, from these (see planner.plan.prediction.step)
     objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages: costmodels.pipelines)
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack;
-              transient is that of operators, and of redistributions (planner.plan.prediction.moving_memory)
+              transient is that of operators, and of redistributions (planner.plan.prediction.memory.moving)
 
 A pipeline rank holds v stages of the model (v = 1: one stage); `planner.plan.prediction.walk` sums it up.
 
@@ -29,7 +29,7 @@ from hardware_profiles import HOMES, Bytes, Cluster, Machine, Seconds, clusters_
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.prediction.moving_memory import hold, most_moving, receive_buffers
+from planner.plan.prediction.memory.moving import hold, most_moving, receive_buffers
 from planner.plan.prediction.repeated_blocks import block_keys, repeated_blocks
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import (

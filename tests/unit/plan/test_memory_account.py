@@ -3,7 +3,7 @@ steps are done, and while others go on."""
 
 import pytest
 
-from planner.plan.prediction.memory_account import MemoryAccount, Piece, moved
+from planner.plan.prediction.memory.account import MemoryAccount, Piece, moved
 from planner.sharding.layout import PARTIAL, REPLICATE
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.redistribute import Step, redistribution

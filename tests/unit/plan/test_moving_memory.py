@@ -4,8 +4,8 @@ import pytest
 
 from hardware_profiles import load_profile
 from planner.plan.binding.bind import bind
-from planner.plan.prediction.live_memory import live_memory
-from planner.plan.prediction.moving_memory import most_moving
+from planner.plan.prediction.memory.live import live_memory
+from planner.plan.prediction.memory.moving import most_moving
 from planner.plan.prediction.predict import predict, stage_costs
 from tests.distributed import plans
 

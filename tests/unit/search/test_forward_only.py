@@ -10,7 +10,7 @@ from planner.graph.forward_only import evaluating, without_updates
 from planner.graph.rewriting.updates import UPDATE
 from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
-from planner.plan.prediction.live_memory import live_memory
+from planner.plan.prediction.memory.live import live_memory
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.timeline import timeline_of
 from planner.plan.schedule import orders_of

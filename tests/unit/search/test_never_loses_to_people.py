@@ -7,7 +7,7 @@ import pytest
 
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Prediction
-from planner.plan.prediction.moving_memory import most_moving, receive_buffers
+from planner.plan.prediction.memory.moving import most_moving, receive_buffers
 from planner.plan.prediction.predict import predict
 from planner.strategy_search.engine.contenders import NEAR
 from planner.strategy_search.engine.outcome import RankFilling

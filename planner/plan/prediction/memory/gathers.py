@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from planner.plan.layout.block_gathers import BlockGather
-from planner.plan.prediction.chunk_memory import (
+from planner.plan.prediction.memory.account import Piece, Storage
+from planner.plan.prediction.memory.chunks import (
     OTHER,
     ChunkMemory,
     Section,
     Sent,
     Values,
 )
-from planner.plan.prediction.memory_account import Piece, Storage
 from planner.sharding.buckets import Bucket, Traveller
 from planner.sharding.redistribute import COLLECTIVES
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.stage_tensors import viewed
-from planner.plan.prediction.chunk_memory import (
+from planner.plan.prediction.memory.account import Piece, Storage
+from planner.plan.prediction.memory.chunks import (
     BACK,
     OTHER,
     VALUES,
@@ -12,8 +13,7 @@ from planner.plan.prediction.chunk_memory import (
     Section,
     Values,
 )
-from planner.plan.prediction.gather_memory import GatherMemory
-from planner.plan.prediction.memory_account import Piece, Storage
+from planner.plan.prediction.memory.gathers import GatherMemory
 
 
 class ForwardMemory(GatherMemory):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import reduction_starts
-from planner.plan.prediction.memory_account import MemoryAccount, Storage
+from planner.plan.prediction.memory.account import MemoryAccount, Storage
 from planner.sharding.buckets import Bucket
 from planner.sharding.redistribute import COLLECTIVES
 

@@ -3,7 +3,7 @@
     source ─> cut dim first ─> output ─> in order        an all-gather along an inner dim has all four at once
 
 The transient bytes of an operator are priced with its operands in the layouts that it needs. Redistributing them, and
-their gradients, may need more memory: `runtime.comm.redistribute`, as `memory_account.moved` follows it. The largest
+their gradients, may need more memory: `runtime.comm.redistribute`, as `account.moved` follows it. The largest
 moment of an operator counts: everything in progress, and its other operands or their gradients at that time. Stages of
 a pipeline whose receives are posted ahead have memory for what the next pass of each chunk receives
 (`runtime.step.receiving`). Software other than the runtime counts as measured.
@@ -22,7 +22,7 @@ from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operato
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.plan import Plan
-from planner.plan.prediction.memory_account import MemoryAccount, Piece, moved
+from planner.plan.prediction.memory.account import MemoryAccount, Piece, moved
 from planner.plan.prediction.stage_cost import StageCost
 from planner.pricing.parameter_price import reduced
 from planner.sharding.layout import Layout, local_fraction, local_shape, local_share

@@ -1,4 +1,4 @@
-"""The memory that a stage of a rank holds at a moment of its step, for `planner.plan.prediction.live_memory`."""
+"""The memory that a stage of a rank holds at a moment of its step, for `planner.plan.prediction.memory.live`."""
 
 import math
 from collections import Counter
@@ -15,8 +15,8 @@ from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import StageCut
 from planner.plan.layout.stage_tensors import StageTensors
 from planner.plan.layout.strides import Strides
-from planner.plan.prediction.bucket_memory import BucketMemory
-from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
+from planner.plan.prediction.memory.account import MemoryAccount, Piece, Storage, moved
+from planner.plan.prediction.memory.buckets import BucketMemory
 from planner.pricing.liveness import replays
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import Layout

@@ -29,11 +29,11 @@ from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
 from planner.plan.layout.stage_cut import cut_stage
-from planner.plan.prediction.backward_memory import BackwardMemory
-from planner.plan.prediction.bucket_memory import BucketMemory, gather
-from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
-from planner.plan.prediction.memory_account import MemoryAccount, MemoryTurn, Piece, Storage, moved
-from planner.plan.prediction.update_memory import update_temporaries
+from planner.plan.prediction.memory.account import MemoryAccount, MemoryTurn, Piece, Storage, moved
+from planner.plan.prediction.memory.backward import BackwardMemory
+from planner.plan.prediction.memory.buckets import BucketMemory, gather
+from planner.plan.prediction.memory.chunks import GRADIENTS, OTHER, STATES, WEIGHTS, Held
+from planner.plan.prediction.memory.update import update_temporaries
 from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
 from planner.pricing.matrix_update import Stack, stack_bytes
 from planner.pricing.parameter_price import summed

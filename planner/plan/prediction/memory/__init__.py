@@ -1,0 +1,1 @@
+"""The bytes of a rank: tensors counted as they live through a step, and redistributions in progress."""
