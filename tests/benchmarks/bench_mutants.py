@@ -106,12 +106,12 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/operator_visit.py",
+        "planner/plan/prediction/walk/operator_visit.py",
         ("inner.backward + (inner.forward if repeats else 0)", "inner.backward + inner.forward"),
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/rank_walk.py",
+        "planner/plan/prediction/walk/rank_walk.py",
         ('cost.memory["transient"] += once.flat', "pass"),
     ),
     *mutants(

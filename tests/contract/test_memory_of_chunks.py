@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner.plan.prediction.product_overlap import chunk_bytes
+from planner.plan.prediction.walk.product_overlap import chunk_bytes
 from runtime.comm.chunked_collectives import Chunks
 from runtime.ops.overlapped_products import OperandCall, ResultCall, Way
 

@@ -18,7 +18,7 @@ from planner.graph.trace import trace
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import stage_costs
-from planner.plan.prediction.stage_cost import GATHERING, REDUCING
+from planner.plan.prediction.walk.stage_cost import GATHERING, REDUCING
 from planner.sharding.update import PLAIN, Update, update_words
 from planner.strategy_search.request.space import FREE, Pinned
 from tests.contract.one_rank import Messages, one_rank

@@ -3,8 +3,9 @@
     walk of a rank     op 0 | op 1 | op 2 | ...          the sums after an operator less those before it are its own
     the same, with one micro-batch more in flight        what memory grows by is what one of them holds
 
-The walk is that of the prediction itself (`planner.plan.prediction.walk`), so that the parts sum to what it says. What
-is no operator's stays out: updates of parameters, transfers between stages, and what a host saves that launches ahead.
+The walk is that of the prediction itself (`planner.plan.prediction.walk.walk`), so that the parts sum to what it says.
+What is no operator's stays out: updates of parameters, transfers between stages, and what a host saves that launches
+ahead.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from hardware_profiles import Bytes, Machine, Seconds, clusters_of_ranks
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.prediction.memory.moving import hold, most_moving, receive_buffers
-from planner.plan.prediction.stage_cost import StageCost
-from planner.plan.prediction.walk import Walk, walks_of
+from planner.plan.prediction.walk.stage_cost import StageCost
+from planner.plan.prediction.walk.walk import Walk, walks_of
 from planner.plan.schedule import moments_of
 
 

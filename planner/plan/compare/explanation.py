@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
-from planner.plan.prediction.stage_cost import ACTIVATIONS, FETCHED, GATHERING, OFFLOAD, REDUCING, RETURNED
 from planner.plan.prediction.step import (
     AHEAD,
     BESIDE,
@@ -21,6 +20,7 @@ from planner.plan.prediction.step import (
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
 )
+from planner.plan.prediction.walk.stage_cost import ACTIVATIONS, FETCHED, GATHERING, OFFLOAD, REDUCING, RETURNED
 
 RESOURCE_OF = {
     "forward": "compute",

@@ -24,7 +24,6 @@ from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
 from planner.plan.file import plan_content
 from planner.plan.plan import Plan, Prediction
-from planner.plan.prediction.stage_cost import GATHERING, REDUCING
 from planner.plan.prediction.step import (
     AHEAD,
     BETWEEN_STAGES,
@@ -35,6 +34,7 @@ from planner.plan.prediction.step import (
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
 )
+from planner.plan.prediction.walk.stage_cost import GATHERING, REDUCING
 from planner.plan.schema import PlanFile, validated
 
 Clock: TypeAlias = Literal["wall", "cpu"]

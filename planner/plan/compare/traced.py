@@ -10,7 +10,6 @@ from planner.errors import RequestError
 from planner.plan.compare.kineto import TRACE_TERMS, TracedRun
 from planner.plan.compare.measured import RunComparison, Term, summed
 from planner.plan.plan import Plan, Prediction
-from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.prediction.step import (
     AHEAD,
     BETWEEN_STAGES,
@@ -22,6 +21,7 @@ from planner.plan.prediction.step import (
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
 )
+from planner.plan.prediction.walk.stage_cost import COMMUNICATION, GATHERING, REDUCING
 
 _PARTS: Mapping[str, str] = {
     "forward": "computation",

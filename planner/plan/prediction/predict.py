@@ -2,8 +2,8 @@
 
 The search fills tables for one block and multiplies. Here nothing is tabulated or shared between stages. A block is
 skipped only if all of it was compared with an earlier one, whose numbers are then added again
-(`planner.plan.prediction.repeated_blocks`). So an error in the search shows as a difference between the two. Both use
-the prices of `planner.pricing`.
+(`planner.plan.prediction.walk.repeated_blocks`). So an error in the search shows as a difference between the two. Both
+use the prices of `planner.pricing`.
 
     rank r:   t_r  seconds of one micro-batch, forward and backward, with exposed transfers
               u_r  seconds once a step: optimizer, weights, and gradient reduction that no last backward pass covers
@@ -12,7 +12,7 @@ the prices of `planner.pricing`.
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack;
               transient is that of operators, and of redistributions (planner.plan.prediction.memory.moving)
 
-A pipeline rank holds v stages of the model (v = 1: one stage); `planner.plan.prediction.walk` sums it up.
+A pipeline rank holds v stages of the model (v = 1: one stage); `planner.plan.prediction.walk.walk` sums it up.
 
 In the objective everything waits, one operator after the other, except for communication of weights, of tensor
 parallelism and of experts that overlaps with work. For plans with a pipeline, the search proves gaps of the objective
@@ -30,8 +30,6 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.prediction.memory.moving import hold, most_moving, receive_buffers
-from planner.plan.prediction.repeated_blocks import block_keys, repeated_blocks
-from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import (
     AHEAD,
     BESIDE,
@@ -47,7 +45,9 @@ from planner.plan.prediction.step import (
     covered_reductions,
     step_of,
 )
-from planner.plan.prediction.walk import hides, walks_of
+from planner.plan.prediction.walk.repeated_blocks import block_keys, repeated_blocks
+from planner.plan.prediction.walk.stage_cost import StageCost
+from planner.plan.prediction.walk.walk import hides, walks_of
 from planner.plan.schedule import runs_in_pairs
 
 

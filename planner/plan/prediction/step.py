@@ -15,7 +15,7 @@ longer:
     transfers   otherwise from the end of the pass that makes the values, one after the other on each rank
     reductions  hidden: in buckets of blocks, as the last backward pass of their chunk makes them, one after the other;
                 the rest behind them and the last pass of the rank; buckets of our runtime likewise, each from when it
-                is full (`planner.plan.prediction.bucket_overlap`)
+                is full (`planner.plan.prediction.walk.bucket_overlap`)
     weights     hidden: under the remaining forward work of one micro-batch, the first of the next step; the rest at the
                 end
 

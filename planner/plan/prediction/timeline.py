@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from costmodels import Event, RankSeconds, RankUse, Schedule, simulate
 from hardware_profiles import Seconds
 from planner.plan.plan import Plan
-from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import ChunkCost, ranks_seconds
+from planner.plan.prediction.walk.stage_cost import StageCost
 from planner.plan.schedule import orders_of
 
 Stream: TypeAlias = Literal["computation", "communication"]

@@ -9,8 +9,8 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.compare.dissection import RankDissection
 from planner.plan.compare.explanation import RESOURCE_OF, shown_part, shown_parts
 from planner.plan.plan import Plan, Prediction
-from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import step_of
+from planner.plan.prediction.walk.stage_cost import StageCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from hardware_profiles import PYTORCH, Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.limits import room
 from planner.plan.layout.kept import Kept, block_words, kept_places, replayed_places
-from planner.plan.prediction.stage_cost import holders_of, tied_seconds, transfer_seconds
+from planner.plan.prediction.walk.stage_cost import holders_of, tied_seconds, transfer_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_share
 from planner.strategy_search.decomposition.piece_maker import PieceMaker

@@ -5,7 +5,7 @@
 Shares of exposed communication. Collectives that overlap with computation cost max(0, excess), where excess is their
 seconds minus those of the computation. Since max(0, excess) >= s excess, every share s from 0 to 1 gives a lower bound.
 The same holds for gradient reductions R under the last backward pass B. None of them can start before the first slot of
-that pass is over (`planner.plan.prediction.bucket_overlap`), so their excess is
+that pass is over (`planner.plan.prediction.walk.bucket_overlap`), so their excess is
 
     R - (1 - 1 / slots) B
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan.prediction.bucket_overlap import SLOTS
+from planner.plan.prediction.walk.bucket_overlap import SLOTS
 from planner.strategy_search.decomposition.pieces import NEITHER, WAITED, Asked, Chain, Passes, Piece, Solved, Weights
 from planner.strategy_search.decomposition.pieces import solve as solve_pieces
 from planner.strategy_search.decomposition.priced import Priced, least_value, least_values

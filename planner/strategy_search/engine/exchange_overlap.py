@@ -21,7 +21,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlap_name, possible_expert_overlaps
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict
-from planner.plan.prediction.walk import Walk, walks_of
+from planner.plan.prediction.walk.walk import Walk, walks_of
 from planner.strategy_search.engine.product_overlap import OverlapError, Overlapped, lacking, taken_by
 from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.request.checks import runs_here

@@ -28,8 +28,8 @@ from planner.plan.layout.overlapped_products import (
 )
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
-from planner.plan.prediction.product_overlap import ProductOverlap
-from planner.plan.prediction.walk import Walk, walks_of
+from planner.plan.prediction.walk.product_overlap import ProductOverlap
+from planner.plan.prediction.walk.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.strategy_search.engine.scheduling import WORTH, all_fit
 from planner.strategy_search.request.checks import runs_here

@@ -24,8 +24,8 @@ from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import SLICED, Plan, Prediction
 from planner.plan.prediction.predict import interleaved_seconds, predict, predict_alike
-from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE
+from planner.plan.prediction.walk.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.schedule_checks import check_schedule
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.offload import NOTHING

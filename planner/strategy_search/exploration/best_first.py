@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from planner.errors import LimitError
 from planner.limits import check
 from planner.plan.plan import Prediction
-from planner.plan.prediction.stage_cost import ACCUMULATION, FORWARD
+from planner.plan.prediction.walk.stage_cost import ACCUMULATION, FORWARD
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.exploration.early_plans import EarlyPlans

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from hardware_profiles import Seconds
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.prediction.stage_cost import TRANSFER
 from planner.plan.prediction.step import PIPELINE_BUBBLE
+from planner.plan.prediction.walk.stage_cost import TRANSFER
 from planner.strategy_search.engine.exchange_overlap import in_parts
 from planner.strategy_search.engine.scheduling import (
     WORTH,

@@ -10,9 +10,9 @@ from costmodels import step_time
 from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.plan import Plan
-from planner.plan.prediction.stage_cost import COMMUNICATION
 from planner.plan.prediction.step import PIPELINE_BUBBLE, UNDER_PRODUCTS
 from planner.plan.prediction.timeline import REDUCTION
+from planner.plan.prediction.walk.stage_cost import COMMUNICATION
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.finalists.settle import Certificate
 from planner.strategy_search.request.space import Configuration

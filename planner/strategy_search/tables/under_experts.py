@@ -1,8 +1,8 @@
 """How much of the exchange of experts overlaps with other work of their block.
 
 A plan splits up experts where that saves time (`planner.plan.layout.expert_overlap` has the rules,
-`planner.plan.prediction.exchange_overlap` the price). This file computes the most that each candidate can save, so that
-layouts are chosen by the exposed time of the exchange, and objectives stay below step times:
+`planner.plan.prediction.walk.exchange_overlap` the price). This file computes the most that each candidate can save, so
+that layouts are chosen by the exposed time of the exchange, and objectives stay below step times:
 
     forward    min(r + w + r, k)                        r  rows, w  their weights, k  kernels that may run beside them
     backward   min(r + w + r, k' + g, min(r, k') + r + w)        ' backward, g  gradients of the experts' own matrices
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.graph.fp8 import without_fp8
 from planner.plan.layout.expert_overlap import tied_to
-from planner.plan.prediction.exchange_overlap import ways_of
+from planner.plan.prediction.walk.exchange_overlap import ways_of
 from planner.pricing import OperatorPrices, price_operator
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy

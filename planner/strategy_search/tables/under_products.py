@@ -1,8 +1,8 @@
 """How much of the redistributions next to linear layers overlaps with the matrix products of these layers.
 
 A plan splits such a collective into chunks where that saves time (`planner.plan.layout.overlapped_products` has the
-rules, `planner.plan.prediction.product_overlap` the price). This file computes the most that each pair of candidates
-can save, with the best number of chunks for each pass, so that layouts are chosen by the exposed time:
+rules, `planner.plan.prediction.walk.product_overlap` the price). This file computes the most that each pair of
+candidates can save, with the best number of chunks for each pass, so that layouts are chosen by the exposed time:
 
     result      product ─edge─> reader                   the products of the producer's candidate
     operand     maker ─edge─> product                    the products of the reader's candidate

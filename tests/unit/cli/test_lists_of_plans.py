@@ -7,14 +7,6 @@ from typing import Any
 import pytest
 
 from planner.plan.compare.explanation import RESOURCE_OF, Alternative, Explanation
-from planner.plan.prediction.stage_cost import (
-    ACTIVATIONS,
-    FETCHED,
-    OFFLOAD,
-    RETURNED,
-    TIME_PER_MICRO_BATCH,
-    TIME_PER_STEP,
-)
 from planner.plan.prediction.step import (
     AHEAD,
     BESIDE,
@@ -26,6 +18,14 @@ from planner.plan.prediction.step import (
     UNCOVERED,
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
+)
+from planner.plan.prediction.walk.stage_cost import (
+    ACTIVATIONS,
+    FETCHED,
+    OFFLOAD,
+    RETURNED,
+    TIME_PER_MICRO_BATCH,
+    TIME_PER_STEP,
 )
 from planner.report.explanation import explanation_lines
 from planner.report.html.colours import STEP

@@ -7,9 +7,9 @@ import pytest
 
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
-from planner.plan.prediction.bucket_overlap import SLOTS
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import REDUCED_AHEAD, UNCOVERED, bucketed
+from planner.plan.prediction.walk.bucket_overlap import SLOTS
 from planner.sharding.update import Update
 from tests.contract.test_priced_is_emitted import cluster_of
 from tests.distributed import plans

@@ -9,7 +9,7 @@ import pytest
 from hardware_profiles import Cluster, load_profile, load_software
 from planner.graph.operator_graph import TensorType
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.plan.prediction.stage_cost import GATHERING, REDUCING
+from planner.plan.prediction.walk.stage_cost import GATHERING, REDUCING
 from planner.pricing.parameter_price import Pricers, price_parameter
 from planner.sharding.mesh import build_mesh
 from planner.sharding.stored import legal_stored

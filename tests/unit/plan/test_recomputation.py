@@ -9,7 +9,7 @@ from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.layout.roles import roles
 from planner.plan.plan import Group, Plan
 from planner.plan.prediction.predict import stage_costs
-from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.walk.stage_cost import StageCost
 from planner.pricing import keeping, price_operator
 from planner.strategy_search.request.space import Configuration
 from tests.distributed import plans

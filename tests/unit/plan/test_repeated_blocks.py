@@ -11,7 +11,7 @@ from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction import predict as predicting
 from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict
-from planner.plan.prediction.repeated_blocks import block_keys, repeated_blocks
+from planner.plan.prediction.walk.repeated_blocks import block_keys, repeated_blocks
 from planner.pricing.liveness import liveness
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned

@@ -11,9 +11,9 @@ from costmodels import schedule_orders, simulate
 from hardware_profiles import Cluster, Hidden, load_profile
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan, Prediction
-from planner.plan.prediction import operator_visit
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import AHEAD, BETWEEN_STAGES, UNCOVERED, ChunkCost, PassCost, ranks_seconds, step_of
+from planner.plan.prediction.walk import operator_visit
 from planner.pricing.message import message_seconds
 from planner.pricing.operator_price import inner_messages
 from tests.distributed import plans

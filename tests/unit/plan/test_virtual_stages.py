@@ -11,8 +11,8 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.plan.prediction.stage_cost import StageCost, holders_of, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ranks_seconds
+from planner.plan.prediction.walk.stage_cost import StageCost, holders_of, tied_seconds, transfer_seconds
 from planner.sharding.mesh import Mesh, MeshAxis
 from tests.distributed import plans
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from planner.plan.compare.dissection import dissect
-from planner.plan.prediction.stage_cost import GATHERING, REDUCING
 from planner.plan.prediction.timeline import RECEIVE, timeline_of
+from planner.plan.prediction.walk.stage_cost import GATHERING, REDUCING
 from planner.report.data import Choice, reasons_of
 from planner.report.data.lanes import lanes_of
 from planner.sharding.layout import format_layout

@@ -18,7 +18,7 @@ from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import UNDER_EXCHANGE
-from planner.plan.prediction.walk import walks_of
+from planner.plan.prediction.walk.walk import walks_of
 from planner.pricing import OperatorPrices
 from planner.strategy_search.engine.exchange_overlap import best_expert_overlaps, with_expert_overlap
 from planner.strategy_search.request.space import Pinned

@@ -17,9 +17,9 @@ from costmodels import step_time
 from hardware_profiles import PYTORCH, load_profile, load_software, software_names
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import covered_reductions
-from planner.plan.prediction.walk import walks_of
+from planner.plan.prediction.walk.stage_cost import StageCost
+from planner.plan.prediction.walk.walk import walks_of
 from planner.plan.schedule import Moment, in_flight_of, moments_of
 from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.layout import PADDING, whole_shape

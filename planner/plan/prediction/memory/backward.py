@@ -9,7 +9,6 @@ from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.strides import Strides, elementwise, folded, in_order, reshaped, spread_back
-from planner.plan.prediction.exchange_overlap import sent_rows
 from planner.plan.prediction.memory.account import Piece, Storage, moved
 from planner.plan.prediction.memory.chunks import (
     BACK,
@@ -20,6 +19,7 @@ from planner.plan.prediction.memory.chunks import (
     Values,
 )
 from planner.plan.prediction.memory.forward import ForwardMemory
+from planner.plan.prediction.walk.exchange_overlap import sent_rows
 from planner.pricing.parameter_price import reduced
 from planner.sharding.redistribute import Step
 

@@ -54,7 +54,7 @@ def live_memory(
 ) -> Mapping[str, Bytes]:
     """Bytes by class that a device in the middle of a pipeline rank holds at the fullest moment. `stored` has the bytes
     of weights and optimizer states, `rows` those of states outside of the device, by parameter (see
-    `planner.plan.prediction.stage_cost.StageCost`). `fused`: one kernel updates all weights."""
+    `planner.plan.prediction.walk.stage_cost.StageCost`). `fused`: one kernel updates all weights."""
     interleave = bound.plan.training.interleave
     account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
     held = Held(account=account, rows=rows)

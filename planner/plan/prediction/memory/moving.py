@@ -23,7 +23,7 @@ from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.plan import Plan
 from planner.plan.prediction.memory.account import MemoryAccount, Piece, moved
-from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.walk.stage_cost import StageCost
 from planner.pricing.parameter_price import reduced
 from planner.sharding.layout import Layout, local_fraction, local_shape, local_share
 from planner.sharding.redistribute import is_view, redistribution

@@ -9,9 +9,9 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.layout.parameter_owners import Owner, owners_of, pushes_of
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import charge
-from planner.plan.prediction.price_book import ParameterKind
-from planner.plan.prediction.rank_transfers import RankTransfers
-from planner.plan.prediction.stage_cost import ACCUMULATION, StageCost
+from planner.plan.prediction.walk.price_book import ParameterKind
+from planner.plan.prediction.walk.rank_transfers import RankTransfers
+from planner.plan.prediction.walk.stage_cost import ACCUMULATION, StageCost
 from planner.pricing import ParameterPrices, price_parameter
 from planner.pricing.message import Message
 from planner.pricing.redistribution_price import PricedRoute
@@ -20,7 +20,7 @@ from planner.sharding.matrices import optimizer_of
 from planner.sharding.stored import StoredParameter
 
 if TYPE_CHECKING:
-    from planner.plan.prediction.walk import Walk
+    from planner.plan.prediction.walk.walk import Walk
 
 
 class RankParameters:

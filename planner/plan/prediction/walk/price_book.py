@@ -2,8 +2,8 @@
 
 A search prices many plans of one graph on one mesh. They differ in some layouts, in the division of blocks, or in
 overlap. The price of an operator depends on its rule and strategy alone, that of a redistribution on tensor and
-layouts, and the sums of a block on its key (`planner.plan.prediction.repeated_blocks.block_keys`). The book is kept
-with the graph. It holds every object that it finds by id, so that the id stays valid.
+layouts, and the sums of a block on its key (`planner.plan.prediction.walk.repeated_blocks.block_keys`). The book is
+kept with the graph. It holds every object that it finds by id, so that the id stays valid.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from planner.sharding.stored import StoredParameter
 from planner.sharding.update import NO_BUCKETS, Update
 
 if TYPE_CHECKING:
-    from planner.plan.prediction.repeated_blocks import BlockSums
+    from planner.plan.prediction.walk.repeated_blocks import BlockSums
 
 Graded: TypeAlias = tuple[bool, ...]
 """For every operand of an operator whether it has a gradient."""

@@ -14,8 +14,8 @@ from hardware_profiles import Cluster, Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import Segment
 from planner.plan.prediction.charges import A_BLOCK, Phase, Times, charge
-from planner.plan.prediction.stage_cost import GATHERING, REDUCING, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.plan.prediction.walk.stage_cost import GATHERING, REDUCING, StageCost
 from planner.plan.schedule import relays
 from planner.pricing import Pricers
 from planner.pricing.message import Message, bucket_messages, message_seconds

@@ -19,9 +19,9 @@ from planner.plan.layout.expert_overlap import ExpertOverlap
 from planner.plan.layout.kept import replayed_places
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
-from planner.plan.prediction.exchange_overlap import NOTHING_LEFT
-from planner.plan.prediction.repeated_blocks import InFlight
-from planner.plan.prediction.stage_cost import GATHERING, StageCost
+from planner.plan.prediction.walk.exchange_overlap import NOTHING_LEFT
+from planner.plan.prediction.walk.repeated_blocks import InFlight
+from planner.plan.prediction.walk.stage_cost import GATHERING, StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
 from planner.pricing.narrow_weights import cast_seconds
@@ -32,7 +32,7 @@ from planner.sharding.rule import Duplex
 from planner.sharding.stored import StoredParameter
 
 if TYPE_CHECKING:
-    from planner.plan.prediction.walk import Walk
+    from planner.plan.prediction.walk.walk import Walk
 
 BEFORE, AFTER = -2, -1
 """The numbers of the parts before and after the blocks, among numbers of blocks."""

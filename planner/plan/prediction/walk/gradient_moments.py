@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from costmodels import MOMENT_BYTES
 from hardware_profiles import Bytes, Software
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.prediction.operator_visit import AFTER
-from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.walk.operator_visit import AFTER
+from planner.plan.prediction.walk.stage_cost import StageCost
 from planner.sharding.layout import local_share
 
 _BRIEF, _KEPT, _GRADIENTS, _STATES = "transient", "activations", "gradients", "optimizer state"

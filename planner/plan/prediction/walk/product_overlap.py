@@ -16,15 +16,15 @@ from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.overlapped_products import Overlap, is_shared
 from planner.plan.prediction.charges import Phase, charge
-from planner.plan.prediction.stage_cost import COMMUNICATION, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.plan.prediction.walk.stage_cost import COMMUNICATION, StageCost
 from planner.pricing.operator_price import Array, OperatorPrices, transient_bytes
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.redistribute import Step
 from planner.sharding.rule import Rule
 
 if TYPE_CHECKING:
-    from planner.plan.prediction.walk import Walk
+    from planner.plan.prediction.walk.walk import Walk
 
 _ROWS = 0
 """The place of the rows among the operands of a linear layer; weight and bias follow."""

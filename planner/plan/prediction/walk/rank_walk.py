@@ -8,21 +8,21 @@ from hardware_profiles import PYTORCH, Bytes, Seconds
 from planner.plan.layout.matrix_groups import matrix_groups
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.per_step_communication import once_of
-from planner.plan.prediction.bucket_overlap import slots_of
 from planner.plan.prediction.charges import charge
-from planner.plan.prediction.gradient_moments import GradientMoments
-from planner.plan.prediction.operator_visit import OperatorVisit
-from planner.plan.prediction.rank_parameters import RankParameters
-from planner.plan.prediction.rank_transfers import RankTransfers
-from planner.plan.prediction.repeated_blocks import BlockSums, InFlight
-from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
+from planner.plan.prediction.walk.bucket_overlap import slots_of
+from planner.plan.prediction.walk.gradient_moments import GradientMoments
+from planner.plan.prediction.walk.operator_visit import OperatorVisit
+from planner.plan.prediction.walk.rank_parameters import RankParameters
+from planner.plan.prediction.walk.rank_transfers import RankTransfers
+from planner.plan.prediction.walk.repeated_blocks import BlockSums, InFlight
+from planner.plan.prediction.walk.stage_cost import StageCost
 from planner.plan.schedule import Moment, moments_of, updates_of, weight_versions
 from planner.pricing.matrix_update import most_bytes, seconds_of_one, stack_messages
 from planner.pricing.parameter_price import launch_seconds
 
 if TYPE_CHECKING:
-    from planner.plan.prediction.walk import Walk
+    from planner.plan.prediction.walk.walk import Walk
 
 
 class RankWalk:

@@ -26,8 +26,8 @@ from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.prediction.charges import Charges
-from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import Launched, Passed
+from planner.plan.prediction.walk.stage_cost import StageCost
 from planner.plan.schedule import runs_in_pairs
 from planner.pricing.liveness import Liveness
 from planner.sharding.rules import rule_of

@@ -24,7 +24,7 @@ from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules.experts import matrices_of
 
 if TYPE_CHECKING:
-    from planner.plan.prediction.walk import Walk
+    from planner.plan.prediction.walk.walk import Walk
 
 
 class Ways(NamedTuple):

@@ -31,17 +31,17 @@ from planner.plan.layout.shared_parameters import shared_parameters
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.offload_checks import owners_fault
 from planner.plan.prediction.charges import Times, charge
-from planner.plan.prediction.coalesced_collectives import Together
-from planner.plan.prediction.exchange_overlap import ExchangeOverlap
-from planner.plan.prediction.price_book import ParameterKind, price_books
-from planner.plan.prediction.product_overlap import ProductOverlap
-from planner.plan.prediction.rank_walk import RankWalk
-from planner.plan.prediction.stage_cost import (
+from planner.plan.prediction.step import ChunkCost
+from planner.plan.prediction.walk.coalesced_collectives import Together
+from planner.plan.prediction.walk.exchange_overlap import ExchangeOverlap
+from planner.plan.prediction.walk.price_book import ParameterKind, price_books
+from planner.plan.prediction.walk.product_overlap import ProductOverlap
+from planner.plan.prediction.walk.rank_walk import RankWalk
+from planner.plan.prediction.walk.stage_cost import (
     GATHERING,
     REDUCING,
     StageCost,
 )
-from planner.plan.prediction.step import ChunkCost
 from planner.plan.schedule import Moment, runs_in_pairs
 from planner.pricing import (
     OperatorPrices,

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from hardware_profiles import Bytes, Group, links_of_ranks
 from planner.plan.prediction.charges import UNCHARGED, Phase, charge
-from planner.plan.prediction.stage_cost import StageCost, holders_of, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost
+from planner.plan.prediction.walk.stage_cost import StageCost, holders_of, tied_seconds, transfer_seconds
 from planner.pricing.message import Message
 from planner.sharding.layout import local_share, replicated
 
 if TYPE_CHECKING:
-    from planner.plan.prediction.walk import Walk
+    from planner.plan.prediction.walk.walk import Walk
 
 
 class RankTransfers:
