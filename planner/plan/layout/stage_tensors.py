@@ -12,7 +12,7 @@ from planner.plan.layout.segments import Segment, segments_of
 from planner.plan.layout.stage_cut import StageCut
 from planner.plan.layout.strides import Shape, Strides, elementwise, folded, reshaped, spread
 from planner.plan.layout.strides import viewed as view_of
-from planner.pricing.operator_price import inner_messages, joined_bytes
+from planner.pricing.inner_messages import inner_messages, joined_bytes
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
 from planner.sharding.rule import Duplex, Work, local_extents, loop_extents

@@ -17,9 +17,10 @@ from planner.plan.layout.micro_batch_turns import PRODUCTS
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.prediction.charges import Phase
+from planner.pricing.inner_messages import joined_bytes
 from planner.pricing.liveness import replays
 from planner.pricing.matrix_update import stack_flops
-from planner.pricing.operator_price import joined_bytes, uneven
+from planner.pricing.operator_price import uneven
 from planner.sharding.rule import loop_extents, ring_axis
 from planner.sharding.window import Window, computed_pairs
 from planner.sharding.zigzag import pieces_of_ring

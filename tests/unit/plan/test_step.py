@@ -14,8 +14,8 @@ from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import AHEAD, BETWEEN_STAGES, UNCOVERED, ChunkCost, PassCost, ranks_seconds, step_of
 from planner.plan.prediction.walk import operator_visit
+from planner.pricing.inner_messages import inner_messages
 from planner.pricing.message import message_seconds
-from planner.pricing.operator_price import inner_messages
 from tests.distributed import plans
 
 ONCE = {"gradient reduction": 3.0, "optimizer": 1.0, "weight gathering": 2.0}

@@ -7,11 +7,11 @@ import pytest
 
 from costmodels import AttentionShape, ExpertsShape, collective_time, experts_backward_time, experts_time
 from hardware_profiles import Cluster, load_profile, load_software
+from planner.pricing.inner_messages import InnerMessage, inner_hidden, inner_messages, inner_seconds
 from planner.pricing.kernels.attention import _windowed
 from planner.pricing.kernels.call import KernelCall
 from planner.pricing.kernels.seconds import kernel_seconds
 from planner.pricing.message import Message
-from planner.pricing.operator_price import InnerMessage, inner_hidden, inner_messages, inner_seconds
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.rule import Rule

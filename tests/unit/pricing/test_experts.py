@@ -10,7 +10,7 @@ from hardware_profiles import PYTORCH, Software, load_profile, load_software
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.pricing import OperatorPrices, keeping_fault, price_operator
-from planner.pricing.operator_price import inner_messages
+from planner.pricing.inner_messages import inner_messages
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rule import Rule, Strategy, named_strategy, splittable
 from planner.sharding.rules import RULES

@@ -12,8 +12,8 @@ from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.layout.roles import roles
 from planner.pricing import price_operator
+from planner.pricing.inner_messages import inner_messages
 from planner.pricing.message import message_seconds
-from planner.pricing.operator_price import inner_messages
 from planner.sharding.legality import legal_strategies, strategy_fault
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rule import Rule, derive_layouts, named_strategy, strategy_names

@@ -7,7 +7,7 @@ import torch
 
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
-from planner.pricing.operator_price import inner_messages, joined_bytes
+from planner.pricing.inner_messages import inner_messages, joined_bytes
 from planner.sharding.halo import Stencil, stencils
 from planner.sharding.legality import legal_strategies, strategy_fault
 from planner.sharding.mesh import Mesh, MeshAxis, Order

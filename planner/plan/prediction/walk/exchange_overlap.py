@@ -18,7 +18,7 @@ from hardware_profiles import Bytes, Cluster, Seconds
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap
-from planner.pricing.operator_price import InnerMessage, inner_hidden, inner_messages, inner_seconds
+from planner.pricing.inner_messages import InnerMessage, inner_hidden, inner_messages, inner_seconds
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules.experts import matrices_of

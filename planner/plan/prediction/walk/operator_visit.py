@@ -24,8 +24,9 @@ from planner.plan.prediction.walk.repeated_blocks import InFlight
 from planner.plan.prediction.walk.stage_cost import GATHERING, StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
+from planner.pricing.inner_messages import inner_hidden, inner_messages, inner_seconds
 from planner.pricing.narrow_weights import cast_seconds
-from planner.pricing.operator_price import inner_hidden, inner_messages, inner_seconds, transient_bytes
+from planner.pricing.operator_price import transient_bytes
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.layout import Layout, local_share
 from planner.sharding.rule import Duplex
