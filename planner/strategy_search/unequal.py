@@ -15,8 +15,8 @@ from planner.limits import reached
 from planner.strategy_search.around import Listener, Stop, bound_of_like, exact, together, told
 from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.finalists.proofs import with_proof
+from planner.strategy_search.request.configurations import may_be_uneven
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import may_be_uneven
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 

@@ -29,8 +29,9 @@ from planner.strategy_search.finalists.plan_maker import PlanMaker
 from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.finalists.settle import rank_problem
 from planner.strategy_search.request.bounds import bounds
+from planner.strategy_search.request.configurations import configurations, mesh_shapes
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration, Pinned, configurations, mesh_shapes
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.search import find_fitting, search
 from planner.strategy_search.solvers import SOLVERS

@@ -16,8 +16,9 @@ from planner.plan.prediction.predict import predict, stage_costs
 from planner.strategy_search.engine.contenders import NEAR
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.request.bounds import bounds
+from planner.strategy_search.request.configurations import configurations
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import FREE, Pinned, configurations
+from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from tests.unit.search.cases import (

@@ -11,8 +11,9 @@ from planner.nearest import divisors, nearest_words
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.plan.plan import INTERLEAVED
 from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault, stale_fp8_fault, tensor_overlap_fault
+from planner.strategy_search.request.configurations import context_splits
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
+from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 _DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "replicas", "micro_batch", "micro_batches")
 _SEARCHED = ("virtual_stages", "interleave", "slices", "tensor_overlap")  # 0 leaves these to the search

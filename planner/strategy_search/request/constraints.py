@@ -43,9 +43,10 @@ from planner.sharding.rules import rule_of
 from planner.sharding.stored import COPIES, Option, StoredParameter, legal_stored, stored_options
 from planner.sharding.usual_pattern import usual_factors
 from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
+from planner.strategy_search.request.configurations import experts_cut
 from planner.strategy_search.request.default_strategy import DATA_PARALLEL, follows, of_batch_alone, splits_batch
 from planner.strategy_search.request.request import SearchRequest, Shard, Store
-from planner.strategy_search.request.space import EXPERTS, Configuration, Pinned, Role, experts_cut
+from planner.strategy_search.request.space import EXPERTS, Configuration, Pinned, Role
 from planner.strategy_search.request.template import Template
 
 T = TypeVar("T")

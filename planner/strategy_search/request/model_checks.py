@@ -9,8 +9,9 @@ from planner.sharding.labels import factor_labels
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.strategy_search.request.attention_degrees import attention_fault, heads_of
+from planner.strategy_search.request.configurations import context_splits
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import EXPERTS, Pinned, context_splits
+from planner.strategy_search.request.space import EXPERTS, Pinned
 from planner.strategy_search.request.template import Template
 
 Attention = list[tuple[str, Rule]]

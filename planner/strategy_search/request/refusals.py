@@ -18,18 +18,17 @@ from planner.plan.samples import parts_fault
 from planner.sharding.rules import rule_of
 from planner.strategy_search.request.attention_degrees import heads_of, key_heads_of
 from planner.strategy_search.request.checks import pinned_fault, turns_fault
-from planner.strategy_search.request.model_checks import expert_counts, model_fault
-from planner.strategy_search.request.orders import groups_fault, in_orders
-from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import (
+from planner.strategy_search.request.configurations import (
     EMPTY,
-    Configuration,
-    Pinned,
     configurations,
     decided_apart,
     may_be_uneven,
     shares_configurations,
 )
+from planner.strategy_search.request.model_checks import expert_counts, model_fault
+from planner.strategy_search.request.orders import groups_fault, in_orders
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.request.template import Template
 
 _DEGREES = ("pipeline", "data", "context", "tensor")

@@ -27,7 +27,8 @@ from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation
 from planner.strategy_search.engine.next_price import NextPrice
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.bounds import bounds
-from planner.strategy_search.request.space import Configuration, Pinned, configurations
+from planner.strategy_search.request.configurations import configurations
+from planner.strategy_search.request.space import Configuration, Pinned
 from tests.unit.search.cases import (
     BATCH,
     MODELS,

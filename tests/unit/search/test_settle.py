@@ -16,7 +16,8 @@ from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.finalists.settle import RankProblem, rank_problem, settled
-from planner.strategy_search.request.space import Configuration, Pinned, configurations
+from planner.strategy_search.request.configurations import configurations
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.solvers import SOLVERS
 from planner.strategy_search.solvers.problem import Solution
 from tests.unit.search.cases import BATCH, Case, cluster_of, make_case, plan_of, request_of, template_of, total, traced

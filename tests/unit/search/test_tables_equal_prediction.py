@@ -28,7 +28,8 @@ from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
-from planner.strategy_search.request.space import Configuration, Pinned, configurations
+from planner.strategy_search.request.configurations import configurations
+from planner.strategy_search.request.space import Configuration, Pinned
 from tests.unit.search.cases import (
     BATCH,
     MODELS,

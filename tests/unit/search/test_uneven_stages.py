@@ -8,7 +8,8 @@ import pytest
 
 from planner.strategy_search.decomposition.pieces import Amounts, Column
 from planner.strategy_search.engine.uneven_stages import _best_sizes, _dealt, _levelled, _sizes, _waiting
-from planner.strategy_search.request.space import Pinned, configurations
+from planner.strategy_search.request.configurations import configurations
+from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from tests.unit.search import cases
