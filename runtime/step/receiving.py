@@ -10,7 +10,7 @@ threads, and NCCL on a stream of the line. The first values are posted at the be
 are posted when the chunk has sent its first values, because none can arrive earlier. Exactly as many receives are
 posted as the turns of a step take, so none is left over.
 
-Memory: what one turn of each chunk receives, values and gradients (`planner.plan.prediction.receive_buffers`).
+Memory: what one turn of each chunk receives, values and gradients (`planner.plan.prediction.memory.moving.receive_buffers`).
 """
 
 from collections import deque
