@@ -32,6 +32,15 @@ def dense_dimensions(config: Any, architecture: str, length: int) -> dict[str, A
     if not kinds and window is not None and window < length:
         return None
     return {
+        **decoder_dimensions(config, length),
+        "qk_norm": architecture == "Qwen3ForCausalLM",
+        "qkv_bias": architecture == "Qwen2ForCausalLM",
+    }
+
+
+def decoder_dimensions(config: Any, length: int) -> dict[str, Any]:
+    """The dimensions that a `planner.models.llama.LlamaConfig` and a config of transformers have in common."""
+    return {
         "num_layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "ffn_size": config.intermediate_size,
@@ -39,10 +48,8 @@ def dense_dimensions(config: Any, architecture: str, length: int) -> dict[str, A
         "num_kv_heads": config.num_key_value_heads,
         "vocab_size": config.vocab_size,
         "sequence_length": length,
-        "rope_theta": rope["rope_theta"],
+        "rope_theta": config.rope_parameters["rope_theta"],
         "norm_epsilon": config.rms_norm_eps,
         "tied_embeddings": config.tie_word_embeddings,
         "head_size": getattr(config, "head_dim", None),
-        "qk_norm": architecture == "Qwen3ForCausalLM",
-        "qkv_bias": architecture == "Qwen2ForCausalLM",
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ModelError
+from planner.models.huggingface.decoders import decoder_dimensions
 
 _NEEDED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "MixtralForCausalLM": {"hidden_act": ("silu",), "router_jitter_noise": (0.0, None), "attention_dropout": (0.0,)},
@@ -45,17 +46,7 @@ def mixture_of(config: Any, architecture: str, length: int, path: Path) -> dict[
         )
     qwen = architecture == "Qwen3MoeForCausalLM"
     return {
-        "num_layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "ffn_size": config.intermediate_size,
-        "num_heads": config.num_attention_heads,
-        "num_kv_heads": config.num_key_value_heads,
-        "vocab_size": config.vocab_size,
-        "sequence_length": length,
-        "rope_theta": rope["rope_theta"],
-        "norm_epsilon": config.rms_norm_eps,
-        "tied_embeddings": config.tie_word_embeddings,
-        "head_size": getattr(config, "head_dim", None),
+        **decoder_dimensions(config, length),
         "qk_norm": qwen,
         "num_experts": config.num_experts if qwen else config.num_local_experts,
         "experts_per_token": config.num_experts_per_tok,
