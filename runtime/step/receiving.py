@@ -10,7 +10,8 @@ threads, and NCCL on a stream of the line. The first values are posted at the be
 are posted when the chunk has sent its first values, because none can arrive earlier. Exactly as many receives are
 posted as the turns of a step take, so none is left over.
 
-Memory: what one turn of each chunk receives, values and gradients (`planner.plan.prediction.memory.moving.receive_buffers`).
+Memory: what one turn of each chunk receives, values and gradients (`receive_buffers` of
+`planner.plan.prediction.memory.moving`).
 """
 
 from collections import deque
