@@ -22,20 +22,21 @@ their bytes are kept for every micro-batch in flight or for one recomputed block
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles import PYTORCH, Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
+from hardware_profiles import PYTORCH, Cluster, Home, Machine
 from planner.limits import room
 from planner.plan.layout.kept import Kept, block_words, kept_places, replayed_places
-from planner.plan.prediction.walk.stage_cost import holders_of, tied_seconds, transfer_seconds
+from planner.plan.prediction.walk.stage_cost import tied_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_share
+from planner.strategy_search.decomposition.boundary_values import BoundaryValues, no_crossing
 from planner.strategy_search.decomposition.piece_maker import PieceMaker
-from planner.strategy_search.decomposition.pieces import Chain, Crossing, Piece
+from planner.strategy_search.decomposition.pieces import Chain, Piece
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Key, Share
 from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
@@ -141,7 +142,16 @@ class Cutter:
         )
         self.boundary, self.relaxed = self._agreeing(self._boundary(makers), makers)
         self.alias |= self._alike_outside()
-        states = math.prod(self._size(key) for key in self.boundary)
+        self.values = BoundaryValues(
+            tables=self.tables,
+            cluster=self.cluster,
+            machine=self.machine,
+            stages=self.stages,
+            boundary=self.boundary,
+            shape=tuple(self._size(key) for key in self.boundary),
+            relaxed=self.relaxed,
+        )
+        states = math.prod(self.values.shape)
         room(_STATE_TABLES * states * 8, f"the states of the boundary between blocks{self._why_many()}")
         first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
         final = (*template.held[blocks.kinds[-1]], *after) if into_tail else tuple(after)
@@ -159,15 +169,15 @@ class Cutter:
             tables=self.tables,
             alias=self.alias,
             boundary=self.boundary,
-            shape=tuple(self._size(key) for key in self.boundary),
+            shape=self.values.shape,
             head=tuple(head),
             inner=tuple(inner),
             tail=tuple(tail),
             blocks_in_head=int(into_head),
             blocks_in_tail=int(into_tail),
-            crossing=self._crossing() if self.like is None else self.like.crossing,
-            handed=self._handed() if self.like is None else self.like.handed,
-            ending=self._ending() if self.like is None else self.like.ending,
+            crossing=self.values.crossing() if self.like is None else self.like.crossing,
+            handed=self.values.handed() if self.like is None else self.like.handed,
+            ending=self.values.ending() if self.like is None else self.like.ending,
             tied=self._tied() if self.like is None else self.like.tied,
             relaxed=(*self.divided, *self.relaxed),
         )
@@ -189,7 +199,7 @@ class Cutter:
             tail=(),
             blocks_in_head=0,
             blocks_in_tail=0,
-            crossing=_no_crossing(nothing),
+            crossing=no_crossing(nothing),
             handed=nothing,
             ending=nothing,
             tied=(nothing, nothing),
@@ -406,7 +416,7 @@ class Cutter:
         if self.stages < 2 or parameter.name not in self.boundary or not trainable or local:
             return np.zeros(len(parameter.stored))
         tensor = summed(template.graph.types[parameter.name], self.tables.update)
-        links = self._links(0, self.stages - 1)
+        links = self.values.links(0, self.stages - 1)
         sizes = self.tables.mesh.sizes
         nbytes = [tensor.nbytes * local_share(tensor.shape, stored.state, sizes) for stored in parameter.stored]
         return np.array([tied_seconds(n, links) for n in nbytes])
@@ -414,110 +424,16 @@ class Cutter:
     def _tied(self) -> tuple[Array, Array]:
         """Seconds per micro-batch and per step that a rank with both head and tail saves: one of the two updates of
         each parameter that both have, and the sums of its gradient."""
-        part = step = self._nothing()
+        part = step = self.values.nothing()
         for name in [key for key in self.boundary if isinstance(key, str)] if self.stages > 1 else ():
             ends = (Share(blocks=0, first=first, last=not first) for first in (True, False))
             if all(self.counted(name, end, used=False) for end in ends):
                 parameter = self._parameter(name)
                 prices = parameter.prices
-                part = part + self._along(name, prices.accumulation + prices.fetches)
+                part = part + self.values.along(name, prices.accumulation + prices.fetches)
                 own = prices.synchronisation + prices.update + prices.gather + prices.offload + prices.weight_store
-                step = step + self._along(name, own + 2 * self.tied(parameter))
-        return self._of_states(part), self._of_states(step)
-
-    def _links(self, one: int, other: int) -> tuple[Group, ...]:
-        """The links between two pipeline ranks."""
-        return links_of_ranks(self.machine, one, other, self.stages, self.tables.mesh.size)
-
-    def _crossing(self) -> Crossing:
-        template = self.tables.template
-        if self.stages == 1:
-            return _no_crossing(self._of_states(self._nothing()))
-        graded = template.graph.differentiable
-        known = graded if len(template.held) == 1 else ()  # with several kinds, not all blocks keep it when recomputed
-        passing = [name for name in template.passing if name in known]
-        staying = [name for name in template.passing if name not in known]
-        over = cache(self._over)
-        (forward, backward), (forward_around, backward_around) = (
-            over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
-        )
-        mixed = isinstance(self.machine, MixedCluster)
-        between = [over(self._links(rank, rank + 1)) for rank in range(self.stages - 1 if mixed else 0)]
-        return Crossing(
-            nbytes=self._received([name for name in template.carried if name in graded]),
-            passing=self._received(passing),
-            staying=self._received([*staying, *(name for name in template.carried if name not in graded)]),
-            forward=forward,
-            backward=backward,
-            forward_around=forward_around,
-            backward_around=backward_around,
-            between=tuple(between),
-        )
-
-    def _received(self, names: Sequence[str]) -> Array:
-        """Bytes of these values for each state of the boundary."""
-        found = self._nothing()
-        for name in names:
-            found = found + self._along(self.tables.template.graph.producer[name], self.tables.result_bytes[name])
-        return self._of_states(found)
-
-    def _over(self, links: tuple[Group, ...]) -> tuple[Array, Array]:
-        """Seconds for the values that cross, and for their gradients, over some links, for each state of the
-        boundary."""
-        graph, template = self.tables.template.graph, self.tables.template
-        forward = backward = self._nothing()
-        for name in (*template.carried, *template.crossing):
-            tensor = graph.types[name]
-            tensor, software, mesh = graph.types[name], self.cluster.software, self.tables.mesh
-            seconds = [
-                transfer_seconds(n, links, software, holders_of(n, tensor, mesh, self.cluster))
-                for n in self.tables.result_bytes[name].tolist()
-            ]
-            one = self._along(graph.producer[name], np.array(seconds))
-            forward = forward + one
-            backward = backward + (one if name in graph.differentiable else 0.0)
-        return self._of_states(forward), self._of_states(backward)
-
-    def _handed(self) -> Array:
-        template = self.tables.template
-        found = self._nothing()
-        for name in template.carried:
-            if share := template.kept_of(name, by_rest=False):
-                found = found + share * self._along(template.graph.producer[name], self.tables.result_bytes[name])
-        return self._of_states(found)
-
-    def _ending(self) -> Array:
-        template = self.tables.template
-        found = self._nothing()
-        for name in template.carried:
-            more = template.kept_of(name, by_rest=True) - template.kept_of(name, by_rest=False)
-            if more:
-                found = found + more * self._along(template.graph.producer[name], self.tables.result_bytes[name])
-        return self._of_states(found)
-
-    def _nothing(self) -> Array:
-        """Zeros for the states of the boundary, to which values `_along` its axes are added."""
-        return np.zeros([1] * len(self.boundary))
-
-    def _along(self, key: Key, values: Array) -> Array:
-        """Values of the candidates of a maker or a parameter, along its axis of the boundary; the least, if pieces
-        choose for themselves."""
-        shape = [1] * len(self.boundary)
-        if key in self.relaxed:
-            return np.full(shape, values.min())
-        shape[self.boundary.index(key)] = values.size
-        return values.reshape(shape)
-
-    def _of_states(self, values: Array) -> Array:
-        """Values for every state of the boundary; a view that takes the memory of the given axes only."""
-        return np.broadcast_to(values, [self._size(key) for key in self.boundary])
-
-
-def _no_crossing(none: Array) -> Crossing:
-    """The crossing of a single stage."""
-    return Crossing(
-        nbytes=none, passing=none, staying=none, forward=none, backward=none, forward_around=none, backward_around=none
-    )
+                step = step + self.values.along(name, own + 2 * self.tied(parameter))
+        return self.values.of_states(part), self.values.of_states(step)
 
 
 def _same_edge(one: EdgeTable, other: EdgeTable) -> bool:
