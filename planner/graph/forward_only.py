@@ -23,7 +23,7 @@ from planner.graph.rewriting.gradient_starts import without_gradient_starts
 from planner.graph.rewriting.updates import UPDATE
 
 _COUNTS = "planner.expert_loads.default"
-"""Counts choices for the loss and the bias of a router, only in training (`planner.models.router`)."""
+"""Counts choices for the loss and the bias of a router, only in training (`planner.models.experts.router`)."""
 
 _TRAINS: Mapping[str, int] = {"aten._native_batch_norm_legit_functional.default": 5}
 """Operators that take running statistics where they do not train, by the position of the argument that says so."""

@@ -54,7 +54,7 @@ from planner.matching import matches
 _LINEAR = "aten.linear.default"
 _PREFIX = "planner.fp8_linear."
 _TENSORS, _SETTINGS = 6, (0, 1.0, False, 1, 1)
-"""Arguments of an operator with experts: its tensors, and its usual settings (`planner.models.experts`)."""
+"""Arguments of an operator with experts: its tensors, and its usual settings (`planner.models.experts.mixture`)."""
 _FIRST, _RECIPE = 3, 11
 """The place of its first matrix among its operands, and of its recipe among its arguments."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

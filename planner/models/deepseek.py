@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.models.experts import SparseMLP
+from planner.models.experts.mixture import SparseMLP
+from planner.models.experts.router import Routing, start_of_losses
 from planner.models.initialise import blank_embedding, initialise
 from planner.models.llama import MLP, rotary_tables, rotated
-from planner.models.router import Routing, start_of_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class DeepseekConfig:
     A `q_rank` of 0 makes queries without a latent vector. The first `dense_layers` blocks have an MLP of `ffn_size`,
     the others `num_experts` experts of `expert_size`, of which a token takes `experts_per_token`, and an MLP of
     `shared_size` for all tokens. The fields from `normalised_weights` to `balance_speed` say how experts are chosen
-    (see `planner.models.router.Routing`). The load-balancing loss is over each sample. `predicted_tokens` modules
-    predict that many tokens beyond the next; their losses count `predicted_weight` each on average.
+    (see `planner.models.experts.router.Routing`). The load-balancing loss is over each sample. `predicted_tokens`
+    modules predict that many tokens beyond the next; their losses count `predicted_weight` each on average.
 
     Positions have the frequencies of `rope_theta`, unless `rope_frequencies` has one for each pair of `rotary_size`.
     The rotated parts are multiplied with `rope_magnitude`, and scores with `score_scale`, beside one over the root of

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
+from planner.models.experts.router import Routing, start_of_losses
 from planner.models.initialise import blank_embedding, initialise
-from planner.models.router import Routing, start_of_losses
 from planner.nearest import divisors, nearest_words
 
 
@@ -29,8 +29,8 @@ class LlamaConfig:
     `head_size` None divides the hidden size among the heads. With `num_experts` every block except the first
     `dense_layers` has experts of `expert_size`, of which a token takes `experts_per_token`, and, if `shared_size` is
     given, an MLP for all tokens. `balance_loss` is the coefficient of the load-balancing loss, `balance_speed` the
-    speed of the load-balancing biases (see `planner.models.router`). `capacity_factor`: an expert computes at most this
-    many times its even share of a sample (see `planner.models.experts`); 0 for no limit.
+    speed of the load-balancing biases (see `planner.models.experts.router`). `capacity_factor`: an expert computes at
+    most this many times its even share of a sample (see `planner.models.experts.mixture`); 0 for no limit.
     """
 
     num_layers: int
@@ -181,7 +181,7 @@ def _shared(config: LlamaConfig) -> nn.Module:
 
 
 def _experts(config: LlamaConfig) -> nn.Module:
-    from planner.models.experts import SparseMLP
+    from planner.models.experts.mixture import SparseMLP
 
     return SparseMLP(
         config.hidden_size,

@@ -7,8 +7,8 @@ An axis that splits both experts and tokens (`e@b`, `e@s`) exchanges rows by all
 experts, every device has all tokens and computes the rows of its own experts; its result is then a term of a sum, as on
 an axis that splits the width of experts. Axes of all kinds can be combined.
 
-Autograd keeps the same as `planner.models.expert_rows`, for the rows of this device's experts, and the indices of rows.
-Expert weights are kept in the form in which they were given, so that gathered ones can be gathered again.
+Autograd keeps the same as `planner.models.experts.rows`, for the rows of this device's experts, and the indices of
+rows. Expert weights are kept in the form in which they were given, so that gathered ones can be gathered again.
 
 Shape legend: B batch, S sequence, H hidden, K choices, E experts, F width, R rows; all of this device.
 """
@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 
 from costmodels import once_share
-from planner.models.delayed_experts import DelayedProducts
-from planner.models.expert_rows import (
+from planner.models.experts.delayed import DelayedProducts
+from planner.models.experts.fp8 import PLAIN, packed_tokens
+from planner.models.experts.rows import (
     SILU,
     Activation,
     Kept,
@@ -36,7 +37,6 @@ from planner.models.expert_rows import (
     run_experts,
     sorted_rows,
 )
-from planner.models.fp8_experts import PLAIN, packed_tokens
 from runtime.ops.fp8 import fp8_groups  # noqa: F401  # its kernels
 from runtime.ops.row_exchange import Going, Journey, Unpacking, kept_rows, once, plan_journey
 
@@ -53,10 +53,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitExperts:
-    """The cuts of an operator's experts, the outermost first, and its settings (see `planner.models.experts.experts`).
-    `once`: the router's groups and how many of them it chooses, where a token is sent once over the first cut.
-    `products` are the experts' products; with `dispatch`, tokens and the gradients of their results are sent to experts
-    in 8 bits."""
+    """The cuts of an operator's experts, the outermost first, and its settings (see
+    `planner.models.experts.mixture.experts`). `once`: the router's groups and how many of them it chooses, where a
+    token is sent once over the first cut. `products` are the experts' products; with `dispatch`, tokens and the
+    gradients of their results are sent to experts in 8 bits."""
 
     experts: int
     cuts: Sequence[Cut]
@@ -114,7 +114,7 @@ def split_experts(
     split: SplitExperts,
 ) -> torch.Tensor:
     """This device's term of the experts' results for its tokens, B S H. `matrices` are its pieces of the experts'
-    matrices and biases (`planner.models.expert_rows.Matrices`). Collective over the groups of the cuts."""
+    matrices and biases (`planner.models.experts.rows.Matrices`). Collective over the groups of the cuts."""
     call = ExpertsCall(split)
     call.depart(x_BSH, weights_BSK, chosen_BSK)
     call.compute(matrices)

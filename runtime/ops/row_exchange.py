@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from planner.models.fp8_experts import unpacked_tokens
+from planner.models.experts.fp8 import unpacked_tokens
 from runtime.waiting import Pending, waiting_for, waiting_for_work
 
 

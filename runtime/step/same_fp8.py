@@ -21,9 +21,9 @@ from planner.fp8_recipes import EXPERT_TENSORS, LAYER_TENSORS, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR, matrices_of_experts
 from planner.graph.fp8 import Fp8, is_linear, recipe_of
 from planner.graph.operator_graph import Operator
-from planner.models.delayed_experts import DelayedProducts
-from planner.models.expert_rows import activation_of
-from planner.models.experts import matrices_of
+from planner.models.experts.delayed import DelayedProducts
+from planner.models.experts.mixture import matrices_of
+from planner.models.experts.rows import activation_of
 from runtime.ops.experts import SplitExperts, split_experts
 from runtime.ops.fp8.delayed_scales import DelayedScales, LayerScales
 from runtime.ops.fp8.fp8_linear import fp8_linear

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.models.grouped import grouped_outer, grouped_product
+from planner.models.experts.grouped import grouped_outer, grouped_product
 
 RATE = 3e9
 """FLOP/s of the imitated device: a tenth or less of what a core of today reaches."""

@@ -22,7 +22,7 @@ from planner.graph.rewriting.rotations import ROTARY
 from planner.graph.torch_operators import resolve
 from planner.graph.tracing.exported import tensor_type
 from planner.models import composed_attention as composed_attention
-from planner.models import experts as experts
+from planner.models.experts import mixture as mixture
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
 

@@ -17,7 +17,7 @@ from planner.export.architecture import architecture_of
 from planner.export.description import Description
 from planner.export.target import Job
 from planner.export.targets import TARGETS
-from planner.models.router import Router
+from planner.models.experts.router import Router
 from planner.models.zoo import build_model
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import Update

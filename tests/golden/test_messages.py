@@ -43,7 +43,7 @@ from planner.graph.call import Call
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, WrittenRule
 from planner.graph.trace import trace
 from planner.limits import check, limited, room
-from planner.models.router import Router, Routing
+from planner.models.experts.router import Router, Routing
 from planner.models.zoo import build_model
 from planner.plan.file import load_plan, parse_plan, save_plan
 from planner.sharding.layout import local_shape, parse_layout

@@ -1,5 +1,5 @@
-"""Experts of transformers as one operator (`planner.models.experts`), which may be divided; transformers computes them
-in a loop that depends on the tokens, or in kernels whose rows do."""
+"""Experts of transformers as one operator (`planner.models.experts.mixture`), which may be divided; transformers
+computes them in a loop that depends on the tokens, or in kernels whose rows do."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _RANGE, _POINTS = 32.0, 641
 def check_experts(module: Any, where: str) -> None:
     """Check the experts of a model, before they are called. Raises ModelError, which begins with `where`, for experts
     that the operator cannot compute: they must have two or three matrices each, stacked, and a known activation."""
-    from planner.models.expert_rows import ACTIVATIONS
+    from planner.models.experts.rows import ACTIVATIONS
 
     for name, part in module.named_modules():
         if not hasattr(part, "is_concatenated") or not hasattr(part, "has_gate"):
@@ -55,11 +55,11 @@ def _form_of(part: Any) -> dict[str, Any] | None:
 
 
 def activation_name(function: Any) -> str | None:
-    """The activation in `planner.models.expert_rows.ACTIVATIONS` with the same results for numbers on both sides of 0;
+    """The activation in `planner.models.experts.rows.ACTIVATIONS` with the same results for numbers on both sides of 0;
     None where there is none."""
     import torch
 
-    from planner.models.expert_rows import ACTIVATIONS
+    from planner.models.experts.rows import ACTIVATIONS
 
     if not callable(function) or (isinstance(function, torch.nn.Module) and any(True for _ in function.parameters())):
         return None
@@ -74,7 +74,7 @@ def _has_default_gate(part: Any) -> bool:
 
 
 def _bounds(part: Any) -> tuple[float, float, float] | None:
-    """The limit, slope and offset of experts with a gate of their own (`planner.models.expert_rows.Activation`); None
+    """The limit, slope and offset of experts with a gate of their own (`planner.models.experts.rows.Activation`); None
     for another gate. Gates are compared by their results for numbers on both sides of the limit."""
     import torch
 
@@ -102,7 +102,7 @@ def _number(part: Any, *names: str) -> float | None:
 def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> Any:
     """The result of `module`, experts of transformers, for T tokens. Biases behind the last matrix are added outside of
     the operator, each with the weight of its expert: a device that has a part of the width has all of these biases."""
-    from planner.models.experts import experts
+    from planner.models.experts.mixture import experts
 
     first, down_EHF = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
     if module.is_transposed:

@@ -17,8 +17,8 @@ _ACTIVATION = "planner_activation"
 
 
 def with_chosen_rows(module: Any) -> None:
-    """Make the experts of Llama 4 in a model of transformers one operator each (`planner.models.experts`), in place.
-    If the operator lacks their activation, and in other models, nothing changes."""
+    """Make the experts of Llama 4 in a model of transformers one operator each (`planner.models.experts.mixture`), in
+    place. If the operator lacks their activation, and in other models, nothing changes."""
     for part in module.modules():
         if type(part).__name__ != "Llama4TextMoe" or type(part).forward is _forward:
             continue
@@ -33,7 +33,7 @@ def _forward(self: Any, hidden_states: Any) -> tuple[Any, Any]:
     positions in dims of their own, so that context parallelism can cut it."""
     import torch
 
-    from planner.models.experts import experts
+    from planner.models.experts.mixture import experts
 
     tokens_TH = hidden_states.reshape(-1, self.hidden_dim)
     _, logits_TE = self.router(tokens_TH)

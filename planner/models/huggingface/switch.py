@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
-from planner.models.experts import experts
+from planner.models.experts.mixture import experts
 from planner.models.huggingface.any_experts import activation_name
 from planner.models.huggingface.layers import give_forward
 

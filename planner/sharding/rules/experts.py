@@ -192,7 +192,7 @@ class _Rows:
 
     def agreed(self, recipe: Recipe) -> Iterator[InnerCollective]:
         """The maxima that devices exchange for rows and matrices of which each has pieces: devices with other tokens of
-        the same experts, and devices with another part of each expert (`planner.models.fp8_experts`)."""
+        the same experts, and devices with another part of each expert (`planner.models.experts.fp8`)."""
         index = self.rule.index  # without dims of one element
         tokens, width, e = [index[name] for name in ("b", "s") if name in index], index["f"], index["e"]
         wide, hidden = self.call.operands[_FIRST].shape[1:]

@@ -6,7 +6,7 @@ weight.
     weight O I ─> 8 bits, scales O/128 I/128, each row padded to fours ─────┘
 
 The kernel is cuBLAS's, on CUDA devices of capability 9 (Hopper); all other devices multiply the same rounded operands
-in fp32 (`planner.models.fp8_experts`).
+in fp32 (`planner.models.experts.fp8`).
 
 Source: NVIDIA, cuBLAS, "1D and 2D Block Scaling for FP8"; DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.2.
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.fp8_recipes import BLOCK
-from planner.models.fp8_experts import scale_of
+from planner.models.experts.fp8 import scale_of
 from runtime.ops.fp8.capability import cuda_capability
 from runtime.ops.fp8.narrow_casts import has_narrow_cast, narrow_cast
 from runtime.ops.fp8.narrow_weights import DTYPE

@@ -6,7 +6,7 @@
               s = largest of the history / largest number of the dtype * 2^margin; 1 where the history has only zeros
 
 So devices exchange no scales while layers run. A linear layer has three tensors: its input, its weight, and the
-gradient of its output; each expert has eight (`planner.models.delayed_experts`). Layers that share a weight use the
+gradient of its output; each expert has eight (`planner.models.experts.delayed`). Layers that share a weight use the
 maximum over all of them, also on other stages. The history is state: it is saved with every checkpoint, whole on all
 ranks that have the layer, and the scales follow from it. A step that is not made leaves it unchanged; evaluation reads
 the scales and adds nothing to the history. Elements beyond the range of the scale saturate at the largest number of the

@@ -7,7 +7,7 @@
     outer      rows R I, rows R O         per column, or one for all    torch's scaled product, over R
 
 These are the kernels of linear layers in fp8, and they round the same way. Products without a kernel on the device are
-computed in fp32, as `planner.models.fp8_experts` does on all other devices; this file registers the CUDA
+computed in fp32, as `planner.models.experts.fp8` does on all other devices; this file registers the CUDA
 implementations of that module's operators.
 
 Shape legend: R rows, E experts, I inputs (summed over), O outputs; J and P blocks of 128 of I and of O.
@@ -16,8 +16,8 @@ Shape legend: R rows, E experts, I inputs (summed over), O outputs; J and P bloc
 import torch
 
 from planner.fp8_recipes import BLOCK, FORWARD, LINE
-from planner.models.fp8_experts import fp8_grouped_outer, fp8_grouped_product, product_in_fp32, scale_of
-from planner.models.grouped import rows_by_group
+from planner.models.experts.fp8 import fp8_grouped_outer, fp8_grouped_product, product_in_fp32, scale_of
+from planner.models.experts.grouped import rows_by_group
 from runtime.ops.fp8.blocks_product import blocks_product, has_blocks_product
 from runtime.ops.fp8.lines_product import has_lines_product, lines_product
 from runtime.ops.fp8.scaled_products import Operand, scaled_product
@@ -36,7 +36,7 @@ def grouped_product(
     counts_E: torch.Tensor,
     low: str,
 ) -> torch.Tensor:
-    """`planner.models.fp8_experts.fp8_grouped_product`."""
+    """`planner.models.experts.fp8.fp8_grouped_product`."""
     made_RO = rows_RI.new_empty((rows_RI.shape[0], matrices_EIO.shape[2]))
     scales = None
     if of_rows.shape[1] == of_matrices.shape[1] == 1 and (outside is None or of_matrices.shape[2] == 1):
@@ -98,7 +98,7 @@ def grouped_outer(
     counts_E: torch.Tensor,
     low: str,
 ) -> torch.Tensor:
-    """`planner.models.fp8_experts.fp8_grouped_outer`."""
+    """`planner.models.experts.fp8.fp8_grouped_outer`."""
     dtype = getattr(torch, low)
     made_EIO = rows_RI.new_empty((counts_E.shape[0], rows_RI.shape[1], others_RO.shape[1]))
     both = scale_of(of_rows_EI, dtype), scale_of(of_others_EO, _LOW)  # of all experts at once

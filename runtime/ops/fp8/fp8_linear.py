@@ -24,7 +24,7 @@ import torch
 
 from planner.fp8_recipes import BLOCK, LINE, Recipe
 from planner.graph.fp8 import recipe_of
-from planner.models.fp8_experts import EACH, Cells, blocks_of, fp8_blocks_product, in_powers, largest_in
+from planner.models.experts.fp8 import EACH, Cells, blocks_of, fp8_blocks_product, in_powers, largest_in
 from planner.sharding.rule import Dims
 from runtime.comm import collectives
 from runtime.ops.fp8.blocks_product import blocks_product, has_blocks_product

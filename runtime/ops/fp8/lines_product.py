@@ -6,7 +6,7 @@
 
 The kernel wants scales in tiles of 128 rows and 4 lines, padded with zeros: the scale of row r and line l of a tile is
 at (r mod 32) 16 + (r div 32) 4 + l. CUDA devices of capability 10 or more (Blackwell) have it; all others multiply the
-same rounded operands in fp32 (`planner.models.fp8_experts`). Extents are padded with zeros to the multiples that the
+same rounded operands in fp32 (`planner.models.experts.fp8`). Extents are padded with zeros to the multiples that the
 kernel needs.
 
 Source: NVIDIA, cuBLAS, "1D Block Scaling Factors Layout"; OCP Microscaling Formats 1.0.
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.fp8_recipes import LINE
-from planner.models.fp8_experts import in_bytes
+from planner.models.experts.fp8 import in_bytes
 from runtime.ops.fp8.capability import cuda_capability
 from runtime.ops.fp8.narrow_casts import has_narrow_cast, narrow_cast
 from runtime.ops.fp8.scaled_products import in_words
@@ -44,7 +44,7 @@ def lines_product(
     low: torch.dtype,
 ) -> torch.Tensor:
     """The product of rows (cast to `low`) with transposed others in e4m3, R C; the scales are powers of two, from the
-    largest elements of their lines (`planner.models.fp8_experts.in_powers`)."""
+    largest elements of their lines (`planner.models.experts.fp8.in_powers`)."""
     rows, of_rows = _cast(rows_RK, of_rows_RL, low)
     others, of_others = _cast(others_CK, of_others_CL, torch.float8_e4m3fn)
     made: torch.Tensor = torch._scaled_mm(rows, others.t(), of_rows, of_others, out_dtype=rows_RK.dtype)

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from planner.fp8_recipes import BLOCK, FORWARD
-from planner.models.fp8_experts import in_bytes
+from planner.models.experts.fp8 import in_bytes
 from runtime.ops.fp8.narrow_casts import has_narrow_cast, narrow_cast
 
 DTYPE: torch.dtype = getattr(torch, FORWARD)

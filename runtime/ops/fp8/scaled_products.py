@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from planner.models.fp8_experts import scale_of, wide
+from planner.models.experts.fp8 import scale_of, wide
 from runtime.comm import collectives
 from runtime.ops.fp8.capability import IN_FP8, WORDS, cuda_capability
 from runtime.ops.fp8.narrow_weights import in_8_bits, largest_of

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from planner.graph.fp8 import scales_on_their_way
-from planner.models.fp8_experts import largest, scale_of
+from planner.models.experts.fp8 import largest, scale_of
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import axes_of_maxima
 from planner.plan.layout.stage_cut import StageCut

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 
 from planner.errors import ModelError
 from planner.fp8_recipes import RECIPES
-from planner.models.delayed_experts import DelayedProducts
-from planner.models.expert_rows import activation_of
-from planner.models.experts import matrices_of, products_of
-from planner.models.fp8_experts import PLAIN, Agreement
+from planner.models.experts.delayed import DelayedProducts
+from planner.models.experts.fp8 import PLAIN, Agreement
+from planner.models.experts.mixture import matrices_of, products_of
+from planner.models.experts.rows import activation_of
 from runtime.comm import collectives
 from runtime.ops.contraction import product
 from runtime.ops.cross_entropy import SplitLoss, split_cross_entropy

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 
 from planner.graph.kinds import find_blocks
 from planner.graph.trace import trace
-from planner.models.expert_rows import capacity_of
-from planner.models.experts import SparseMLP, experts
+from planner.models.experts.mixture import SparseMLP, experts
+from planner.models.experts.router import Routing
+from planner.models.experts.rows import capacity_of
 from planner.models.llama import Llama, LlamaConfig
-from planner.models.router import Routing
 
 B, S, H, K, E, W = 3, 5, 8, 2, 4, 6  # samples, tokens, hidden, chosen, experts, width
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from planner.errors import ModelError
-from planner.models.router import Router, Routing, expert_loads
+from planner.models.experts.router import Router, Routing, expert_loads
 from tests.refusals import refused
 
 B, S, E, K = 3, 16, 8, 2

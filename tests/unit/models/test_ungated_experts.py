@@ -13,8 +13,8 @@ from torch import nn
 from planner.errors import ModelError
 from planner.graph.kinds import find_blocks
 from planner.graph.trace import trace
-from planner.models.expert_rows import ACTIVATIONS, activation_of
-from planner.models.experts import experts
+from planner.models.experts.mixture import experts
+from planner.models.experts.rows import ACTIVATIONS, activation_of
 from planner.models.huggingface.any_experts import AS_ONE_OPERATOR, activation_name, check_experts, experts_of
 from planner.models.huggingface.rewriting import experts_where_they_can
 from planner.models.huggingface.switch import unstacked

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from planner.models.router import Router, Routing
+from planner.models.experts.router import Router, Routing
 from runtime.parameters.after_step import step_ends
 
 

@@ -5,8 +5,8 @@ import torch
 
 from planner.fp8_recipes import EXPERT_TENSORS, RECIPES
 from planner.graph.fp8 import Fp8
-from planner.models.delayed_experts import DelayedProducts
-from planner.models.expert_rows import Matrices, activation_of, differentiate_experts, run_experts
+from planner.models.experts.delayed import DelayedProducts
+from planner.models.experts.rows import Matrices, activation_of, differentiate_experts, run_experts
 from runtime.ops.fp8.delayed_scales import GRADIENT, INPUT, WEIGHT, DelayedScales
 from runtime.ops.fp8.fp8_linear import fp8_linear
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from planner.fp8_recipes import RECIPES
-from planner.models import fp8_experts
-from planner.models.fp8_experts import Fp8Products, fp8_grouped_outer, fp8_grouped_product
-from planner.models.grouped import grouped_product
+from planner.models.experts import fp8 as fp8_experts
+from planner.models.experts.fp8 import Fp8Products, fp8_grouped_outer, fp8_grouped_product
+from planner.models.experts.grouped import grouped_product
 from runtime.ops.fp8 import blocks_product, fp8_groups, lines_product
 from tests.unit.runtime import test_blocks_product as blocks
 from tests.unit.runtime import test_lines_product as lines

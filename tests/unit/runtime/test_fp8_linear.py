@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.fp8_recipes import RECIPES, Recipe
-from planner.models.fp8_experts import in_powers
+from planner.models.experts.fp8 import in_powers
 from runtime.ops.fp8 import scaled_products
 from runtime.ops.fp8.fp8_linear import fp8_linear
 

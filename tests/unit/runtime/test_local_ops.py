@@ -12,7 +12,7 @@ from torch import nn
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.torch_operators import resolve
 from planner.graph.trace import trace
-from planner.models.experts import experts
+from planner.models.experts.mixture import experts
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import PARTIAL, REPLICATE
 from planner.sharding.legality import legal_strategies

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from planner.models.grouped import grouped_outer, grouped_product
+from planner.models.experts.grouped import grouped_outer, grouped_product
 from tests.benchmarks.slow_device import SlowDevice
 
 FAST = 1e18  # FLOP/s: nothing sleeps

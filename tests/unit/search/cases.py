@@ -16,7 +16,7 @@ from costmodels import SCHEDULES, moments_in_flight, step_time, usable_memory
 from hardware_profiles import PYTORCH, Cluster, Machine, MixedCluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.models.experts import Experts, SparseMLP, experts
+from planner.models.experts.mixture import Experts, SparseMLP, experts
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
 from planner.models.zoo import ZOO, with_dimensions

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 
 from planner.errors import ModelError
-from planner.models.delayed_experts import DelayedProducts
-from planner.models.fp8_experts import PLAIN, Fp8Products, Matrix, PlainProducts, experts_of
+from planner.models.experts.delayed import DelayedProducts
+from planner.models.experts.fp8 import PLAIN, Fp8Products, Matrix, PlainProducts, experts_of
 
 
 class Rows(NamedTuple):

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from planner.fp8_recipes import BLOCK, Recipe
-from planner.models.grouped import grouped_outer, grouped_product, rows_by_group
+from planner.models.experts.grouped import grouped_outer, grouped_product, rows_by_group
 
 Side = Literal["hidden", "width"]
 """A dim of experts: that of tokens ("hidden"), which is never cut, or that of an expert ("width")."""

@@ -19,7 +19,9 @@ from torch import nn
 
 from planner.errors import ModelError
 from planner.fp8_recipes import RECIPES
-from planner.models.expert_rows import (
+from planner.models.experts.fp8 import ALONE, PLAIN, Agreement, Fp8Products, packed_tokens, unpacked_tokens
+from planner.models.experts.router import Router, Routing
+from planner.models.experts.rows import (
     Matrices,
     Products,
     Rows,
@@ -30,8 +32,6 @@ from planner.models.expert_rows import (
     run_experts,
     sorted_rows,
 )
-from planner.models.fp8_experts import ALONE, PLAIN, Agreement, Fp8Products, packed_tokens, unpacked_tokens
-from planner.models.router import Router, Routing
 
 
 class Experts(nn.Module):
@@ -127,8 +127,8 @@ def experts(
         fp8: the recipe of products (`planner.graph.fp8`); none where it is empty.
         dispatch: whether tokens, and gradients of the experts' results, are sent to experts in 8 bits.
         gate_bias, up_bias: what is added to gate(x) and up(x), E F.
-        limit, slope, offset: of the activation (`planner.models.expert_rows.Activation`); a limit of 0 is none.
-        activation: its name (`planner.models.expert_rows.ACTIVATIONS`).
+        limit, slope, offset: of the activation (`planner.models.experts.rows.Activation`); a limit of 0 is none.
+        activation: its name (`planner.models.experts.rows.ACTIVATIONS`).
 
     Returns:
         The result of every token, B S H.

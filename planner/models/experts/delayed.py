@@ -6,7 +6,7 @@
 These are eight tensors. Experts without a gate have six: no gate, and no gradient of g.
 
 An expert that gets no row in a step has 0 as its largest element of rows and gradients. Operands are rounded and
-multiplied as in other recipes (`planner.models.fp8_experts`); scales are read, and largest elements noted,
+multiplied as in other recipes (`planner.models.experts.fp8`); scales are read, and largest elements noted,
 through `Scales`, which the runtime keeps (`runtime.ops.fp8.delayed_scales`). Devices exchange nothing for it.
 
 Source: Transformer Engine, `GroupedLinear` under `DelayedScaling`, which has a scale for each group as well.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from planner.fp8_recipes import Recipe
-from planner.models.fp8_experts import (
+from planner.models.experts.fp8 import (
     Matrix,
     Side,
     experts_of,
@@ -30,7 +30,7 @@ from planner.models.fp8_experts import (
 )
 
 if TYPE_CHECKING:
-    from planner.models.expert_rows import Kept, Matrices
+    from planner.models.experts.rows import Kept, Matrices
 
 _X = 0
 """The place of the input among the tensors; then come the first matrices, down, p, and the gradients of the result and
@@ -73,7 +73,7 @@ class DelayedProducts:
         of: Matrix,
         back: bool,
     ) -> torch.Tensor:
-        """As `planner.models.fp8_experts.PlainProducts.product`."""
+        """As `planner.models.experts.fp8.PlainProducts.product`."""
         low = self.recipe.gradients if back else _LOW
         of_rows = self._most(self._gradient(of) if back else self._rows(of), low)
         of_matrices = self._most(self._matrix(of), _LOW)
@@ -95,7 +95,7 @@ class DelayedProducts:
     def outer(
         self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side, *, of: Matrix
     ) -> torch.Tensor:
-        """As `planner.models.fp8_experts.PlainProducts.outer`, which is called for every gradient of rows."""
+        """As `planner.models.experts.fp8.PlainProducts.outer`, which is called for every gradient of rows."""
         self.scales.note(self._gradient(of), _of_experts(rows_RI, counts_E))
         low = self.recipe.gradients
         of_rows, of_others = self._most(self._gradient(of), low), self._most(self._rows(of), _LOW)
