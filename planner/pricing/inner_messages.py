@@ -13,14 +13,7 @@ from costmodels import collective_time, once_share
 from hardware_profiles import Bytes, Cluster
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import (
-    InnerCollective,
-    Rule,
-    Strategy,
-    local_extents,
-    loop_extents,
-    ring_axis,
-)
+from planner.sharding.rule import InnerCollective, Rule, Strategy, local_extents, loop_extents, ring_axis
 
 Array = NDArray[np.float64]
 

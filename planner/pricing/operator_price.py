@@ -27,14 +27,7 @@ from planner.pricing.kernels.seconds import kernel_seconds
 from planner.pricing.kernels.unfused_attention import score_bytes
 from planner.pricing.liveness import Liveness
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import (
-    Dims,
-    Outside,
-    Rule,
-    Strategy,
-    Work,
-    ring_axis,
-)
+from planner.sharding.rule import Dims, Outside, Rule, Strategy, Work, ring_axis
 from planner.sharding.rules.experts import matrices_of
 from planner.sharding.window import Window
 from planner.sharding.zigzag import pieces_of_ring

@@ -2,10 +2,7 @@
 
 import re
 
-from planner.export.description import (
-    ExportError,
-    stages_of,
-)
+from planner.export.description import ExportError, stages_of
 from planner.export.files.arguments import Options
 from planner.export.files.settings import size_of
 
