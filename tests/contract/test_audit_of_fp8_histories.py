@@ -12,7 +12,7 @@ from planner.plan.binding.bind import bind, prepare
 from planner.plan.prediction.memory.chunks import STATES
 from planner.plan.prediction.predict import predict
 from planner.sharding.mesh import build_mesh
-from planner.strategy_search.request.template import fold
+from planner.strategy_search.request.folding import fold
 from planner.strategy_search.tables.table_builder import TableBuilder
 from runtime import audit
 from runtime.auditing import audit as auditing

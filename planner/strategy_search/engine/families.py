@@ -13,12 +13,12 @@ from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.family import Family
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.folding import fold
 from planner.strategy_search.request.fp8_layers import open_layers
 from planner.strategy_search.request.gathering import gathers_in_fp8_fault
 from planner.strategy_search.request.refusals import space_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
-from planner.strategy_search.request.template import fold
 
 
 def all_configurations(engine: Engine) -> list[Configuration]:

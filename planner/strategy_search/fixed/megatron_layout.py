@@ -18,9 +18,9 @@ from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.usual_pattern import usual_factors
 from planner.strategy_search.fixed.fixed_schedule import Order, around, arranged, blocks_like, without_limits
+from planner.strategy_search.request.folding import fold
 from planner.strategy_search.request.request import SearchRequest, Shard
 from planner.strategy_search.request.space import Pinned
-from planner.strategy_search.request.template import fold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.binding.bind import prepare
-from planner.strategy_search.request.template import fold
+from planner.strategy_search.request.folding import fold
 
 WIDTH = 8
 

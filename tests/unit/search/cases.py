@@ -36,10 +36,11 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.engine import setting_of
 from planner.strategy_search.engine.families import engine_of as engine_of_request
 from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.request.folding import fold
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, Running
-from planner.strategy_search.request.template import Key, Template, fold
+from planner.strategy_search.request.template import Key, Template
 from planner.strategy_search.tables.table_builder import TableBuilder
 from tests.kept import kept
 

@@ -27,10 +27,10 @@ from planner.sharding.mesh import build_mesh
 from planner.sharding.update import PLAIN
 from planner.strategy_search import fp8_ends
 from planner.strategy_search.fp8_ends import ends_of, with_fp8_ends
+from planner.strategy_search.request.folding import fold
 from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
-from planner.strategy_search.request.template import fold
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from planner.strategy_search.tables.cost_table import OperatorTable
