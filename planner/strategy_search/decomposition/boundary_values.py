@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster, Group, Machine, MixedCluster, links_of_ranks
 from planner.plan.prediction.walk.stage_cost import holders_of, transfer_seconds
-from planner.strategy_search.decomposition.pieces import Crossing
+from planner.strategy_search.decomposition.chain import Crossing
 from planner.strategy_search.request.template import Key
 from planner.strategy_search.tables.cost_table import CostTables
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.pieces import Chain
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]

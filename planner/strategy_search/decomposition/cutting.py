@@ -35,8 +35,9 @@ from planner.plan.prediction.walk.stage_cost import tied_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_share
 from planner.strategy_search.decomposition.boundary_values import BoundaryValues, no_crossing
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.piece_maker import PieceMaker
-from planner.strategy_search.decomposition.pieces import Chain, Piece
+from planner.strategy_search.decomposition.pieces import Piece
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Key, Share
 from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, ParameterTable, UseTable

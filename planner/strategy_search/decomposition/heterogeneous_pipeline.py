@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Bytes
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.lines import Lines, pace
-from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.priced import States, of_all_blocks
 from planner.strategy_search.decomposition.setting import Setting
 

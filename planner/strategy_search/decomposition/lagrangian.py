@@ -29,10 +29,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.crossings import seconds_of_all
 from planner.strategy_search.decomposition.in_order import InOrder
 from planner.strategy_search.decomposition.lines import pace
-from planner.strategy_search.decomposition.pieces import NEITHER, Chain, Passes
+from planner.strategy_search.decomposition.pieces import NEITHER, Passes
 from planner.strategy_search.decomposition.priced import Priced, States, of_all_blocks, picked
 from planner.strategy_search.decomposition.questions import Questions, answers, average_weight
 from planner.strategy_search.decomposition.rank_bounds import RankBounds

@@ -27,9 +27,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.lines import NEVER
-from planner.strategy_search.decomposition.pieces import Chain, Piece
+from planner.strategy_search.decomposition.pieces import Piece
 from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]

@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.pieces import Chain, Column, Passes, Solved
+from planner.strategy_search.decomposition.chain import Chain
+from planner.strategy_search.decomposition.pieces import Column, Passes, Solved
 
 Array = NDArray[np.float64]
 State: TypeAlias = tuple[int, ...]

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.plan.prediction.walk.bucket_overlap import SLOTS
-from planner.strategy_search.decomposition.pieces import NEITHER, WAITED, Asked, Chain, Passes, Piece, Solved, Weights
+from planner.strategy_search.decomposition.chain import Chain
+from planner.strategy_search.decomposition.pieces import NEITHER, WAITED, Asked, Passes, Piece, Solved, Weights
 from planner.strategy_search.decomposition.pieces import solve as solve_pieces
 from planner.strategy_search.decomposition.priced import Priced, least_value, least_values
 from planner.strategy_search.decomposition.setting import Setting

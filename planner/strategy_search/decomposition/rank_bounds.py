@@ -8,10 +8,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.in_order import Reach
 from planner.strategy_search.decomposition.lines import Lines
-from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.priced import Priced, States, of_all_blocks, picked
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.usable_prices import Usable, combined, usable_prices

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from costmodels import SCHEDULES, moments_in_flight, most_in_flight, schedule_orders
-from planner.strategy_search.decomposition.pieces import Chain
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.request.space import Configuration, Counts
 
 _ASKED = (0.0, 0.25, 0.5, 1.0)

@@ -11,7 +11,8 @@ from planner.sharding.layout import PARTIAL, REPLICATE, Layout, replicated
 from planner.sharding.rule import strategy_names
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
-from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.chain import Chain
+from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.uneven_stages import uneven_stages
 from planner.strategy_search.request.template import Key

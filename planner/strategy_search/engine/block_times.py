@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.pieces import Chain
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.request.space import Configuration
 
 Array = NDArray[np.float64]

@@ -14,13 +14,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.division import Division, divide, step_of
 from planner.strategy_search.decomposition.free_chunks import free_chunks
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.mixture import Mixture, best_mixture
-from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.decomposition.priced import Priced, State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Handed, Rank, Way, fill_best

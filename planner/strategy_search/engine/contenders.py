@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from costmodels import SCHEDULES, least_step_time, step_time
 from hardware_profiles import Seconds
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.space import Configuration

@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import LimitError
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.least_memory import impossible
-from planner.strategy_search.decomposition.pieces import NEITHER, Chain, Passes, Piece
+from planner.strategy_search.decomposition.pieces import NEITHER, Passes, Piece
 from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import fill_best

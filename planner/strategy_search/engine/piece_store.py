@@ -15,10 +15,10 @@ from planner.pricing.bucket_size import sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import EACH, Update
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers
-from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work

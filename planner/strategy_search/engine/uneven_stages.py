@@ -36,7 +36,8 @@ from costmodels import ChunkSeconds, PassSeconds, RankSeconds, schedule_orders, 
 from hardware_profiles import Seconds
 from planner.limits import checked
 from planner.plan.plan import INTERLEAVED
-from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.chain import Chain
+from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.space import Configuration
 

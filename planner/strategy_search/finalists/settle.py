@@ -19,8 +19,9 @@ from typing import Any
 
 from planner.errors import LimitError, RequestError
 from planner.limits import seconds_left
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.pieces import Column, Piece
 from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem

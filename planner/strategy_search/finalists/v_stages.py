@@ -24,7 +24,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from planner.plan.plan import Stage
-from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.chain import Chain
+from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.outcome import RankFilling
 

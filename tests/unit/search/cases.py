@@ -26,10 +26,11 @@ from planner.plan.plan import ModelReference, Plan, Prediction, Provenance, Trai
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.pieces import Column, Piece
 from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
