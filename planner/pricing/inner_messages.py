@@ -126,7 +126,8 @@ def _message(
     line: tuple[int, int] | None,
 ) -> InnerMessage:
     comes_round = inner.factor in rule.rings
-    asked = graded is None or inner.gradient_of is None or inner.gradient_of in graded
+    passes_back = graded is None or bool(graded) or (rule.outside is not None and rule.outside.trained)
+    asked = passes_back and (graded is None or inner.gradient_of is None or inner.gradient_of in graded)
     extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
     nbytes = float(round(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes))
     if inner.once is not None and outermost:

@@ -77,7 +77,8 @@ class InputPieces:
     def _weights(self) -> torch.Tensor:
         """The sample weights of a padded batch."""
         training = self.bound.plan.training
-        return torch.tensor(sample_weights(training.global_batch, training.update.padding_samples))
+        weights = sample_weights(training.global_batch, training.update.padding_samples)
+        return torch.tensor(weights, dtype=getattr(torch, self.bound.graph.types[SAMPLE_WEIGHTS].dtype))
 
     def _padded(self, given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """A whole batch with its padding samples, and the weights of all samples."""

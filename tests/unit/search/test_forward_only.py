@@ -87,6 +87,17 @@ def test_offloaded_weights_are_fetched_for_one_pass() -> None:
     assert timeline_of(plan, costs).seconds > 0
 
 
+def test_experts_exchange_no_gradients() -> None:
+    """The exchange of a backward pass was priced, too; an audit found that nobody makes it."""
+    machine = load_profile("cpu").with_devices(2)
+    pinned = replace(FORWARD, pipeline=1, data=2, tensor=1, context=1, expert=2, micro_batches=1)
+    plan = search(request_of("mixture", machine, 8, pinned=pinned)).plan
+    costs = stage_costs(bind(plan, traced("mixture"), BATCH), machine)
+    assert costs[0].chunks[0].forward.waits > 0
+    assert costs[0].chunks[0].backward.waits == 0
+    assert timeline_of(plan, costs).seconds > 0
+
+
 def test_what_only_training_has_is_refused() -> None:
     with refused(RequestError, "recompute", "full"):
         request_of("llama-2", CPU4, 8, pinned=replace(FORWARD, recompute="full"))
