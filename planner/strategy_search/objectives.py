@@ -16,18 +16,18 @@ from planner.errors import InfeasibleError, LimitError, PlannerError, RequestErr
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
 from planner.sharding.update import AUTO_ZERO_BY
-from planner.strategy_search.around import told
 from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.narrower import with_narrower
-from planner.strategy_search.neighbours import with_neighbours
-from planner.strategy_search.offloading import decided_as, with_faster_offload, with_offload
-from planner.strategy_search.placing import with_placing
+from planner.strategy_search.refinement.around import told
+from planner.strategy_search.refinement.narrower import with_narrower
+from planner.strategy_search.refinement.neighbours import with_neighbours
+from planner.strategy_search.refinement.offloading import decided_as, with_faster_offload, with_offload
+from planner.strategy_search.refinement.placing import with_placing
+from planner.strategy_search.refinement.rings import with_rings
+from planner.strategy_search.refinement.simplicity import with_simplicity
+from planner.strategy_search.refinement.unequal import with_unequal_stages
 from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
-from planner.strategy_search.rings import with_rings
-from planner.strategy_search.simplicity import with_simplicity
-from planner.strategy_search.unequal import with_unequal_stages
 from planner.strategy_search.variants import best_of_variants
 from planner.strategy_search.within import anything_fits, best_plans
 

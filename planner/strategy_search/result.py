@@ -65,7 +65,8 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class Simpler:
-    """Why the first plan of a result is not the fastest: it is simpler (see `planner.strategy_search.simplicity`).
+    """Why the first plan of a result is not the fastest: it is simpler
+    (see `planner.strategy_search.refinement.simplicity`).
 
     Attributes:
         fastest: the plan that would be the first otherwise.
@@ -97,12 +98,12 @@ class SearchResult:
 
     Alternatives: `placements` is how many ways to place tables on the host were compared, 0 if there was no choice; the
     bounds are about the chosen one. `contexts` compares ways to split the sequence, if there was a choice. `neighbours`
-    are numbers of samples or devices nearby that do better (see `planner.strategy_search.neighbours`). `limits` has the
-    highest predicted peak, in bytes, that a plan may have on a device of each group. `close` has the configurations
-    whose objectives were close to the lowest, that first. `priced` has plans of these, until the plans of the result
-    name them (`Plan.candidates`). If a simpler plan was preferred to the fastest, it comes first, and `simpler` says
+    are numbers of samples or devices nearby that do better (see `planner.strategy_search.refinement.neighbours`).
+    `limits` has the highest predicted peak, in bytes, that a plan may have on a device of each group. `close` has the
+    configurations whose objectives were close to the lowest, that first. `priced` has plans of these, until the plans
+    of the result name them (`Plan.candidates`). If a simpler plan was preferred to the fastest, it comes first, and `simpler` says
     so. `on_devices_alone` is the best plan without offload, if it fits and a plan with offload was taken all the same
-    (see `planner.strategy_search.offloading`).
+    (see `planner.strategy_search.refinement.offloading`).
     """
 
     plans: tuple[Ranked, ...]

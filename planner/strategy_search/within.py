@@ -24,7 +24,7 @@ from planner.sharding.update import PLAIN
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
-from planner.strategy_search.fp8_ends import with_fp8_ends
+from planner.strategy_search.refinement.fp8_ends import with_fp8_ends
 from planner.strategy_search.request.engine_alternatives import alternatives, expert_degrees
 from planner.strategy_search.request.engine_refusals import check_engine
 from planner.strategy_search.request.request import SearchRequest

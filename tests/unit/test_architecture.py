@@ -53,7 +53,8 @@ SUBPACKAGES = {
     "planner.export": ("files", "megatron", "mindspore", "pytorch"),
     "planner.plan": ("binding", "layout", "prediction", "compare", "shrinking"),
     "planner.strategy_search": (
-        "request", "solvers", "tables", "decomposition", "engine", "finalists", "exploration", "fixed", "analysis",
+        "request", "solvers", "tables", "decomposition", "engine", "finalists", "exploration", "fixed", "refinement",
+        "analysis",
     ),
     "planner.validation": ("reading", "frameworks", "stack", "request", "results", "pricing"),
 }  # fmt: skip

@@ -99,7 +99,7 @@ class SearchRequest:
     Attributes:
         imbalance: expert load imbalance of routers (see `planner.graph.expert_load`).
         placing: whether tables go to the host in addition to those that `update` places (see
-            `planner.strategy_search.placing`).
+            `planner.strategy_search.refinement.placing`).
         padding: whether weights are padded in addition to those that `update` pads
             (`planner.strategy_search.variants`).
         fp8: which linear layers are in fp8 (see `planner.graph.fp8`): those that `fp8_layers` matches, and of the
@@ -112,7 +112,7 @@ class SearchRequest:
         time_limit: seconds; the best plan found by then is returned with its gap.
         memory_limit: bytes; lowers what a device may use.
         simplicity: the share by which the step of a simpler plan may be longer than the fastest and still be preferred
-            (see `planner.strategy_search.simplicity`); 0 prefers none.
+            (see `planner.strategy_search.refinement.simplicity`); 0 prefers none.
         tolerance: plans that are faster than the best known one by a smaller share than this are not of interest.
         alltoall: without it, redistributions use an all-gather and a slice, and experts exchange no rows;
             `planner.strategy_search.variants` decides "auto".

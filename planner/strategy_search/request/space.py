@@ -192,7 +192,7 @@ class Pinned:
             activations (Ulysses); by a "ring" that passes keys and values to the queries; "hybrid", by heads inside of
             a ring. "auto" leaves it to the search, and the degree too if that is not given, together with meshes on
             which every operator splits freely. None means by heads; if nothing else is decided either, rings are tried
-            around the best plan (`planner.strategy_search.rings`).
+            around the best plan (`planner.strategy_search.refinement.rings`).
         ulysses: the part of the context degree that is by heads, for "hybrid" and "auto"; None leaves it to the search.
         zigzag: whether a ring of causal attention cuts the sequence in zigzag order; None means yes.
         never_kept: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
@@ -200,7 +200,7 @@ class Pinned:
             stands for the second, fourth, ... matrix product of a block, as in torchtitan's selective policy.
         even: whether all ranks of a pipeline hold equally many blocks, if the number of blocks is divisible.
         offload: what may be offloaded; None offloads if nothing fits on the devices alone
-            (`planner.strategy_search.offloading`).
+            (`planner.strategy_search.refinement.offloading`).
         pattern: the pattern of an engine, for all operators.
     """
 

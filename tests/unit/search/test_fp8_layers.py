@@ -25,8 +25,8 @@ from planner.plan.plan import ModelReference
 from planner.report.command import command_of
 from planner.sharding.mesh import build_mesh
 from planner.sharding.update import PLAIN
-from planner.strategy_search import fp8_ends
-from planner.strategy_search.fp8_ends import ends_of, with_fp8_ends
+from planner.strategy_search.refinement import fp8_ends
+from planner.strategy_search.refinement.fp8_ends import ends_of, with_fp8_ends
 from planner.strategy_search.request.folding import fold
 from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.request import SearchRequest

@@ -12,8 +12,6 @@ from planner.errors import LimitError
 from planner.limits import limited
 from planner.plan.layout.roles import roles
 from planner.sharding.update import PLAIN, Update
-from planner.strategy_search import rings
-from planner.strategy_search.around import bound_of_like
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of
@@ -23,12 +21,14 @@ from planner.strategy_search.finalists.overlapping import Overlapping
 from planner.strategy_search.finalists.plan_maker import PlanMaker
 from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.finalists.room import Room
-from planner.strategy_search.narrower import FEW, SMALL, WIDE, near, with_narrower
+from planner.strategy_search.refinement import rings
+from planner.strategy_search.refinement.around import bound_of_like
+from planner.strategy_search.refinement.narrower import FEW, SMALL, WIDE, near, with_narrower
+from planner.strategy_search.refinement.simplicity import _Simplifier, with_simplicity
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.search import least_in_a_v, least_work, search
-from planner.strategy_search.simplicity import _Simplifier, with_simplicity
 from tests.unit.search.cases import cluster_of, request_of
 
 MODEL = "llama70b-4-layers"
@@ -218,7 +218,7 @@ def test_of_a_plan_in_a_v_that_comes_in_the_place_of_another_is_said_what_is_pro
     ranks = Pinned(pipeline=4, mesh=(1,), micro_batches=4)
     free = request_of("llama-12", cluster_of("h100-80gb", 4), 16, pinned=ranks, update=PLAIN)
     plain, lying = (search(replace(free, pinned=replace(ranks, schedule=name))) for name in ("1f1b", "zb_v"))
-    monkeypatch.setattr("planner.strategy_search.narrower.search", lambda *_, **__: lying)
+    monkeypatch.setattr("planner.strategy_search.refinement.narrower.search", lambda *_, **__: lying)
     asked, shared = replace(free, update=Update(gathers="auto")), Shared()
     found = with_narrower(asked, opened(plain, 0.05), shared, told, lambda: False)
     assert found.plan.schedule == "zb_v"

@@ -4,7 +4,7 @@ import pytest
 
 import planner
 from planner.report.search import neighbour_text
-from planner.strategy_search.neighbours import WORTH, better_batch, better_devices, divided
+from planner.strategy_search.refinement.neighbours import WORTH, better_batch, better_devices, divided
 from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.result import SearchResult
 from tests.unit.search.cases import cluster_of, traced

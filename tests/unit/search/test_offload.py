@@ -21,7 +21,7 @@ from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import AUTO_GATHERS, PLAIN, Update
 from planner.strategy_search.decomposition.crossings import crossing_seconds
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.offloading import WORTH, with_faster_offload
+from planner.strategy_search.refinement.offloading import WORTH, with_faster_offload
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, offload_of, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned

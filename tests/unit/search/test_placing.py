@@ -20,7 +20,7 @@ from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.sharding.update import Update
 from planner.strategy_search.objectives import front, plan_for
-from planner.strategy_search.placing import movable, with_placing
+from planner.strategy_search.refinement.placing import movable, with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult, Statistics

@@ -10,16 +10,16 @@ from planner.plan.compare.verify import verify
 from planner.plan.layout.decisions import decisions
 from planner.plan.layout.roles import roles
 from planner.report.search import simpler_text
-from planner.strategy_search.around import in_a_v
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import with_proof
-from planner.strategy_search.narrower import WIDE
 from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.refinement.around import in_a_v
+from planner.strategy_search.refinement.narrower import WIDE
+from planner.strategy_search.refinement.simplicity import _all_like, _leanest, _Simplifier, with_simplicity
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
-from planner.strategy_search.simplicity import _all_like, _leanest, _Simplifier, with_simplicity
 from tests.unit.plan.plans import plan_named
 from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
 

@@ -23,9 +23,9 @@ from planner.limits import reached
 from planner.plan.layout.roles import roles
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
-from planner.strategy_search.around import Listener, Stop, bound_of_like, exact, fastest_of, together, told
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import Ranked, with_proof
+from planner.strategy_search.refinement.around import Listener, Stop, bound_of_like, exact, fastest_of, together, told
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult

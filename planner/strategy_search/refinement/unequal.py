@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
-from planner.strategy_search.around import Listener, Stop, bound_of_like, exact, together, told
 from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.finalists.proofs import with_proof
+from planner.strategy_search.refinement.around import Listener, Stop, bound_of_like, exact, together, told
 from planner.strategy_search.request.configurations import may_be_uneven
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult

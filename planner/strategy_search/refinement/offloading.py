@@ -19,8 +19,8 @@ from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.plan import Plan
 from planner.plan.prediction.memory.chunks import STATES
-from planner.strategy_search.around import exact, together
 from planner.strategy_search.finalists.proofs import Ranked
+from planner.strategy_search.refinement.around import exact, together
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, offload_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult

@@ -18,9 +18,9 @@ from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.layout.roles import Roles, roles
 from planner.sharding.update import AUTO_GATHERS
-from planner.strategy_search.around import Listener, Stop, axes_of, bound_of_like, exact, together, told
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import with_proof
+from planner.strategy_search.refinement.around import Listener, Stop, axes_of, bound_of_like, exact, together, told
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -29,7 +29,8 @@ from planner.strategy_search.search import search
 
 WIDE = 0.04
 """Narrower searches run if the gap is at least this wide: each takes a tenth to a half of the time of the search. From
-this gap on the search also looks for simpler plans that are faster (`planner.strategy_search.simplicity`)."""
+this gap on the search also looks for simpler plans that are faster
+(`planner.strategy_search.refinement.simplicity`)."""
 
 FEW = 30
 """If the search evaluated at most this many configurations, and its space has at most `SMALL`, all of them are searched

@@ -33,14 +33,14 @@ from planner.plan.plan import INTERLEAVED, Group, Plan
 from planner.plan.prediction.predict import predict
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
-from planner.strategy_search.around import axes_of, bound_of_like
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.engine.scheduling import all_fit
 from planner.strategy_search.finalists.finalists import Finalists
 from planner.strategy_search.finalists.plan_maker import PlanMaker
 from planner.strategy_search.finalists.proofs import Ranked, with_proof
-from planner.strategy_search.narrower import WIDE
+from planner.strategy_search.refinement.around import axes_of, bound_of_like
+from planner.strategy_search.refinement.narrower import WIDE
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pattern, Role

@@ -21,9 +21,9 @@ from dataclasses import replace
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
 from planner.limits import reached, seconds_left, sharing
-from planner.strategy_search.around import bound_of_like, in_a_v
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.finalists.proofs import Ranked, with_proof
+from planner.strategy_search.refinement.around import bound_of_like, in_a_v
 from planner.strategy_search.request.gathering import gathering_in_fp8
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
