@@ -101,9 +101,9 @@ class SearchResult:
     are numbers of samples or devices nearby that do better (see `planner.strategy_search.refinement.neighbours`).
     `limits` has the highest predicted peak, in bytes, that a plan may have on a device of each group. `close` has the
     configurations whose objectives were close to the lowest, that first. `priced` has plans of these, until the plans
-    of the result name them (`Plan.candidates`). If a simpler plan was preferred to the fastest, it comes first, and `simpler` says
-    so. `on_devices_alone` is the best plan without offload, if it fits and a plan with offload was taken all the same
-    (see `planner.strategy_search.refinement.offloading`).
+    of the result name them (`Plan.candidates`). If a simpler plan was preferred to the fastest, it comes first, and
+    `simpler` says so. `on_devices_alone` is the best plan without offload, if it fits and a plan with offload was taken
+    all the same (see `planner.strategy_search.refinement.offloading`).
     """
 
     plans: tuple[Ranked, ...]
