@@ -277,7 +277,7 @@ class PieceStore:
         request, setting = self.request, setting_of(configuration, self.capacities[0])
         cluster = of_one_kind(request.cluster, "propagation of decisions")
         (tables,) = self.tables(configuration)
-        fixed = propagated(tables, setting, cluster, request.pinned.recomputation)
+        fixed = propagated(tables, setting, cluster, request.pinned.recomputation, MOST_STATES)
         if fixed is None:
             return (tables,)
         return (self.builder(configuration, cluster).build(tables.template, fixed),)

@@ -10,15 +10,17 @@ the semi-automatic mode of the GSPMD line of work (Xu et al. 2021) and of MindSp
 exactly, where those propagate greedily, operator by operator.
 """
 
+import math
 from collections import Counter
 from dataclasses import replace
 
 from hardware_profiles import Cluster
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import Assembly, assembly, candidate, column_of, stored
 from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.outcome import Agreed, Outcome, ways_to_agree
 from planner.strategy_search.request.restriction import Fixed
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable, ParameterTable
@@ -28,17 +30,36 @@ COMPUTATION = 1e-3
 
 
 def propagated(
-    tables: CostTables, setting: Setting, cluster: Cluster, recomputation: tuple[Running, ...]
+    tables: CostTables,
+    setting: Setting,
+    cluster: Cluster,
+    recomputation: tuple[Running, ...],
+    most_states: float = math.inf,
 ) -> Fixed | None:
     """The strategies that move the least and fit; None if none fit. All blocks of a kind take those that most of them
-    have."""
+    have. Beyond `most_states` states of the boundary, pieces choose layouts of values that every block reads for
+    themselves, and what most pieces choose is tried for all (`planner.strategy_search.decomposition.cutting`)."""
     quiet = replace(
         tables,
         operators=tuple(_quiet(table) for table in tables.operators),
         parameters=tuple(_quiet_parameter(table) for table in tables.parameters),
     )
-    chain = cut(quiet, cluster, recomputation=recomputation, stages=setting.ranks)
-    outcome = Evaluation(chain, setting).run()
+
+    def found(agreed: Agreed) -> tuple[Chain, Outcome]:
+        chain = cut(
+            quiet,
+            cluster,
+            recomputation=recomputation,
+            stages=setting.ranks,
+            agreed=dict(agreed),
+            most_states=most_states,
+        )
+        return chain, Evaluation(chain, setting).run()
+
+    chain, outcome = found(())
+    if outcome.ranks and chain.relaxed:
+        tried = [found(way) for way in ways_to_agree(outcome, chain.relaxed)]
+        chain, outcome = min(tried, key=lambda one: one[1].seconds)
     if not outcome.ranks:
         return None
     return fixed_of(assembly(chain, outcome.ranks, setting.chunks, uneven=setting.uneven))

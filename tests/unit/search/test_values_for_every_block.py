@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import planner
+from hardware_profiles import Cluster
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.engine import piece_store
+from planner.strategy_search.engine.propagation import propagated
 from planner.strategy_search.request.space import Configuration
 from tests.unit.search.cases import make_case
 
@@ -44,6 +46,16 @@ def test_pieces_that_choose_for_themselves_take_no_longer_and_as_long_where_they
         assert not chain.relaxed
         at = tuple(slice(agreed[key], agreed[key] + 1) if key in agreed else slice(None) for key in joint.boundary)
         np.testing.assert_allclose(together, known[at], rtol=1e-12)
+
+
+def test_decisions_spread_as_far_where_pieces_choose_for_themselves() -> None:
+    case = make_case("read", "h100-80gb", Configuration(pipeline=1, mesh=(2,), micro_batches=1), 4)
+    assert isinstance(case.cluster, Cluster)
+    joint, apart = (
+        propagated(case.chain.tables, case.setting, case.cluster, ("none",), most) for most in (FREE, 1)
+    )
+    assert joint is not None
+    assert apart == joint
 
 
 @pytest.mark.thorough
