@@ -123,6 +123,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.api.exporting import check_told
     from planner.cli.tracing import traced
     from planner.engines.spaces import space_and_stack
+    from planner.graph.random_ops import dropping_attention
     from planner.strategy_search.job import machine_from, named_job, with_memory_margin
     from planner.strategy_search.request.padded_batch import padding_samples
 
@@ -162,6 +163,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         graph_cache=graph_folder(options),
         noted=_noted if options.speaks else lambda _: None,
     )
+    if options.speaks and not options.forward_only and (dropping := dropping_attention(job.graph.operators)):
+        _noted(dropping)
     check_told(options.engine, job.model)
     padding = padding_samples(job.global_batch, batch_multiple_of(options.pad or ()))
     return job.request(
@@ -268,7 +271,7 @@ def update_of(options: Options) -> "Update":
 
 
 def _noted(note: str) -> None:
-    """Print notes about operators without a row in the rule table, on stderr."""
+    """Print a note about operators on stderr: those without a row in the rule table, attention that drops."""
     say(f"note: {note}", err=True)
 
 

@@ -5,8 +5,12 @@ known here: those that drop elements. Any other operator that draws is refused w
 then the line that calls it is known.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.graph.operator_graph import Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +41,17 @@ CHANCES: Mapping[str, RandomOps] = {
     "aten.scaled_dot_product_attention.default": RandomOps(probability=(4, "dropout_p")),
 }
 """Operators that drop elements, by name."""
+
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+
+
+def dropping_attention(operators: "Iterable[Operator]") -> str | None:
+    """What a user must know where attention drops probabilities; None where none does."""
+    chances = [CHANCES[one.op].of(one.arguments, dict(one.keywords)) for one in operators if one.op == _ATTENTION]
+    dropping = [chance for chance in chances if chance]
+    if not dropping:
+        return None
+    return (
+        f"{len(dropping)} of {len(chances)} attention operators drop {max(dropping):.0%} of their probabilities: their"
+        " scores are in memory, and windows are masks. Without attention dropout they are fused"
+    )

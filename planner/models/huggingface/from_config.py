@@ -267,9 +267,11 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
     content = config.to_dict()
     derived = {key: None for key in _DERIVED if key in content}
     changed = changed_content(changes, content, str(path))
-    content |= {**_by_layer(content, changed.get(_LAYERS)), **derived, **changed}
+    first = _by_layer(content, changed.get(_LAYERS))
     with errors_named(transformers_library(), f"{path}: transformers cannot change it so"):
-        return type(config)(**content)
+        made = type(config)(**content | first | derived | changed)
+        lacking = {key: first[key] for key in derived if first.get(key) and getattr(made, key, None) is None}
+        return type(config)(**content | first | derived | changed | lacking) if lacking else made
 
 
 def _by_layer(content: Mapping[str, Any], layers: int | None) -> dict[str, Any]:

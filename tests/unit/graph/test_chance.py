@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.random_ops import CHANCES
+from planner.graph.random_ops import CHANCES, dropping_attention
 from planner.graph.trace import trace
 from tests.refusals import refused
 
@@ -67,3 +67,23 @@ def test_probabilities_of_calls(function: Callable[[torch.Tensor], torch.Tensor]
     graph = trace(Calls(function), (torch.ones(4, 8),))
     (op,) = (op for op in graph.operators if op.op in CHANCES)
     assert CHANCES[op.op].of(op.arguments, dict(op.keywords)) == probability
+
+
+class Attends(nn.Module):
+    def __init__(self, *chances: float) -> None:
+        super().__init__()
+        self.weight, self.chances = nn.Parameter(torch.ones(4)), chances
+
+    def forward(self, x_BHTD: torch.Tensor) -> torch.Tensor:
+        x_BHTD = x_BHTD * self.weight
+        for chance in self.chances:
+            x_BHTD = F.scaled_dot_product_attention(x_BHTD, x_BHTD, x_BHTD, dropout_p=chance, is_causal=True)
+        return x_BHTD.sum()
+
+
+def test_attention_that_drops_is_said() -> None:
+    x_BHTD = (torch.zeros(2, 2, 4, 4),)
+    assert dropping_attention(trace(Attends(0.0), x_BHTD).operators) is None
+    said = dropping_attention(trace(Attends(0.0, 0.1, 0.1), x_BHTD).operators)
+    assert said is not None
+    assert said.startswith("2 of 3 attention operators drop 10% of their probabilities: their scores are in memory")
