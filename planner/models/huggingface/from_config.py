@@ -268,10 +268,20 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
     derived = {key: None for key in _DERIVED if key in content}
     changed = changed_content(changes, content, str(path))
     first = _by_layer(content, changed.get(_LAYERS))
-    with errors_named(transformers_library(), f"{path}: transformers cannot change it so"):
-        made = type(config)(**content | first | derived | changed)
-        lacking = {key: first[key] for key in derived if first.get(key) and getattr(made, key, None) is None}
-        return type(config)(**content | first | derived | changed | lacking) if lacking else made
+    listed = {key: first[key] for key in derived if first.get(key)}
+
+    def made(lists: Mapping[str, Any]) -> Any:
+        with errors_named(transformers_library(), f"{path}: transformers cannot change it so"):
+            return type(config)(**content | first | derived | lists | changed)
+
+    try:
+        found = made({})
+    except ModelError:
+        if not listed:
+            raise
+        return made(listed)
+    lacking = {key: value for key, value in listed.items() if getattr(found, key, None) is None}
+    return made(lacking) if lacking else found
 
 
 def _by_layer(content: Mapping[str, Any], layers: int | None) -> dict[str, Any]:

@@ -583,8 +583,8 @@ def test_experts_whose_matrices_are_parts_of_a_weight_are_not_in_fp8(fp8: Fp8, i
 def test_layers_whose_kinds_a_config_lists_can_be_fewer(tmp_path: Path) -> None:
     """LFM2-MoE has no other key from which the kinds of its layers follow."""
     content = {
-        "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention"] * 2,
-        "num_hidden_layers": 4, "num_dense_layers": 1, "hidden_size": 16, "intermediate_size": 16,
+        "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe",
+        "layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "num_dense_layers": 1, "hidden_size": 16, "intermediate_size": 16,
         "moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 64,
         "num_attention_heads": 2, "num_key_value_heads": 1, "conv_L_cache": 3,
         "max_position_embeddings": 16, "pad_token_id": 0,
@@ -592,3 +592,16 @@ def test_layers_whose_kinds_a_config_lists_can_be_fewer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     module = build_model(f"{tmp_path}+num_hidden_layers=3", dtype="bfloat16").module
     assert module.config.layer_types == ["conv", "full_attention", "conv"]
+
+
+def test_layers_can_be_fewer_where_a_config_words_their_pattern(tmp_path: Path) -> None:
+    """EXAONE 4 lists the kinds of its layers beside a pattern, "LLLG", that transformers cannot read."""
+    content = {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "sliding_window_pattern": "LG",
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4, "hidden_size": 16,
+        "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 64,
+        "sliding_window": 4, "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    module = build_model(f"{tmp_path}+num_hidden_layers=2", dtype="bfloat16").module
+    assert module.config.layer_types == ["sliding_attention", "full_attention"]
