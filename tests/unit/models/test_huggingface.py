@@ -584,7 +584,8 @@ def test_layers_whose_kinds_a_config_lists_can_be_fewer(tmp_path: Path) -> None:
     """LFM2-MoE has no other key from which the kinds of its layers follow."""
     content = {
         "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe",
-        "layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "num_dense_layers": 1, "hidden_size": 16, "intermediate_size": 16,
+        "layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "num_dense_layers": 1,
+        "hidden_size": 16, "intermediate_size": 16,
         "moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 64,
         "num_attention_heads": 2, "num_key_value_heads": 1, "conv_L_cache": 3,
         "max_position_embeddings": 16, "pad_token_id": 0,

@@ -51,9 +51,7 @@ def test_pieces_that_choose_for_themselves_take_no_longer_and_as_long_where_they
 def test_decisions_spread_as_far_where_pieces_choose_for_themselves() -> None:
     case = make_case("read", "h100-80gb", Configuration(pipeline=1, mesh=(2,), micro_batches=1), 4)
     assert isinstance(case.cluster, Cluster)
-    joint, apart = (
-        propagated(case.chain.tables, case.setting, case.cluster, ("none",), most) for most in (FREE, 1)
-    )
+    joint, apart = (propagated(case.chain.tables, case.setting, case.cluster, ("none",), most) for most in (FREE, 1))
     assert joint is not None
     assert apart == joint
 
