@@ -15,8 +15,9 @@ from collections import Counter
 from dataclasses import replace
 
 from hardware_profiles import Cluster
+from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import Assembly, assembly, candidate, column_of, stored
 from planner.strategy_search.engine.evaluation import Evaluation
