@@ -38,14 +38,16 @@ class RankBounds:
 
     def units(self, possible: Mask, some: States | None = None) -> list[Array]:
         """Units to measure blocks in, each (kinds, *states): ones for a single kind; for several kinds the values of
-        the blocks at each suggesting price."""
+        the blocks at each suggesting price, and ones in states that a price leaves without a choice, as one that excludes
+        candidates with many transient bytes may."""
         shape = (len(self.counts), *possible.shape)
         if len(self.counts) < 2:
             return [np.ones(shape)]
         known = self.priced[:1] + self.priced[1:][-_SUGGESTING:]
         found = []
         for priced in known:
-            values = np.where(possible, np.maximum(picked(priced.values[1], some), 1e-30), 1.0)
+            values = np.maximum(picked(priced.values[1], some), 1e-30)
+            values = np.where(possible & np.isfinite(values).all(axis=0), values, 1.0)
             found.append(values * (self.blocks / of_all_blocks(self.counts, values)))
         return found
 

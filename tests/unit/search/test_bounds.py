@@ -432,3 +432,17 @@ def test_memory_has_a_price_where_a_plan_would_be_faster_with_more_of_it() -> No
     more, less = (engine_of("residual", "h100-80gb", 4, one).evaluate(member) for one in memory)
     assert more.seconds < less.seconds
     assert less.price > 0
+
+
+def test_a_price_without_a_choice_for_a_kind_rules_no_state_out() -> None:
+    """A price that excludes candidates with many transient bytes may leave a kind of block no choice in a state."""
+    case = make_case("kinds-in-turn", "h100-80gb", Configuration(pipeline=1, mesh=(2,), micro_batches=1), 4)
+    multipliers = Multipliers(case.chain, 1.0)
+    multipliers.solve(0.0, 0.0)
+    known = multipliers.bounds(case.setting)
+    assert np.isfinite(known).any()
+    free = multipliers.priced[0]
+    head, inner, tail = free.values
+    without = np.concatenate([np.full_like(inner[:1], math.inf), inner[1:]])
+    multipliers.priced.append(replace(free, proves=False, values=(head, without, tail)))
+    np.testing.assert_allclose(multipliers.bounds(case.setting), known, rtol=1e-9)
