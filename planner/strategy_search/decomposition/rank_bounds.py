@@ -38,8 +38,8 @@ class RankBounds:
 
     def units(self, possible: Mask, some: States | None = None) -> list[Array]:
         """Units to measure blocks in, each (kinds, *states): ones for a single kind; for several kinds the values of
-        the blocks at each suggesting price, and ones in states that a price leaves without a choice, as one that excludes
-        candidates with many transient bytes may."""
+        the blocks at each suggesting price, and ones in states that a price leaves without a choice, as one that
+        excludes candidates with many transient bytes may."""
         shape = (len(self.counts), *possible.shape)
         if len(self.counts) < 2:
             return [np.ones(shape)]
