@@ -50,8 +50,6 @@ def other_plans(
 
     plan = verdict.bound.plan
     request = request_for(plan, model.graph, model.batch, cluster)
-    if isinstance(request.update.buckets, int):  # other plans have other bucket sizes
-        request = replace(request, update=replace(request.update, buckets="auto"))
     own = choice_of(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
     ends = math.inf if time_limit is None else time.monotonic() + time_limit
     asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)

@@ -65,17 +65,15 @@ class Update:
         gathers: how weights that are gathered for their use are gathered. "each": by itself, when it is used. "block":
             all of a block together, when it begins, and their gradients together, when all of them are there. "ahead":
             as "block", but while the block before it runs (prefetch), and the gradients while the next one does (see
-            `planner.plan.layout.block_gathers`). A plan holds no "auto": with it the search
-            tries all of them and writes the fastest.
+            `planner.plan.layout.block_gathers`). A plan holds no "auto": with it the search tries all of them and
+            writes the fastest.
         zero_by: how states are shared out among replicas of a weight. "slices": each state cut along a dim.
-        "parameters":
-            whole parameters, each to an owner that updates it and broadcasts the new weight, where a state is not cut
-            (see `planner.plan.layout.parameter_owners`). "servers": whole, and the owners are parameter servers: the
-            hosts of the devices, to which gradients are pushed, and which keep states and update weights. A plan holds
-            no "auto": the search tries slices and parameters, and writes the better.
+            "parameters": whole parameters, each to an owner that updates it and broadcasts the new weight, where a
+            state is not cut (see `planner.plan.layout.parameter_owners`). "servers": whole, and the owners are
+            parameter servers: the hosts of the devices, to which gradients are pushed, and which keep states and update
+            weights. A plan holds no "auto": the search tries slices and parameters, and writes the better.
         local_parameters: patterns of parameters that every device has for itself: they are neither compared nor sent,
-        and
-            their gradients are not reduced.
+            and their gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
             `planner.graph.placed`). The rows that a step has used are updated there.
         padded: patterns of weights, and the number of which their rows become a multiple, with zeros that change
@@ -85,8 +83,7 @@ class Update:
         per_replica: patterns of operators, or of modules, that compute over the samples of their own replica alone, as
             under DistributedDataParallel (see `planner.sharding.per_replica`).
         replicas: the number of replicas that a micro-batch is cut into for them. A request may leave it open with 0,
-        for
-            as many as data parallelism has; a plan holds the number.
+            for as many as data parallelism has; a plan holds the number.
     """
 
     gradients: str = "mean"

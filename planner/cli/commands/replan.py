@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1  # of the object that `plan replan --json` prints
 
+WORTH = 1e-3
+"""Another plan is taken if it saves this share of the step."""
+
 
 def replan(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
@@ -58,7 +61,8 @@ def replan(
             wait.phase("searching again")
             with stoppable(lambda: wait.phase("stopping")) as stopped:
                 found = search(request_for(kept.plan, traced.graph, traced.batch, machine), wait.searched, stopped)
-        best = found.bound if found.plan.prediction.step_seconds < kept.plan.prediction.step_seconds else kept
+        worth = kept.plan.prediction.step_seconds * (1 - WORTH)
+        best = found.bound if found.plan.prediction.step_seconds <= worth else kept
         if output is not None:
             save_plan(best.plan, output)
         content = _content((plan_file, output), plan, kept, best)
@@ -125,9 +129,12 @@ def _show(content: dict[str, Any]) -> None:
     was = seconds_text(content["step_seconds_before"])
     console.print(f"With this profile the plan takes {seconds_text(kept)} a step; its file says {was}.")
     if content["saved_seconds"] <= 0:
-        console.print("No faster plan was found.")
+        console.print(f"No plan was found that takes {percent_text(WORTH)} less: this one stays.")
         return
     share = percent_text(content["saved_seconds"] / kept)
+    if not content["differences"]:
+        console.print(f"A faster plan takes {seconds_text(best)}, {share} less. Operators differ; see plan diff.")
+        return
     console.print(f"A faster plan takes {seconds_text(best)}, {share} less. Changes:")
     table = table_of("", "", "from", "to")
     for one in content["differences"]:

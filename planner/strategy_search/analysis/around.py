@@ -14,6 +14,7 @@ from planner.errors import LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan, Prediction
 from planner.sharding.discover import with_rules
+from planner.sharding.update import AUTO_BUCKETS, AUTO_GATHERS, Update
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import Listener, Stop
 from planner.strategy_search.request.offload import offload_of
@@ -23,9 +24,10 @@ from planner.strategy_search.search import search
 
 
 def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) -> SearchRequest:
-    """The request that a plan answers, with nothing decided, with three exceptions: whatever it offloads may be
-    offloaded again, a plan that does not train is for the forward pass alone, and links on which it does without the
-    all-to-all may lack it."""
+    """The request that a plan answers, with nothing decided, with these exceptions: whatever it offloads may be
+    offloaded again, a plan that does not train is for the forward pass alone, links on which it does without the
+    all-to-all may lack it, and buckets of named parameters and owners of whole parameters stay, which no search takes
+    unless it is asked to."""
     training = plan.training
     pinned = Pinned(offload=offload_of(plan))
     return SearchRequest(
@@ -36,13 +38,19 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
         global_batch=training.global_batch,
         precision=training.precision,
         optimizer=training.optimizer,
-        update=training.update,
+        update=undecided(training.update),
         imbalance=training.imbalance,
         tokens_once=training.tokens_once,
         fp8=training.fp8,
         pinned=pinned if plan.schedule_kind.trains else forward_pinned(pinned),
         alltoall=plan.mesh.links_with_alltoall,
     )
+
+
+def undecided(update: Update) -> Update:
+    """An update of which the search decides again how weights are gathered and what a bucket holds."""
+    buckets = update.buckets if update.composed else AUTO_BUCKETS
+    return replace(update, gathers=AUTO_GATHERS, buckets=buckets)
 
 
 def configuration_of(plan: Plan) -> Pinned | None:

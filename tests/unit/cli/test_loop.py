@@ -87,3 +87,11 @@ def test_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_once
     assert refused.exit_code == 2
     assert "another version of it" in refused.stderr
     assert not Path("third.toml").exists()
+
+
+def test_a_plan_stays_where_nothing_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, [*TINY, "-q", "-o", "first.json"]).exit_code == 0
+    again = CliRunner().invoke(app, ["replan", "first.json", "--hardware", "cpu", "-o", "second.json"])
+    assert "No plan was found that takes 0.1% less: this one stays." in again.stdout
+    assert load_plan(Path("second.json")) == load_plan(Path("first.json"))

@@ -12,6 +12,7 @@ from planner.errors import RequestError, RunError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
+from planner.strategy_search.analysis.around import undecided
 from runtime.recovery.replanning import Plans, Range, range_of
 from tests.refusals import refused
 
@@ -32,8 +33,9 @@ def test_a_plan_for_fewer_devices_trains_the_same(first: Plan, tmp_path: Path) -
     found = plans.most(3)
     assert found.cluster.devices == 3
     assert found.model == first.model
-    for name in ("global_batch", "precision", "optimizer", "update"):
+    for name in ("global_batch", "precision", "optimizer"):
         assert getattr(found.training, name) == getattr(first.training, name)
+    assert undecided(found.training.update) == undecided(first.training.update)
     assert plans.most(4) is first
     assert plans.most(9) is first
     assert load_plan(plans.path(3)) == found

@@ -44,6 +44,17 @@ def test_a_plan_is_searched_again_for_the_same_links() -> None:
         )
 
 
+def test_gathers_and_buckets_of_a_plan_are_searched_again_but_for_buckets_that_somebody_named() -> None:
+    cluster, graph = cluster_of("h100-80gb", 32), plans.traced("llama")
+    plan = plans.hand_plan("zero1", "llama", build_mesh(cluster, (4, 8)), samples=32)
+    named, owned = ("*.mlp.*", 1 << 20), "parameters"
+    for buckets, kept in ((1 << 20, "auto"), ("none", "auto"), ((named,), (named,))):
+        update = replace(plan.training.update, gathers="each", buckets=buckets, zero_by=owned)
+        given = replace(plan, training=replace(plan.training, update=update))
+        again = request_for(given, graph, plans.BATCH, cluster).update
+        assert (again.gathers, again.buckets, again.zero_by) == ("auto", kept, owned)
+
+
 def test_auto_is_every_way_that_can_be_had() -> None:
     asked = {"alltoall": "auto"}
     many, one = cluster_of("h100-80gb", 16), cluster_of("h100-80gb", 8)
