@@ -31,6 +31,7 @@ from planner.models.huggingface.decoders import dense_dimensions
 from planner.models.huggingface.deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface.library import errors_named, has_window, text_of, transformers_library
 from planner.models.huggingface.mixtures import is_mixture, mixture_of
+from planner.models.huggingface.positions import fix_frequencies
 from planner.models.huggingface.rewriting import (
     WITH_MASKS,
     computes_with_masks,
@@ -70,8 +71,11 @@ _DERIVED = ("layer_types",)
 
 _LAYERS = "num_hidden_layers"
 
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
 """Keys for the longest sequence of a config."""
+
+_TRAINED_LENGTH = "seq_length"
+"""The key for the sequences that a model without positions was trained on (BLOOM): it takes longer ones, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,8 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     masked = "attention_mask" in names or (length is not None and has_window(text, length))
     computed = computes_with_masks(getattr(transformers, name))
     module = _built(transformers, config, name, path, masked=masked or computed, device=device)
+    if length is not None:
+        fix_frequencies(module, length)
     examples = {key: _example(key, config, batch, length, device) for key in names}
     bounds = tuple(_bound(key, text, images=images) for key in names)
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
@@ -164,11 +170,14 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     path, name, content = _read(file)
     transformers = transformers_library()
     check_activations(content, _activations(), path)
+    name = _as_transformers_writes(transformers, name)
     ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
     found = getattr(transformers, name, None) if ending is not None else None
     if ending is None or not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         known = ", ".join(f"…{known}" for known in _KINDS)
         lacks = f"transformers {transformers.__version__} has no model of that name"
+        if content.get("auto_map"):
+            lacks += ", and the code beside the config, which builds it, never runs here"
         said = f"is not one that is built here ({known})" if ending is None else f"is not known: {lacks}"
         raise ModelError(
             f"{path}: the architecture {name} {said}; write a factory instead: --model package.module:factory"
@@ -176,6 +185,14 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     config = _changed(_loaded(transformers, path, name, content), changes, path)
     _check_made(config, transformers, name, path)
     return path, name, ending, config
+
+
+def _as_transformers_writes(transformers: Any, name: str) -> str:
+    """The name of a class in transformers that differs at most in capital letters (PhiMoEForCausalLM is
+    PhimoeForCausalLM there); the name itself where there is none."""
+    if hasattr(transformers, name):
+        return name
+    return next((known for known in dir(transformers) if known.lower() == name.lower()), name)
 
 
 def _check_made(config: Any, transformers: Any, name: str, path: Path) -> None:
@@ -261,10 +278,18 @@ def _brings(code: Any, name: str) -> bool:
 
 
 def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
-    """The config with other values of some keys; keys that it derives from them are derived again."""
+    """The config with other values of some keys; keys that it derives from them are derived again. A key that only
+    the config of the part that reads tokens has is changed there."""
     if not changes:
         return config
-    content = config.to_dict()
+    content, text = config.to_dict(), text_of(config, path)
+    if text is not config:
+        inner = text.to_dict()
+        changed_content(changes, inner | content, str(path))
+        within = {key: value for key, value in changes.items() if key not in content}
+        part = next(key for key in content if getattr(config, key, None) is text)
+        content[part] = _changed(text, within, path).to_dict()
+        changes = {key: value for key, value in changes.items() if key in content}
     derived = {key: None for key in _DERIVED if key in content}
     changed = changed_content(changes, content, str(path))
     first = _by_layer(content, changed.get(_LAYERS))
@@ -312,7 +337,7 @@ def _length(config: Any, path: Path, asked: int | None) -> int:
     lengths = (int(getattr(config, key, None) or 0) for key in _LENGTHS)
     longest = next((length for length in lengths if length > 0), None)  # XLNet has -1, of any length
     if asked is None:
-        return longest if longest is not None else _LENGTH
+        return longest or int(getattr(config, _TRAINED_LENGTH, None) or 0) or _LENGTH
     if asked < 1:
         raise ModelError(f"--seq-len {asked}: a sequence has 1 token or more")
     if longest is not None and asked > longest:

@@ -20,6 +20,8 @@ def with_chosen_rows(module: Any) -> None:
     """Make the experts of Llama 4 in a model of transformers one operator each (`planner.models.experts.mixture`), in
     place. If the operator lacks their activation, and in other models, nothing changes."""
     for part in module.modules():
+        if type(part).__name__ == "Llama4ForConditionalGeneration":
+            _let_images_be_absent(part.language_model)
         if type(part).__name__ != "Llama4TextMoe" or type(part).forward is _forward:
             continue
         name = activation_name(part.experts.act_fn)
@@ -47,3 +49,18 @@ def _forward(self: Any, hidden_states: Any) -> tuple[Any, Any]:
     routed_TKH = experts(*one_each, *matrices, activation=getattr(self, _ACTIVATION))
     routed = routed_TKH.sum(1).view(hidden_states.shape)
     return self.shared_expert(hidden_states) + routed, logits_TE
+
+
+def _let_images_be_absent(text: Any) -> None:
+    """Give the result of the text model the attribute that the model of text and images of transformers 5.24 reads
+    from it, images or none, and that it lacks."""
+    if type(text).forward is not _text_alone:
+        give_forward(text, _text_alone)
+
+
+def _text_alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+    original: Any = type(self).__base__
+    made = original.forward(self, *args, **kwargs)
+    if not hasattr(made, "image_outputs") and not isinstance(made, tuple):
+        made.image_outputs = None
+    return made

@@ -15,6 +15,7 @@ from planner.errors import ModelError
 from planner.models.huggingface.any_experts import AS_ONE_OPERATOR, check_experts, experts_of
 from planner.models.huggingface.library import errors_named, has_window, text_of, transformers_library
 from planner.models.huggingface.llama4 import with_chosen_rows
+from planner.models.huggingface.longcat import with_identities_apart
 
 _WITHOUT_MASKS = "sdpa_without_masks"
 WITH_MASKS = "sdpa"
@@ -89,6 +90,7 @@ def experts_as_one_operator(module: Any, where: str) -> None:
 
     stack_experts(module, where)
     with_chosen_rows(module)
+    with_identities_apart(module)
     found = _with_experts(module)
     for part in found:
         with errors_named(transformers_library(), f"{where}: its experts cannot be changed"):

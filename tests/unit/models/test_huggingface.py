@@ -242,6 +242,93 @@ def test_attention_is_composed_where_an_architecture_has_no_other() -> None:
     assert "aten.softmax.int" in calls
 
 
+def config_in(folder: Path, architecture: str, model_type: str, **content: Any) -> str:
+    said = {"architectures": [architecture], "model_type": model_type, **content}
+    (folder / "config.json").write_text(json.dumps(said))
+    return str(folder)
+
+
+LONGCAT = {
+    "vocab_size": 64, "hidden_size": 32, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 16, "num_layers": 1,
+    "num_attention_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+    "v_head_dim": 8, "head_dim": 8, "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 3,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_longcat_computes_what_that_of_transformers_computes(tmp_path: Path) -> None:
+    """Without the matrices of identities, which are no part of the model; a second rewriting changes nothing."""
+    import transformers
+
+    built = build_model(
+        config_in(tmp_path, "LongcatFlashForCausalLM", "longcat_flash", **LONGCAT),
+        dtype="float32", sequence_length=8, device="cpu",
+    )  # fmt: skip
+    ours, generator = built.module, torch.Generator().manual_seed(0)
+    experts_where_they_can(ours)
+    theirs = transformers.LongcatFlashForCausalLM(transformers.LongcatFlashConfig(**LONGCAT))
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    own = {name: tensor.shape for name, tensor in ours.state_dict().items()}
+    ours.load_state_dict({n: t[: own[n][0]] if t.shape else t for n, t in theirs.state_dict().items()})
+    ids = torch.randint(0, 64, (2, 8), generator=generator)
+    found = []
+    for module in (ours, theirs):
+        loss = module(input_ids=ids, labels=ids).loss
+        loss.backward()
+        gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+        found.append([loss.detach(), *(one[: own[name][0]] for name, one in sorted(gradients.items()))])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert [op.op for op in trace(ours, (), built.kwargs).operators].count(EXPERTS) == 1
+
+
+PHI = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "original_max_position_embeddings": 16, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [8, 32])
+def test_positions_whose_frequencies_depend_on_the_length(tmp_path: Path, length: int) -> None:
+    """LongRoPE, as in Phi-4-mini: on both sides of the length from which frequencies are others."""
+    import transformers
+
+    scaling = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 9.0]}
+    folder = config_in(tmp_path, "Phi3ForCausalLM", "phi3", **PHI, rope_scaling=scaling)
+    built = build_model(folder, dtype="float32", sequence_length=length, device="cpu")
+    theirs = transformers.Phi3ForCausalLM(transformers.AutoConfig.from_pretrained(folder))
+    theirs.load_state_dict(built.module.state_dict())
+    ids = torch.randint(0, 64, (2, length), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(built.module(input_ids=ids).logits, theirs(input_ids=ids).logits)
+    assert trace(built.module, (), built.kwargs).operators
+
+
+def test_a_class_whose_name_transformers_writes_otherwise(tmp_path: Path) -> None:
+    """The config of Phi-3.5-MoE says PhiMoE."""
+    folder = config_in(tmp_path, "PHI3ForCausalLM", "phi3", **PHI)
+    assert type(build_model(folder, dtype="float32", sequence_length=8).module).__name__ == "Phi3ForCausalLM"
+
+
+def test_sequences_that_a_model_was_trained_on_are_its_default(tmp_path: Path) -> None:
+    """BLOOM has no longest sequence."""
+    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32, "seq_length": 48}
+    folder = config_in(tmp_path, "BloomForCausalLM", "bloom", **sizes)
+    assert build_model(folder, dtype="float32").sequence_length == 48
+    assert build_model(folder, dtype="float32", sequence_length=64).sequence_length == 64
+
+
+def test_llama4_with_images_computes_with_tokens_alone(tmp_path: Path) -> None:
+    text = json.loads((CONFIGS / "llama4" / "config.json").read_text())
+    vision = {
+        "hidden_size": 16, "image_size": 28, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1,
+        "patch_size": 14, "projector_input_dim": 16, "projector_output_dim": 16, "vision_output_dim": 16,
+    }  # fmt: skip
+    folder = config_in(tmp_path, "Llama4ForConditionalGeneration", "llama4", text_config=text, vision_config=vision)
+    model = build_model(folder, dtype="float32", sequence_length=8, device="cpu")
+    assert model.module(**model.kwargs).loss.shape == ()
+    assert copy.deepcopy(model.module)(**model.kwargs).loss.shape == ()
+
+
 def test_a_folder_a_file_and_a_length() -> None:
     folder, file = (build_model(str(path), dtype="float32", sequence_length=8) for path in paths("llama"))
     assert folder.reference != file.reference
@@ -292,6 +379,10 @@ def paths(family: str) -> tuple[Path, Path]:
         ('{"architectures": ["WhisperForAudio"]}', ("WhisperForAudio", "--model package.module:factory")),
         ('{"architectures": ["LlamaForCausalLM"]}', ("transformers",)),
         ('{"architectures": ["MiniMaxM1ForCausalLM"]}', ("MiniMaxM1ForCausalLM is not known: transformers",)),
+        (
+            '{"architectures": ["MineForCausalLM"], "auto_map": {"AutoModelForCausalLM": "code.MineForCausalLM"}}',
+            ("the code beside the config, which builds it, never runs here", "--model package.module:factory"),
+        ),
         (
             '{"architectures": ["MoonshineForConditionalGeneration"], "model_type": "moonshine"}',
             ("MoonshineForConditionalGeneration reads input_values", "--model package.module:factory"),
@@ -358,6 +449,15 @@ def test_what_reads_images_beside_tokens_is_called_on_tokens(tmp_path: Path) -> 
     }  # fmt: skip
     with refused(ModelError, tmp_path / "config.json", 40, 41):
         build_model(composite(tmp_path), dtype="float32", sequence_length=41)
+
+
+def test_changes_reach_the_part_that_reads_tokens(tmp_path: Path) -> None:
+    folder = composite(tmp_path)
+    config = build_model(f"{folder}+num_hidden_layers=2+mm_tokens_per_image=4", dtype="float32").module.config
+    assert (config.text_config.num_hidden_layers, config.vision_config.num_hidden_layers) == (2, 1)
+    assert config.mm_tokens_per_image == 4
+    with refused(ModelError, "--set num_layerz", "num_hidden_layers"):
+        build_model(f"{folder}+num_layerz=2", dtype="float32")
 
 
 @pytest.mark.parametrize("wrong", [{"num_hidden_layers": 10**9}, {"hidden_size": -4}])
