@@ -8,6 +8,8 @@ inputs go straight into its first block, may break that) and no operator outside
 block. Blocks that differ count as before or after the blocks.
 """
 
+from dataclasses import replace
+
 from planner.graph.blocks import NO_BLOCKS, Blocks
 from planner.graph.kinds import lanes
 from planner.graph.operator_graph import OperatorGraph
@@ -15,10 +17,16 @@ from planner.graph.operator_graph import OperatorGraph
 
 def uniform_blocks(graph: OperatorGraph, blocks: Blocks) -> Blocks:
     """The longest range of `blocks` in which blocks of a kind need the same gradients; none where later operators
-    read more than the last block."""
+    read more than the last block. Where no two neighbours agree, as in two blocks with adapters, of which only the
+    second needs the gradient of its input, those that differ are of different kinds."""
     if not blocks.count:
         return NO_BLOCKS
-    found = _longest(blocks, [_gradients(graph, blocks, block) for block in range(blocks.count)])
+    signs: list[object] = [_gradients(graph, blocks, block) for block in range(blocks.count)]
+    found = _longest(blocks, signs)
+    if found.count == 1:
+        kinds: dict[object, int] = {}
+        split = tuple(kinds.setdefault(both, len(kinds)) for both in zip(blocks.kinds, signs, strict=True))
+        found = replace(blocks, kinds=split)
     if lanes(graph, found) is None:
         found = _longest(found, list(found.kinds), alike=True)
     return found if found.count > 1 and not _read_from_outside(graph, found) else NO_BLOCKS

@@ -1,9 +1,13 @@
 """Blocks stand for each other only where they need the same gradients and nobody reads out of their midst."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.graph.blocks import NO_BLOCKS, share_values
 from planner.graph.kinds import find_blocks
+from planner.graph.trace import trace
+from planner.models.zoo import build_model
 from planner.plan.binding.bind import prepare
 from planner.plan.binding.uniform import uniform_blocks
 from tests.unit.search.cases import traced
@@ -46,8 +50,18 @@ def test_frozen_and_trained_halves_are_told_apart() -> None:
     assert all(f"{name}.weight" not in trained for name in ups) or all(f"{name}.weight" in trained for name in ups)
 
 
-def test_two_blocks_of_which_one_differs_are_none() -> None:
+def test_two_blocks_that_need_different_gradients_are_of_two_kinds() -> None:
     graph = traced("chain-from-input")
     run = find_blocks(graph)
     pair = run.part(0, 2)
-    assert uniform_blocks(graph, pair) == NO_BLOCKS
+    assert pair.kinds == (0, 0)
+    assert uniform_blocks(graph, pair) == replace(pair, kinds=(0, 1))
+    assert uniform_blocks(graph, run.part(0, 1)) == NO_BLOCKS
+
+
+def test_two_layers_with_adapters_are_blocks() -> None:
+    """Embeddings are frozen, so only the second layer needs the gradient of its input."""
+    model = build_model("llama-tiny+num_layers=2+lora=4", dtype="float32")
+    blocks = prepare(trace(model.module, model.args, model.kwargs))[1]
+    assert blocks.kinds == (0, 1)
+    assert len(blocks.operators(0)) == len(blocks.operators(1))
