@@ -9,13 +9,14 @@ ValueError
     └── TopologyError         device counts or groups that do not fit the hierarchy
 """
 
-import difflib
 from collections.abc import Sequence
+
+from hardware_profiles.spelling import nearest_names
 
 
 def suggestion(name: str, known: Sequence[str], begun: Sequence[str] = ()) -> str:
-    """A hint for an unknown name: the names in `begun`, else those with a similar spelling, else all known names."""
-    nearest = begun or difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+    """A hint for an unknown name: the names in `begun`, else those that are near, else all known names."""
+    nearest = begun or nearest_names(name, known)
     return f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(known)}"
 
 

@@ -20,8 +20,9 @@ exits with `exit_code`: 1 for a failed run, 2 for bad input, 3 if nothing fits, 
 spikes.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
+
+from hardware_profiles.spelling import nearest_names
 
 
 class PlannerError(Exception):
@@ -111,21 +112,6 @@ class LossSpikeError(PlannerError):
     """A loss far above those before it, in a run that is to stop then."""
 
     exit_code = 4
-
-
-def nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """The known names most similar to an unknown one, three at most; for paths and patterns, names with a similar
-    part."""
-    names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
-        return near
-    parts: dict[str, str] = {}
-    for one in names:
-        for part in one.replace("/", ".").split("."):
-            parts.setdefault(part, one)
-    wanted = name.replace("/", ".").strip("*?.").rpartition(".")[2]
-    return [parts[part] for part in difflib.get_close_matches(wanted, parts, n=3, cutoff=0.7)]
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -7,7 +7,8 @@ goes before the zoo. For `ORGANISATION/NAME`, as on the Hugging Face hub, only t
 import re
 from pathlib import Path
 
-from planner.errors import ModelError, nearest_names
+from hardware_profiles.spelling import nearest_names
+from planner.errors import ModelError
 from planner.models.overrides import split_reference
 from planner.models.zoo import ZOO
 

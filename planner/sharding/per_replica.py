@@ -24,7 +24,8 @@ Sources: torch.nn.parallel.DistributedDataParallel (`broadcast_buffers`), torch.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.errors import RequestError, nearest_names
+from hardware_profiles.spelling import nearest_names
+from planner.errors import RequestError
 from planner.graph.operator_graph import DETACH, Operator, OperatorGraph, TensorType, ValueRef, substitute
 from planner.graph.per_replica import OWN, Places, Replicas, wrapped
 from planner.graph.random_ops import CHANCES

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Machine
-from planner.errors import PlannerError, RequestError, nearest_names, unknown_name
+from hardware_profiles.spelling import nearest_names
+from planner.errors import PlannerError, RequestError, unknown_name
 from planner.graph.blocks import block_parameters
 from planner.matching import matches, module_and_call
 from planner.plan.binding.bind import BoundPlan, bind_operator, check_stored

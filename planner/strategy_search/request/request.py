@@ -336,7 +336,8 @@ class SearchRequest:
             )
         if pinned.virtual_stages not in (None, 1) or pinned.schedule == INTERLEAVED:
             raise RequestError(
-                f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
+                f"virtual_stages {where}: virtual stages hold equally many blocks on every device, and a stage"
+                " of slower devices gets fewer here; leave them at 1"
             )
         if pinned.offload not in (None, NOTHING):
             raise RequestError(f"offload {where}: nothing is offloaded there; leave it out")

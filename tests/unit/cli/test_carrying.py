@@ -132,7 +132,7 @@ def test_a_slow_nearest_plan_points_to_the_search() -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        (MEGATRON, ("--from", "megatrn"), "unknown engine 'megatrn'; did you mean megatron or megatron-bridge?"),
+        (MEGATRON, ("--from", "megatrn"), "unknown engine 'megatrn'; did you mean megatron?"),
         (MEGATRON.replace("256", "512"), ("--from", "megatron"), "--hidden-size 512: the model that --model names has"),
         (MEGATRON.replace("nproc-per-node 4", "nproc-per-node 3"), ("--from", "megatron"), "do not divide 3 devices"),
         (MEGATRON.replace("$TP", "$UNKNOWN"), ("--from", "megatron"), "a variable that the file does not set"),

@@ -142,7 +142,7 @@ def test_estimates_take_the_fewest_stages(plan: Any) -> None:
         (("--hardware", TWO, "--pipeline", "1"), "every stage lies within one group"),
         (("--hardware", TWO, "--objective", "cost"), "only time is searched there"),
         (("--hardware", TWO, "--search", "recursive_programming"), "take dynamic_programming or ilp"),
-        (("--hardware", TWO, "--virtual-stages", "2"), "virtual stages hold equal blocks on every device"),
+        (("--hardware", TWO, "--virtual-stages", "2"), "slower devices gets fewer"),
         (("--hardware", TWO, "--offload", "optimizer"), "nothing is offloaded there"),
         (("--hardware", "h100-80gb:2,a100-80gb"), "'a100-80gb' is not a group of devices"),
     ],

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import load_profile
-from planner.errors import did_you_mean, nearest_names, unknown_name
+from hardware_profiles.spelling import nearest_names
+from planner.errors import did_you_mean, unknown_name
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.binding.bind import bind
