@@ -22,6 +22,14 @@ TERA = 1e12
 MICROSECOND = 1e-6
 
 
+def bytes_text(nbytes: Bytes) -> str:
+    """77.2 GiB, 3.1 MiB, 512 B."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:,.1f} {name}"
+    return f"{nbytes:,.0f} B"
+
+
 def bytes_from_gib(value: float) -> Bytes:
     """Binary gigabytes (2**30 bytes), the unit of memory sizes."""
     return value * GIB

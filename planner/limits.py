@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from hardware_profiles.units import bytes_text
 from planner.errors import LimitError
 
 SHARE = 0.75
@@ -83,7 +84,7 @@ class Limits:
         if self.memory < math.inf and now - self.read >= _EVERY:
             self.read = now
             if (held := self.resident()) > self.memory:
-                raise LimitError(f"the planner holds {_size(held)}, and {self._memory_words()}", memory=True)
+                raise LimitError(f"the planner holds {bytes_text(held)}, and {self._memory_words()}", memory=True)
 
     def reached(self) -> bool:
         """Whether a limit is reached."""
@@ -96,7 +97,7 @@ class Limits:
     def ask(self, nbytes: float, what: str) -> None:
         """Raise LimitError where there is no room for so many bytes more."""
         if nbytes > self.left():
-            raise LimitError(f"{what} would take {_size(nbytes)}, and {self._memory_words()}", memory=True)
+            raise LimitError(f"{what} would take {bytes_text(nbytes)}, and {self._memory_words()}", memory=True)
 
     def left(self) -> float:
         """Bytes that may still be taken."""
@@ -110,7 +111,7 @@ class Limits:
         return LimitError(f"the time limit of {self.seconds:g} s is reached")
 
     def _memory_words(self) -> str:
-        return f"the memory of the planner is limited to {_size(self.memory)}"
+        return f"the memory of the planner is limited to {bytes_text(self.memory)}"
 
 
 _Item = TypeVar("_Item")
@@ -395,7 +396,3 @@ def _room_of(folder: Path, limit: str, usage: str) -> float:
         return float(most) - used + cached
     except (OSError, ValueError):
         return math.inf
-
-
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"

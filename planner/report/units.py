@@ -1,6 +1,6 @@
 """Numbers with units: the only place where seconds and bytes get units."""
 
-from hardware_profiles.units import GIB, KIB, MIB
+from hardware_profiles.units import bytes_text
 
 __all__ = ["bytes_text", "count_text", "percent_text", "seconds_text"]
 
@@ -14,14 +14,6 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 1e-3:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds * 1e6:.3g} µs"
-
-
-def bytes_text(nbytes: float) -> str:
-    """77.2 GiB, 3.1 MiB."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:,.1f} {name}"
-    return f"{nbytes:,.0f} B"
 
 
 def count_text(count: float) -> str:

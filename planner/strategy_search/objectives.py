@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from costmodels import peak_memory
 from hardware_profiles import Bytes, Machine, TopologyError, of_one_kind
+from hardware_profiles.units import bytes_text
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
@@ -145,7 +146,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
         late = True
     try:
         if not late or high < most:
-            told = _named(on_progress, f"within {_gib(high)}")
+            told = _named(on_progress, f"within {bytes_text(high)}")
             found = best_plans(replace(request, memory_limit=high), told, cancelled)
     except LimitError:
         late = True
@@ -170,7 +171,7 @@ def _within(
         while high - low > PRECISION * high and not cancelled():
             middle = needed if needed is not None and low < needed < high else (low + high) / 2
             needed = None
-            told = _named(on_progress, f"within {_gib(middle)}")
+            told = _named(on_progress, f"within {bytes_text(middle)}")
             try:
                 with sharing(2):
                     found = best_plans(replace(request, memory_limit=middle), told, cancelled)
@@ -188,12 +189,8 @@ def _named(on_progress: Listener, what: str) -> Listener:
 
 
 def _bisecting(low: float, high: float) -> Progress:
-    phase = f"narrowing the least memory: {_gib(low)} to {_gib(high)}"
+    phase = f"narrowing the least memory: {bytes_text(low)} to {bytes_text(high)}"
     return Progress(total=0, done=0, best_seconds=math.inf, bound_seconds=0.0, phase=phase)
-
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
 
 
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
@@ -255,7 +252,7 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():
         try:
-            told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
+            told = on_progress if limit is None else _named(on_progress, f"within {bytes_text(limit)}")
 
             def solve(one: SearchRequest, told: Listener = told, limit: float | None = limit) -> SearchResult:
                 asked, own = replace(one, memory_limit=limit, top=1), shared.setdefault(one.offload, Shared())

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from hardware_profiles.units import bytes_text
 from planner.engines.space import EngineSpace
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.fp8 import ALL_LAYERS
@@ -127,8 +128,8 @@ def search_within(
         memory = min(found.limits) - (least - stated)
         request = replace(request, memory_limit=memory)
     raise InfeasibleError(
-        f"--for {space.name}: plans that were found need {least / 2**30:.1f} GiB per device as {space.title} runs them,"
-        f" and there are {stated / 2**30:.1f} GiB; decide degrees by hand, such as --tensor 8"
+        f"--for {space.name}: plans that were found need {bytes_text(least)} per device as {space.title} runs them,"
+        f" and there are {bytes_text(stated)}; decide degrees by hand, such as --tensor 8"
     )
 
 

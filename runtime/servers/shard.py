@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware_profiles.units import bytes_text
 from planner.errors import RequestError, unknown_name
 from planner.limits import available_bytes, resident_bytes
 from runtime.servers.frames import LARGEST_BODY, Frame
@@ -244,8 +245,8 @@ class Shard:
         needed = partition.held(self.number) * table.memory_of_row
         if known is None and held + needed > _memory_of_host():
             raise RequestError(
-                f"table '{table.name}' needs {needed / 2**30:.1f} GiB on server {self.number}, which has"
-                f" {held / 2**30:.1f} GiB of tables; its host has {_memory_of_host() / 2**30:.1f} GiB: start more"
+                f"table '{table.name}' needs {bytes_text(needed)} on server {self.number}, which has"
+                f" {bytes_text(held)} of tables; its host has {bytes_text(_memory_of_host())}: start more"
                 " servers, on other hosts"
             )
         if known is None and self.version:
@@ -265,8 +266,8 @@ class Shard:
         available = available_bytes()
         if available is not None and promised + needed > available:
             raise RequestError(
-                f"table '{table.name}' needs {needed / 2**30:.1f} GiB on server {self.number}, on whose host"
-                f" {available / 2**30:.1f} GiB are available: start more servers, on other hosts"
+                f"table '{table.name}' needs {bytes_text(needed)} on server {self.number}, on whose host"
+                f" {bytes_text(available)} are available: start more servers, on other hosts"
             )
 
     def _nbytes(self) -> int:

@@ -133,7 +133,7 @@ def test_a_model_that_never_ends_is_traced_until_the_limit(calls: bool, thread: 
 def test_a_model_that_takes_memory_while_it_is_traced_is_ended() -> None:
     with (
         limited(memory=1.0, resident=lambda: 2.0),
-        refused(LimitError, "Endless", "0.0 MiB", "0.0 MiB") as caught,
+        refused(LimitError, "Endless", "2 B", "1 B") as caught,
     ):
         trace(Endless(True), (torch.ones(4),))
     assert caught.value.memory

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hardware_profiles.units import bytes_text
 from planner.cli.commands.plan import progress_console
 from planner.cli.commands.show import naming, traced_again
 from planner.cli.machines import devices_of
@@ -88,8 +89,8 @@ def _check_fits(path: Path, plan: "Plan", cluster: "Machine") -> None:
     if missing > 0:
         raise InfeasibleError(
             f"{path} does not fit on {plan.cluster.devices} x {plan.cluster.machine}: it needs"
-            f" {prediction.peak_bytes / 2**30:.1f} GiB per device, {missing / 2**30:.1f} GiB more than the"
-            f" {prediction.capacity_bytes / 2**30:.1f} GiB available; plan again for it"
+            f" {bytes_text(prediction.peak_bytes)} per device, {bytes_text(missing)} more than the"
+            f" {bytes_text(prediction.capacity_bytes)} available; plan again for it"
         )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 
 from costmodels import ROW_MOMENTS
-from hardware_profiles import GIB, Bytes, Machine, parts_of
+from hardware_profiles import Bytes, Machine, parts_of
+from hardware_profiles.units import bytes_text
 from planner.faults import Fault
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import gathering_buckets
@@ -20,8 +21,8 @@ def offloaded_fault(prediction: Prediction, cluster: Machine) -> Fault | None:
         room = least.store(home).capacity
         if nbytes > room * (1 + _TOLERANCE):
             return Fault(
-                reason=f"{nbytes / GIB:.1f} GiB are kept on the {home} for each device, and {least.name} has"
-                f" {room / GIB:.1f} GiB there for it"
+                reason=f"{bytes_text(nbytes)} are kept on the {home} for each device, and {least.name} has"
+                f" {bytes_text(room)} there for it"
             )
     return None
 

@@ -23,6 +23,7 @@ from functools import partial
 
 from costmodels import CostModelError, planned_memory
 from hardware_profiles import BytesPerSecond, Cluster, HardwareProfileError, Level, Machine, MixedCluster, parts_of
+from hardware_profiles.units import bytes_text
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.compare.explanation import Outcome, Sensitivity
@@ -137,7 +138,7 @@ def _kept(world: World) -> Outcome:
         return str(error)
     missing = found.peak_bytes - found.capacity_bytes
     if missing > found.capacity_bytes * 1e-9:
-        return f"does not fit: {missing / 2**30:.1f} GiB too much"
+        return f"does not fit: {bytes_text(missing)} too much"
     return found
 
 

@@ -4,6 +4,7 @@ import math
 
 from costmodels import peak_memory, planned_memory, reserved_memory
 from hardware_profiles import Cluster, MixedCluster
+from hardware_profiles.units import bytes_text
 from planner.errors import InfeasibleError
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.request.request import SearchRequest
@@ -26,7 +27,7 @@ def fate_words(outcome: Outcome, cutoff: float) -> str:
         return f"objective {outcome.seconds:.4g} s found, lower bound {outcome.bound:.4g} s"
     if outcome.bound < math.inf:
         return f"cut off: lower bound {outcome.bound:.4g} s, and only plans below {cutoff:.4g} s are wanted"
-    least = f", {outcome.least / 2**30:.1f} GiB would be needed" if outcome.least < math.inf else ""
+    least = f", {bytes_text(outcome.least)} would be needed" if outcome.least < math.inf else ""
     return f"does not fit{least}"
 
 

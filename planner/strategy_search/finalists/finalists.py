@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from costmodels import SCHEDULES, schedule_orders
 from hardware_profiles import Seconds
+from hardware_profiles.units import bytes_text
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import reached, reading, seconds_left
 from planner.plan.layout.offloaded import offloaded_fault
@@ -466,7 +467,7 @@ def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:
     return OverfullError(
         needed - limit,
         bound,
-        f"{what}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and there are"
-        f" {limit / 2**30:.1f} GiB; {hint}",
+        f"{what}: the leanest plan that was found needs {bytes_text(needed)} per device, and there are"
+        f" {bytes_text(limit)}; {hint}",
         needed,
     )

@@ -117,7 +117,7 @@ def test_a_plan_needs_room_on_the_hosts_of_another_machine_too(plan: Any, here: 
     text = files("hardware_profiles").joinpath("cpu.toml").read_text()
     (here / "small.toml").write_text(text.replace("memory_gib = { value = 16,", "memory_gib = { value = 0.04,"))
     message = plan.refused("estimate", "plan.json", "--hardware", "small.toml", code=3)
-    assert "plan.json does not fit on 1 x cpu: 0.0 GiB are kept on the host" in message
+    assert "plan.json does not fit on 1 x cpu: 22.0 MiB are kept on the host" in message
     assert plan("estimate", "plan.json", "--layouts").code == 0
 
 

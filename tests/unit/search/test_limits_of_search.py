@@ -199,7 +199,7 @@ def test_block_ranges_of_equal_blocks_are_those_that_all_kinds_have(blocks: int)
 
 
 def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> None:
-    with limited(memory=2.0**30, resident=lambda: 0.0), refused(LimitError, 1000000, "14901.2 GiB", "1.0 GiB"):
+    with limited(memory=2.0**30, resident=lambda: 0.0), refused(LimitError, 1000000, "14,901.2 GiB", "1.0 GiB"):
         block_ranges_of((0,) * 1_000_000)
 
 

@@ -309,7 +309,7 @@ def test_the_host_may_be_full_too() -> None:
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=Pinned(offload=HOST))
     assert request.cluster.host is not None
     scarce = replace(request.cluster, host=replace(request.cluster.host, memory=1000.0))
-    with refused(InfeasibleError, "h100-80gb", "0.0 GiB"):
+    with refused(InfeasibleError, "h100-80gb", "322.2 KiB", "1,000 B"):
         search(replace(request, cluster=scarce))
 
 
