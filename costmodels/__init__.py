@@ -76,6 +76,7 @@ from costmodels.pipelines.orders import (
     paired_turns,
     schedule_orders,
 )
+from costmodels.pipelines.passes_alone import step_of_passes
 from costmodels.pipelines.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
 from costmodels.pipelines.rank_ends import RankEnd, rank_ends, reductions_end
 from costmodels.pipelines.schedules import (
@@ -202,6 +203,7 @@ __all__ = [
     "slots_of",
     "state_space_backward_time",
     "state_space_time",
+    "step_of_passes",
     "step_time",
     "take_turns",
     "turns_of",

@@ -16,6 +16,7 @@ Source: Narayanan et al., "Efficient large-scale language model training on GPU 
 section 2.2 and figure 4. Not good for: sends that do not overlap, which need a simulation.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -158,19 +159,26 @@ def order_interleaved_1f1b(stage: int, stages: int, virtual: int, micro_batches:
     """
     _check(stages, micro_batches, virtual)
     _check_stage(stage, stages)
-    total = micro_batches * virtual
-
-    def turn(kind: Literal["forward", "backward"], number: int) -> Turn:
-        rounds, within = divmod(number, stages * virtual)
-        chunk, place = divmod(within, stages)
-        return Turn(kind, rounds * stages + place, chunk if kind == "forward" else virtual - 1 - chunk)
-
+    forwards, backwards = _in_rounds(stages, virtual, micro_batches)
     warm_up = _warm_up(stage, stages, virtual, micro_batches)
-    turns = [turn("forward", number) for number in range(warm_up)]
-    for number in range(total - warm_up):
-        turns += [turn("forward", warm_up + number), turn("backward", number)]
-    turns += [turn("backward", number) for number in range(total - warm_up, total)]
-    return tuple(turns)
+    left = len(forwards) - warm_up
+    alternating = (turn for pair in zip(forwards[warm_up:], backwards[:left], strict=True) for turn in pair)
+    return (*forwards[:warm_up], *alternating, *backwards[left:])
+
+
+@lru_cache(maxsize=8)
+def _in_rounds(stages: int, virtual: int, micro_batches: int) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
+    """The forwards of a stage under interleaved 1F1B, and its backwards, each in order. They are those of every
+    stage."""
+    every = [
+        (rounds * stages + place, chunk)
+        for rounds in range(math.ceil(micro_batches / stages))
+        for chunk in range(virtual)
+        for place in range(stages)
+    ]
+    turns = every[: micro_batches * virtual]
+    forwards = tuple([Turn("forward", micro_batch, chunk) for micro_batch, chunk in turns])
+    return forwards, tuple([Turn("backward", micro_batch, virtual - 1 - chunk) for micro_batch, chunk in turns])
 
 
 @lru_cache(maxsize=4096)

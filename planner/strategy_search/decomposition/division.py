@@ -181,16 +181,20 @@ def _within(
     ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges, pace: float
 ) -> tuple[int, ...] | None:
     """The division with the least sum of seconds per micro-batch in which no rank is busy for longer than `pace`."""
-    blocks = block_ranges.blocks
+    blocks, lengths = block_ranges.blocks, block_ranges.lengths
+    prices = [
+        np.where((rank.busy <= pace) & (lengths >= fewest), rank.part, math.inf)
+        for rank, fewest in zip(ranks, least, strict=True)
+    ]
+    longest = max(int(lengths[np.isfinite(price)].max(initial=0)) for price in prices)
     done = np.full(blocks + 1, math.inf)
     done[0] = 0.0
     taken = []
-    at = np.arange(blocks + 1)
-    before = at[:, None] - at[None, :]  # blocks on earlier ranks, given blocks so far (rows) and here (columns)
+    at, here = np.arange(blocks + 1), np.arange(longest + 1)
+    before = at[:, None] - here[None, :]  # blocks on earlier ranks, given blocks so far (rows) and here (columns)
     start = np.maximum(before, 0)
-    held = block_ranges.number[start, np.minimum(start + at[None, :], blocks)]
-    for rank, fewest in zip(ranks, least, strict=True):
-        price = np.where((rank.busy <= pace) & (block_ranges.lengths >= fewest), rank.part, math.inf)
+    held = block_ranges.number[start, np.minimum(start + here[None, :], blocks)]
+    for price in prices:
         sums = np.where(before >= 0, done[start], math.inf) + price[held]
         taken.append(sums.argmin(axis=1))
         done = sums[at, taken[-1]]

@@ -371,9 +371,12 @@ class _Mixed:
         saved = self.costs["memory"][:, self.fast] - self.costs["memory"][:, self.lean]
         sums, starts = saved @ self.block_ranges.along, self.block_ranges.starts
         wanted = sums[:, :, starts] + over - 1e-9 * saved.max(axis=-1, initial=0.0)[:, :, None]
-        found = np.ones(over.shape, dtype=np.intp)
-        for row in zip(*np.nonzero(self.pays & (self.fast != self.lean)), strict=True):
-            found[row] = sums[row].searchsorted(wanted[row]) - starts
+        found, some = np.ones(over.shape, dtype=np.intp), self.pays & (self.fast != self.lean)
+        if len(self.block_ranges.along) == 1:
+            found[some] = _first_reaching(saved[some], wanted[some], self.block_ranges.blocks) - starts
+        else:
+            for row in zip(*np.nonzero(some), strict=True):
+                found[row] = sums[row].searchsorted(wanted[row]) - starts
         return np.maximum(found, 1)
 
     def with_recomputed(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
@@ -499,3 +502,12 @@ class _Ends:
         self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))
         self.transient = each(lambda rank: max((a.transient for a, _ in rank.ends), default=0.0))
         self.handed = each(lambda rank: rank.handing_over([]))
+
+
+def _first_reaching(step: Array, wanted: Array, most: int) -> NDArray[np.intp]:
+    """How many of each `step`, (rows, 1), add up to what is `wanted`, (rows, columns); one more than `most` if that
+    many do not."""
+    found = np.ceil(wanted / step).clip(0, most + 1)
+    found -= (found > 0) & ((found - 1) * step >= wanted)  # the quotient was rounded
+    found += (found <= most) & (found * step < wanted)
+    return found.astype(np.intp)

@@ -32,7 +32,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import ChunkSeconds, PassSeconds, RankSeconds, schedule_orders, simulate, step_time
+from costmodels import schedule_orders, step_of_passes, step_time
 from hardware_profiles import Seconds
 from planner.limits import checked
 from planner.plan.plan import INTERLEAVED
@@ -135,18 +135,13 @@ def _summed(several: Sequence[Passes]) -> Passes:
 
 
 def _waiting(stages: Sequence[Passes], ranks: int, micro_batches: int) -> Seconds:
-    """By how much a step of these stages, simulated pass by pass (`costmodels.pipelines.timeline`), is longer than the
-    sum by the busy time of each rank."""
-    chunks = [
-        ChunkSeconds(forward=(PassSeconds(computation=ahead),), backward=(PassSeconds(computation=back),))
-        for ahead, back in stages
-    ]
-    virtual = len(chunks) // ranks
-    turns = [RankSeconds(chunks=tuple(chunks[rank::ranks])) for rank in range(ranks)]
-    orders = schedule_orders(INTERLEAVED, ranks, micro_batches, virtual=virtual)
+    """By how much a step of these stages, pass by pass (`costmodels.step_of_passes`), is longer than the sum by the
+    busy time of each rank."""
+    virtual = len(stages) // ranks
     busy = [math.fsum(_summed(stages[rank::ranks])) for rank in range(ranks)]
     counted = step_time(busy, [0.0] * ranks, micro_batches, virtual)
-    return max(0.0, simulate(turns, orders, record=False).seconds - float(counted))
+    taken = step_of_passes(stages, schedule_orders(INTERLEAVED, ranks, micro_batches, virtual=virtual))
+    return max(0.0, taken - float(counted))
 
 
 def _sizes(blocks: Sequence[int], ends: Sequence[float], seconds: float, first: Sequence[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """The simulated step: closed forms, small cases by hand, refusals."""
 
+import random
 from dataclasses import replace
 from itertools import product
 
@@ -16,6 +17,7 @@ from costmodels import (
     paired_turns,
     schedule_orders,
     simulate,
+    step_of_passes,
     step_time,
 )
 from tests.refusals import refused
@@ -287,3 +289,21 @@ def test_64_ranks_and_256_micro_batches_have_an_event_each() -> None:
     ranks = with_chunk(equal(64, 1.0, 2.0), send_forward=0.01, send_backward=0.01)
     step = simulate(ranks, schedule_orders("1f1b", 64, 256))
     assert len(step.events) == 64 * 2 * 256 + 2 * 63 * 256
+
+
+def test_a_step_of_passes_alone_takes_as_long_as_it_is_simulated() -> None:
+    """Stages of unequal seconds, one or several on each rank, with as many micro-batches as ranks or more."""
+    rng = random.Random(7)
+    for ranks, virtual, rounds in product((1, 2, 3, 8), (1, 2, 5), (1, 3)):
+        stages = [(rng.uniform(0.5, 2), rng.choice((0.0, rng.uniform(1, 4)))) for _ in range(ranks * virtual)]
+        chunks = [ChunkSeconds(forward=passes(ahead), backward=passes(back)) for ahead, back in stages]
+        turns = [RankSeconds(chunks=tuple(chunks[rank::ranks])) for rank in range(ranks)]
+        name = "interleaved_1f1b" if virtual > 1 else "1f1b"
+        orders = schedule_orders(name, ranks, ranks * rounds, virtual=virtual)
+        assert step_of_passes(stages, orders) == simulate(turns, orders, record=False).seconds
+
+
+def test_passes_whose_orders_wait_for_each_other_are_refused() -> None:
+    forward, back = Turn("forward", 0), Turn("backward", 0)
+    with refused(CostModelError, "wait for each other"):
+        step_of_passes([(1.0, 1.0)] * 2, ((back, forward), (forward, back)))

@@ -12,7 +12,7 @@ import pytest
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
 from planner.strategy_search.decomposition.division import divide, least_seconds, step_seconds
 from planner.strategy_search.decomposition.pieces import Amounts, Column
-from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, fill, fill_best
+from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, _first_reaching, fill, fill_best
 
 BLOCKS = 6
 ALIKE = block_ranges_of((0,) * BLOCKS)
@@ -284,3 +284,13 @@ def test_where_nothing_fits_nothing_is_fast(micro_batches: int) -> None:
         (filled,) = fill_best([(rank,)], [way], ALIKE, micro_batches, room, None, None)
         seconds = least_seconds([filled], [filled.part], [0], ALIKE, micro_batches=micro_batches, chunks=1)
         assert (0 < seconds < math.inf) if fits else seconds == math.inf
+
+
+def test_steps_are_counted_until_they_add_up() -> None:
+    """As a search through the multiples does, also where a quotient is rounded."""
+    rng = np.random.default_rng(3)
+    step = rng.uniform(1e-3, 1e10, size=(40, 1))
+    wanted = step * rng.integers(-5, 130, size=(40, 60)) * (1 + rng.choice([-2e-16, 0.0, 2e-16], size=(40, 60)))
+    wanted[0, :2] = -math.inf, math.inf
+    searched = [multiples.searchsorted(own) for multiples, own in zip(step * np.arange(121), wanted, strict=True)]
+    assert np.array_equal(_first_reaching(step, wanted, 120), searched)
