@@ -97,6 +97,7 @@ def _export_operators(
 ) -> None:
     """Write the strategies of a plan unchanged."""
     from planner.plan.file import load_plan
+    from planner.strategy_search.request.offload import KINDS, offload_of
 
     plan = load_plan(plan_file)
     with naming(plan_file):
@@ -109,6 +110,9 @@ def _export_operators(
         write_json("plan export OPERATORS", {**content, "folder": str(output), "files": names})
     else:
         say(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(names)}")
+        offload = offload_of(plan)
+        if kinds := [kind for kind in KINDS if len(getattr(offload, kind)) > 1]:
+            say(f"These files cannot say what the plan offloads ({', '.join(kinds)}): set it up in your program")
 
 
 def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, way: Way) -> Export:

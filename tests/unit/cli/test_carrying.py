@@ -172,6 +172,16 @@ def test_a_file_of_strategies_comes_back_as_it_was_written(plan: Any, here: Path
     assert "a global batch of 8 samples (--global-batch), micro-batches: 2" in content["notes"][-1]
 
 
+def test_strategies_do_not_carry_offload_and_say_so(plan: Any, here: Path) -> None:
+    plan.json("estimate", *TINY, "--devices", "2", "--offload", "optimizer,weights", "-o", "offloading.json")
+    assert "cannot say what the plan offloads (optimizer, weights)" in plan(
+        "export", "offloading.json", "--to", "mindspore", "-o", "theirs"
+    ).out.replace("\n", " ")
+    plan.json("import", "theirs", "--from", "mindspore", *TINY, "-o", "again.json")
+    assert "offload" not in plan("show", "again.json").out
+    assert "offloads" not in plan("export", "again.json", "--to", "mindspore", "-o", "again").out
+
+
 def test_a_batch_that_settings_say_is_not_said_twice(plan: Any, here: Path) -> None:
     (here / "settings").write_text(MEGATRON)
     message = plan.refused("import", "settings", "--from", "megatron", *TINY, "--global-batch", "8")
