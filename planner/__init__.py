@@ -17,7 +17,9 @@ What it is for, from Python (docs/python.md):
     load(path), save(plan, path)                      plan files
     explain(plan), diff(plan, plan), report(plan)     what limits a plan, how two differ, a page
     advise(settings)                                  what to change in a configuration of an engine
-    export(plan, engine), audit(plan), validate(csv)  carried elsewhere; checked; compared with measured runs
+    export(plan, engine), import_plan(settings)       carried elsewhere, and from there
+    verify(plan), audit(plan), prove(plan)            checked: its figures, one rank of each stage, small runs
+    validate(csv), fit(runs, path), replan(plan, hardware)   measured runs: compared, a profile corrected, a new plan
     Pinned, Update, shard                             what is decided by hand
     StackedSamples                                    a model that takes samples packed, as images of known sizes
     PlannerError                                      what is raised on purpose; one that says what to do instead
@@ -29,9 +31,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner.api.checking import prove, verify
     from planner.api.comparing import capacity, compare
+    from planner.api.fitting import fit
+    from planner.api.importing_plans import import_plan
     from planner.api.jobs import TracedModel
     from planner.api.plans import advise, audit, diff, explain, export, load, report, save, validate
+    from planner.api.replanning import replan
     from planner.api.searching import estimate, search, trace
     from planner.errors import PlannerError
     from planner.graph.tracing.stacked import StackedSamples
@@ -61,8 +67,12 @@ _LAZY = {
     "estimate": "planner.api.searching",
     "explain": "planner.api.plans",
     "export": "planner.api.plans",
+    "fit": "planner.api.fitting",
+    "import_plan": "planner.api.importing_plans",
     "load": "planner.api.plans",
     "load_plan": "planner.plan.file",
+    "prove": "planner.api.checking",
+    "replan": "planner.api.replanning",
     "report": "planner.api.plans",
     "save": "planner.api.plans",
     "save_plan": "planner.plan.file",
@@ -70,6 +80,7 @@ _LAZY = {
     "shard": "planner.strategy_search.request.shard",
     "trace": "planner.api.searching",
     "validate": "planner.api.plans",
+    "verify": "planner.api.checking",
 }
 
 __all__ = [
@@ -90,8 +101,12 @@ __all__ = [
     "estimate",
     "explain",
     "export",
+    "fit",
+    "import_plan",
     "load",
     "load_plan",
+    "prove",
+    "replan",
     "report",
     "save",
     "save_plan",
@@ -99,6 +114,7 @@ __all__ = [
     "shard",
     "trace",
     "validate",
+    "verify",
 ]
 
 

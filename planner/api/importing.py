@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command line gives for a file. Engine, model, number of devices, sample length and training stack may be
-    left to the file."""
+    """What is given for a file. Engine, model, number of devices, sample length and training stack may be left to the
+    file. Global batch and micro-batches are for files that list strategies of operators."""
 
     file: Path
     engine: str | None
@@ -33,6 +33,8 @@ class Asked:
     cluster: str | None
     software: str | None
     sequence_length: int | None = None
+    global_batch: int | None = None
+    micro_batches: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.api.checks import kind_of
 from planner.api.jobs import traced_model
@@ -10,8 +11,13 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.models.nicknames import full_model
 from planner.plan.plan import Plan
 
+if TYPE_CHECKING:
+    from planner.plan.binding.model_of import PlannedModel
 
-def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
+PlanOrPath = Plan | str | os.PathLike[str]
+
+
+def loaded(plan: PlanOrPath) -> Plan:
     """A plan unchanged, or loaded from its file."""
     from planner.plan.file import load_plan
 
@@ -24,13 +30,24 @@ def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
 
 def planned_graph(plan: Plan, model: str | None = None) -> tuple[OperatorGraph, int]:
     """The graph of a plan's model and its samples: from the given model, the zoo, or the plan itself."""
-    from planner.plan.binding.model_of import build_planned, carried_model
+    planned = planned_model(plan, model)
+    return planned.graph, planned.batch
+
+
+def planned_model(plan: Plan, model: str | None = None) -> "PlannedModel":
+    """The same, with the model where it was built."""
+    from planner.plan.binding.model_of import carried_model
 
     carried = carried_model(plan) if model is None else None
-    if carried is not None:
-        return carried.graph, carried.batch
-    built = build_planned(plan, None if model is None else full_model(model))
-    return traced_model(built), built.batch
+    return carried or built_model(plan, model)
+
+
+def built_model(plan: Plan, model: str | None = None, *, why: str = "") -> "PlannedModel":
+    """The model of a plan, built and traced: the given one, or one of the zoo. `why` says what it is needed for."""
+    from planner.plan.binding.model_of import PlannedModel, build_planned
+
+    built = build_planned(plan, None if model is None else full_model(model), why=why)
+    return PlannedModel(graph=traced_model(built), batch=built.batch, built=built)
 
 
 def is_plan_file(text: str) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import amounts, callbacks, file_path, kind_of, names, number, numbers, public, text
 from planner.api.jobs import HARDWARE, traced_model
-from planner.api.planned import loaded, planned_graph
+from planner.api.planned import PlanOrPath, built_model, loaded, planned_graph
 from planner.errors import ModelError, RequestError
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.differences import Comparison, Traced, compare
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from planner.validation import Evaluated
     from planner.validation.results.summary import Summary
     from runtime.auditing.audit import StageAudit
-
-PlanOrPath = Plan | str | os.PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,13 +411,11 @@ def export(
 def audit(plan: PlanOrPath, *, model: str | None = None) -> Audited:
     """Run one rank of every stage on fake tensors, and compare its collectives, FLOPs and memory with the prediction:
     `agrees` of every stage. Raises AuditError if that cannot be judged."""
-    from planner.models.nicknames import full_model
-    from planner.plan.binding.model_of import build_planned
     from runtime.auditing.audit import audit as audited
 
     found = loaded(plan)
-    built = build_planned(found, None if model is None else full_model(model), why=", and an audit runs its operators")
-    return Audited(audited(found, traced_model(built), built.batch, machine_of(found.cluster)))
+    built = built_model(found, model, why=", and an audit runs its operators")
+    return Audited(audited(found, built.graph, built.batch, machine_of(found.cluster)))
 
 
 @public

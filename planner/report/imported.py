@@ -11,8 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remarks:
-    """Settings that matter but have no price, notes on settings that are priced differently than the file has them, and
-    names of settings that are not part of a plan."""
+    """What a plan of imported settings does not have.
+
+    Attributes:
+        unmodelled: settings that matter but have no price.
+        notes: on settings that are priced differently than the file has them.
+        unread: names of settings that are not part of a plan.
+    """
 
     unmodelled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -217,7 +217,7 @@ def _measurements(path: Path) -> None:
 
 def _engine(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
-        from planner.cli.texts import text_of
+        from planner.api.texts import text_of
         from planner.export.description import ExportError
         from planner.export.guessing import guessed_engine
         from planner.export.models_of import model_of
@@ -236,7 +236,7 @@ def _engine(name: str) -> Callable[[Path], None]:
 
 
 def _mindspore(path: Path) -> None:
-    from planner.cli.texts import bytes_of
+    from planner.api.texts import bytes_of
     from planner.export.targets import OPERATOR_TARGETS
 
     graph, blocks = _graph()
@@ -250,7 +250,7 @@ _STRATEGIES = bytes([8, 0, 0x12, 2 + len(_PRODUCT) + len(_CUTS), 0x0A, len(_PROD
 
 
 def _beside(path: Path) -> None:
-    from planner.cli.commands.import_operators import _beside as beside
+    from planner.api.importing_operators import _beside as beside
 
     found = beside(path, "mindspore")
     if found is not None:

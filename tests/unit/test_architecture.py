@@ -237,7 +237,7 @@ GIVEN = {
     "build_model": (
         "planner.api.plans",
         "planner.api.importing",
-        "planner.cli.commands.import_operators",
+        "planner.api.importing_operators",
         "planner.models.naming.of_model",
         "planner.models.zoo",
         "planner.plan.binding.model_of",
@@ -248,7 +248,6 @@ GIVEN = {
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
     "build_planned": (
         "planner.api.planned",
-        "planner.api.plans",
         "planner.cli.commands.show",
         "runtime.launch.training",
         "runtime.proving.comparing",

@@ -17,8 +17,8 @@ TRACED = "llama-tiny"
 
 NAMES = [
     "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "StackedSamples", "TracedModel", "Update", "advise",
-    "audit", "capacity", "compare", "diff", "discover", "estimate", "explain", "export", "load", "load_plan", "report",
-    "save", "save_plan", "search", "shard", "trace", "validate",
+    "audit", "capacity", "compare", "diff", "discover", "estimate", "explain", "export", "fit", "import_plan", "load",
+    "load_plan", "prove", "replan", "report", "save", "save_plan", "search", "shard", "trace", "validate", "verify",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -33,7 +33,12 @@ SIGNATURES = {
     "estimate": "model hardware=None *devices=None *cluster=None *software=None *pinned=None **options",
     "explain": "plan *model=None *search=True *time_limit=120.0 *on_progress=None *cancelled=None",
     "export": "plan engine folder=None *nearest=False *tolerance=0.01 *model=None",
+    "fit": "runs path *hardware=None *clock='wall'",
+    "import_plan": "path hardware='h100-80gb' *engine=None *model=None *devices=None *seq_len=None *cluster=None"
+    " *software=None *recipe='' *global_batch=None *micro_batches=None",
     "load": "path",
+    "prove": "plan *model=None *hardware=None *small=None *processes=16 *on_phase=None",
+    "replan": "plan hardware *model=None *time_limit=None *on_progress=None *cancelled=None",
     "report": "plan path *model=None",
     "save": "plan path",
     "search": "model hardware='h100-80gb' *devices=None *cluster=None *software=None *engine=None *seq_len=None"
@@ -48,6 +53,7 @@ SIGNATURES = {
     "trace": "model *seq_len=None *precision='bf16' *args=() *kwargs=None *batch=None *rule_cache=None"
     " *graph_cache=None",
     "validate": "path *where=None *processes=1",
+    "verify": "plan *model=None *hardware=None",
 }
 
 

@@ -11,10 +11,11 @@ from planner.api.carrying import target_named
 from planner.api.exported_folders import MARKER
 from planner.api.exporting import Export, Way, check_fits, export_of, operators_of
 from planner.api.folders import write_folder
+from planner.api.texts import text_of
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
-from planner.cli.texts import say, text_of
+from planner.cli.texts import say
 from planner.cli.values import parse_share
 from planner.errors import RequestError
 

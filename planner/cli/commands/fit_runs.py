@@ -29,32 +29,23 @@ def is_run(path: Path) -> bool:
 
 def fit_runs(files: list[Path], output: Path, hardware: str | None, clock: "Clock", as_json: bool) -> None:
     """Write the corrected profile of the runs, and print the factors and the number of runs behind each."""
-    from hardware_profiles.corrections import corrected_profile
-    from hardware_profiles.run_record import load_run_record
-    from planner.plan.compare.corrections import check_profile, corrections_of, factors_of
-    from planner.plan.writing import write_atomically
+    from planner.api.fitting import fit
 
-    runs = [load_run_record(file) for file in files]
-    factors = factors_of(runs, clock)
-    profile = hardware or runs[0].plan.profile
-    check_profile(runs, profile)
-    corrections = corrections_of(runs, factors, clock)
-    comment = f"{profile}, corrected by {corrections.source}."
-    write_atomically(output, corrected_profile(profile, corrections, output.stem, comment))
+    found = fit(files, output, hardware=hardware, clock=clock)
     if as_json:
         content = {
             "schema_version": SCHEMA_VERSION,
             "profile": output.stem,
             "profile_file": str(output),
-            "corrected": profile,
+            "corrected": found.corrected,
             "clock": clock,
-            "factors": [asdict(one) for one in factors],
+            "factors": [asdict(one) for one in found.factors],
         }
         write_json("plan fit RUN", content)
         return
     say(f"{'part':<16}{'times as fast':>15}{'runs':>6}   range")
-    for one in factors:
+    for one in found.factors:
         value = "-" if one.value is None else f"{one.value:.3g}"
         ends = "" if one.runs < 2 else f"   {one.low:.3g} to {one.high:.3g}"
         say(f"{_NAMES.get(one.name, one.name):<16}{value:>15}{one.runs:>6}{ends}")
-    say(f"profile: {output} ({profile}, corrected)")
+    say(f"profile: {output} ({found.corrected}, corrected)")

@@ -5,20 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.api.exported_folders import exported_as
-from planner.api.importing import Asked, imported
-from planner.cli.commands.import_operators import Given, imported_operators
+from planner.api.importing import Asked
 from planner.cli.errors import reporting
 from planner.cli.option_kinds import count
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
 from planner.cli.spoken import hardware_of, model_of
 from planner.cli.texts import say
-from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.plan.binding.bind import BoundPlan
-    from planner.report.imported import Remarks
+    from planner.api.importing_plans import ImportedPlan
 
 
 def import_(
@@ -81,62 +77,30 @@ def import_(
         plan import strategy.json --from mindspore --model package.module:factory
     """
     with reporting(as_json):
-        from planner.export.targets import OPERATOR_TARGETS
+        from planner.api.importing_plans import imported_plan
+        from planner.cli.tracing import traced
         from planner.plan.file import save_plan
 
-        written = exported_as(file)
-        engine = source or written.engine
         asked = Asked(
-            file=file, engine=engine, model=model, devices=devices, recipe=recipe, hardware=hardware,
+            file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
             cluster=cluster, software=software, sequence_length=seq_len,
+            global_batch=global_batch, micro_batches=micro_batches,
         )  # fmt: skip
-        read = _read_operators if engine in OPERATOR_TARGETS else _read_settings
-        bound, remarks = read(asked, global_batch, micro_batches)
+        found = imported_plan(asked, traced, lambda note: say(f"note: {note}", err=True))
         if output is not None:
-            save_plan(bound.plan, output)
+            save_plan(found.plan, output)
         if as_json:
-            _print_json(bound, remarks, output)
+            _print_json(found, output)
         else:
-            _print(bound, remarks, output, verbose)
+            _print(found, output, verbose)
 
 
-def _read_operators(asked: Asked, global_batch: int | None, micro_batches: int | None) -> "tuple[BoundPlan, Remarks]":
-    """The plan of a file that lists strategies of operators."""
-    from planner.export.targets import OPERATOR_TARGETS
-    from planner.report.imported import Remarks
-
-    model = asked.model or exported_as(asked.file).model
-    if model is None:
-        raise RequestError(f"{asked.file}: strategies of operators name no model; name it with --model")
-    given = Given(
-        model=model,
-        devices=asked.devices,
-        where=(asked.hardware, asked.cluster, asked.software),
-        global_batch=global_batch,
-        micro_batches=micro_batches,
-    )
-    bound, notes = imported_operators(asked.file, OPERATOR_TARGETS[asked.engine or ""], given)
-    return bound, Remarks(notes=notes)
-
-
-def _read_settings(asked: Asked, global_batch: int | None, micro_batches: int | None) -> "tuple[BoundPlan, Remarks]":
-    """The plan of a file with the settings of an engine, which say how many samples and micro-batches there are."""
-    from planner.cli.tracing import traced
-    from planner.report.imported import Remarks
-
-    if global_batch is not None or micro_batches is not None:
-        raise RequestError("--global-batch, --micro-batches: these settings say how many; leave them out")
-    found = imported(asked, traced, lambda note: say(f"note: {note}", err=True))
-    reading = found.reading
-    return found.bound, Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)
-
-
-def _print_json(bound: "BoundPlan", remarks: "Remarks", output: Path | None) -> None:
+def _print_json(found: "ImportedPlan", output: Path | None) -> None:
     from planner.plan.layout.roles import roles
 
-    prediction = bound.plan.prediction
-    content = plan_content(bound.plan, roles(bound), prediction)
-    content["fits"] = prediction.peak_bytes <= prediction.capacity_bytes
+    bound, remarks = found.bound, found.remarks
+    content = plan_content(bound.plan, roles(bound), bound.plan.prediction)
+    content["fits"] = found.fits
     content["unmodelled"] = list(remarks.unmodelled)
     content["notes"] = list(remarks.notes)
     content["unread"] = list(remarks.unread)
@@ -144,13 +108,14 @@ def _print_json(bound: "BoundPlan", remarks: "Remarks", output: Path | None) -> 
     write_json("plan import", content)
 
 
-def _print(bound: "BoundPlan", remarks: "Remarks", output: Path | None, verbose: bool) -> None:
+def _print(found: "ImportedPlan", output: Path | None, verbose: bool) -> None:
     from planner.plan.layout.roles import roles
     from planner.report.console import PlainConsole, styled
     from planner.report.imported import print_remarks, print_unmodelled
     from planner.report.terminal import print_plan
     from planner.report.units import bytes_text
 
+    bound, remarks = found.bound, found.remarks
     console, prediction = PlainConsole(), bound.plan.prediction
     print_unmodelled(console, remarks)
     print_plan(console, bound, roles(bound), prediction)

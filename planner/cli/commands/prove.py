@@ -59,27 +59,16 @@ def prove(
 
 
 def _proof(plan_file: Path, hardware: str | None, given: str | None, small: str | None, processes: int) -> "Proof":
+    from planner.api.checking import PROVING, proved
     from planner.plan.binding.machine import machine_of
-    from planner.plan.binding.model_of import buildable
     from planner.plan.file import load_plan
-    from runtime.proving.prove import prove as proved
 
     plan = load_plan(plan_file)
     with naming(plan_file), waiting() as wait:
         machine = machine_of(plan.cluster, hardware)
         wait.phase("tracing the model")
-        model = built_again(plan, given, ", and a proof runs it")
-        return proved(
-            plan,
-            model.graph,
-            model.batch,
-            machine,
-            reference=buildable(plan.model, given),
-            given=given is not None,
-            small=small,
-            processes=processes,
-            on_phase=wait.phase,
-        )
+        model = built_again(plan, given, PROVING)
+        return proved(plan, model, machine, given, small, processes, wait.phase)
 
 
 def _print(found: "Proof") -> None:

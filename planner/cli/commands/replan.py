@@ -1,6 +1,5 @@
 """`plan replan`: searches the job of a plan again for another profile."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +15,9 @@ from planner.cli.texts import say
 from planner.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from hardware_profiles import Machine
-    from planner.plan.binding.bind import BoundPlan
-    from planner.plan.plan import Plan
+    from planner.api.replanning import Replanned
 
 SCHEMA_VERSION = 1  # of the object that `plan replan --json` prints
-
-WORTH = 1e-3
-"""Another plan is taken if it saves this share of the step."""
 
 
 def replan(
@@ -43,11 +37,10 @@ def replan(
     plan replan tiny.json --hardware mine.toml -o better.json
     """
     with reporting(as_json):
+        from planner.api.replanning import machine_by, replanned
         from planner.plan.compare.repricing import repriced
         from planner.plan.file import load_plan, save_plan
         from planner.plan.writing import check_place
-        from planner.strategy_search.analysis.around import request_for
-        from planner.strategy_search.search import search
 
         plan = load_plan(plan_file)
         if output is not None:
@@ -55,17 +48,15 @@ def replan(
         with waiting() as wait:
             wait.phase("tracing the model")
             with naming(plan_file):
-                machine = _machine(plan, hardware)
+                machine = machine_by(plan, hardware)
                 traced = traced_again(plan, model)
                 kept = repriced(plan, traced.graph, traced.batch, machine)
             wait.phase("searching again")
             with stoppable(lambda: wait.phase("stopping")) as stopped:
-                found = search(request_for(kept.plan, traced.graph, traced.batch, machine), wait.searched, stopped)
-        worth = kept.plan.prediction.step_seconds * (1 - WORTH)
-        best = found.bound if found.plan.prediction.step_seconds <= worth else kept
+                found = replanned(plan, kept, traced.graph, traced.batch, machine, wait.searched, stopped)
         if output is not None:
-            save_plan(best.plan, output)
-        content = _content((plan_file, output), plan, kept, best)
+            save_plan(found.plan, output)
+        content = _content((plan_file, output), found)
         if as_json:
             write_json("plan replan", {**content, "stopped": stopped()})
             return
@@ -76,28 +67,7 @@ def replan(
             say(f"{SAID}: there may be faster plans.")
 
 
-def _machine(plan: "Plan", hardware: str) -> "Machine":
-    """The machine of a plan by another profile; with the plan's network levels if the profile has the same name."""
-    from hardware_profiles import load_machine
-    from planner.plan.binding.machine import machine_of
-    from planner.strategy_search.job import machine_from
-
-    if load_machine(hardware).name == plan.cluster.profile:
-        return machine_of(replace(plan.cluster), hardware)
-    return machine_from(hardware, software=plan.cluster.software, devices=plan.cluster.devices)
-
-
-def _words(bound: "BoundPlan") -> dict[str, str]:
-    from planner.plan.layout.roles import roles
-    from planner.plan.words import plan_words
-
-    return plan_words(bound, roles(bound))
-
-
-def _content(files: tuple[Path, Path | None], before: "Plan", kept: "BoundPlan", best: "BoundPlan") -> dict[str, Any]:
-    from planner.plan.words import telling
-
-    here, there = _words(kept), _words(best)
+def _content(files: tuple[Path, Path | None], found: "Replanned") -> dict[str, Any]:
     names = ("" if file is None else str(file) for file in files)
     ends = [
         {
@@ -106,21 +76,21 @@ def _content(files: tuple[Path, Path | None], before: "Plan", kept: "BoundPlan",
             "peak_bytes": bound.plan.prediction.peak_bytes,
             "capacity_bytes": bound.plan.prediction.capacity_bytes,
         }
-        for name, bound in zip(names, (kept, best), strict=True)
+        for name, bound in zip(names, (found.kept, found.best), strict=True)
     ]
-    saved = kept.plan.prediction.step_seconds - best.plan.prediction.step_seconds
     return {
         "schema_version": SCHEMA_VERSION,
-        "profile": best.plan.cluster.profile,
-        "step_seconds_before": before.prediction.step_seconds,
+        "profile": found.plan.cluster.profile,
+        "step_seconds_before": found.before.prediction.step_seconds,
         "kept": ends[0],
         "best": ends[1],
-        "saved_seconds": saved,
-        "differences": [{"name": name, "first": here[name], "second": there[name]} for name in telling((here, there))],
+        "saved_seconds": found.saved_seconds,
+        "differences": [{"name": one.name, "first": one.here, "second": one.there} for one in found.differences],
     }
 
 
 def _show(content: dict[str, Any]) -> None:
+    from planner.api.replanning import WORTH
     from planner.report.table import table_of
     from planner.report.units import percent_text, seconds_text
 

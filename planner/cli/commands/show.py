@@ -189,31 +189,23 @@ def verify(
         plan verify llama70b-64.json
     """
     with reporting(as_json):
+        from planner.api.checking import check_provable, verified
         from planner.models.zoo import is_of_zoo
+        from planner.plan.binding.machine import machine_of
 
         with waiting() as wait:
             verdict, known = judge(plan_file, hardware, model, wait)
-            wait.phase("proving rules that were found by trial")
-            _prove(plan_file, verdict, known)
-            wait.phase("bounding all plans by their work")
-            least = _least(verdict, known, hardware)
-        possible = isinstance(least, str) or not least.contradicts(verdict.prediction.step_seconds)
+            with naming(plan_file):
+                check_provable(verdict, known)
+            found = verified(verdict, known, machine_of(verdict.bound.plan.cluster, hardware), wait.phase)
         if as_json:
-            write_json("plan verify", _verdict_content(verdict, least))
+            write_json("plan verify", _verdict_content(verdict, found.least))
         else:
             plan = verdict.bound.plan
             _print_verdict(verdict, carried=known.built is None and not is_of_zoo(plan.model.reference))
-            for line in _bound_lines(verdict, least):
+            for line in _bound_lines(verdict, found.least):
                 say(line)
-        raise typer.Exit(0 if verdict.fits and verdict.as_stated and possible else 1)
-
-
-def _least(verdict: "Verdict", known: "PlannedModel", hardware: str | None) -> "LeastWork | str":
-    from planner.plan.binding.machine import machine_of
-    from planner.plan.compare.least_work import least_work
-
-    plan = verdict.bound.plan
-    return least_work(plan, known.graph, known.batch, machine_of(plan.cluster, hardware))
+        raise typer.Exit(0 if found.holds else 1)
 
 
 def _bound_lines(verdict: "Verdict", least: "LeastWork | str") -> Iterator[str]:
@@ -237,18 +229,6 @@ def _bound_lines(verdict: "Verdict", least: "LeastWork | str") -> Iterator[str]:
             f"the file says {percent_text(proof.gap)}, {by} ({proof.search}); not checked"
             " here: search again to prove it"
         )
-
-
-def _prove(plan_file: Path, verdict: "Verdict", known: "PlannedModel") -> None:
-    """Prove the rules found by trial by running their operators; operators that only the file lists are never run."""
-    from planner.plan.binding.model_of import buildable
-    from planner.sharding.discover import prove
-
-    graph = verdict.bound.graph
-    if known.built is None and any(op.rule is not None for op in graph.operators):
-        with naming(plan_file):
-            buildable(verdict.bound.plan.model, None, ", and rules that were found by trial are proved by running it")
-    prove(graph)
 
 
 def _print_verdict(verdict: "Verdict", *, carried: bool) -> None:

@@ -1,43 +1,41 @@
-"""`plan import` of files that list strategies of operators, such as MindSpore's: matched in the model and completed by
+"""Imports of files that list strategies of operators, such as MindSpore's: matched in the model and completed by
 a search.
 
 What such a file does not say comes from the `export.json` that `plan export` writes beside it, or else from the
 defaults of a search; the report says which.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.api.exported_folders import MARKER
-from planner.api.importing import refusing
-from planner.cli.texts import bytes_of, say, text_of
+from planner.api.importing import Asked, refusing
+from planner.api.texts import bytes_of, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.export.mindspore.sidecar import Sidecar
     from planner.export.target import OperatorReading, OperatorTarget
+    from planner.graph.operator_graph import OperatorGraph
+    from planner.models.zoo import BuiltModel
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Training
     from planner.strategy_search.fixed.fixed_schedule import Order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What the command line gives. `where` has the profile, its network levels and the software."""
-
-    model: str
-    devices: int | None
-    where: tuple[str, str | None, str | None]
-    global_batch: int | None
-    micro_batches: int | None
-
-
-def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "tuple[BoundPlan, tuple[str, ...]]":
-    """The plan of a file for a model, and notes on it. Errors name the file."""
+def imported_operators(
+    given: Asked,
+    model: str,
+    target: "OperatorTarget",
+    traced: "Callable[[BuiltModel], OperatorGraph]",
+    noted: Callable[[str], None],
+) -> "tuple[BoundPlan, tuple[str, ...]]":
+    """The plan of a file for a model, and notes on it. `traced` traces a model; `noted` gets notes on its operators.
+    Errors name the file."""
     from hardware_profiles import of_one_kind
-    from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.binding.bind import prepare
     from planner.plan.binding.machine import computing_in
@@ -49,14 +47,13 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
 
-    path = file / target.main if file.is_dir() else file
+    path = given.file / target.main if given.file.is_dir() else given.file
     content, beside = bytes_of(path), _beside(path.parent / MARKER, target.name)
-    profile, levels, software = given.where
-    machine = of_one_kind(machine_from(profile, levels=levels, software=software), "import")
+    machine = of_one_kind(machine_from(given.hardware, levels=given.cluster, software=given.software), "import")
     precision = default_precision(machine) if beside is None else beside.training.precision
-    length = beside.sequence_length if beside is not None and ":" not in given.model else None
-    built = build_model(given.model, dtype=PRECISIONS[precision], sequence_length=length)
-    graph = discover(traced(built), None, lambda note: say(f"note: {note}", err=True))
+    length = beside.sequence_length if beside is not None and ":" not in model else None
+    built = build_model(model, dtype=PRECISIONS[precision], sequence_length=length)
+    graph = discover(traced(built), None, noted)
     update, imbalance = (beside.training.update, beside.training.imbalance) if beside else (None, None)
     prepared, blocks = (
         prepare(graph) if update is None or imbalance is None else prepare(graph, imbalance, update.placed)
@@ -65,12 +62,12 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
         reading = target.read(content, prepared, blocks, given.devices)
         running = beside.running(prepared, blocks) if beside else (("none", ()),) * blocks.count
     devices = _devices(reading)
-    samples = samples_per_device(graph, built.batch, given.model) * devices
+    samples = samples_per_device(graph, built.batch, model) * devices
     training = _training(reading, given, precision, samples) if beside is None else _changed(beside.training, given)
     request = SearchRequest(
         graph=graph,
         batch=built.batch,
-        model=model_reference(graph, name=given.model, sequence_length=built.sequence_length, batch=built.batch),
+        model=model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch),
         cluster=computing_in(machine.with_devices(devices), training.precision),
         global_batch=training.global_batch,
         precision=training.precision,
@@ -111,7 +108,7 @@ def _devices(reading: "OperatorReading") -> int:
     return found
 
 
-def _training(reading: "OperatorReading", given: Given, precision: str, samples: int) -> "Training":
+def _training(reading: "OperatorReading", given: Asked, precision: str, samples: int) -> "Training":
     """The training of a file alone: the defaults of a search, with the fewest micro-batches that fill the pipeline."""
     from planner.plan.plan import Training
 
@@ -119,7 +116,7 @@ def _training(reading: "OperatorReading", given: Given, precision: str, samples:
     return _changed(training, given)
 
 
-def _changed(training: "Training", given: Given) -> "Training":
+def _changed(training: "Training", given: Asked) -> "Training":
     return replace(
         training,
         global_batch=given.global_batch or training.global_batch,

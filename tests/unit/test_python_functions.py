@@ -1,0 +1,102 @@
+"""Functions of the public face that check a plan, plan it again, and read the settings of other engines."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import planner
+from hardware_profiles.run_record import dump_run_record
+from planner.errors import PlanFileError, RequestError
+from tests.refusals import refused
+from tests.unit.cli.test_answers import record_of
+
+
+@pytest.fixture(scope="module")
+def plan() -> planner.Plan:
+    return planner.search("llama-tiny", "cpu", devices=2, pinned={"tensor": 2, "micro_batches": 1}).plan
+
+
+def test_a_plan_is_verified(plan: planner.Plan) -> None:
+    found = planner.verify(plan)
+    assert found.holds
+    assert found.possible
+    assert found.prediction == plan.prediction
+    faster = replace(plan, prediction=replace(plan.prediction, step_seconds=plan.prediction.step_seconds / 2))
+    edited = planner.verify(faster)
+    assert edited.verdict.fits
+    assert not edited.holds
+    assert "step_seconds" in " ".join(edited.verdict.remarks)
+    wrong = replace(plan, cluster=replace(plan.cluster, devices=3))
+    with refused(PlanFileError, 3):
+        planner.verify(wrong)
+
+
+def test_a_proof_needs_a_model_that_can_be_built(plan: planner.Plan) -> None:
+    foreign = replace(plan, model=replace(plan.model, reference="package.module:factory"))
+    with refused(planner.PlannerError, "package.module:factory", "a proof runs it"):
+        planner.prove(foreign)
+    with refused(RequestError, "processes", 0):
+        planner.prove(plan, processes=0)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_plan_is_proved(plan: planner.Plan) -> None:
+    phases: list[str] = []
+    proof = planner.prove(plan, on_phase=phases.append)
+    assert proof.agrees
+    assert proof.complete
+    assert phases
+
+
+def test_a_plan_is_planned_again(plan: planner.Plan) -> None:
+    found = planner.replan(plan, "cpu")
+    assert found.before == plan
+    assert found.kept.plan.prediction == plan.prediction
+    assert found.saved_seconds > 0
+    assert found.plan.prediction.step_seconds == plan.prediction.step_seconds - found.saved_seconds
+    assert ("degrees", "tensor 2", "data 2") in [(one.name, one.here, one.there) for one in found.differences]
+    again = planner.replan(found.plan, "cpu")
+    assert again.saved_seconds == 0
+    assert again.differences == ()
+    with refused(RequestError, "cpuu"):
+        planner.replan(plan, "cpuu")
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "mindspore"])
+def test_what_was_exported_is_imported(plan: planner.Plan, engine: str, tmp_path: Path) -> None:
+    planner.export(plan, engine, tmp_path / engine, nearest=True)
+    found = planner.import_plan(tmp_path / engine, "cpu")
+    assert found.fits
+    assert found.plan.model.reference == plan.model.reference
+    assert found.plan.mesh.sizes == (2,)
+    assert found.plan.training.global_batch == plan.training.global_batch
+
+
+def test_an_import_refuses_what_it_does_not_take(plan: planner.Plan, tmp_path: Path) -> None:
+    planner.export(plan, "torchtitan", tmp_path / "titan", nearest=True)
+    with refused(RequestError, "--micro-batches"):
+        planner.import_plan(tmp_path / "titan", "cpu", micro_batches=2)
+    with refused(RequestError, "devices", 0):
+        planner.import_plan(tmp_path / "titan", "cpu", devices=0)
+
+
+def test_a_profile_is_corrected_by_a_run(plan: planner.Plan, tmp_path: Path) -> None:
+    record = record_of(plan)
+    rank, *_ = record.ranks
+    seconds = {name: 2 * value for name, value in record.plan.predicted.items()}
+    ranks, steps = (replace(rank, seconds=seconds),) * len(record.ranks), (sum(seconds.values()),) * 8
+    run = tmp_path / "tiny.run.json"
+    run.write_text(dump_run_record(replace(record, ranks=ranks, step_seconds=steps)), encoding="utf-8")
+    found = planner.fit([run], tmp_path / "mine.toml")
+    assert found.corrected == "cpu"
+    compute = next(one for one in found.factors if one.name == "compute")
+    assert compute.runs == 1
+    assert compute.value == pytest.approx(0.5, rel=0.1)
+    slower = planner.replan(plan, str(found.path))
+    assert slower.kept.plan.prediction.step_seconds == pytest.approx(2 * plan.prediction.step_seconds, rel=0.2)
+    with refused(RequestError, ".toml"):
+        planner.fit([run], tmp_path / "mine")
+    with refused(RequestError, "runs", "str"):
+        planner.fit(str(run), tmp_path / "mine.toml")
