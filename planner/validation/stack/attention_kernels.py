@@ -12,6 +12,10 @@ from planner.validation.stack.dropout import lacks_cudnn
 _SECOND, _THIRD = "2024", "2024-07"
 """Dates from which runs are assumed to use the second and the third generation of fused kernels."""
 
+VOLTA = "v100"
+"""Profiles without FlashAttention, which needs Turing or newer (Ampere in its second version: README of
+Dao-AILab/flash-attention); PyTorch's own attention has a kernel for them."""
+
 _CUDNN_FIRST = "2026-04"
 """Month from which runs are assumed to use PyTorch 2.11, whose attention calls cuDNN on Hopper and Blackwell."""
 
@@ -45,6 +49,8 @@ def _asked(row: Row, stack: Software) -> AttentionKernels:
         # FlashAttention takes only 16 bits (flash_attn_interface.py); PyTorch has other fused kernels
         return "unfused"
     if named == "unfused" or (named is None and own == "unfused"):
+        return "unfused"
+    if named is None and own != "sdpa" and row.text("profile").startswith(VOLTA):
         return "unfused"
     if named == "latest":
         return "flash2" if lacks_cudnn(row) else "best"

@@ -106,7 +106,7 @@ def with_sinks(row: Row, stack: Software, notes: list[str]) -> Software:
         return stack
     release = release_of(row)
     fast = release >= _FAST_SINKS and release != _SLOW_SINKS
-    flexible = mentions(flags_of(row), r"flex[- ]?attention")
+    flexible = mentions(flags_of(row), r"flex[- ]?attention") or row.text("flash_attention").lower() == "flexattention"
     slow = 1.0 if fast or flexible else load_software("nemo").sinks
     notes.append(f"attention with learned sinks takes {slow:g} times as long")
     return replace(stack, has_sinks=True, sinks=slow)

@@ -20,6 +20,11 @@ def test_learned_sinks_are_slow_in_some_releases(tmp_path: Path, release: str, s
     assert not machine(tmp_path, 1, **other, source=BRIDGE.format(release))[0].software.has_sinks
 
 
+def test_learned_sinks_are_cheap_in_flex_attention(tmp_path: Path) -> None:
+    known = {**EXPERTS, "profile": "b200-180gb", "model": "gpt-oss-20b", "flash_attention": "FlexAttention"}
+    assert machine(tmp_path, 1, **known)[0].software.sinks == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "attention"),
     [
@@ -35,6 +40,8 @@ def test_learned_sinks_are_slow_in_some_releases(tmp_path: Path, release: str, s
         ({"flash_attention": "True", "other_flags": "JAX, Pax", "date": "2024-03", "profile": "h100-80gb"}, "best"),
         ({"flash_attention": "", "model": "Maxtext LLAMA3 70B", "date": "2024-03", "profile": "h100-80gb"}, "best"),
         ({"flash_attention": "False", "other_flags": "JAX, Pax", "date": "2024-03"}, "unfused"),
+        ({"flash_attention": "", "profile": "v100-32gb", "date": "2025-03"}, "unfused"),  # no FlashAttention for Volta
+        ({"flash_attention": "", "profile": "a100-80gb", "date": "2025-03"}, "best"),
     ],
 )
 def test_attention_kernels_by_name_or_date(tmp_path: Path, changes: dict[str, str], attention: str) -> None:
