@@ -12,7 +12,7 @@ from planner.validation.stack.dropout import lacks_cudnn
 _SECOND, _THIRD = "2024", "2024-07"
 """Dates from which runs are assumed to use the second and the third generation of fused kernels."""
 
-VOLTA = "v100"
+_VOLTA = "v100"
 """Profiles without FlashAttention, which needs Turing or newer (Ampere in its second version: README of
 Dao-AILab/flash-attention); PyTorch's own attention has a kernel for them."""
 
@@ -50,7 +50,7 @@ def _asked(row: Row, stack: Software) -> AttentionKernels:
         return "unfused"
     if named == "unfused" or (named is None and own == "unfused"):
         return "unfused"
-    if named is None and own != "sdpa" and row.text("profile").startswith(VOLTA):
+    if named is None and own != "sdpa" and row.text("profile").startswith(_VOLTA):
         return "unfused"
     if named == "latest":
         return "flash2" if lacks_cudnn(row) else "best"
