@@ -38,7 +38,18 @@ CLEAN = ("", "old", "cluster-from-script", "hw-flops")
 """Flags of rows that are complete and consistent."""
 
 Row = Mapping[str, Any]
-HELD_BACK = ("5d90f479", "508bcae1", "40dd650e", "bbb5914c", "0e763c41", "d4eb8bed", "0f369329", "b9b19e0d", "be24aa7d", "1b5f5e01")
+HELD_BACK = (
+    "5d90f479",
+    "508bcae1",
+    "40dd650e",
+    "bbb5914c",
+    "0e763c41",
+    "d4eb8bed",
+    "0f369329",
+    "b9b19e0d",
+    "be24aa7d",
+    "1b5f5e01",
+)
 """Commits that predicted the draws which test the interval of unknown sources, and are no part of it."""
 
 
