@@ -16,7 +16,9 @@ from difflib import SequenceMatcher
 _MOST = 3
 _SHORTEST = 2
 """Letters of a beginning."""
-_SIMILAR, _SIMILAR_PART = 0.7, 0.75
+_SIMILAR, _SIMILAR_PART = 0.65, 0.75
+_SIMILAR_SHORT, _SHORT = 0.7, 5
+"""In words of five letters or fewer, one letter more must agree: tpu is not cpu."""
 _SWAPPED = 0.8
 """Similarity of words of the same letters: `difflib` sees less in mpl and mlp."""
 _BEHIND = 0.1
@@ -37,7 +39,7 @@ def nearest_names(name: str, known: Iterable[str]) -> list[str]:
     last = _STEP.split(wanted)[-1]
     inside = [one for one, plain in names.items() if plain and re.match(rf"{re.escape(plain)}\W", wanted)]
     return (
-        _similar(wanted, whole, _SIMILAR)
+        _similar(wanted, whole, _SIMILAR if len(wanted) > _SHORT else _SIMILAR_SHORT)
         or sorted(inside, key=len, reverse=True)[:1]
         or _similar(last, parts, _SIMILAR_PART)
     )

@@ -25,6 +25,7 @@ OPTIONS = ("--cluster", "--data", "--for", "--imbalance", "--lora", "--pipeline"
         ("--foo", OPTIONS, []),
         ("--colour", OPTIONS, []),
         ("step_second", ("peak_bytes", "step_seconds"), ["step_seconds"]),
+        ("num_layerz", ("hidden_size", "num_hidden_layers"), ["num_hidden_layers"]),
         ("mpl", ("mlp", "named"), ["mlp"]),
         ("*q_prj*", ("layers.0.q_proj", "layers.0.k_proj"), ["layers.0.q_proj"]),
         ("", MODELS, []),
