@@ -31,6 +31,10 @@ _FOR_OTHER_ORDERS = 6
 and the work that a rank does once per step weigh much, and lower bounds say little about either."""
 
 
+_MISSES = 3
+"""Evaluations stop when so many in a row found nothing that promises less than the plans that are known."""
+
+
 class OtherSchedules:
     """Looks for pipelines that another schedule may make faster than the plans found."""
 
@@ -104,8 +108,10 @@ class OtherSchedules:
             if 1 < c.pipeline >= c.micro_batches * piped and c.virtual_stages == 1 and c not in left
         ]
         heapq.heapify(queue)
-        least, evaluated, many = slowest * (1 - WORTH), 0, 0
-        while queue and queue[0][0] < least and evaluated - many < _FOR_OTHER_ORDERS and not self.cancelled():
+        least, evaluated, many, missed = slowest * (1 - WORTH), 0, 0, 0
+        while queue and queue[0][0] < least and evaluated - many < _FOR_OTHER_ORDERS and missed < _MISSES:
+            if self.cancelled():
+                return
             _, order, bound, c, family = heapq.heappop(queue)
             if c.micro_batches > c.pipeline and many == _REORDERED:
                 continue
@@ -119,6 +125,8 @@ class OtherSchedules:
             with contextlib.suppress(NothingAgreesError):
                 outcome = self.engine.evaluate(c, cutoff=cutoff)
                 self.evaluator.take(c, outcome, max(bound, outcome.bound))
+                promise = apart_seconds(c, outcome.seconds, gradients) if outcome.ranks else math.inf
+                missed = 0 if promise < least else missed + 1
 
 
 def _most_promising(promises: list[tuple[float, Contender]], below: float) -> list[Contender]:
