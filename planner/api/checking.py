@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import callbacks, names, number, public
+from planner.api.checks import callbacks, names, number, profile, public
 from planner.api.planned import PlanOrPath, built_model, loaded, planned_model
 from planner.models.nicknames import full_model
 from planner.plan.binding.machine import machine_of
@@ -172,4 +172,4 @@ def proved(
 
 
 def _profile(hardware: str | os.PathLike[str] | None) -> str | None:
-    return None if hardware is None else full_profile(os.fspath(hardware))
+    return None if hardware is None else full_profile(profile(hardware))

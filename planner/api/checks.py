@@ -112,6 +112,15 @@ def file_path(name: str, value: object) -> Path:
     return Path(value)
 
 
+def profile(value: object) -> str:
+    """Name or file of a hardware profile, as text. Raises RequestError."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise RequestError(f"hardware is {kind_of(value)}: give the name of a profile, or the path of its file")
+    return value
+
+
 def number(name: str, value: object, *, least: float = 1, whole: bool = True) -> None:
     """Raise RequestError unless `value` is None or a number of at least `least`."""
     kinds = (int,) if whole else (int, float)

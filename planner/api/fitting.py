@@ -52,7 +52,7 @@ def fit(
     Raises RequestError for runs of several profiles or machines, a run given twice, and runs too noisy to say anything;
     PlanFileError where the profile cannot be written.
     """
-    if isinstance(runs, str | os.PathLike) or len(runs) == 0:
+    if not isinstance(runs, list | tuple) or not runs:
         raise RequestError(f"runs is {kind_of(runs)}: give a list of the records that plan run --measure wrote")
     files = [file_path("runs", one) for one in runs]
     names(hardware=hardware)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import file_path, names, numbers, public
+from planner.api.checks import file_path, names, numbers, profile, public
 from planner.api.exported_folders import exported_as
 from planner.api.importing import Asked, imported
 from planner.api.importing_operators import imported_operators
@@ -80,7 +80,7 @@ def imported_plan(
 @public
 def import_plan(
     path: str | os.PathLike[str],
-    hardware: str = HARDWARE,
+    hardware: str | os.PathLike[str] = HARDWARE,
     *,
     engine: str | None = None,
     model: str | None = None,
@@ -112,7 +112,7 @@ def import_plan(
     """
     from planner.models.nicknames import full_model
 
-    names(hardware=hardware, engine=engine, model=model, cluster=cluster, software=software, recipe=recipe)
+    names(engine=engine, model=model, cluster=cluster, software=software, recipe=recipe)
     numbers(devices=devices, seq_len=seq_len, global_batch=global_batch, micro_batches=micro_batches)
     asked = Asked(
         file=file_path("path", path),
@@ -120,7 +120,7 @@ def import_plan(
         model=None if model is None else full_model(model),
         devices=devices,
         recipe=recipe,
-        hardware=full_profile(hardware),
+        hardware=full_profile(profile(hardware)),
         cluster=cluster,
         software=software,
         sequence_length=seq_len,

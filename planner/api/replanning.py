@@ -1,12 +1,13 @@
 """`planner.replan`: the job of a plan searched again for another profile, such as one that measured runs corrected."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hardware_profiles import Machine, load_machine
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import amounts, callbacks, names, public
+from planner.api.checks import amounts, callbacks, names, profile, public
 from planner.api.planned import PlanOrPath, loaded, planned_graph
 from planner.limits import limited
 from planner.plan.binding.machine import machine_of
@@ -92,7 +93,7 @@ def replanned(
 @public
 def replan(
     plan: PlanOrPath,
-    hardware: str,
+    hardware: str | os.PathLike[str],
     *,
     model: str | None = None,
     time_limit: float | None = None,
@@ -118,11 +119,11 @@ def replan(
         LimitError: where `time_limit` was reached before there was a plan.
     """
     callbacks(on_progress=on_progress, cancelled=cancelled)
-    names(hardware=hardware, model=model)
+    names(model=model)
     amounts(time_limit=time_limit)
     with limited(time_limit):
         before = loaded(plan)
-        machine, (graph, batch) = machine_by(before, full_profile(hardware)), planned_graph(before, model)
+        machine, (graph, batch) = machine_by(before, full_profile(profile(hardware))), planned_graph(before, model)
         kept = repriced(before, graph, batch, machine)
         return replanned(
             before, kept, graph, batch, machine, on_progress or (lambda _: None), cancelled or (lambda: False)

@@ -82,6 +82,19 @@ def test_an_import_refuses_what_it_does_not_take(plan: planner.Plan, tmp_path: P
         planner.import_plan(tmp_path / "titan", "cpu", devices=0)
 
 
+def test_arguments_of_other_types_are_refused(plan: planner.Plan, tmp_path: Path) -> None:
+    for wrong in (5, b"cpu"):
+        with refused(RequestError, "hardware"):
+            planner.verify(plan, hardware=wrong)  # type: ignore[arg-type]
+    with refused(RequestError, "hardware", "NoneType"):
+        planner.replan(plan, None)  # type: ignore[arg-type]
+    with refused(RequestError, "hardware", "NoneType"):
+        planner.import_plan(tmp_path, None)  # type: ignore[arg-type]
+    for runs in (5, None, iter(["a"])):
+        with refused(RequestError, "runs"):
+            planner.fit(runs, tmp_path / "mine.toml")  # type: ignore[arg-type]
+
+
 def test_a_profile_is_corrected_by_a_run(plan: planner.Plan, tmp_path: Path) -> None:
     record = record_of(plan)
     rank, *_ = record.ranks
