@@ -53,7 +53,8 @@ def fit(
     PlanFileError where the profile cannot be written.
     """
     if not isinstance(runs, list | tuple) or not runs:
-        raise RequestError(f"runs is {kind_of(runs)}: give a list of the records that plan run --measure wrote")
+        given = "empty" if isinstance(runs, list | tuple) else kind_of(runs)
+        raise RequestError(f"runs is {given}: give a list of the records that plan run --measure wrote")
     files = [file_path("runs", one) for one in runs]
     names(hardware=hardware)
     word("clock", clock, ("wall", "cpu"))

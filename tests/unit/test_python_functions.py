@@ -113,3 +113,5 @@ def test_a_profile_is_corrected_by_a_run(plan: planner.Plan, tmp_path: Path) -> 
         planner.fit([run], tmp_path / "mine")
     with refused(RequestError, "runs", "str"):
         planner.fit(str(run), tmp_path / "mine.toml")
+    with refused(RequestError, "runs", "empty"):
+        planner.fit([], tmp_path / "mine.toml")
