@@ -116,8 +116,9 @@ def profile(value: object) -> str:
     """Name or file of a hardware profile, as text. Raises RequestError."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if not isinstance(value, str):
-        raise RequestError(f"hardware is {kind_of(value)}: give the name of a profile, or the path of its file")
+    if not isinstance(value, str) or not value:
+        given = "empty" if value == "" else kind_of(value)
+        raise RequestError(f"hardware is {given}: give the name of a profile, or the path of its file")
     return value
 
 

@@ -30,6 +30,8 @@ def test_a_plan_is_verified(plan: planner.Plan) -> None:
     wrong = replace(plan, cluster=replace(plan.cluster, devices=3))
     with refused(PlanFileError, 3):
         planner.verify(wrong)
+    with refused(RequestError, "hardware", "empty"):
+        planner.verify(plan, hardware="")
 
 
 def test_a_proof_needs_a_model_that_can_be_built(plan: planner.Plan) -> None:

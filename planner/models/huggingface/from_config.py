@@ -279,15 +279,15 @@ def _brings(code: Any, name: str) -> bool:
 
 def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
     """The config with other values of some keys; keys that it derives from them are derived again. A key that only
-    the config of the part that reads tokens has is changed there."""
+    the config of the part that reads tokens has is changed there, unless that part is within another one."""
     if not changes:
         return config
     content, text = config.to_dict(), text_of(config, path)
-    if text is not config:
+    part = next((key for key in content if text is not config and getattr(config, key, None) is text), None)
+    if part is not None:
         inner = text.to_dict()
         changed_content(changes, inner | content, str(path))
         within = {key: value for key, value in changes.items() if key not in content}
-        part = next(key for key in content if getattr(config, key, None) is text)
         content[part] = _changed(text, within, path).to_dict()
         changes = {key: value for key, value in changes.items() if key in content}
     derived = {key: None for key in _DERIVED if key in content}

@@ -28,7 +28,7 @@ from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface.any_experts import AS_ONE_OPERATOR
 from planner.models.huggingface.config import check_config
 from planner.models.huggingface.deepseek import deepseek_of
-from planner.models.huggingface.from_config import stretched
+from planner.models.huggingface.from_config import _changed, stretched
 from planner.models.huggingface.rewriting import experts_where_they_can
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
@@ -458,6 +458,15 @@ def test_changes_reach_the_part_that_reads_tokens(tmp_path: Path) -> None:
     assert config.mm_tokens_per_image == 4
     with refused(ModelError, "--set num_layerz", "num_hidden_layers"):
         build_model(f"{folder}+num_layerz=2", dtype="float32")
+
+
+def test_changes_do_not_reach_a_part_within_another() -> None:
+    """As in Qwen2.5-Omni, whose thinker has the part that reads tokens."""
+    import transformers
+
+    config = transformers.Qwen2_5OmniConfig()
+    with refused(ModelError, "--set num_hidden_layers"):
+        _changed(config, {"num_hidden_layers": "2"}, Path("config.json"))
 
 
 @pytest.mark.parametrize("wrong", [{"num_hidden_layers": 10**9}, {"hidden_size": -4}])
