@@ -1,5 +1,5 @@
 """A step of passes alone: nothing is sent, gathered or reduced, and a rank only waits for the results of others. It
-takes as long as `costmodels.pipelines.timeline` simulates, and is found about twenty times as fast."""
+takes as long as `costmodels.pipelines.timeline` simulates, and is found in about a quarter of the time."""
 
 from collections import deque
 from collections.abc import Sequence
