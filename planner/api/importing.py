@@ -1,13 +1,16 @@
 """Settings of another engine as a plan: engine and model, the settings, and their price."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, read_text
+from hardware_profiles.nicknames import full_profile
 from planner.api.carrying import Subject, plan_of, target_named
+from planner.api.checks import file_path, names, numbers, profile
 from planner.api.exported_folders import exported_as
 from planner.errors import ModelError, RequestError
 
@@ -35,6 +38,40 @@ class Asked:
     sequence_length: int | None = None
     global_batch: int | None = None
     micro_batches: int | None = None
+
+
+def asked_for(
+    path: str | os.PathLike[str],
+    hardware: str | os.PathLike[str],
+    *,
+    engine: str | None,
+    model: str | None,
+    devices: int | None,
+    seq_len: int | None,
+    cluster: str | None,
+    software: str | None,
+    recipe: str,
+    global_batch: int | None = None,
+    micro_batches: int | None = None,
+) -> Asked:
+    """What a Python function was given for a file, with nicknames in full. Raises RequestError for wrong types."""
+    from planner.models.nicknames import full_model
+
+    names(engine=engine, model=model, cluster=cluster, software=software, recipe=recipe)
+    numbers(devices=devices, seq_len=seq_len, global_batch=global_batch, micro_batches=micro_batches)
+    return Asked(
+        file=file_path("path", path),
+        engine=engine,
+        model=None if model is None else full_model(model),
+        devices=devices,
+        recipe=recipe,
+        hardware=full_profile(profile(hardware)),
+        cluster=cluster,
+        software=software,
+        sequence_length=seq_len,
+        global_batch=global_batch,
+        micro_batches=micro_batches,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

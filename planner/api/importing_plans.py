@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hardware_profiles.nicknames import full_profile
-from planner.api.checks import file_path, names, numbers, profile, public
+from planner.api.checks import public
 from planner.api.exported_folders import exported_as
-from planner.api.importing import Asked, imported
+from planner.api.importing import Asked, asked_for, imported
 from planner.api.importing_operators import imported_operators
 from planner.api.jobs import HARDWARE, traced_model
 from planner.errors import RequestError
@@ -110,21 +109,8 @@ def import_plan(
         ExportError: for settings that no plan can express, or that are none of the engine's.
         ModelError: where the model cannot be found or traced.
     """
-    from planner.models.nicknames import full_model
-
-    names(engine=engine, model=model, cluster=cluster, software=software, recipe=recipe)
-    numbers(devices=devices, seq_len=seq_len, global_batch=global_batch, micro_batches=micro_batches)
-    asked = Asked(
-        file=file_path("path", path),
-        engine=engine,
-        model=None if model is None else full_model(model),
-        devices=devices,
-        recipe=recipe,
-        hardware=full_profile(profile(hardware)),
-        cluster=cluster,
-        software=software,
-        sequence_length=seq_len,
-        global_batch=global_batch,
-        micro_batches=micro_batches,
-    )
+    asked = asked_for(
+        path, hardware, engine=engine, model=model, devices=devices, seq_len=seq_len, cluster=cluster,
+        software=software, recipe=recipe, global_batch=global_batch, micro_batches=micro_batches,
+    )  # fmt: skip
     return imported_plan(asked, traced_model, lambda note: warnings.warn(note, stacklevel=3))

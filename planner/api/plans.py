@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hardware_profiles.nicknames import full_profile
-from planner.api.checks import amounts, callbacks, file_path, kind_of, names, number, numbers, public, text
+from planner.api.checks import amounts, callbacks, file_path, kind_of, number, public, text
 from planner.api.jobs import HARDWARE, traced_model
 from planner.api.planned import PlanOrPath, built_model, loaded, planned_graph
 from planner.errors import ModelError, RequestError
@@ -277,25 +276,15 @@ def advise(
     """
     from planner.api.advising import advice_on, changed_text
     from planner.api.engine_best import Patience
-    from planner.api.importing import Asked, imported
+    from planner.api.importing import asked_for, imported
     from planner.export.description import ExportError
-    from planner.models.nicknames import full_model
 
     callbacks(on_progress=on_progress, cancelled=cancelled)
-    names(hardware=hardware, engine=engine, model=model, cluster=cluster)
-    numbers(devices=devices, seq_len=seq_len)
     amounts(time_limit=time_limit)
-    asked = Asked(
-        file=file_path("path", path),
-        engine=engine,
-        model=None if model is None else full_model(model),
-        devices=devices,
-        recipe=recipe,
-        hardware=full_profile(hardware),
-        cluster=cluster,
-        software=software,
-        sequence_length=seq_len,
-    )
+    asked = asked_for(
+        path, hardware, engine=engine, model=model, devices=devices, seq_len=seq_len, cluster=cluster,
+        software=software, recipe=recipe,
+    )  # fmt: skip
     found = imported(asked, traced_model, lambda note: warnings.warn(note, stacklevel=3))
     patience = Patience(
         time_limit=time_limit, on_progress=on_progress or (lambda _: None), cancelled=cancelled or (lambda: False)
