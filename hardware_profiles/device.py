@@ -30,6 +30,12 @@ the SXM board, 400 W (aiconfigurator@095f58a51, median of 415 of 0.5 ms and more
 would be 1/3."""
 
 
+FLASH_DROPOUT = (1.05, 1.05)
+"""Time of FlashAttention-2 with dropout over that without: 0.728 and 0.695 ms, forward and backward together, on GB200
+with four sequences of 1,024 tokens and 16 heads of 128 (NVIDIA/TransformerEngine pull request 3313, flash-attn
+2.7.4)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
     """Share of the peak, in (0, 1], that large kernels of one op class reach."""
@@ -60,6 +66,8 @@ class Device:
         misaligned: how many times longer a 16-bit matrix product takes if its rows are no multiples of 16 bytes.
         generations: how many times longer older attention kernels take than `attention_kernels`; names that end in _64
             are for heads of 64 elements, where these differ.
+        dropout: how many times longer `attention_kernels` take, forward and backward, if they drop probabilities; None:
+            no figure is known.
         power_share: the power limit over that of the board whose kernels these are; it lowers the clock, not the peak
             (see `clock`).
         installed: bytes of memory on the board; None: unknown what the driver leaves, and `memory` is all of it.
@@ -85,6 +93,7 @@ class Device:
     host_latency: Seconds = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
     misaligned: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
     generations: tuple[tuple[str, float], ...] = field(default=(), metadata=OPTIONAL_IN_DIGEST)
+    dropout: tuple[float, float] | None = field(default=None, metadata=OPTIONAL_IN_DIGEST)
     power_share: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
     installed: Bytes | None = field(default=None, metadata=OPTIONAL_IN_DIGEST)
     communication_units: float = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
@@ -176,3 +185,11 @@ class Device:
             return 1.0
         known = ", ".join(("best", "unfused", *(name for name, _ in self.generations)))
         raise UnknownKeyError(f"device {self.name} has no figure for attention by {kernels}; it has {known}")
+
+    def dropout_slowdown(self, kernels: AttentionKernels) -> tuple[float, float] | None:
+        """How many times longer fused attention takes, forward and backward, if it drops probabilities; None if no
+        figure is known.
+
+        FlashAttention-2 has one figure for all devices, `FLASH_DROPOUT`; the first generation is taken to be alike.
+        """
+        return FLASH_DROPOUT if kernels in ("flash1", "flash2", "sdpa") else self.dropout

@@ -48,6 +48,7 @@ _DEVICE = {
     "misaligned": ("times", "longer, a 16-bit product whose rows are no multiples of 16 bytes"),
 }
 _GENERATION = ("times", "longer than the best kernels of the device")
+_DROPOUT = ("times", "longer than without dropout of probabilities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ def _parameters(cluster: Cluster) -> Iterator[Parameter]:
                 yield _parameter("kernels", name, fact, _DEVICE)
             case ["device", "generations", name]:
                 yield _parameter("older attention", name, fact, {name: _GENERATION})
+            case ["device", "dropout", name]:
+                yield _parameter("dropout in attention", name, fact, {name: _DROPOUT})
             case ["level", index, "protocol", number, name]:
                 level = cluster.levels[int(index)]
                 yield _parameter(f"{level.name} {level.protocols[int(number)].name}", name, fact, _PROTOCOL)

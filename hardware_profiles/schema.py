@@ -162,6 +162,13 @@ _Generation = Literal[
 ]  # fmt: skip
 
 
+class _Dropout(Strict):
+    """How many times longer the best attention kernels take if they drop probabilities."""
+
+    forward: AtLeastOne
+    backward: AtLeastOne
+
+
 class _Device(Strict):
     name: Text
     device_type: DeviceType
@@ -179,6 +186,7 @@ class _Device(Strict):
     misaligned: AtLeastOne | None = None
     power: _Power | None = None
     generations: dict[_Generation, Positive] = Field(default_factory=dict)
+    dropout: _Dropout | None = None
     usable_gib: Positive | None = None
     communication_units: Number | None = None
 
@@ -232,6 +240,7 @@ class _Device(Strict):
             power_share=1.0 if self.power is None else self.power.share,
             communication_units=0.0 if self.communication_units is None else self.communication_units.value,
             generations=tuple((name, fact.value) for name, fact in sorted(self.generations.items())),
+            dropout=None if self.dropout is None else (self.dropout.forward.value, self.dropout.backward.value),
         )
 
 

@@ -162,8 +162,7 @@ class Software:
         window: the most keys that a query attends to in every layer, which kernels make use of; 0: all.
         biased: whether fused attention reads a bias for every score (ALiBi as `attn_mask`). The bias is in memory;
             causal masking then saves no work, because the mask is part of the bias.
-        attention_dropout: how many times longer fused attention takes with dropout of its probabilities, forward and
-            backward.
+        drops_probabilities: whether all attention drops probabilities, also where the model has no such dropout.
         ordered: whether the backward pass of FlashAttention-2 adds up gradients of queries in a fixed order
             (`planner.pricing.kernels.ordered_attention`).
         hidden_dropout: dropout of a branch where it joins the residual stream: none, in the kernel that adds the branch
@@ -257,7 +256,7 @@ class Software:
     has_sinks: bool = False
     window: int = 0
     biased: bool = False
-    attention_dropout: tuple[float, float] = (1.0, 1.0)
+    drops_probabilities: bool = False
     ordered: bool = False
     hidden_dropout: HiddenDropout = "none"
     drops_tokens: bool = False
@@ -288,6 +287,12 @@ class Software:
     autocasts: bool = False
     fuses_chains: bool = False
     views_heads: bool = False
+
+    @property
+    def drops_fused(self) -> bool:
+        """Whether attention that drops probabilities is one kernel. In the runtime of this project it is not, so that
+        which elements are dropped does not depend on the plan."""
+        return self.attention != "unfused" and self.name != PYTORCH.name
 
     @property
     def has_buckets(self) -> bool:

@@ -118,6 +118,8 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
         yield "power", _power(cluster)
     if device.generations:
         yield "generations", dict(device.generations)
+    if device.dropout is not None:
+        yield "dropout", dict(zip(("forward", "backward"), device.dropout, strict=True))
     yield "peak_tflops", {dtype: value / TERA for dtype, value in device.peak_flops}
     yield (
         "efficiency",

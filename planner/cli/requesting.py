@@ -120,6 +120,7 @@ def _check_degrees(options: Options) -> None:
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and build the search request."""
+    from hardware_profiles import parts_of
     from planner.api.exporting import check_told
     from planner.cli.tracing import traced
     from planner.engines.spaces import space_and_stack
@@ -163,8 +164,11 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         graph_cache=graph_folder(options),
         noted=_noted if options.speaks else lambda _: None,
     )
-    if options.speaks and not options.forward_only and (dropping := dropping_attention(job.graph.operators)):
-        _noted(dropping)
+    if options.speaks and not options.forward_only:
+        fused, kernels = cluster.software.drops_fused, cluster.software.attention
+        priced = all(part.device.dropout_slowdown(kernels) for part in parts_of(cluster))
+        if dropping := dropping_attention(job.graph.operators, fused=fused, priced=priced):
+            _noted(dropping)
     check_told(options.engine, job.model)
     padding = padding_samples(job.global_batch, batch_multiple_of(options.pad or ()))
     return job.request(

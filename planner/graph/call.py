@@ -11,12 +11,16 @@ Typed = TensorType | TorchConstant | None | bool | int | float | str | tuple["Ty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`results = op(*arguments, **keywords)` with tensor types for tensors. Hashable: equal calls share one rule."""
+    """`results = op(*arguments, **keywords)` with tensor types for tensors. Hashable: equal calls share one rule.
+
+    `drops_fused` says that attention which drops probabilities is one kernel (`planner.graph.fused_dropout`).
+    """
 
     op: str
     arguments: tuple[Typed, ...]
     keywords: tuple[tuple[str, Typed], ...]
     results: tuple[TensorType, ...]
+    drops_fused: bool = False
 
     @property
     def operands(self) -> tuple[TensorType, ...]:
@@ -44,16 +48,17 @@ class Call:
 
 def typed_call(graph: OperatorGraph, operator: Operator) -> Call:
     """The call of an operator of a graph."""
-    return call_with(operator, graph.types)
+    return call_with(operator, graph.types, drops_fused=graph.drops_fused)
 
 
-def call_with(operator: Operator, types: Mapping[str, TensorType]) -> Call:
+def call_with(operator: Operator, types: Mapping[str, TensorType], *, drops_fused: bool = False) -> Call:
     """The call of an operator whose values have these types."""
     return Call(
         op=operator.op,
         arguments=tuple([_typed(argument, types) for argument in operator.arguments]),
         keywords=tuple([(key, _typed(value, types)) for key, value in operator.keywords]),
         results=tuple([types[name] for name in operator.results if name is not None]),
+        drops_fused=drops_fused,
     )
 
 

@@ -221,7 +221,8 @@ class OperatorGraph:
     `types` has the type of every value: inputs, parameters, buffers and results of operators. `updates` says which
     buffers the forward pass changes, and which value is the new content of each: (buffer, value). `constants` are the
     tensors that the code of the model makes, by their names among the buffers. `unpadded` lists padded values, with the
-    padded dim and its extent in the model (`planner.sharding.padding`).
+    padded dim and its extent in the model (`planner.sharding.padding`). `drops_fused` says that attention which drops
+    probabilities is one kernel, as in most software (`planner.graph.fused_dropout`); no digest contains it.
     """
 
     types: Mapping[str, TensorType]
@@ -233,6 +234,7 @@ class OperatorGraph:
     updates: tuple[tuple[str, str], ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     unpadded: tuple[tuple[str, int, int], ...] = ()
+    drops_fused: bool = False
 
     def __repr__(self) -> str:
         return f"OperatorGraph({len(self.operators)} operators, {len(self.parameters)} parameters)"

@@ -45,13 +45,26 @@ CHANCES: Mapping[str, RandomOps] = {
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
-def dropping_attention(operators: "Iterable[Operator]") -> str | None:
-    """What a user must know where attention drops probabilities; None where none does."""
-    chances = [CHANCES[one.op].of(one.arguments, dict(one.keywords)) for one in operators if one.op == _ATTENTION]
+def drops_probabilities(operators: "Iterable[Operator]") -> bool:
+    """Whether any attention drops probabilities."""
+    return any(map(_chance, operators))
+
+
+def _chance(operator: "Operator") -> float:
+    """Probability with which attention drops a probability; 0 for other operators."""
+    if operator.op != _ATTENTION:
+        return 0.0
+    return CHANCES[_ATTENTION].of(operator.arguments, dict(operator.keywords))
+
+
+def dropping_attention(operators: "Iterable[Operator]", *, fused: bool = False, priced: bool = True) -> str | None:
+    """What a user must know where attention drops probabilities, `fused` in one kernel or not. None where none does,
+    and where such a kernel is `priced`."""
+    chances = [_chance(one) for one in operators if one.op == _ATTENTION]
     dropping = [chance for chance in chances if chance]
-    if not dropping:
+    if not dropping or (fused and priced):
         return None
-    return (
-        f"{len(dropping)} of {len(chances)} attention operators drop {max(dropping):.0%} of their probabilities: their"
-        " scores are in memory, and windows are masks. Without attention dropout they are fused"
-    )
+    said = f"{len(dropping)} of {len(chances)} attention operators drop {max(dropping):.0%} of their probabilities:"
+    if fused:
+        return f"{said} no figure is known of what that takes on these devices, so it costs nothing here"
+    return f"{said} their scores are in memory, and windows are masks. Without attention dropout they are fused"

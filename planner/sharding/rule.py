@@ -206,8 +206,9 @@ class Rule:
     of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum. `roles` names
     the factors whose product is each extent that the time of the kernel depends on, where the operands do not tell.
     `chunk` are the steps of a state-space scan that are computed at a time. `causal` says that half of the work is
-    masked, and `unfused` that attention has its scores in memory. `window` says which keys a query sees by their
-    positions; `seen` is the share that it leaves of the scores counted without it.
+    masked, `unfused` that attention has its scores in memory, and `drops` that a fused kernel drops probabilities.
+    `window` says which keys a query sees by their positions; `seen` is the share that it leaves of the scores counted
+    without it.
     `outside` is what the operator gets from a table that is not on the devices. `computed` are the dtypes in which the
     result, the gradient of the first operand and that of the second are computed, where they differ from those of the
     tensors; `gained` is the share that remains of the time that this saves. `scaled_in_blocks` says that the operands
@@ -252,6 +253,7 @@ class Rule:
     seen: float = 1.0
     passes: bool = False
     unfused: bool = False
+    drops: bool = False
     computed: tuple[str, str, str] = ("", "", "")
     gained: float = 1.0
     scaled_in_blocks: bool = False

@@ -10,16 +10,18 @@ from functools import cached_property
 from operator import is_
 from typing import TypeAlias, TypeVar, cast
 
-from hardware_profiles import Home
+from hardware_profiles import Home, load_software
 from planner.errors import PlanFileError, StrategyError, unknown_name
 from planner.faults import said
 from planner.graph.blocks import SHARED, Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
 from planner.graph.forward_only import frozen, without_updates
 from planner.graph.fp8 import NO_FP8, Fp8, with_fp8
+from planner.graph.fused_dropout import with_fused_dropout
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
+from planner.graph.random_ops import drops_probabilities
 from planner.plan.binding.legality import (
     check_forward_only,
     check_inputs,
@@ -228,7 +230,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     training = plan.training
-    ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
+    ruled, trains = with_rules(_as_computed(traced, plan), plan.rules), plan.schedule_kind.trains
     update, once = training.update, training.tokens_once
     refuse_plan(replicas_fault(update, training.part))
     prepared, blocks = prepare(
@@ -244,6 +246,13 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         batch=batch,
     )
     return bind_prepared(plan, _of_batch(prepared, prepared_batch(update, batch), training.part), blocks)
+
+
+def _as_computed(traced: OperatorGraph, plan: Plan) -> OperatorGraph:
+    """The graph as the software of the plan drops probabilities."""
+    if not drops_probabilities(traced.operators):
+        return traced
+    return with_fused_dropout(traced, fused=load_software(plan.cluster.software).drops_fused)
 
 
 def _of_batch(prepared: OperatorGraph, batch: int, part: int) -> OperatorGraph:

@@ -22,6 +22,7 @@ from math import fsum, prod
 from costmodels import optimizer_time
 from hardware_profiles import Cluster, Machine, Seconds, parts_of
 from planner.errors import RequestError
+from planner.graph.fused_dropout import with_fused_dropout
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
@@ -70,7 +71,8 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
     it.
     """
     training = plan.training
-    ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
+    run = with_fused_dropout(traced, fused=cluster.software.drops_fused)
+    ruled, trains = with_rules(run, plan.rules), plan.schedule_kind.trains
     graph, _ = prepare(
         ruled, training.imbalance, training.update.placed, training.fp8, trains=trains, once=training.tokens_once
     )

@@ -41,7 +41,8 @@ def attention_seconds(call: KernelCall) -> tuple[Array, Array]:
     if call.software.repeats_keys:
         copied, summed = _repeated(shape, call)
         read, read_backward = read + copied, read_backward + summed
-    drawn, drawn_again = call.software.attention_dropout
+    drops = call.rule.drops or call.software.drops_probabilities
+    drawn, drawn_again = (drops and call.device.dropout_slowdown(call.software.attention)) or (1.0, 1.0)
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower * drawn + joined + read
     if not call.graded:
         return forward, np.zeros(len(call.extents))

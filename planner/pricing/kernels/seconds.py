@@ -9,9 +9,9 @@ Effects of the software (`hardware_profiles.Software`):
     elementwise and such  bytes times `passes`; norms that no kernel computes at once: see `composed_norms.py`;
                           rotations operator by operator, or with `fuses_chains` one that reads and writes, and
                           activations of gates within the product after them
-    attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
-                          see `runtime.ops.attention.with_dropout`): scores through memory, see `unfused_attention.py`;
-                          with dropout inside a fused kernel longer by `attention_dropout`, and by
+    attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities in
+                          `runtime.ops.attention.with_dropout`): scores through memory, see `unfused_attention.py`;
+                          with dropout inside a fused kernel longer by `Device.dropout_slowdown`, and by
                           `ordered_attention.py` if gradients are added up in a fixed order
     residual sums         with dropout of a branch: see `dropped_branches.py`
 """

@@ -27,14 +27,14 @@ def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
     if known is not None and known[0] is operator:
         rule: Rule = known[1]
         return rule
-    rule = rule_of_call(operator, graph.types)
+    rule = rule_of_call(operator, graph.types, drops_fused=graph.drops_fused)
     if operator.name in folded_activations(graph):
         rule = _folded(rule)
     graph.derived[operator.name] = (operator, rule)
     return rule
 
 
-def rule_of_call(operator: Operator, types: Mapping[str, TensorType]) -> Rule:
+def rule_of_call(operator: Operator, types: Mapping[str, TensorType], *, drops_fused: bool = False) -> Rule:
     """The rule of an operator whose values have these types; raises RuleError as `rule_of` does."""
     if called(operator) not in RULES and operator.rule is None:
         raise RuleError(
@@ -42,7 +42,7 @@ def rule_of_call(operator: Operator, types: Mapping[str, TensorType]) -> Rule:
             " to planner/sharding/rules/table.py, or have one found by trial: planner.discover(graph)"
         )
     try:
-        return _build(call_with(operator, types), operator.rule)
+        return _build(call_with(operator, types, drops_fused=drops_fused), operator.rule)
     except RuleError as error:
         raise RuleError(f"{error} (called in {operator.place})") from error
 

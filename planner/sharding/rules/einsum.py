@@ -130,14 +130,15 @@ class Einsum(RuleSpec):
             elif index not in kept:
                 table.set_kind(name, FactorKind.REDUCTION)
         causal = self.causal_argument is not None and call.argument(*self.causal_argument, False) is True
-        unfused = self.chance is not None and self.chance.of(call.arguments, dict(call.keywords)) > 0
+        drops = self.chance is not None and self.chance.of(call.arguments, dict(call.keywords)) > 0
+        unfused = drops and not call.drops_fused
         halve = 0.5 if causal and not unfused else 1.0
         for first, second in self.exchanges:
             table.add_exchange(first, second)
         if self.heads and FEW in names:
             table.set_kind(FEW, FactorKind.BLOCKED)
             table.add_exchange(FEW, "r", FactorKind.ALIGNED, "g")
-        for first, second in () if unfused else self.rings:
+        for first, second in () if drops else self.rings:
             table.add_exchange(first, second, FactorKind.RING)
         factors = table.freeze()
         every, element = [factor.name for factor in factors], call.operands[0].element_bytes
@@ -176,6 +177,7 @@ class Einsum(RuleSpec):
             roles=tuple((role, _work(1.0, text, names).factors) for role, text in self.roles),
             causal=causal,
             unfused=unfused,
+            drops=drops and not unfused,
             folds=self.folds,
         )
 

@@ -9,6 +9,7 @@ from planner.errors import RequestError, unknown_name
 from planner.faults import refuse
 from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8, Fp8, fp8_fault
+from planner.graph.fused_dropout import with_fused_dropout
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.plan.offload_checks import offload_fault, owners_fault, saved_fault, served_fault
@@ -97,6 +98,7 @@ class SearchRequest:
     decisions already made.
 
     Attributes:
+        graph: attention in it drops probabilities as the software of the cluster does.
         imbalance: expert load imbalance of routers (see `planner.graph.expert_load`).
         placing: whether tables go to the host in addition to those that `update` places (see
             `planner.strategy_search.refinement.placing`).
@@ -159,6 +161,8 @@ class SearchRequest:
         for name, known in words:
             if getattr(self, name) not in known:
                 raise RequestError(unknown_name(name, getattr(self, name), known))
+        run = with_fused_dropout(self.graph, fused=self.cluster.software.drops_fused)
+        object.__setattr__(self, "graph", run)
         refuse(update_fault(self.update), RequestError)
         if isinstance(self.cluster, MixedCluster):
             self._check_mixed(self.cluster)

@@ -3,8 +3,8 @@ pass of attention that adds up in a fixed order."""
 
 from dataclasses import replace
 
-from hardware_profiles import AttentionKernels, Software
-from planner.validation.frameworks.traits import AMPERE, BLACKWELL, HOPPER, TRANSFORMER_ENGINE
+from hardware_profiles import Software, load_profile
+from planner.validation.frameworks.traits import AMPERE, BLACKWELL, TRANSFORMER_ENGINE
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions, says
 
@@ -16,18 +16,6 @@ _DROPS_BRANCHES = rf"hidden[-_]dropout{_SHARE}|(?<![-_a-z])dropout{_SHARE}"
 branches that join the residual stream; "dropout 0.1" means both kinds of dropout."""
 
 _FUSED_DROPOUT = r"bias[-_]dropout[-_](?:add[-_])?fusion"
-_FLASH_DROPOUT = (1.05, 1.05)
-"""Time of FlashAttention-2 with dropout over that without: 0.728 and 0.695 ms, forward and backward together, on GB200
-with four sequences of 1,024 tokens and 16 heads of 128 (NVIDIA/TransformerEngine pull request 3313, flash-attn 2.7.4).
-The same is assumed for the first generation."""
-
-_CUDNN_DROPOUT = (1.03, 1.03)
-_FAST_DROPOUT = (1.25, 1.54)
-"""Time of other kernels with dropout over that without. cuDNN on H200: 0.614 and 0.594 ms for the same shape (issue
-3312, layout sbhd). This is a lower bound, because such short kernels wait for the host. FlashAttention-4 on GB200, with
-32,768 tokens: 75 to 85% of the FLOP/s forward, and 60 to 70% backward (Dao-AILab/flash-attention pull request 2597:
-cuDNN with dropout is slower backward). Such kernels can hardly overlap the random numbers for each score with other
-work (Ma, Liu and Krashinsky 2024, arXiv 2410.07531)."""
 
 
 def with_dropout(row: Row, stack: Software, notes: list[str]) -> Software:
@@ -49,20 +37,12 @@ def with_dropout(row: Row, stack: Software, notes: list[str]) -> Software:
 def _with_dropped_probabilities(row: Row, stack: Software, notes: list[str]) -> Software:
     if stack.attention == "unfused":
         return replace(stack, scores=max(2.0, stack.scores))
-    longer = _longer(row, stack.attention)
+    longer = load_profile(row.text("profile")).device.dropout_slowdown(stack.attention)
     if longer is None:
         notes.append("dropout in attention is not priced: no figure of these kernels is known")
         return stack
     notes.append(f"dropout: attention takes {longer[0]:g} times as long forward, {longer[1]:g} backward")
-    return replace(stack, attention_dropout=longer)
-
-
-def _longer(row: Row, attention: AttentionKernels) -> tuple[float, float] | None:
-    """How many times longer fused attention takes with dropout, forward and backward; None if unknown."""
-    device = row.text("profile")
-    if attention in ("flash1", "flash2", "sdpa") or device.startswith(AMPERE):
-        return _FLASH_DROPOUT
-    return _FAST_DROPOUT if device.startswith(BLACKWELL) else _CUDNN_DROPOUT if device.startswith(HOPPER) else None
+    return replace(stack, drops_probabilities=True)
 
 
 def in_one_order(row: Row, stack: Software, notes: list[str]) -> Software:

@@ -7,9 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hardware_profiles import load_software
 from planner.errors import ModelError
+from planner.graph.fused_dropout import with_fused_dropout
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.random_ops import CHANCES, dropping_attention
 from planner.graph.trace import trace
+from planner.sharding.rule import Rule
+from planner.sharding.rules import rule_of
 from tests.refusals import refused
 
 
@@ -87,3 +92,35 @@ def test_attention_that_drops_is_said() -> None:
     said = dropping_attention(trace(Attends(0.0, 0.1, 0.1), x_BHTD).operators)
     assert said is not None
     assert said.startswith("2 of 3 attention operators drop 10% of their probabilities: their scores are in memory")
+
+
+def test_attention_that_drops_in_one_kernel_is_said_where_it_has_no_price() -> None:
+    operators = trace(Attends(0.1), (torch.zeros(2, 2, 4, 4),)).operators
+    assert dropping_attention(operators, fused=True) is None
+    said = dropping_attention(operators, fused=True, priced=False)
+    assert said is not None
+    assert "no figure is known" in said
+
+
+def test_what_attention_that_drops_keeps_depends_on_the_software() -> None:
+    """Fused attention keeps its result and four bytes for each query; scores in memory are halved by no causal mask."""
+    graph, plain = (trace(Attends(p), (torch.zeros(2, 2, 4, 4),)) for p in (0.1, 0.0))
+    fused = with_fused_dropout(graph, fused=True)
+    assert with_fused_dropout(graph, fused=False) is graph is with_fused_dropout(fused, fused=False)
+    assert with_fused_dropout(plain, fused=True) is plain
+    assert fused is with_fused_dropout(graph, fused=True)
+    assert fused.fingerprint() == graph.fingerprint()
+    one, other, without = (_attention_rule(each) for each in (graph, fused, plain))
+    assert (one.unfused, one.drops, one.causal, one.saved_results) == (True, False, True, ())
+    assert (other.unfused, other.drops, other.causal, other.saved_results) == (False, True, True, (0,))
+    assert (other.work, other.saved_extra, other.scratch) == (without.work, without.saved_extra, without.scratch)
+    assert other.inner == ()  # no ring: which elements are dropped is decided by their places
+
+
+def _attention_rule(graph: OperatorGraph) -> Rule:
+    return next(rule for op in graph.operators if (rule := rule_of(graph, op)).op_class == "attention")
+
+
+@pytest.mark.parametrize(("software", "fused"), [("pytorch", False), ("megatron", True), ("megatron-2021", False)])
+def test_software_drops_probabilities_in_one_kernel_or_does_not(software: str, fused: bool) -> None:
+    assert load_software(software).drops_fused == fused
