@@ -12,6 +12,7 @@ The parts, from the ground up (each imports only from those before it):
 What it is for, from Python (docs/python.md):
 
     trace(model), search(model, hardware, ...)        a model as a graph; the best plans for it, as a SearchResult
+    pareto(model, hardware, ...)                      the fastest plans for less and less memory, or cost, as a Front
     estimate(model or plan, hardware, ...)            what one configuration costs, as a Plan
     compare(model, hardware, devices=...), capacity   days, cost, scaling; how many devices
     load(path), save(plan, path)                      plan files
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from planner.api.checking import prove, verify
     from planner.api.comparing import capacity, compare
     from planner.api.fitting import fit
+    from planner.api.fronts import pareto
     from planner.api.importing_plans import import_plan
     from planner.api.jobs import TracedModel
     from planner.api.plans import advise, audit, diff, explain, export, load, report, save, validate
@@ -71,6 +73,7 @@ _LAZY = {
     "import_plan": "planner.api.importing_plans",
     "load": "planner.api.plans",
     "load_plan": "planner.plan.file",
+    "pareto": "planner.api.fronts",
     "prove": "planner.api.checking",
     "replan": "planner.api.replanning",
     "report": "planner.api.plans",
@@ -105,6 +108,7 @@ __all__ = [
     "import_plan",
     "load",
     "load_plan",
+    "pareto",
     "prove",
     "replan",
     "report",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from hardware_profiles import HardwareProfileError
+from planner.api.search_options import spelled_out
 from planner.errors import RequestError, unknown_name
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
@@ -24,7 +25,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 
 def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
     """Wrap a public function: unknown arguments and unknown hardware raise a RequestError that says what to do."""
-    signature = inspect.signature(function)
+    signature = spelled_out(function)
 
     @functools.wraps(function)
     def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Answer:
@@ -38,6 +39,7 @@ def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
         except HardwareProfileError as error:
             raise RequestError(str(error)) from error
 
+    called.__signature__ = signature  # type: ignore[attr-defined]  # what `help` shows
     return called
 
 
@@ -60,13 +62,6 @@ def _lacking(function: str, signature: inspect.Signature, given: Mapping[str, ob
     wanted = (one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY and one.default is one.empty)
     lacking = [f"{one.name}=..." for one in wanted if one.name not in given]
     return f"{function}: give {', '.join(lacking)}" if lacking else ""
-
-
-def options_of(function: str, given: Mapping[str, object], *known: Callable[..., object]) -> None:
-    """Raise RequestError for a passed-on option that none of the functions in `known` has."""
-    names = {name: None for one in known for name in inspect.signature(one).parameters}
-    if fault := _misnamed(function, tuple(names), given):
-        raise RequestError(fault)
 
 
 def kind_of(value: object) -> str:

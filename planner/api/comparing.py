@@ -12,14 +12,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 from costmodels import CostModelError
 from costmodels.goodput import DAY, Goodput
 from hardware_profiles import Machine, parts_of
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import number, options_of, public
+from planner.api.checks import number, public
 from planner.api.jobs import HARDWARE, TracedModel, machine_given
+from planner.api.search_options import SearchOptions
 from planner.api.searching import search, trace
 from planner.errors import PlannerError, RequestError
 from planner.plan.plan import Plan
@@ -202,7 +203,7 @@ def compare(
     on_case: Callable[[Case], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> CaseComparison:
     """Search the best plan for every combination of models, hardware, devices and software, and set them side by side.
 
@@ -215,12 +216,11 @@ def compare(
             at the best interval of checkpoints (Daly 2006; `costmodels.goodput`).
         on_case: told what is searched next.
         on_progress, cancelled: as for `search`; after `cancelled` the cases that are done are returned.
-        options: others of `search`, for all cases: seq_len, global_batch, pinned, ...
+        options: those of `search`, for all cases: seq_len, global_batch, pinned, ...
 
     Raises:
         RequestError: for an argument of another type, and where a model or hardware is not known.
     """
-    options_of("compare", options, search, trace)
     models, names = _several("model", model), _several("hardware", hardware)
     counts, stacks = _several("devices", devices), _several("software", software)
     for count in counts:
@@ -257,14 +257,13 @@ def capacity(
     on_case: Callable[[Case], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Capacity:
     """Find the number of devices that train a number of tokens within a number of days.
 
     Whole nodes are looked at, 2^k and 3 x 2^k of them up to `most` devices. Fewer devices are taken to be slower, so
     that bisection finds the fewest of these; arguments are those of `compare`.
     """
-    options_of("capacity", options, search, trace)
     number("days", days, least=0, whole=False)
     if not days > 0:
         raise RequestError(f"days = {days}: nothing is trained in no time; give more than 0")
@@ -302,13 +301,13 @@ def _searched(
     case: Case,
     model: TracedModel,
     machine: Machine,
-    options: Mapping[str, Any],
+    options: SearchOptions,
     on_progress: Callable[[Progress], None] | None,
     stop: Callable[[], bool],
 ) -> Outcome:
-    rest = {name: value for name, value in options.items() if name not in ("seq_len", "precision", "graph_cache")}
+    asked: SearchOptions = {**options, "seq_len": None, "precision": None}  # the traced model has them
     try:
-        found = search(model, machine, on_progress=on_progress, cancelled=stop, **rest)
+        found = search(model, machine, on_progress=on_progress, cancelled=stop, **asked)
     except (PlannerError, CostModelError) as error:
         return Outcome(case=case, plan=None, reason=str(error))
     return Outcome(case=case, plan=found.plan)
@@ -317,7 +316,7 @@ def _searched(
 def _traced(
     model: "str | TracedModel",
     machine: Machine,
-    options: Mapping[str, Any],
+    options: SearchOptions,
     known: dict[tuple[str, str], TracedModel],
 ) -> TracedModel:
     """Trace the model once for all hardware that computes in one precision."""

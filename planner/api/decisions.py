@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from hardware_profiles import Machine, parts_of
 from planner.api.checks import number, record, texts, word
@@ -14,9 +13,6 @@ from planner.strategy_search.request.per_replica import parse_per_replica
 from planner.strategy_search.request.request import Padding, Placing, Shard
 from planner.strategy_search.request.shard import shard as sharded
 from planner.strategy_search.request.space import FREE, Pinned
-
-Shards: TypeAlias = Mapping[str, "str | Sequence[Sequence[int]]"] | Sequence[Shard]
-"""Strategies given by hand: {"*q_proj*": "b,o"}, or records of `planner.shard`."""
 
 
 def completed(pinned: Pinned, machine: Machine, *, owned: bool) -> Pinned:
@@ -66,17 +62,20 @@ def places_given(place: object, update: Update) -> tuple[Placing, Update]:
 
 def padding_given(pad: object, update: Update) -> tuple[Padding, int | None, Update]:
     """How the search pads weights, the multiple of the global batch, and the update with the padded weights."""
-    if pad is None:
-        return "given", None, update
-    if not isinstance(pad, Mapping):
-        word("pad", pad, ("auto",))
-        return "auto", None, update
-    for pattern, multiple in pad.items():
+    auto, rows = False, dict[object, int]()
+    for one in pad if isinstance(pad, list | tuple) else () if pad is None else (pad,):
+        if isinstance(one, Mapping):
+            rows |= one
+        else:
+            word("pad", one, ("auto",))
+            auto = True
+    for pattern, multiple in rows.items():
         number(f"pad[{str(pattern)[:80]!r}]", multiple)
-    weights = tuple((str(pattern), multiple) for pattern, multiple in pad.items() if pattern != "batch")
-    if "batch" in pad and update.padding_samples:
+    weights = tuple((str(pattern), multiple) for pattern, multiple in rows.items() if pattern != "batch")
+    if "batch" in rows and update.padding_samples:
         raise RequestError("pad['batch'] and update['padding_samples'] both pad the global batch; give one of them")
-    return "given", pad.get("batch"), replace(update, padded=(*update.padded, *weights))
+    padding: Padding = "auto" if auto else "given"
+    return padding, rows.get("batch"), replace(update, padded=(*update.padded, *weights))
 
 
 def replicas_given(per_replica: Sequence[str], update: Update) -> Update:

@@ -1,7 +1,6 @@
 """`planner.import_plan`: the settings of another engine, or strategies of operators, as a plan with its price."""
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from planner.api.checks import public
 from planner.api.exported_folders import exported_as
 from planner.api.importing import Asked, asked_for, imported
 from planner.api.importing_operators import imported_operators
-from planner.api.jobs import HARDWARE, traced_model
+from planner.api.jobs import HARDWARE, traced_model, warned
 from planner.errors import RequestError
 from planner.plan.plan import Plan
 from planner.report.imported import Remarks
@@ -113,4 +112,4 @@ def import_plan(
         path, hardware, engine=engine, model=model, devices=devices, seq_len=seq_len, cluster=cluster,
         software=software, recipe=recipe, global_batch=global_batch, micro_batches=micro_batches,
     )  # fmt: skip
-    return imported_plan(asked, traced_model, lambda note: warnings.warn(note, stacklevel=3))
+    return imported_plan(asked, traced_model, warned)

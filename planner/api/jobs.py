@@ -1,8 +1,9 @@
 """The training job of a call: a model as it is named, built or traced, and the machine."""
 
 import os
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from planner.api.checks import file_path, kind_of, number
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.nicknames import full_model
-from planner.strategy_search.job import Job, given_job, machine_from, named_job
+from planner.strategy_search.job import Job, Trace, given_job, machine_from, named_job
 
 if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
@@ -68,7 +69,11 @@ def job_of(
     global_batch: int | None = None,
     rule_cache: str | os.PathLike[str] | None = None,
     graph_cache: str | os.PathLike[str] | None = None,
+    traced: Trace | None = None,
+    noted: Callable[[str], None] | None = None,
 ) -> Job:
+    """The job of a model: one that is named, a torch module, a graph, or a TracedModel. `traced` traces a model that is
+    named; `noted` gets notes on its operators, which are warnings where nothing is given."""
     if isinstance(model, TracedModel):
         if seq_len is not None or args or kwargs or batch is not None or precision not in (None, model.job.precision):
             raise RequestError("the model is traced: say seq_len, precision and example inputs to planner.trace")
@@ -79,18 +84,30 @@ def job_of(
         "precision": precision,
         "global_batch": global_batch,
         "rule_cache": None if rule_cache is None else file_path("rule_cache", rule_cache),
-        "noted": lambda note: warnings.warn(note, stacklevel=4),
+        "noted": noted or warned,
     }
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if isinstance(model, str):
         kept = None if graph_cache is None else file_path("graph_cache", graph_cache)
-        return named_job(full_model(model), machine, traced_model, sequence_length=seq_len, graph_cache=kept, **asked)
+        trace = traced or traced_model
+        return named_job(full_model(model), machine, trace, sequence_length=seq_len, graph_cache=kept, **asked)
     if not isinstance(model, OperatorGraph) and not callable(getattr(model, "named_parameters", None)):
         raise RequestError(f"model is {kind_of(model)}: give a name, a torch module, or what planner.trace returned")
     if seq_len is not None:
         raise RequestError("seq_len is for models that are named; example inputs say how long their sequences are")
     return given_job(model, machine, args=tuple(args), kwargs=kwargs, batch=batch, **asked)
+
+
+def warned(note: str) -> None:
+    """Warn at the line that called the planner."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(note, stacklevel=level)
+
+
+_PACKAGE = __name__.partition(".")[0]
 
 
 def traced_model(model: "BuiltModel") -> OperatorGraph:

@@ -8,14 +8,13 @@ Each takes a Plan or the path of a plan file. If the model is not in the zoo and
 import contextlib
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.api.checks import amounts, callbacks, file_path, kind_of, number, public, text
-from planner.api.jobs import HARDWARE, traced_model
+from planner.api.jobs import HARDWARE, traced_model, warned
 from planner.api.planned import PlanOrPath, built_model, loaded, planned_graph
 from planner.errors import ModelError, RequestError
 from planner.plan.binding.machine import machine_of
@@ -285,7 +284,7 @@ def advise(
         path, hardware, engine=engine, model=model, devices=devices, seq_len=seq_len, cluster=cluster,
         software=software, recipe=recipe,
     )  # fmt: skip
-    found = imported(asked, traced_model, lambda note: warnings.warn(note, stacklevel=3))
+    found = imported(asked, traced_model, warned)
     patience = Patience(
         time_limit=time_limit, on_progress=on_progress or (lambda _: None), cancelled=cancelled or (lambda: False)
     )

@@ -8,54 +8,26 @@ gradient and optimizer settings in `update`.
 """
 
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from hardware_profiles import Machine
-from planner.api.checks import amounts, callbacks, names, number, numbers, public, record, word
-from planner.api.decisions import (
-    Shards,
-    completed,
-    padding_given,
-    pinned_given,
-    places_given,
-    replicas_given,
-    shards_given,
-)
-from planner.api.exporting import check_told
+from planner.api.checks import callbacks, names, number, numbers, public, record, word
+from planner.api.decisions import completed, pinned_given
 from planner.api.jobs import HARDWARE, TracedModel, job_of, machine_given
 from planner.api.planned import is_plan_file, loaded, planned_graph
-from planner.engines.spaces import space_and_stack
+from planner.api.requesting import checked, memory_of, request_of
+from planner.api.search_options import SearchOptions
 from planner.errors import RequestError
-from planner.fp8_recipes import RECIPES
-from planner.graph.expert_load import EVEN
-from planner.graph.fp8 import WORD, chosen
-from planner.limits import default_memory, limited
+from planner.limits import limited
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.repricing import repriced
-from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
+from planner.plan.plan import PRECISIONS, Plan
 from planner.sharding.update import DEFAULT, SLICES, Update
-from planner.strategy_search.job import (
-    machine_from,
-    with_memory_margin,
-)
+from planner.strategy_search.job import machine_from
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.padded_batch import padding_samples, with_padded_batch
-from planner.strategy_search.request.request import (
-    ALGORITHMS,
-    OBJECTIVES,
-    SIMPLICITY,
-    Alltoall,
-    Default,
-    Objective,
-)
-from planner.strategy_search.request.space import Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
-
-if TYPE_CHECKING:
-    pass
 
 
 @public
@@ -102,47 +74,10 @@ def search(
     hardware: Machine | str = HARDWARE,
     *,
     devices: int | None = None,
-    cluster: str | None = None,
     software: str | None = None,
-    engine: str | None = None,
-    seq_len: int | None = None,
-    global_batch: int | None = None,
-    imbalance: float = EVEN,
-    tokens_once: int | None = None,
-    precision: str | None = None,
-    fp8: str | None = None,
-    fp8_layers: Sequence[str] = (),
-    fp8_left_out: Sequence[str] = (),
-    fp8_gathered: bool = False,
-    fp8_experts: bool = False,
-    fp8_dispatch: bool = False,
-    fp8_history: int | None = None,
-    fp8_margin: int | None = None,
-    optimizer: str = "adamw",
-    pinned: Pinned | Mapping[str, Any] | None = None,
-    shard: Shards = (),
-    default: Default = "search",
-    place: Mapping[str, str] | str | None = None,
-    pad: Mapping[str, int] | str | None = None,
-    per_replica: Sequence[str] = (),
-    update: Update | Mapping[str, Any] | None = None,
-    search: str = "dynamic_programming",
-    forward_only: bool = False,
-    objective: Objective = "time",
-    top: int = 1,
-    simplicity: float = SIMPLICITY,
-    alltoall: Alltoall = True,
-    time_limit: float | None = None,
-    memory_limit: float | None = None,
-    memory_margin: float | None = None,
-    planner_memory: float | None = None,
-    certify: bool = False,
-    rule_cache: str | os.PathLike[str] | None = None,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    batch: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    **options: Unpack[SearchOptions],
 ) -> SearchResult:
     """Search for the best plans.
 
@@ -180,7 +115,8 @@ def search(
             on the host where nothing fits otherwise if not given.
         pad: weights and the multiple to which their rows are padded, {"lm_head.weight": 4}; "batch" is the global
             batch, padded with samples of weight zero: {"batch": 4}. "auto" pads what devices do not divide, where that
-            is faster. Where pinned["data"] does not divide the global batch, it is padded unless "batch" is here.
+            is faster; a list has both, ["auto", {"batch": 4}]. Where pinned["data"] does not divide the global batch,
+            it is padded unless "batch" is here.
         per_replica: operators or modules that each data-parallel replica computes over its own samples, as batch norm
             in DistributedDataParallel: ["*norm*"], or ["*norm*=4"] for 4 replicas (`planner.sharding.per_replica`).
         update: gradient and optimizer settings, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
@@ -199,6 +135,7 @@ def search(
         planner_memory: bytes that this process may have resident while it plans.
         certify: have an integer program check the slowest pipeline rank.
         rule_cache: a folder that keeps rules that were found by trial.
+        graph_cache: a folder that keeps traced graphs, of zoo models and of a config.json.
         args, kwargs, batch: example inputs of a module or graph, and how many samples they have.
         on_progress: called with a `Progress` after every configuration and where another phase begins.
         cancelled: asked between configurations; once it returns True the best plans so far are returned.
@@ -210,73 +147,14 @@ def search(
         InfeasibleError: if nothing fits; it says how much memory is missing.
         LimitError: where `time_limit` or `planner_memory` was reached, or it was cancelled, before there was a plan.
     """
-    numbers(devices=devices, seq_len=seq_len, global_batch=global_batch, top=top)
-    amounts(time_limit=time_limit, memory_limit=memory_limit, planner_memory=planner_memory)
-    amounts(simplicity=simplicity, memory_margin=memory_margin)
-    number("imbalance", imbalance, least=1, whole=False)
-    numbers(tokens_once=tokens_once)
-    names(cluster=cluster, software=software, engine=engine)
+    numbers(devices=devices)
+    names(software=software)
     callbacks(on_progress=on_progress, cancelled=cancelled)
-    word("optimizer", optimizer, tuple(OPTIMIZERS))
-    word("search", search, tuple(ALGORITHMS))
-    word("objective", objective, tuple(OBJECTIVES))
-    if precision is not None:
-        word("precision", precision, (*PRECISIONS, WORD))
-    if fp8 is not None:
-        word("fp8", fp8, tuple(RECIPES))
-    precision, in_fp8 = chosen(
-        precision,
-        fp8,
-        fp8_left_out,
-        gathered=fp8_gathered,
-        experts=fp8_experts,
-        dispatch=fp8_dispatch,
-        history=fp8_history,
-        margin=fp8_margin,
-    )
-    space, stack = space_and_stack(engine, software)
-    machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
-    if memory_margin is not None:
-        machine = with_memory_margin(machine, memory_margin)
-    decided = pinned_given(pinned)
-    placing, changed = places_given(place, record("update", update, Update, DEFAULT))
-    padding, multiple, changed = padding_given(pad, changed)
-    changed = replicas_given(per_replica, changed)
-    if tokens_once is not None:
-        decided = replace(decided, node=tokens_once)
-    with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
-        job = job_of(
-            model, machine, seq_len, args, kwargs, batch,
-            precision=precision, global_batch=global_batch, rule_cache=rule_cache,
-        )  # fmt: skip
-        check_told(engine, job.model)
-        samples = changed.padding_samples or padding_samples(job.global_batch, multiple)
-        request = job.request(
-            optimizer=optimizer,
-            update=replace(changed, padding_samples=samples),
-            placing=placing,
-            padding=padding,
-            imbalance=imbalance,
-            tokens_once=tokens_once is not None,
-            fp8=in_fp8,
-            fp8_layers=tuple(fp8_layers),
-            algorithm=search,
-            pinned=forward_pinned(decided) if forward_only else decided,
-            shards=shards_given(shard),
-            default=default,
-            objective=objective,
-            top=top,
-            time_limit=time_limit,
-            memory_limit=memory_limit,
-            simplicity=simplicity if top == 1 else 0.0,
-            alltoall=alltoall,
-            certify=certify,
-            space=space,
-        )
-        told = multiple is not None or changed.padding_samples > 0
-        request = with_padded_batch(
-            request, given=told, noted=_warned, data_option="pinned data = ", refusing="pad={'batch': 1}"
-        )
+    asked = checked(options)
+    if asked["top"] > 1:
+        asked["simplicity"] = 0.0
+    with limited(asked["time_limit"], memory_of(asked)):
+        request = request_of(model, hardware, asked, devices=devices, software=software)
         return plan_for(request, on_progress or _heard, cancelled or _never)
 
 
@@ -286,10 +164,10 @@ def estimate(
     hardware: Machine | str | None = None,
     *,
     devices: int | None = None,
-    cluster: str | None = None,
     software: str | None = None,
-    pinned: Pinned | Mapping[str, Any] | None = None,
-    **options: Any,
+    on_progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Plan:
     """Price one configuration, or a plan on other hardware: returns a plan with its `prediction`.
 
@@ -300,25 +178,28 @@ def estimate(
             axis.
         pinned: degrees. Those that are not given are 1, data parallelism takes the devices that are left, ZeRO is 0 (1
             with an update's zero_by); micro-batches, recomputation and sequence parallelism are searched.
-        options: others of `search`, for a model.
+        on_progress, cancelled, and the other options: as for `search`, for a model.
 
     Raises what `search` raises, and PlanFileError for a file that is none.
     """
     if isinstance(model, Plan | os.PathLike) or (isinstance(model, str) and is_plan_file(model)):
-        if pinned is not None or options:
-            given = ", ".join(["pinned"] * (pinned is not None) + sorted(options))
+        given = ", ".join(sorted({*options} - {"cluster"}))
+        if given:
             raise RequestError(f"{given}: the plan decides that; give only hardware, devices, cluster and software")
-        return _moved(loaded(model), hardware, devices, cluster, software)
-    machine = machine_given(hardware or HARDWARE, cluster=cluster, software=software, devices=devices)
+        return _moved(loaded(model), hardware, devices, options.get("cluster"), software)
+    there = HARDWARE if hardware is None else hardware
+    machine = machine_given(there, cluster=options.get("cluster"), software=software, devices=devices)
     if options.get("objective") == "cost":
         raise RequestError("objective = cost compares configurations, estimate prices one; leave it out, or use search")
     if options.get("engine") is not None:
         raise RequestError(
             f"engine = {options['engine']} searches a plan, estimate prices one; use search, or give software"
         )
-    options.setdefault("simplicity", 0.0)
     owned = record("update", options.get("update"), Update, DEFAULT).zero_by != SLICES
-    return search(model, machine, pinned=completed(pinned_given(pinned), machine, owned=owned), **options).plan
+    options["pinned"] = completed(pinned_given(options.get("pinned")), machine, owned=owned)
+    options["cluster"] = None  # it is the machine's now
+    options.setdefault("simplicity", 0.0)
+    return search(model, machine, on_progress=on_progress, cancelled=cancelled, **options).plan
 
 
 def _moved(
@@ -332,10 +213,6 @@ def _moved(
     there = plan.cluster.profile if hardware is None else hardware
     machine = machine_given(there, cluster=cluster, software=stack, devices=known.devices)
     return repriced(plan, graph, batch, machine).plan
-
-
-def _warned(note: str) -> None:
-    warnings.warn(note, stacklevel=5)
 
 
 def _heard(progress: Progress) -> None:

@@ -306,7 +306,10 @@ class Options:
         ),
     ] = None
     top: Annotated[int | None, number(SEARCH, "Show the N best plans.", "1", most=1000)] = None
-    pareto: Annotated[bool, switch(SEARCH, "--pareto", "Show the Pareto front of time against memory.")] = False
+    pareto: Annotated[
+        bool,
+        switch(SEARCH, "--pareto", "Show the Pareto front of time and memory, or --objective cost."),
+    ] = False
     simplicity: Annotated[
         str | None,
         word(

@@ -31,13 +31,25 @@ def print_answer(answer: Answer) -> None:
     from planner.report.explanation import explanation_lines, explanation_table
     from planner.report.search import Way, contexts_table, plans_table
     from planner.report.terminal import print_plan
+    from planner.report.units import seconds_text
 
     console = console_of()
     best = answer.shown[0]
     print_plan(console, best.bound, answer.roles[0], best.plan.prediction, layouts=answer.options.layouts)
     if len(answer.shown) > 1 or answer.options.pareto or (answer.options.top or 1) > 1:
-        title = "Time against memory" if answer.options.pareto else "The best plans"
+        against = "cost, in device-seconds" if answer.request.objective == "cost" else "memory"
+        title = f"Time against {against}" if answer.options.pareto else "The best plans"
         rows = [(ranked.plan.prediction, words) for ranked, words in zip(answer.shown, answer.words, strict=True)]
+        if answer.options.pareto and answer.request.objective == "cost":
+            rows = [
+                (
+                    prediction,
+                    {"devices": str(devices), "cost": seconds_text(prediction.step_seconds * devices), **words},
+                )
+                for devices, (prediction, words) in zip(
+                    (one.plan.cluster.devices for one in answer.shown), rows, strict=True
+                )
+            ]
         console.print(plans_table(title, rows))
     if ways := answer.found.best.contexts:
         console.print(contexts_table([Way(**asdict(way)) for way in ways]))
@@ -153,7 +165,8 @@ def _where(answer: Answer) -> str:
     if answer.request.algorithm == "sharding_propagation":
         return "with the propagated strategies"
     if answer.options.pareto:
-        return "within the memory of each plan shown"
+        by_cost = answer.request.objective == "cost"
+        return "on the devices of each plan shown" if by_cost else "within the memory of each plan shown"
     if answer.choices:
         return "of this configuration"
     if (space := answer.request.space) is not None:

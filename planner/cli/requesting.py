@@ -27,18 +27,25 @@ from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
 from planner.faults import refuse
 from planner.graph.expert_load import EVEN
-from planner.graph.fp8 import chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
+    from planner.api.search_options import SearchOptions
     from planner.graph.operator_graph import OperatorGraph
     from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
     from planner.sharding.update import Update
-    from planner.strategy_search.request.request import Alltoall, Default, Objective, SearchRequest, Shard
+    from planner.strategy_search.request.request import (
+        Alltoall,
+        Default,
+        Objective,
+        Placing,
+        SearchRequest,
+        Shard,
+    )
     from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
@@ -48,6 +55,8 @@ DEGREES = ("tensor", "pipeline", "data", "context")
 """The degrees whose product is the number of devices. Experts use some of these devices."""
 ALLTOALL: "Mapping[str, Alltoall]" = {"all": True, "node": "node", "none": False, "auto": "auto"}
 """Links with the all-to-all, by the words of the command line."""
+_PLACES: "Mapping[Placing, str | None]" = {"auto": "auto", "given": "none", "fit": None}
+"""`place` of `planner.search`, beside tables with places in `update`."""
 _MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_parallel", "micro_batch")
 
 
@@ -92,7 +101,6 @@ def _check_contradictions(options: Options) -> None:
         ("mesh", manual, "both decide the degrees"),
         ("micro_batch", "micro_batches", "determine each other"),
         ("pareto", "top", "ask for different lists of plans"),
-        ("pareto", "objective", "ask for different plans"),
         ("simplicity", "pareto", "contradict each other: the front has the fastest plans"),
         ("simplicity", "top", "contradict each other: that list has the fastest plans"),
         ("simplicity", "engine", "contradict each other: plans for an engine have its pattern"),
@@ -101,6 +109,11 @@ def _check_contradictions(options: Options) -> None:
         ("forward_only", "engine", "contradict each other: engines train"),
         ("forward_only", "optimizer", "contradict each other: no weights are updated"),
     )
+    if options.pareto and options.objective not in (None, "cost"):
+        raise RequestError(
+            f"--pareto and --objective {options.objective} ask for different plans; give one of them; --pareto alone is"
+            " time against memory, --pareto --objective cost time against cost"
+        )
     if options.alltoall_on is not None and options.alltoall is not None:
         raise RequestError("--alltoall-on and --[no-]alltoall both say where the all-to-all is; give one of them")
     if options.write_all and not options.pareto and (options.top or 1) == 1:
@@ -119,94 +132,79 @@ def _check_degrees(options: Options) -> None:
 
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
-    """Trace the model and build the search request."""
-    from hardware_profiles import parts_of
-    from planner.api.exporting import check_told
+    """Trace the model and build the search request, as `planner.search` does."""
+    from planner.api import requesting
     from planner.cli.tracing import traced
-    from planner.engines.spaces import space_and_stack
-    from planner.graph.random_ops import dropping_attention
-    from planner.strategy_search.job import machine_from, named_job, with_memory_margin
-    from planner.strategy_search.request.padded_batch import padding_samples
 
-    reference = options.reference
-    space, software = space_and_stack(options.engine, options.software)
-    cluster = machine_from(options.profile, levels=options.cluster, software=software, devices=options.device_count)
-    if options.memory_margin is not None:
-        cluster = with_memory_margin(cluster, parse_margin(options.memory_margin))
-    limit = None if options.memory_limit is None else memory_limit(options.memory_limit, cluster)
-    sources = _sources(options.shard_from or ())
-    update = update_of(options)
-    precision, fp8 = chosen(
-        options.precision,
-        options.fp8,
-        options.fp8_left_out or (),
-        gathered=options.fp8_gathered,
-        experts=options.fp8_experts,
-        dispatch=options.fp8_dispatch,
-        history=options.fp8_history,
-        margin=options.fp8_margin,
-    )
-    pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
+    noted = _noted if options.speaks else _unheard
+    sources, by_hand = _sources(options.shard_from or ()), parse_shards(options.shard or ())
 
     def trace(model: "BuiltModel") -> "OperatorGraph":
         with waiting(console) as wait:
-            wait.phase(f"tracing {reference}")
+            wait.phase(f"tracing {options.reference}")
             return traced(model, full=options.full_trace)
 
-    job = named_job(
-        reference,
-        cluster,
-        trace,
-        sequence_length=options.seq_len,
-        precision=precision,
-        global_batch=options.global_batch,
-        rule_cache=rule_folder(options),
-        graph_cache=graph_folder(options),
-        noted=_noted if options.speaks else lambda _: None,
-    )
-    if options.speaks and not options.forward_only:
-        fused, kernels = cluster.software.drops_fused, cluster.software.attention
-        priced = all(part.device.dropout_slowdown(kernels) for part in parts_of(cluster))
-        if dropping := dropping_attention(job.graph.operators, fused=fused, priced=priced):
-            _noted(dropping)
-    check_told(options.engine, job.model)
-    padding = padding_samples(job.global_batch, batch_multiple_of(options.pad or ()))
-    return job.request(
-        optimizer=options.optimizer or "adamw",
-        update=replace(update, padding_samples=padding) if padding else update,
-        placing=placing_of(options.place or ()),
-        padding=padding_of(options.pad or ()),
-        imbalance=EVEN if options.imbalance is None else options.imbalance,
-        tokens_once=options.tokens_once is not None,
-        fp8=fp8,
-        fp8_layers=tuple(options.fp8_layers or ()),
-        algorithm=options.search or "dynamic_programming",
-        pinned=pinned,
-        shards=(*shards, *_taken_over(sources, shards, job.graph)),
-        default=cast("Default", options.default or "search"),
-        objective=cast("Objective", options.objective or "time"),
-        top=max(options.top or 1, 2 if options.explain else 1),
-        time_limit=options.time_limit,
-        memory_limit=limit,
-        simplicity=simplicity_of(options),
-        alltoall=False if options.alltoall is False else ALLTOALL[options.alltoall_on or "all"],
-        certify=options.certify,
-        space=space,
-    )
-
-
-def with_padded_batch(request: "SearchRequest", options: Options) -> "SearchRequest":
-    """A request whose global batch is padded if --data does not divide it, unless --pad gives a multiple: by the fewest
-    samples with which every micro-batch still has a real sample."""
-    from planner.strategy_search.request import padded_batch
-
-    return padded_batch.with_padded_batch(
-        request,
-        given=batch_multiple_of(options.pad or ()) is not None,
-        noted=_noted if options.speaks else lambda _: None,
+    caller = requesting.Caller(
+        traced=trace,
+        noted=noted,
+        more_shards=lambda graph: _taken_over(sources, by_hand, graph),
         data_option="--data ",
         refusing="--pad batch=1",
     )
+    asked = _asked(options, by_hand, _with_mesh(pinned_of(options), sources))
+    return requesting.request_of(
+        options.reference,
+        options.profile,
+        requesting.checked(asked),
+        devices=options.device_count,
+        software=options.software,
+        caller=caller,
+    )
+
+
+def _asked(options: Options, shards: "tuple[Shard, ...]", pinned: "Pinned") -> "SearchOptions":
+    """The options in the types of `planner.search`."""
+    from planner.strategy_search.job import machine_from
+
+    pad: list[str | dict[str, int]] = ["auto"] if padding_of(options.pad or ()) == "auto" else []
+    if (multiple := batch_multiple_of(options.pad or ())) is not None:
+        pad.append({"batch": multiple})
+    limit, margin = options.memory_limit, options.memory_margin
+    return {
+        "cluster": options.cluster,
+        "engine": options.engine,
+        "seq_len": options.seq_len,
+        "global_batch": options.global_batch,
+        "imbalance": EVEN if options.imbalance is None else options.imbalance,
+        "tokens_once": options.tokens_once,
+        "precision": options.precision,
+        "fp8": options.fp8,
+        "fp8_layers": options.fp8_layers or (),
+        "fp8_left_out": options.fp8_left_out or (),
+        "fp8_gathered": options.fp8_gathered,
+        "fp8_experts": options.fp8_experts,
+        "fp8_dispatch": options.fp8_dispatch,
+        "fp8_history": options.fp8_history,
+        "fp8_margin": options.fp8_margin,
+        "optimizer": options.optimizer or "adamw",
+        "pinned": pinned,
+        "shard": shards,
+        "default": cast("Default", options.default or "search"),
+        "place": _PLACES[placing_of(options.place or ())],
+        "pad": pad,
+        "update": update_of(options),
+        "search": options.search or "dynamic_programming",
+        "objective": cast("Objective", options.objective or "time"),
+        "top": max(options.top or 1, 2 if options.explain else 1),
+        "time_limit": options.time_limit,
+        "memory_limit": None if limit is None else memory_limit(limit, machine_from(options.profile)),
+        "memory_margin": None if margin is None else parse_margin(margin),
+        "simplicity": simplicity_of(options),
+        "alltoall": False if options.alltoall is False else ALLTOALL[options.alltoall_on or "all"],
+        "certify": options.certify,
+        "rule_cache": rule_folder(options),
+        "graph_cache": graph_folder(options),
+    }
 
 
 def simplicity_of(options: Options) -> float:
@@ -277,6 +275,10 @@ def update_of(options: Options) -> "Update":
 def _noted(note: str) -> None:
     """Print a note about operators on stderr: those without a row in the rule table, attention that drops."""
     say(f"note: {note}", err=True)
+
+
+def _unheard(note: str) -> None:
+    """Does nothing: of a command that is quiet."""
 
 
 def _one_at_a_time(options: Options) -> int | None:

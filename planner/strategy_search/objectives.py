@@ -1,13 +1,14 @@
-"""Objectives besides time: memory, cost, and the front between time and memory.
+"""Objectives besides time: memory, cost, and the fronts between time and these.
 
 memory   the lowest peak at which anything fits, by bisection of the limit; then the fastest plan within it
 cost     device-seconds of a step: the fastest plan on every number of devices that divides the given number
-front    the fastest plan, then the fastest within a little less memory than that took, and so on
+front    memory: the fastest plan, then the fastest within a little less memory than that took, and so on
+         cost: the fastest plan on every number of devices that divides the given number, if it is cheaper
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import peak_memory
@@ -194,20 +195,36 @@ def _bisecting(low: float, high: float) -> Progress:
 
 
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """The plans with the fewest device-seconds, on all devices or on fewer; all devices first."""
-    best: list[SearchResult] = []
+    """The plans with the fewest device-seconds, on all devices or on fewer."""
+
+    def best(one: SearchRequest, told: Listener, cutoff: float) -> SearchResult:
+        return best_plans(one, told, cancelled, cutoff)
+
+    found = _cheaper_and_cheaper(request, best, on_progress, cancelled)
+    return found[-1] if found else best_plans(request, on_progress, cancelled)  # raises with what is missing
+
+
+def _cheaper_and_cheaper(
+    request: SearchRequest,
+    best: Callable[[SearchRequest, Listener, float], SearchResult],
+    on_progress: Listener,
+    cancelled: Stop,
+) -> list[SearchResult]:
+    """The best plans on all devices, then on fewer, each if it takes fewer device-seconds than those before. `best`
+    searches plans below a number of seconds."""
+    found: list[SearchResult] = []
     cost, late, quickest = math.inf, False, math.inf
     clusters = list(_parts(request.cluster))
     for place, cluster in enumerate(clusters):
         devices = cluster.devices
         began = reading()
-        if best and seconds_left() + seconds_after() < quickest:
+        if found and seconds_left() + seconds_after() < quickest:
             late = True
             break
         try:
             told = _named(on_progress, f"on {devices} devices")
             with sharing(len(clusters) - place):
-                result = best_plans(replace(request, cluster=cluster), told, cancelled, cost / devices)
+                result = best(replace(request, cluster=cluster), told, cost / devices)
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
@@ -218,12 +235,10 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
         late, quickest = late or result.statistics.stopped, min(quickest, reading() - began)
         if result.plans[0].bounded * devices < cost:
             cost = result.plans[0].bounded * devices
-            best.append(result)
+            found.append(result)
         if cancelled():
             break
-    if not best:
-        return best_plans(request, on_progress, cancelled)  # raises with what is missing
-    return best[-1].cut_short() if late else best[-1]
+    return [*found[:-1], found[-1].cut_short()] if found and late else found
 
 
 def _parts(cluster: Machine) -> Iterator[Machine]:
@@ -237,17 +252,51 @@ def _parts(cluster: Machine) -> Iterator[Machine]:
 def front(
     request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
 ) -> tuple[SearchResult, ...]:
-    """The Pareto front of time against memory, fastest first: each plan is the fastest found within less memory."""
+    """The Pareto front of time against memory, or against cost if that is the objective, fastest first. Each plan is
+    the fastest found within less memory, or with fewer device-seconds. Empty if it was cancelled before there was a
+    plan."""
     with limited(request.time_limit):
-        return _front(request, on_progress, cancelled)
+        if cancelled():
+            return ()
+        by_cost = request.objective == "cost"
+        if not by_cost:
+            of_one_kind(request.cluster, "search by memory")  # before the first search
+        request = _with_choices_made(request, on_progress, cancelled)
+        of_kind = _front_of_cost if by_cost else _front_of_memory
+        return of_kind(request, on_progress, cancelled)
 
 
-def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
+def _with_choices_made(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchRequest:
+    """The request with the choices of its fastest plan, where it leaves open where tables are, what is padded, who owns
+    states, or where the all-to-all is."""
     open_words = (request.padding, request.update.zero_by, request.alltoall)
-    if request.placing != "given" or AUTO in open_words:
-        alone = replace(request, objective="time", top=1, simplicity=0.0)
-        with sharing(2):  # shared with the points
-            request = settled(request, plan_for(alone, on_progress, cancelled))
+    if request.placing == "given" and AUTO not in open_words:
+        return request
+    alone = replace(request, objective="time", top=1, simplicity=0.0)
+    with sharing(2):  # shared with the points
+        return settled(request, plan_for(alone, on_progress, cancelled))
+
+
+def _front_of_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
+    def best(one: SearchRequest, told: Listener, cutoff: float) -> SearchResult:
+        return with_offload(one, lambda asked: best_plans(replace(asked, top=1), told, cancelled, cutoff), cancelled)
+
+    found = _cheaper_and_cheaper(request, best, on_progress, cancelled)
+    if not found:
+        found = [best(request, on_progress, math.inf)]  # raises with what is missing
+    costs = [one.plans[0].seconds * one.plan.cluster.devices for one in found]  # in steps; the search compared bounds
+    return _faster_than_later([one for place, one in enumerate(found) if costs[place] <= min(costs[: place + 1])])
+
+
+def _faster_than_later(found: Sequence[SearchResult]) -> tuple[SearchResult, ...]:
+    """Those that are faster than every later one."""
+    points = list[SearchResult]()
+    for one in found:
+        points = [*(point for point in points if point.plans[0].seconds < one.plans[0].seconds), one]
+    return tuple(points)
+
+
+def _front_of_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
     points, shared = list[SearchResult](), dict[object, Shared]()
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():
@@ -267,10 +316,10 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
             if isinstance(error, LimitError):
                 points[-1] = points[-1].cut_short()
             break
-        # with less memory other plans contend, and the schedule of one of them may be faster
-        points = [*(point for point in points if point.plans[0].seconds < found.plans[0].seconds), found]
+        points.append(found)
         limit = reserved + (found.plan.prediction.peak_bytes - reserved) * FRONT_STEP
-    return tuple(points)
+    # with less memory other plans contend, and the schedule of one of them may be faster
+    return _faster_than_later(points)
 
 
 def _reserved(request: SearchRequest) -> float:

@@ -2,12 +2,14 @@
 
 import inspect
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import planner
+from planner.api.search_options import USUAL, SearchOptions
 from planner.cli.options import Options
 from planner.errors import InfeasibleError, RequestError
 from planner.strategy_search.result import Progress
@@ -18,7 +20,8 @@ TRACED = "llama-tiny"
 NAMES = [
     "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "StackedSamples", "TracedModel", "Update", "advise",
     "audit", "capacity", "compare", "diff", "discover", "estimate", "explain", "export", "fit", "import_plan", "load",
-    "load_plan", "prove", "replan", "report", "save", "save_plan", "search", "shard", "trace", "validate", "verify",
+    "load_plan", "pareto", "prove", "replan", "report", "save", "save_plan", "search", "shard", "trace", "validate",
+    "verify",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -26,30 +29,25 @@ SIGNATURES = {
     " *software=None *recipe='' *time_limit=None *on_progress=None *cancelled=None",
     "audit": "plan *model=None",
     "capacity": "model hardware='h100-80gb' *days *tokens *price=None *failures=0.0 *checkpoint_seconds=0.0"
-    " *restart_seconds=0.0 *most=65536 *on_case=None *on_progress=None *cancelled=None **options",
+    " *restart_seconds=0.0 *most=65536 *on_case=None *on_progress=None *cancelled=None **SearchOptions",
     "compare": "model hardware='h100-80gb' *devices *software='pytorch' *tokens=None *price=None *failures=0.0"
-    " *checkpoint_seconds=0.0 *restart_seconds=0.0 *on_case=None *on_progress=None *cancelled=None **options",
+    " *checkpoint_seconds=0.0 *restart_seconds=0.0 *on_case=None *on_progress=None *cancelled=None **SearchOptions",
     "diff": "first second *model=None *on_progress=None *cancelled=None",
-    "estimate": "model hardware=None *devices=None *cluster=None *software=None *pinned=None **options",
+    "estimate": "model hardware=None *devices=None *software=None *on_progress=None *cancelled=None **SearchOptions",
     "explain": "plan *model=None *search=True *time_limit=120.0 *on_progress=None *cancelled=None",
     "export": "plan engine folder=None *nearest=False *tolerance=0.01 *model=None",
     "fit": "runs path *hardware=None *clock='wall'",
     "import_plan": "path hardware='h100-80gb' *engine=None *model=None *devices=None *seq_len=None *cluster=None"
     " *software=None *recipe='' *global_batch=None *micro_batches=None",
     "load": "path",
+    "pareto": "model hardware='h100-80gb' *against='memory' *devices=None *software=None *on_progress=None"
+    " *cancelled=None **JobOptions",
     "prove": "plan *model=None *hardware=None *small=None *processes=16 *on_phase=None",
     "replan": "plan hardware *model=None *time_limit=None *on_progress=None *cancelled=None",
     "report": "plan path *model=None",
     "save": "plan path",
-    "search": "model hardware='h100-80gb' *devices=None *cluster=None *software=None *engine=None *seq_len=None"
-    " *global_batch=None *imbalance=1.0 *tokens_once=None *precision=None *fp8=None *fp8_layers=()"
-    " *fp8_left_out=() *fp8_gathered=False *fp8_experts=False *fp8_dispatch=False *fp8_history=None *fp8_margin=None"
-    " *optimizer='adamw' *pinned=None *shard=() *default='search' *place=None *pad=None *per_replica=() *update=None"
-    " *search='dynamic_programming' *forward_only=False"
-    " *objective='time' *top=1 *simplicity=0.01 *alltoall=True *time_limit=None *memory_limit=None *memory_margin=None"
-    " *planner_memory=None"
-    " *certify=False *rule_cache=None *args=() *kwargs=None *batch=None"
-    " *on_progress=None *cancelled=None",
+    "search": "model hardware='h100-80gb' *devices=None *software=None *on_progress=None *cancelled=None"
+    " **SearchOptions",
     "trace": "model *seq_len=None *precision='bf16' *args=() *kwargs=None *batch=None *rule_cache=None"
     " *graph_cache=None",
     "validate": "path *where=None *processes=1",
@@ -57,13 +55,27 @@ SIGNATURES = {
 }
 
 
+OPTIONS = (
+    "*cluster=None *engine=None *seq_len=None *global_batch=None *imbalance=1.0 *tokens_once=None *precision=None"
+    " *fp8=None *fp8_layers=() *fp8_left_out=() *fp8_gathered=False *fp8_experts=False *fp8_dispatch=False"
+    " *fp8_history=None *fp8_margin=None *optimizer='adamw' *pinned=None *shard=() *default='search' *place=None"
+    " *pad=None *per_replica=() *update=None *search='dynamic_programming' *forward_only=False *alltoall=True"
+    " *time_limit=None *memory_limit=None *memory_margin=None *planner_memory=None *certify=False *rule_cache=None"
+    " *graph_cache=None *args=() *kwargs=None *batch=None"
+)
+SHORT = {f"{OPTIONS} *objective='time' *top=1 *simplicity=0.01": "**SearchOptions", OPTIONS: "**JobOptions"}
+
+
 def said(function: Any) -> str:
-    """A signature in a line; * before those that are given by name."""
+    """A signature in a line; * before those that are given by name, and the options of searches in a word."""
     words = []
     for name, one in inspect.signature(function).parameters.items():
         stars = {one.KEYWORD_ONLY: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         words.append(f"{stars}{name}" + ("" if one.default is one.empty else f"={one.default!r}"))
-    return " ".join(words)
+    whole = " ".join(words)
+    for options, word in SHORT.items():
+        whole = whole.replace(options, word)
+    return whole
 
 
 def test_public_names_and_signatures_stay() -> None:
@@ -78,6 +90,12 @@ def test_search_has_the_names_of_the_command() -> None:
     own = {"model", "args", "kwargs", "batch", "pinned", "update", "on_progress", "cancelled"}
     wanted = set(inspect.signature(planner.search).parameters) - own
     assert wanted <= set(Options.__dataclass_fields__)
+
+
+def test_options_have_a_usual_value_and_a_sentence() -> None:
+    assert list(USUAL) == list(SearchOptions.__annotations__)
+    for name in USUAL:
+        assert re.search(rf"^    (\w+, )*{name}(, \w+)*:", inspect.getdoc(planner.search) or "", re.MULTILINE), name
 
 
 def test_folders_of_modules_that_share_a_name_can_be_called() -> None:
@@ -136,6 +154,12 @@ def test_what_is_of_another_type_is_named(traced: planner.TracedModel) -> None:
         planner.search(3, "cpu")
     with refused(RequestError, "tensor", "pinned={'tensor': 2}"):
         planner.compare(traced, "cpu", devices=2, tensor=2)
+    with refused(RequestError, "seq_ln", "seq_len"):
+        planner.capacity("llama-tiny", days=1, tokens=1e9, seq_ln=64)  # type: ignore[call-arg]
+    with refused(RequestError, "pareto", "top"):
+        planner.pareto(traced, "cpu", top=2)  # type: ignore[call-arg]
+    with refused(RequestError, "against", "speed", "memory"):
+        planner.pareto(traced, "cpu", against="speed")  # type: ignore[arg-type]
     with refused(RequestError, "devices=..."):
         planner.compare(traced, "cpu")  # type: ignore[call-arg]
     with refused(RequestError, "path", "int"):

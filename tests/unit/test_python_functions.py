@@ -1,5 +1,6 @@
 """Functions of the public face that check a plan, plan it again, and read the settings of other engines."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 import planner
 from hardware_profiles.run_record import dump_run_record
-from planner.errors import PlanFileError, RequestError
+from planner.errors import InfeasibleError, LimitError, PlanFileError, RequestError
 from tests.refusals import refused
 from tests.unit.cli.test_answers import record_of
 
@@ -15,6 +16,48 @@ from tests.unit.cli.test_answers import record_of
 @pytest.fixture(scope="module")
 def plan() -> planner.Plan:
     return planner.search("llama-tiny", "cpu", devices=2, pinned={"tensor": 2, "micro_batches": 1}).plan
+
+
+DECIDED = {"pipeline": 1, "tensor": 1, "micro_batches": 1}
+
+
+@pytest.mark.slow
+def test_plans_between_the_fastest_and_the_cheapest() -> None:
+    model, heard = planner.trace("llama-tiny", precision="fp32"), list[planner.Progress]()
+    found = planner.pareto(
+        model, "cpu", against="cost", devices=2, global_batch=4, pinned=DECIDED, on_progress=heard.append
+    )
+    assert [one.plan.cluster.devices for one in found.points] == [2, 1]
+    here, there = found.points
+    assert here == found.fastest
+    assert here.step_seconds < there.step_seconds
+    assert here.device_seconds == 2 * here.step_seconds > there.device_seconds == there.step_seconds
+    assert heard
+    assert not found.stopped
+    alone = planner.search(model, "cpu", devices=2, global_batch=4, pinned=DECIDED, simplicity=0)
+    assert here.plan.prediction == alone.plan.prediction
+    rows = found.to_rows()
+    assert (rows[0]["step_seconds"], rows[1]["device_seconds"]) == (here.step_seconds, there.device_seconds)
+    assert "<table>" in found._repr_html_()
+    assert len(repr(found)) < 200
+    assert pickle.loads(pickle.dumps(found)).points[1].plan == there.plan
+
+
+def test_a_front_says_why_there_is_none() -> None:
+    with refused(LimitError, "cancelled"):
+        planner.pareto("llama-tiny", "cpu", cancelled=lambda: True)
+    with refused(RequestError, "a100-80gb:4,h100-80gb:4", "memory"):
+        planner.pareto("llama-tiny", "a100-80gb:4,h100-80gb:4")
+    with refused(InfeasibleError, "llama-tiny"):
+        planner.pareto("llama-tiny", "cpu", devices=2, pinned=DECIDED, memory_limit=1e6)
+
+
+def test_notes_stand_at_the_line_of_the_caller() -> None:
+    """Of the padded batch here: from `search` and from what calls it."""
+    for function in (planner.search, planner.estimate):
+        with pytest.warns(UserWarning, match="does not divide the global batch 3") as caught:
+            function("llama-tiny", "cpu", devices=2, global_batch=3, pinned={**DECIDED, "data": 2})
+        assert {one.filename for one in caught} == {__file__}
 
 
 def test_a_plan_is_verified(plan: planner.Plan) -> None:

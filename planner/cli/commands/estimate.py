@@ -16,7 +16,7 @@ from planner.cli.limiting import within_limits
 from planner.cli.machines import fewest_stages
 from planner.cli.modes import applied
 from planner.cli.options import Options, flag, taking_options
-from planner.cli.requesting import DEGREES, check, request_of, retracing, with_padded_batch
+from planner.cli.requesting import DEGREES, check, request_of, retracing
 from planner.cli.searching import find, telling
 from planner.cli.values import parse_mesh
 from planner.errors import RequestError
@@ -64,7 +64,7 @@ def estimate_model(options: Options) -> None:
         planning.check_output(options)
         exact, choices = completed(options)
         with within_limits(options), telling(options.verbose):
-            request = with_padded_batch(request_of(exact, console), exact)
+            request = request_of(exact, console)
             found = find(request, console, retrace=retracing(exact, request))
         seconds = time.perf_counter() - started
         files = planning.write_plans(exact, found) if options.output else ()

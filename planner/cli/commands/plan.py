@@ -16,7 +16,7 @@ from planner.cli.modes import applied
 from planner.cli.options import Options
 from planner.cli.output import answer_content, write_json
 from planner.cli.printing import print_answer
-from planner.cli.requesting import check, request_of, retracing, with_padded_batch
+from planner.cli.requesting import check, request_of, retracing
 from planner.cli.searching import Found, find, telling
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def make_plan(options: Options) -> None:
         check(options)
         check_output(options)
         with within_limits(options), telling(options.verbose):
-            request = with_padded_batch(request_of(options, console), options)
+            request = request_of(options, console)
             found = find(request, console, pareto=options.pareto, retrace=retracing(options, request))
             free = possible(request, console) if request.space is not None else None
             cost = None if free is None else cost_of(request, found.best.bound, free)

@@ -63,6 +63,17 @@ def test_time_against_memory(plan: Any, here: Path) -> None:
     assert "Time against memory" in plan(*TINY, "--pareto", "--mesh", "2").out
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_time_against_cost(plan: Any) -> None:
+    asked = (*TINY, "--pareto", "--objective", "cost", "--pipeline", "1", "--tensor", "1")
+    plans = plan.json(*asked)["plans"]
+    assert [one["devices"] for one in plans] == [2, 1]
+    costs = [one["step_seconds"] * one["devices"] for one in plans]
+    assert costs == sorted(costs, reverse=True)
+    assert "Time against cost" in plan(*asked).out
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_objectives(plan: Any) -> None:

@@ -100,6 +100,21 @@ def test_the_front_falls_in_memory_and_rises_in_time(model: str, devices: int) -
     assert points[-1].peak_bytes <= least / FRONT_STEP * (1 + 4 * PRECISION)
 
 
+def test_a_front_of_cost_has_cheaper_and_slower_plans() -> None:
+    pinned = Pinned(pipeline=1, tensor=1, micro_batches=1)
+    asked = replace(request_of("gpt-3", cluster_of("cpu", 4), 4096, update=PLAIN, pinned=pinned), objective="cost")
+    points = front(asked)
+    assert len(points) > 1
+    for one, other in pairwise(points):
+        here, there = one.plan.prediction.step_seconds, other.plan.prediction.step_seconds
+        assert here < there
+        assert here * one.plan.cluster.devices > there * other.plan.cluster.devices
+        assert one.plan.training.global_batch == other.plan.training.global_batch
+    assert points[-1].plan.prediction == least_cost(asked, nothing, never).plan.prediction
+    with refused(InfeasibleError, "gpt-3", "4 x cpu"):
+        front(replace(asked, memory_limit=100.0))
+
+
 @pytest.mark.thorough
 def test_a_front_can_be_stopped() -> None:
     searches: list[Progress] = []
