@@ -10,6 +10,7 @@ the group: "recompute 12 of 20 blocks" is two groups.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from costmodels import SCHEDULES, Schedule
 from hardware_profiles import TRAINED, Home
@@ -17,7 +18,7 @@ from planner.graph.expert_load import EVEN
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.graph.operator_graph import WrittenRule
 from planner.sharding.layout import Layout
-from planner.sharding.mesh import Mesh
+from planner.sharding.mesh import Alltoall, Mesh
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import PLAIN, Update
 
@@ -273,6 +274,10 @@ class Plan:
     `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
     plan uses just these, and searches for none.
 
+    `alltoall` says on which links that collective may run where some lack it: those inside a node, or none. The axes of
+    the mesh alone do not tell it: inside a node all of them have it, also where links between nodes lack it. None: no
+    link is said to lack it, and the axes count.
+
     `candidates` are plans that the search has priced, this plan among them, fastest first; none where something was
     decided by hand.
     """
@@ -291,6 +296,7 @@ class Plan:
     provenance: Provenance
     rules: tuple[tuple[str, WrittenRule], ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    alltoall: Literal[False, "node"] | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def __repr__(self) -> str:
@@ -306,6 +312,11 @@ class Plan:
     def schedule_kind(self) -> Schedule:
         """What the schedule does."""
         return SCHEDULES[self.schedule]
+
+    @property
+    def links_with_alltoall(self) -> Alltoall:
+        """On which links the all-to-all may run: all, none, or those inside a node."""
+        return self.mesh.links_with_alltoall if self.alltoall is None else self.alltoall
 
     @property
     def pipeline(self) -> int:

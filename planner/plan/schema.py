@@ -1,6 +1,6 @@
 """The form of a plan file: its sections with their keys, and the words and numbers that may stand there."""
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -180,6 +180,7 @@ class PlanFile(_Strict):
     rules: dict[str, RuleContent] = {}
     prediction: PredictionSection
     provenance: ProvenanceSection
+    alltoall: Literal["node", "none"] | None = None
     candidates: list[CandidateSection] = []
 
 
@@ -202,6 +203,12 @@ def check_words(file: PlanFile) -> None:
     ):
         if word not in known:
             raise PlanFileError(f"{place}: '{word}' is not one of {', '.join(known)}")
+    held = next((axis.name for axis in file.mesh if axis.alltoall and axis.size > 1), None)
+    if file.alltoall == "none" and held is not None:
+        raise PlanFileError(
+            f"alltoall: 'none', but axis '{held}' of the mesh has it; give that axis \"alltoall\": false, or leave"
+            " alltoall out"
+        )
     training = file.training
     refuse_plan(parts_fault(training.micro_batches, training.global_batch, training.padding_samples))
     if len({axis.name for axis in file.mesh}) != len(file.mesh):

@@ -47,8 +47,6 @@ def command_of(plan: Plan) -> str:
 
 
 def _alltoall_words(plan: Plan) -> list[str]:
-    """Options on links with the all-to-all: if only some axes lack it, links inside a node have it."""
-    if plan.mesh.alltoall:
-        return []
-    some = any(axis.alltoall for axis in plan.mesh.axes if axis.size > 1)
-    return ["--alltoall-on", "node"] if some else ["--no-alltoall"]
+    """Options on links with the all-to-all."""
+    links = plan.links_with_alltoall
+    return [] if links is True else ["--alltoall-on", "node"] if links else ["--no-alltoall"]

@@ -106,7 +106,7 @@ def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
         update = replace(update, zero_by=plan.zero_by)
     if request.padding == "auto":
         update = replace(update, padded=plan.padded, padding_samples=plan.padding_samples)
-    alltoall = request.alltoall if request.alltoall != AUTO else result.plan.mesh.links_with_alltoall
+    alltoall = request.alltoall if request.alltoall != AUTO else result.plan.links_with_alltoall
     placed = replace(update, placed=plan.placed)
     fp8 = replace(request.fp8, gathered=result.plan.training.fp8.gathered)
     return replace(given, placing="given", padding="given", alltoall=alltoall, update=placed, fp8=fp8)

@@ -106,7 +106,7 @@ def _request_of_plan(plan_file: Path, hardware: str | None) -> "SearchRequest":
         machine, model = machine_of(plan.cluster, hardware), traced_again(plan, None)
         graph = with_rules(model.graph, plan.rules)
         subject = Subject(model=plan.model, graph=graph, batch=model.batch, cluster=machine)
-    return asked_like(subject, plan.training)
+    return replace(asked_like(subject, plan.training), alltoall=plan.links_with_alltoall)
 
 
 def _for(request: "SearchRequest", space: "EngineSpace") -> "SearchRequest":

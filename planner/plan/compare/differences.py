@@ -311,6 +311,7 @@ def _used(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Iterator
             plan,
             cluster=replace(plan.cluster, devices=end.cluster.devices),
             mesh=end.mesh,
+            alltoall=end.alltoall,
             stages=end.stages if pipelines else plan.stages,
             virtual_stages=end.virtual_stages,
         )

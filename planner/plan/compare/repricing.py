@@ -6,6 +6,7 @@ micro-batches where they would be too small for the longer axis.
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
 from planner.plan.samples import samples_fault
-from planner.sharding.mesh import build_mesh
+from planner.sharding.mesh import NODE, build_mesh
 
 
 def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> BoundPlan:
@@ -29,12 +30,21 @@ def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) ->
     """
     sizes = _sizes(plan, traced, batch, cluster.devices)
     known = cluster_reference(cluster)
-    mesh = build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag, alltoall=[axis.alltoall for axis in plan.mesh.axes])
+    mesh = build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag, alltoall=_with_alltoall(plan, cluster, sizes))
     moved = replace(plan, cluster=known, mesh=mesh, stages=placed(plan.stages, plan.pipeline, cluster, plan.schedule))
     if moved.cluster != plan.cluster:  # nothing is proved about it there
         moved = replace(moved, provenance=replace(plan.provenance, status="feasible", gap=1.0))
     bound = _bound(moved, traced, batch, grown=cluster.devices > plan.cluster.devices)
     return replace(bound, plan=replace(bound.plan, prediction=predict(bound, cluster)))
+
+
+def _with_alltoall(plan: Plan, cluster: Machine, sizes: Sequence[int]) -> list[bool]:
+    """For each axis whether it has the all-to-all: as in the plan, and no axis that lies now on links that lack it."""
+    has = [axis.alltoall for axis in plan.mesh.axes]
+    if plan.alltoall != NODE:
+        return has
+    there = build_mesh(cluster, sizes, alltoall=NODE)
+    return [own and axis.alltoall for own, axis in zip(has, there.axes, strict=True)]
 
 
 def _bound(plan: Plan, traced: OperatorGraph, batch: int, *, grown: bool) -> BoundPlan:

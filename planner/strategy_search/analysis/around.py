@@ -25,9 +25,9 @@ from planner.strategy_search.search import search
 
 def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) -> SearchRequest:
     """The request that a plan answers, with nothing decided, with these exceptions: whatever it offloads may be
-    offloaded again, a plan that does not train is for the forward pass alone, links on which it does without the
-    all-to-all may lack it, and buckets of named parameters and owners of whole parameters stay, which no search takes
-    unless it is asked to."""
+    offloaded again, a plan that does not train is for the forward pass alone, links lack the all-to-all if the plan
+    says so or does without it there, and buckets of named parameters and owners of whole parameters stay, which no
+    search takes unless it is asked to."""
     training = plan.training
     pinned = Pinned(offload=offload_of(plan))
     return SearchRequest(
@@ -43,7 +43,7 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
         tokens_once=training.tokens_once,
         fp8=training.fp8,
         pinned=pinned if plan.schedule_kind.trains else forward_pinned(pinned),
-        alltoall=plan.mesh.links_with_alltoall,
+        alltoall=plan.links_with_alltoall,
     )
 
 

@@ -218,6 +218,7 @@ class PlanMaker:
             ),
             cluster=cluster_reference(machine),
             mesh=chain.tables.mesh,
+            alltoall=None if request.decided_alltoall is True else request.decided_alltoall,
             stages=placed(stages, configuration.pipeline, machine, configuration.schedule),
             virtual_stages=virtual,
             schedule=configuration.schedule,

@@ -1,18 +1,21 @@
 """Which links have the all-to-all: inside a node, and the best of all ways by search."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import planner
 from hardware_profiles import Cluster
-from planner.errors import RequestError
+from planner.errors import PlanFileError, RequestError
 from planner.plan.compare.repricing import repriced
+from planner.plan.file import dump_plan, load_plan, parse_plan
 from planner.report.command import command_of
 from planner.sharding.mesh import NODE, build_mesh
 from planner.strategy_search.analysis.advice import changes
 from planner.strategy_search.analysis.around import request_for
 from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import search
 from planner.strategy_search.variants import variants_of
 from tests.distributed import plans
 from tests.refusals import refused
@@ -42,6 +45,43 @@ def test_a_plan_is_searched_again_for_the_same_links() -> None:
         assert (
             request_for(replace(plan, mesh=build_mesh(cluster, (1, 8))), graph, plans.BATCH, cluster).alltoall is True
         )
+
+
+def test_a_plan_inside_a_node_says_which_links_it_was_made_for(tmp_path: Path) -> None:
+    """Its axes all have the all-to-all, and on two nodes one of them would not."""
+    one, two, graph = cluster_of("h100-80gb", 8), cluster_of("h100-80gb", 16), plans.traced("llama")
+    plan = search(request_of("llama-2", one, 64, alltoall=NODE, pinned=Pinned(mesh=(8,), pipeline=1))).plan
+    assert plan.mesh.alltoall
+    assert plan.alltoall == NODE
+    assert "--alltoall-on node" in command_of(plan)
+    saved = load_plan(planner.save(plan, tmp_path / "plan.json"))
+    assert saved == plan
+    assert request_for(saved, graph, plans.BATCH, two).alltoall == NODE
+    free = search(request_of("llama-2", one, 64, pinned=Pinned(mesh=(8,), pipeline=1))).plan
+    assert "alltoall" not in dump_plan(free)
+    assert request_for(free, graph, plans.BATCH, two).alltoall is True
+
+
+def test_a_longer_axis_that_leaves_the_node_loses_it() -> None:
+    one, two = cluster_of("h100-80gb", 8), cluster_of("h100-80gb", 16)
+    asked = request_of("llama-2", one, 64, pinned=Pinned(data=8, pipeline=1))
+    plan = search(asked).plan
+    assert repriced(plan, asked.graph, asked.batch, two).plan.mesh.alltoall
+    assert not repriced(replace(plan, alltoall=NODE), asked.graph, asked.batch, two).plan.mesh.alltoall
+    assert repriced(replace(plan, alltoall=NODE), asked.graph, asked.batch, one).plan.mesh == plan.mesh
+
+
+def test_links_and_axes_that_contradict_each_other_are_refused() -> None:
+    plan = plans.hand_plan("zero1", "llama", build_mesh(cluster_of("h100-80gb", 8), (8,)), samples=32)
+    with refused(PlanFileError, "alltoall", "'none'", "axis0"):
+        parse_plan(dump_plan(replace(plan, alltoall=False)))
+    text = dump_plan(replace(plan, alltoall=NODE)).replace('"alltoall": "node"', '"alltoall": "rack"')
+    with refused(PlanFileError, "alltoall", "node"):
+        parse_plan(text)
+    without = build_mesh(cluster_of("h100-80gb", 8), (8,), alltoall=False)
+    kept = parse_plan(dump_plan(replace(plan, mesh=without, alltoall=False)))
+    assert kept.alltoall is False
+    assert kept.links_with_alltoall is False
 
 
 def test_gathers_and_buckets_of_a_plan_are_searched_again_but_for_buckets_that_somebody_named() -> None:
