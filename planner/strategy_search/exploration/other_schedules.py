@@ -30,9 +30,12 @@ _FOR_OTHER_ORDERS = 6
 """Maximum number of pipelines that are evaluated for other schedules than 1F1B. With few micro-batches, uneven stages
 and the work that a rank does once per step weigh much, and lower bounds say little about either."""
 
-
 _MISSES = 3
-"""Evaluations stop when so many in a row found nothing that promises less than the plans that are known."""
+"""Evaluations stop when so many in a row found nothing that comes near the plans that are known."""
+
+_NEAR = 0.02
+"""Share by which a pipeline may promise more than the plans that are known and still be near: then others like it may
+promise less."""
 
 
 class OtherSchedules:
@@ -126,7 +129,7 @@ class OtherSchedules:
                 outcome = self.engine.evaluate(c, cutoff=cutoff)
                 self.evaluator.take(c, outcome, max(bound, outcome.bound))
                 promise = apart_seconds(c, outcome.seconds, gradients) if outcome.ranks else math.inf
-                missed = 0 if promise < least else missed + 1
+                missed = 0 if promise < least * (1 + _NEAR) else missed + 1
 
 
 def _most_promising(promises: list[tuple[float, Contender]], below: float) -> list[Contender]:
