@@ -201,6 +201,12 @@ def test_no_pipelines_are_evaluated_for_other_orders_once_a_search_is_cancelled(
             {"devices": 32, "global_batch": 64, "pinned": {"pipeline": 4}},
             {"pipeline": 4, "micro_batches": 8, "schedule": "dualpipe_v"},
         ),
+        (  # others looked at before promise a little more than plans without a pipeline take
+            "bert-large",
+            "h100",
+            {"devices": 64},
+            {"pipeline": 2, "micro_batches": 2, "mesh": (32,), "schedule": "zb_v"},
+        ),
     ],
 )
 def test_few_micro_batches_are_found_in_a_v_by_a_free_search(
