@@ -34,7 +34,8 @@ class BuiltModel:
     `sequence_length` is None where the model has no sequences. `bounds` has for each example tensor the number that
     its integers stay below, None where it is not known or the tensor has no integers. `on_host` says that all but its
     weights are on the host although no data was asked for, because its factory reads numbers. `compared` says that
-    another trace has compared blocks that differ only in their numbers (`planner.graph.tracing.repeats`).
+    another trace has compared blocks that differ only in their numbers (`planner.graph.tracing.repeats`). `notes` say
+    what of a config is not in its model.
     """
 
     reference: str
@@ -46,6 +47,7 @@ class BuiltModel:
     bounds: tuple[int | None, ...]
     on_host: bool = False
     compared: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def published(self) -> bool:
@@ -197,6 +199,7 @@ def _from_config(reference: str, *, dtype: str, device: str, sequence_length: in
         batch=TRACE_BATCH,
         sequence_length=made.sequence_length,
         bounds=made.bounds,
+        notes=made.notes,
     )
 
 

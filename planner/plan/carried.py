@@ -83,12 +83,14 @@ class _Graph(_Form):
 @dataclass(frozen=True, kw_only=True)
 class Carried:
     """A graph as it was traced with `batch` samples and sequences of `sequence_length` tokens (None: no sequences).
-    `only_batch` says why the model computes with that batch alone (None: it computes with any, or nobody asked)."""
+    `only_batch` says why the model computes with that batch alone (None: it computes with any, or nobody asked).
+    `notes` say what of a config is not in the model."""
 
     graph: OperatorGraph
     batch: int
     sequence_length: int | None
     only_batch: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None) -> str | None:

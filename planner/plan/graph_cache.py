@@ -60,6 +60,7 @@ class _File(BaseModel):
     key: dict[str, str | int | None]
     graph: Annotated[str, Field(max_length=LONGEST)]
     only_batch: str | None = None
+    notes: list[str] = []
 
 
 def graph_key(reference: str, *, dtype: str, sequence_length: int | None) -> GraphKey | None:
@@ -105,7 +106,7 @@ def read_graph(folder: Path, key: GraphKey) -> Carried | None:
         file = _File.model_validate(parse_json(decoded(_content(path))))
         if file.key != key:
             return None
-        graph = replace(own_graph(file.graph), only_batch=file.only_batch)
+        graph = replace(own_graph(file.graph), only_batch=file.only_batch, notes=tuple(file.notes))
         os.utime(path)
     except (OSError, ForeignTextError, ValidationError, PlanFileError):
         return None
@@ -123,7 +124,13 @@ def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if fault := _fault_of(folder):
             return fault
-        file = _File(schema_version=SCHEMA_VERSION, key=dict(key), graph=text, only_batch=traced.only_batch)
+        file = _File(
+            schema_version=SCHEMA_VERSION,
+            key=dict(key),
+            graph=text,
+            only_batch=traced.only_batch,
+            notes=list(traced.notes),
+        )
         write_atomically(graph_path(folder, key), file.model_dump_json(), private=True)
         _make_room(folder)
     except PlanFileError as error:

@@ -185,6 +185,7 @@ def named_job(
         graph_cache: a folder that keeps traced graphs (`planner.plan.graph_cache`).
         rule_cache: see `discover`, which finds rules for operators that have none and reports through `noted` what the
             user must know about them.
+        noted: also gets what of a `config.json` is not in its model.
 
     Raises ModelError if the model cannot be built or traced, RuleError if an operator cannot get a rule.
     """
@@ -195,7 +196,7 @@ def named_job(
         with_rules.append(discover(graph, rule_cache, noted))
         return with_rules[-1]
 
-    found = traced_named(name, trace, PRECISIONS[precision], sequence_length, graph_cache, ruled)
+    found = traced_named(name, trace, PRECISIONS[precision], sequence_length, graph_cache, ruled, noted)
     graph = with_rules[0] if with_rules else ruled(found.graph)
     return Job(
         model=model_reference(graph, name=name, sequence_length=found.sequence_length, batch=found.batch),
@@ -216,6 +217,7 @@ def traced_named(
     sequence_length: int | None,
     cache: Path | None,
     ruled: Callable[[OperatorGraph], OperatorGraph] | None = None,
+    noted: Callable[[str], None] = lambda _: None,
 ) -> Carried:
     """The graph of a named model: from the cache, or traced and, where possible, kept. A model that is not ours is
     traced at a second batch, too, if `ruled` gives its operators rules; without `ruled` it is not kept."""
@@ -224,17 +226,26 @@ def traced_named(
     key = None if cache is None else graph_key(name, dtype=dtype, sequence_length=sequence_length)
     kept = None if cache is None or key is None else read_graph(cache, key)
     if kept is not None:
+        _tell(kept.notes, noted)
         return kept
     built = build_model(name, dtype=dtype, sequence_length=sequence_length)
+    _tell(built.notes, noted)
     graph, fault = trace(built), None
     refuse_unread(graph.consumers.keys(), [n for n, one in built.module.named_parameters() if one.requires_grad])
     if not (is_of_zoo(name) or _is_ours(built.module)):
         key = None if ruled is None else key
         fault = ruled and _batch_fault(built, ruled(graph), trace)
-    traced = Carried(graph=graph, batch=built.batch, sequence_length=built.sequence_length, only_batch=fault)
+    traced = Carried(
+        graph=graph, batch=built.batch, sequence_length=built.sequence_length, only_batch=fault, notes=built.notes
+    )
     if cache is not None and key is not None and (why := keep_graph(cache, key, traced)):
         _LOG.info("the graph of %s is not kept: %s", name, why)
     return traced
+
+
+def _tell(notes: tuple[str, ...], noted: Callable[[str], None]) -> None:
+    for note in notes:
+        noted(note)
 
 
 def given_job(

@@ -99,6 +99,8 @@ class ConfigFile(_Part):
     rope_scaling: _Rope | None = None
     tie_word_embeddings: _Switch = None
     layer_types: list[str] | None = None
+    hybrid_override_pattern: str | None = None
+    layers_block_type: list[str] | None = None
 
     num_experts: _Experts | None = None
     num_local_experts: _Experts | None = None
@@ -144,6 +146,14 @@ class ConfigFile(_Part):
             raise ValueError(f"{experts} experts do not divide into {groups} groups (n_group)")
         if groups and self.topk_group and self.topk_group > groups:
             raise ValueError(f"a token takes {self.topk_group} groups (topk_group), and there are {groups}")
+        layers = self.num_hidden_layers
+        for key, said in (
+            ("hybrid_override_pattern", (self.hybrid_override_pattern or "").replace("|", "")),
+            ("layers_block_type", self.layers_block_type or ()),
+            ("layer_types", self.layer_types or ()),
+        ):
+            if layers and said and len(said) != layers:
+                raise ValueError(f"num_hidden_layers is {layers}, and {key} has {len(said)} layers")
         rotary = self.qk_rope_head_dim or self.head_dim
         if rotary and rotary % 2:
             raise ValueError(f"heads rotate {rotary} numbers in pairs: that is an odd number")

@@ -27,8 +27,8 @@ _SHARED: Mapping[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (False,),
 }
 _NEEDED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "DeepseekV2ForCausalLM": {**_SHARED, "norm_topk_prob": (False,)},
-    "DeepseekV3ForCausalLM": _SHARED,
+    "DeepseekV2ForCausalLM": {**_SHARED, "norm_topk_prob": (False,), "scoring_func": ("softmax",)},
+    "DeepseekV3ForCausalLM": {**_SHARED, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
 }
 """The architectures, and the values that their configs must have for the decoders here to be the same."""
 

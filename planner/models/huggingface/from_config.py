@@ -1,11 +1,7 @@
 """Models of Hugging Face, built from a `config.json` with random weights: nothing is downloaded.
 
-The architecture in the config selects the class with a loss, and the class determines the arguments:
-
-    ...ForCausalLM, GPT2LMHeadModel     input_ids, labels
-    ...ForMaskedLM                      input_ids, attention_mask, labels
-    ...ForConditionalGeneration         input_ids, attention_mask, decoder_input_ids, labels
-    ...ForImageClassification           pixel_values, labels
+The architecture in the config selects the class with a loss, and the class determines the arguments (`inputs` beside
+this file).
 
 A ...ForConditionalGeneration that has no encoder and decoder reads images or sound beside tokens. It is called on
 tokens alone, with sizes of its `text_config`; its other parts exist, and do nothing.
@@ -18,9 +14,8 @@ keys and values are not kept for generation. Where all layers look back through 
 padding.
 """
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +24,24 @@ from planner.models.adapters import without_adapters
 from planner.models.huggingface.config import check_activations, check_config, check_present, read_config
 from planner.models.huggingface.decoders import dense_dimensions
 from planner.models.huggingface.deepseek import deepseek_of, is_deepseek
+from planner.models.huggingface.equivalents import rewritten
+from planner.models.huggingface.gemma3n import made_traceable
+from planner.models.huggingface.inputs import (
+    PAIRS,
+    SOUND_FRAMES,
+    arguments_of,
+    bound,
+    ending_of,
+    example,
+    reads_images_alone,
+)
 from planner.models.huggingface.library import errors_named, has_window, text_of, transformers_library
 from planner.models.huggingface.mixtures import is_mixture, mixture_of
+from planner.models.huggingface.notes import notes_on_keys, notes_on_length
+from planner.models.huggingface.pairs import NOTE, compared_in_any_batch
+from planner.models.huggingface.phimoe import without_sampling
 from planner.models.huggingface.positions import fix_frequencies
+from planner.models.huggingface.refusals import not_built
 from planner.models.huggingface.rewriting import (
     WITH_MASKS,
     computes_with_masks,
@@ -39,6 +49,7 @@ from planner.models.huggingface.rewriting import (
     register,
     set_attention,
 )
+from planner.models.huggingface.sound import without_draws
 from planner.models.overrides import changed_content, split_reference
 
 if TYPE_CHECKING:
@@ -50,21 +61,6 @@ _SPELLED_OUT = "eager"
 
 _LENGTH = 128
 """Tokens of a sequence where neither the user nor the config gives a number."""
-
-_KINDS: Mapping[str, tuple[str, ...]] = {
-    "ForCausalLM": ("input_ids", "labels"),
-    "LMHeadModel": ("input_ids", "labels"),
-    "ForMaskedLM": ("input_ids", "attention_mask", "labels"),
-    "ForConditionalGeneration": ("input_ids", "attention_mask", "decoder_input_ids", "labels"),
-    "ForImageClassification": ("pixel_values", "labels"),
-}
-"""The arguments of a class, by the end of its name."""
-
-_FROM_SOUND = ("input_features", "decoder_input_ids", "labels")
-"""The arguments of a class that writes down speech (Whisper)."""
-
-_FRAMES = 2
-"""Frames of sound for each position of the encoder of Whisper: its second convolution takes every other frame."""
 
 _DERIVED = ("layer_types",)
 """Keys that a config derives from others if they are left out."""
@@ -81,13 +77,14 @@ _TRAINED_LENGTH = "seq_length"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromConfig:
     """A module, its arguments, by name or in this order (`positional`), the bound of each input's integers,
-    and the tokens of a sequence (None: no sequences)."""
+    and the tokens of a sequence (None: no sequences). `notes` say what of the config is not in the model."""
 
     module: Any
     inputs: Mapping[str, Any]
     bounds: tuple[int | None, ...]
     sequence_length: int | None
     positional: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def is_config(reference: str) -> bool:
@@ -98,36 +95,35 @@ def is_config(reference: str) -> bool:
 def from_config(reference: str, *, batch: int, device: str, sequence_length: int | None) -> FromConfig:
     """The model of a config with weights drawn at random, on "meta" without any. Raises ModelError, naming the file."""
     path, name, ending, config = _config(reference)
+    made = _made(reference, path, name, ending, config, batch=batch, device=device, asked=sequence_length)
+    content = _read(split_reference(without_adapters(reference))[0])[2]
+    notes = [*made.notes, *notes_on_keys(content, config, made.module, path)]
+    if made.sequence_length is not None and sequence_length is None:
+        notes += notes_on_length(path, _longest(text_of(config, path))[0], made.sequence_length)
+    return replace(made, notes=tuple(notes))
+
+
+def _made(
+    reference: str, path: Path, name: str, ending: str, config: Any, *, batch: int, device: str, asked: int | None
+) -> FromConfig:
     transformers = transformers_library()
-    names = _arguments(getattr(transformers, name), config, ending, path)
-    images = ending == "ForImageClassification"
+    names = arguments_of(getattr(transformers, name), config, ending, path)
     text = text_of(config, path)
-    length = None if images else _length(text, path, sequence_length)
-    if length is None and sequence_length is not None:
+    length = None if reads_images_alone(ending) else _length(text, path, asked)
+    if length is None and asked is not None:
         raise ModelError(f"--seq-len does not apply to {reference}: {name} reads images, whose size is in its config")
     if (is_mixture(name) or is_deepseek(name)) and length is not None:
         return _decoder(config, name, length, path, batch, device)
     masked = "attention_mask" in names or (length is not None and has_window(text, length))
     computed = computes_with_masks(getattr(transformers, name))
+    silenced = tuple(without_draws(config, path))
     module = _built(transformers, config, name, path, masked=masked or computed, device=device)
+    notes = (*silenced, *without_sampling(module), *((NOTE,) if ending in PAIRS else ()))
     if length is not None:
         fix_frequencies(module, length)
-    examples = {key: _example(key, config, batch, length, device) for key in names}
-    bounds = tuple(_bound(key, text, images=images) for key in names)
-    return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
-
-
-def _arguments(made: Any, config: Any, ending: str, path: Path) -> tuple[str, ...]:
-    """The names of the arguments of a class. Raises ModelError where its model reads what a config does not tell."""
-    reads = made.main_input_name
-    if reads == _FROM_SOUND[0] and config.model_type == "whisper":
-        return _FROM_SOUND
-    if not {reads, *inspect.signature(made.forward).parameters} & {"input_ids", "pixel_values"}:
-        raise ModelError(
-            f"{path}: {made.__name__} reads {reads}, and a config does not tell their shape; write a factory instead:"
-            " --model package.module:factory"
-        )
-    return tuple(key for key in _KINDS[ending] if key != "decoder_input_ids" or config.is_encoder_decoder)
+    examples = {key: example(key, config, ending, batch, length, device) for key in names}
+    bounds = tuple(bound(key, text, ending) for key in names if key != "return_loss")
+    return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length, notes=notes)
 
 
 def config_content(reference: str) -> tuple[str, dict[str, Any]]:
@@ -171,17 +167,10 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     transformers = transformers_library()
     check_activations(content, _activations(), path)
     name = _as_transformers_writes(transformers, name)
-    ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
+    ending = ending_of(name)
     found = getattr(transformers, name, None) if ending is not None else None
     if ending is None or not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        known = ", ".join(f"…{known}" for known in _KINDS)
-        lacks = f"transformers {transformers.__version__} has no model of that name"
-        if content.get("auto_map"):
-            lacks += ", and the code beside the config, which builds it, never runs here"
-        said = f"is not one that is built here ({known})" if ending is None else f"is not known: {lacks}"
-        raise ModelError(
-            f"{path}: the architecture {name} {said}; write a factory instead: --model package.module:factory"
-        )
+        raise ModelError(f"{path}: {not_built(transformers, name, content, ending)}")
     config = _changed(_loaded(transformers, path, name, content), changes, path)
     _check_made(config, transformers, name, path)
     return path, name, ending, config
@@ -249,7 +238,8 @@ def stretched(config: Any, kind: str) -> tuple[tuple[float, ...], float]:
 
 
 def _read(reference: str) -> tuple[Path, str, dict[str, Any]]:
-    """The file of a reference, the architecture that it names, and its whole content."""
+    """The file of a reference, the architecture that it names, and its whole content, or the architecture and content
+    that compute the same (`equivalents`)."""
     path = Path(reference)
     path = path / "config.json" if path.is_dir() else path
     content = read_config(path)
@@ -258,15 +248,18 @@ def _read(reference: str) -> tuple[Path, str, dict[str, Any]]:
         raise ModelError(
             f"{path}: 'architectures' must name the class to build, as in [\"LlamaForCausalLM\"]; it is {named!r:.80}"
         )
-    return path, named[0], content
+    name, same = rewritten(named[0], content, path)
+    return path, name, same
 
 
 def _loaded(transformers: Any, path: Path, name: str, content: Mapping[str, Any]) -> Any:
     """The config as transformers reads it, by its model_type. A model with code of its own, whose class has the name of
     a class in transformers, is read as that class: Kimi K2 is DeepSeek-V3 under another model_type. Its own code never
-    runs."""
+    runs. The same holds for a model that computes the same as such a class."""
     with errors_named(transformers, f"{path}: transformers cannot read it"):
-        if content.get("model_type") not in transformers.CONFIG_MAPPING and _brings(content.get("auto_map"), name):
+        same = content.get("model_type") != read_config(path).get("model_type")
+        unknown = content.get("model_type") not in transformers.CONFIG_MAPPING
+        if same or (unknown and _brings(content.get("auto_map"), name)):
             return getattr(transformers, name).config_class(**{k: v for k, v in content.items() if k != "model_type"})
         return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
 
@@ -329,40 +322,25 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
         module = made._from_config(config, attn_implementation=attention).train()
         set_attention(module, masked=masked)
     experts_as_one_operator(module, str(path))
+    made_traceable(module)
+    compared_in_any_batch(module)
     return module
+
+
+def _longest(config: Any) -> tuple[str, int]:
+    """The key of a config for the longest sequence, and that length; an empty key where it says none."""
+    none = ("", SOUND_FRAMES if hasattr(config, "conv_stride") else _LENGTH)
+    said = ((key, int(getattr(config, key, None) or 0)) for key in (*_LENGTHS, _TRAINED_LENGTH))
+    return next(((key, length) for key, length in said if length > 0), none)  # XLNet has -1, of any length
 
 
 def _length(config: Any, path: Path, asked: int | None) -> int:
     """Tokens of a sequence: as asked, else as many as the config has positions for."""
-    lengths = (int(getattr(config, key, None) or 0) for key in _LENGTHS)
-    longest = next((length for length in lengths if length > 0), None)  # XLNet has -1, of any length
+    key, longest = _longest(config)
     if asked is None:
-        return longest or int(getattr(config, _TRAINED_LENGTH, None) or 0) or _LENGTH
+        return longest
     if asked < 1:
         raise ModelError(f"--seq-len {asked}: a sequence has 1 token or more")
-    if longest is not None and asked > longest:
+    if key in _LENGTHS and asked > longest:
         raise ModelError(f"{path} has positions for {longest} tokens; --seq-len {asked} is longer")
     return asked
-
-
-def _example(key: str, config: Any, batch: int, length: int | None, device: str) -> Any:
-    import torch
-
-    if key == "pixel_values":
-        size = config.image_size
-        sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-        return torch.zeros(batch, config.num_channels, *sides, device=device)
-    if key == "input_features":
-        return torch.zeros(batch, config.num_mel_bins, _FRAMES * config.max_source_positions, device=device)
-    shape = (batch,) if length is None else (batch, length)
-    make = torch.ones if key == "attention_mask" else torch.zeros
-    return make(shape, dtype=torch.int64, device=device)
-
-
-def _bound(key: str, config: Any, *, images: bool) -> int | None:
-    """The bound of the integers of an input; None where they are drawn from the example."""
-    if key in ("attention_mask", "input_features"):
-        return None
-    if key == "labels" and images:
-        return int(config.num_labels)
-    return int(config.vocab_size) if getattr(config, "vocab_size", None) is not None else None
