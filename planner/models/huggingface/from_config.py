@@ -24,7 +24,7 @@ from planner.models.adapters import without_adapters
 from planner.models.huggingface.config import check_activations, check_config, check_present, read_config
 from planner.models.huggingface.decoders import dense_dimensions
 from planner.models.huggingface.deepseek import deepseek_of, is_deepseek
-from planner.models.huggingface.equivalents import rewritten
+from planner.models.huggingface.equivalents import note_on_part, rewritten
 from planner.models.huggingface.gemma3n import made_traceable
 from planner.models.huggingface.inputs import (
     PAIRS,
@@ -97,7 +97,7 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     path, name, ending, config = _config(reference)
     made = _made(reference, path, name, ending, config, batch=batch, device=device, asked=sequence_length)
     content = _read(split_reference(without_adapters(reference))[0])[2]
-    notes = [*made.notes, *notes_on_keys(content, config, made.module, path)]
+    notes = [*note_on_part(_said(path), path), *made.notes, *notes_on_keys(content, config, made.module, path)]
     if made.sequence_length is not None and sequence_length is None:
         notes += notes_on_length(path, _longest(text_of(config, path))[0], made.sequence_length)
     return replace(made, notes=tuple(notes))
@@ -168,7 +168,8 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     check_activations(content, _activations(), path)
     name = _as_transformers_writes(transformers, name)
     ending = ending_of(name)
-    found = getattr(transformers, name, None) if ending is not None else None
+    with errors_named(transformers, f"{path}: transformers cannot load {name}"):
+        found = getattr(transformers, name, None) if ending is not None else None
     if ending is None or not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise ModelError(f"{path}: {not_built(transformers, name, content, ending)}")
     config = _changed(_loaded(transformers, path, name, content), changes, path)
@@ -177,11 +178,14 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
 
 
 def _as_transformers_writes(transformers: Any, name: str) -> str:
-    """The name of a class in transformers that differs at most in capital letters (PhiMoEForCausalLM is
+    """The name of a class in transformers that differs at most in capital letters and underscores (PhiMoEForCausalLM is
     PhimoeForCausalLM there); the name itself where there is none."""
-    if hasattr(transformers, name):
-        return name
-    return next((known for known in dir(transformers) if known.lower() == name.lower()), name)
+    known = dir(transformers)
+    return name if name in known else next((one for one in known if _plain(one) == _plain(name)), name)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def _check_made(config: Any, transformers: Any, name: str, path: Path) -> None:
@@ -242,14 +246,25 @@ def _read(reference: str) -> tuple[Path, str, dict[str, Any]]:
     that compute the same (`equivalents`)."""
     path = Path(reference)
     path = path / "config.json" if path.is_dir() else path
+    content, said = read_config(path), _said(path)
+    name, same = rewritten(said, content, path)
+    return path, name, same
+
+
+def _said(path: Path) -> str:
+    """The architecture that a file names. Raises ModelError where it names none, or several."""
     content = read_config(path)
     named = content.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
+    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
+        return named[0]
+    if "_class_name" in content:
         raise ModelError(
-            f"{path}: 'architectures' must name the class to build, as in [\"LlamaForCausalLM\"]; it is {named!r:.80}"
+            f"{path}: a config of diffusers ({content['_class_name']!r:.80}) says nothing of the loss; write a factory"
+            " instead: --model package.module:factory"
         )
-    name, same = rewritten(named[0], content, path)
-    return path, name, same
+    raise ModelError(
+        f"{path}: 'architectures' must name the class to build, as in [\"LlamaForCausalLM\"]; it is {named!r:.80}"
+    )
 
 
 def _loaded(transformers: Any, path: Path, name: str, content: Mapping[str, Any]) -> Any:

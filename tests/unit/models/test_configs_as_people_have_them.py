@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from planner.errors import ModelError
-from planner.models.huggingface.from_config import from_config
+from planner.models.huggingface.equivalents import note_on_part, rewritten
+from planner.models.huggingface.from_config import _as_transformers_writes, from_config
 from planner.models.zoo import build_model
 from tests.refusals import refused
 
@@ -161,3 +162,33 @@ def test_configs_of_the_tests_have_no_keys_that_nothing_reads() -> None:
     for family in ("llama", "gemma2", "qwen3-next", "deepseek-v3", "whisper", "zamba2", "gpt-oss"):
         built = build_model(str(CONFIGS / family), dtype="bfloat16", sequence_length=8)
         assert not [note for note in built.notes if "does not read" in note], family
+
+
+@pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        ({"_class_name": "FluxTransformer2DModel"}, ("diffusers", "'FluxTransformer2DModel'")),
+        ({"architectures": ["Qwen3OmniMoeForConditionalGeneration"]}, ("thinker_config", "missing")),
+    ],
+)
+def test_configs_of_another_kind_are_refused(
+    content: dict[str, Any], facts: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with refused(ModelError, *facts):
+        build_model(str(tmp_path), dtype="bfloat16", sequence_length=8)
+
+
+def test_of_a_model_that_only_generates_the_part_with_a_loss_is_planned() -> None:
+    name, content = rewritten(
+        "Qwen3OmniMoeForConditionalGeneration", {"thinker_config": {"text_config": {"vocab_size": 8}}}, Path("c.json")
+    )
+    assert name == "Qwen3OmniMoeThinkerForConditionalGeneration"
+    assert content["text_config"] == {"vocab_size": 8}
+    assert "thinker_config" in next(note_on_part("Qwen3OmniMoeForConditionalGeneration", Path("c.json")))
+
+
+def test_names_of_classes_may_differ_in_letters_and_underscores() -> None:
+    assert _as_transformers_writes(transformers, "KimiK25ForConditionalGeneration") == (
+        "Kimi_K25ForConditionalGeneration"
+    )
