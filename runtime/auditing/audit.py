@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from hardware_profiles import Bytes, Flops, Machine, clusters_of_ranks, parts_of
+from hardware_profiles import PYTORCH, Bytes, Flops, Machine, clusters_of_ranks, parts_of
 from planner.errors import AuditError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
@@ -128,7 +128,7 @@ def audit(
     if strange:
         raise AuditError(f"pipeline rank {strange[0]}: the plan has {plan.pipeline}, from 0 to {plan.pipeline - 1}")
     few, fused = _few(plan), _updated_by_one_kernel(plan, cluster)
-    whole = bind(plan, traced, batch)
+    whole = bind(_of_this_runtime(plan), traced, batch)
     composing = _composing(cluster)
     costs, clusters = stated_costs(whole, composing), clusters_of_ranks(composing, plan.pipeline)
     for stage in range(plan.pipeline) if ranks is None else ranks:
@@ -148,6 +148,11 @@ def audit(
                 predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows, fused=fused),
                 stated=stage_peak(costs[stage], clusters[stage]),
             )
+
+
+def _of_this_runtime(plan: Plan) -> Plan:
+    """The plan for this runtime: other software drops probabilities inside its attention kernels."""
+    return replace(plan, cluster=replace(plan.cluster, software=PYTORCH.name))
 
 
 def _composing(cluster: Machine) -> Machine:

@@ -183,12 +183,13 @@ class _Drop(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, keep: torch.Tensor, scale: float) -> torch.Tensor:
         ctx.save_for_backward(keep)
         ctx.scale = scale
-        return tensor * keep * scale  # a new tensor: kept results of a recomputed block must not be overwritten
+        dropped = tensor * keep  # a new tensor: kept results of a recomputed block must not be overwritten
+        return dropped.mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (keep,) = ctx.saved_tensors
-        return gradients[0] * keep * ctx.scale, None, None
+        return (gradients[0] * keep).mul_(ctx.scale), None, None
 
 
 def _row_states(key: int, first: list[int], extents: list[int], device: torch.device) -> torch.Tensor:

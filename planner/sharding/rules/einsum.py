@@ -87,6 +87,7 @@ class Einsum(RuleSpec):
     chance: RandomOps | None = None
     unfused_extra: tuple[tuple[float, str], ...] = ()
     unfused_elements: tuple[tuple[float, str], ...] = ()
+    unfused_scratch: tuple[tuple[float, str], ...] = ()
     causal_argument: tuple[int, str] | None = None
     mask_argument: tuple[int, str] | None = None
     mean_argument: tuple[int, str] | None = None
@@ -144,7 +145,7 @@ class Einsum(RuleSpec):
         every, element = [factor.name for factor in factors], call.operands[0].element_bytes
         extra = self.unfused_extra if unfused else self.saved_extra
         elements = self.unfused_elements if unfused else self.saved_elements
-        scratch = self.unfused_elements if unfused else self.scratch_elements
+        scratch = self.unfused_scratch if unfused else self.scratch_elements
         saved = (*extra, *((element * count, text) for count, text in elements))
         mean = self.mean_argument is not None and call.argument(*self.mean_argument, 1) == 1
         return Rule(

@@ -92,6 +92,7 @@ _ATTENTION = Einsum(
     chance=CHANCES["aten.scaled_dot_product_attention.default"],
     unfused_extra=((1.0, "b g r q k"),),  # the mask
     unfused_elements=((2.0, "b g r q k"),),  # probabilities, and those that are left
+    unfused_scratch=((1.0, "b g r q k"),),  # scores; a gradient of probabilities
     rings=(("k", "q"),),  # keys and values come round; backward once more, and their gradients behind them
     inner=tuple(
         pattern

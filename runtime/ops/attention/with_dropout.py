@@ -38,6 +38,7 @@ def attention_with_dropout(
     product = grouped @ key_BGKD.transpose(-2, -1)
     product *= 1.0 / math.sqrt(width) if scale is None else scale
     scores = product.view(batch, heads, queries, keys)
+    del product  # else it lives beside masked scores
     if is_causal:
         last = torch.arange(first_query, first_query + queries, device=scores.device).unsqueeze(1)
         scores = scores + _bias(torch.arange(keys, device=scores.device) <= last, scores)
