@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.api.checking import prove, verify
     from planner.api.comparing import capacity, compare
+    from planner.api.decisions import shard
     from planner.api.fitting import fit
     from planner.api.fronts import pareto
     from planner.api.importing_plans import import_plan
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.sharding.discover import discover
     from planner.sharding.update import Update
-    from planner.strategy_search.request.shard import shard
     from planner.strategy_search.request.space import Pinned
     from planner.strategy_search.result import Progress, SearchResult
 
@@ -80,7 +80,7 @@ _LAZY = {
     "save": "planner.api.plans",
     "save_plan": "planner.plan.file",
     "search": "planner.api.searching",
-    "shard": "planner.strategy_search.request.shard",
+    "shard": "planner.api.decisions",
     "trace": "planner.api.searching",
     "validate": "planner.api.plans",
     "verify": "planner.api.checking",

@@ -4,15 +4,17 @@ import dataclasses
 import functools
 import inspect
 import os
-import types
+import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from hardware_profiles import HardwareProfileError
+from planner.api.kinds import fits, kind_of, said, shown
 from planner.api.search_options import spelled_out
-from planner.errors import RequestError, unknown_name
+from planner.api.speaking import in_python
+from planner.errors import PlannerError, RequestError, unknown_name
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
 
@@ -20,27 +22,53 @@ Record = TypeVar("Record")
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", tuple: "a tuple"}
+_LONGEST = 255
+"""Most characters of a name of a file, on all file systems in use."""
+
+MOST = 2**31
+"""Most of any whole number, as on the command line."""
 
 
 def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
-    """Wrap a public function: unknown arguments and unknown hardware raise a RequestError that says what to do."""
+    """Wrap a public function: an argument that is unknown or of a type that is not its own, and unknown hardware, raise
+    a RequestError that says what to do. Errors name arguments of the function, where they would name options of the
+    command (`planner.api.speaking`)."""
     signature = spelled_out(function)
+    names = (function.__name__, *signature.parameters)
 
     @functools.wraps(function)
     def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Answer:
         try:
-            signature.bind(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            fault = _misnamed(function.__name__, tuple(signature.parameters), kwargs)
+            fault = _misnamed(function.__name__, names[1:], kwargs)
             raise RequestError(fault or _lacking(function.__name__, signature, kwargs) or str(error)) from error
+        _check_kinds(signature, given)
         try:
             return function(*args, **kwargs)
         except HardwareProfileError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(in_python(str(error), names)) from error
+        except PlannerError as error:
+            error.args = (in_python(str(error), names), *error.args[1:])
+            raise
 
     called.__signature__ = signature  # type: ignore[attr-defined]  # what `help` shows
     return called
+
+
+def _check_kinds(signature: inspect.Signature, given: Mapping[str, object]) -> None:
+    """Raise RequestError for the first argument whose type is not that of its annotation."""
+    for name, value in given.items():
+        wanted = signature.parameters[name].annotation
+        advice = f"give {said(wanted).removesuffix(' or None')}"
+        if not fits(value, wanted, words=False):
+            raise RequestError(f"{name} = {shown(value)}: {advice}")
+        if isinstance(value, str | os.PathLike):
+            text = os.fspath(value)
+            if text == "" and any(typing.get_origin(one) is os.PathLike for one in typing.get_args(wanted)):
+                raise RequestError(f"{name} is empty: {advice}")
+            if "\0" in text or max(map(len, re.split("[/,+]", text))) > _LONGEST:
+                raise RequestError(f"{name} = {text!r:.80}: no name has such characters, or so many; {advice}")
 
 
 def _misnamed(function: str, known: tuple[str, ...], given: Mapping[str, object]) -> str:
@@ -62,12 +90,6 @@ def _lacking(function: str, signature: inspect.Signature, given: Mapping[str, ob
     wanted = (one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY and one.default is one.empty)
     lacking = [f"{one.name}=..." for one in wanted if one.name not in given]
     return f"{function}: give {', '.join(lacking)}" if lacking else ""
-
-
-def kind_of(value: object) -> str:
-    """The type of a value in words: "an int", "a list"."""
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def callback(name: str, value: object) -> None:
@@ -124,7 +146,9 @@ def number(name: str, value: object, *, least: float = 1, whole: bool = True) ->
         return
     if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
         kind = "a whole number" if whole else "a number"
-        raise RequestError(f"{name} = {value!r:.80}: give {kind} of {least:g} or more")
+        raise RequestError(f"{name} = {shown(value)}: give {kind} of {least:g} or more")
+    if whole and value > MOST:
+        raise RequestError(f"{name} = {value:.3e}: give {MOST:,} or less")
 
 
 def numbers(**values: object) -> None:
@@ -163,8 +187,8 @@ def record(name: str, value: object, kind: type[Record], default: Record) -> Rec
     for key, given in read.items():
         if key not in fields:
             raise RequestError(unknown_name(f"field of {name}:", str(key)[:80], fields))
-        if not _fits(given, fields[key]):
-            raise RequestError(f"{name}[{key!r}] = {value[key]!r:.80}: give {_said(fields[key])}")
+        if not fits(given, fields[key]):
+            raise RequestError(f"{name}[{key!r}] = {value[key]!r:.80}: give {said(fields[key])}")
     return dataclasses.replace(default, **read)  # type: ignore[type-var]
 
 
@@ -173,35 +197,3 @@ def _tuples(value: object) -> object:
     if isinstance(value, Mapping):
         value = tuple(value.items())
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-def _fits(value: object, wanted: Any) -> bool:
-    """Whether a value has an annotated type: plain types, unions, literals and tuples of such."""
-    origin, inside = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, one) for one in inside)
-    if origin is typing.Literal:
-        return value in inside
-    if origin is tuple:
-        of_each = inside[0] if len(inside) == 2 and inside[1] is ... else None
-        if not isinstance(value, tuple):
-            return False
-        if of_each is not None:
-            return all(_fits(one, of_each) for one in value)
-        return len(value) == len(inside) and all(_fits(*pair) for pair in zip(value, inside, strict=True))
-    if wanted in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float) if wanted is float else wanted)
-
-
-def _said(wanted: Any) -> str:
-    origin, inside = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(_said(one) for one in inside)
-    if origin is typing.Literal:
-        return " or ".join(map(repr, inside))
-    if origin is tuple:
-        if len(inside) == 2 and inside[1] is ...:
-            return f"a tuple of {_said(inside[0])}"
-        return f"a tuple ({', '.join(map(_said, inside))})"
-    return "None" if wanted is types.NoneType else _WORDS.get(wanted, f"a {wanted.__name__}")

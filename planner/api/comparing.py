@@ -190,7 +190,7 @@ class Capacity:
 
 @public
 def compare(
-    model: "str | TracedModel | Sequence[str]",
+    model: str | TracedModel | Sequence[str],
     hardware: str | Sequence[str] = HARDWARE,
     *,
     devices: int | Sequence[int],
@@ -244,7 +244,7 @@ def compare(
 
 @public
 def capacity(
-    model: "str | TracedModel",
+    model: str | TracedModel,
     hardware: str = HARDWARE,
     *,
     days: float,

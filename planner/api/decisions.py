@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hardware_profiles import Machine, parts_of
-from planner.api.checks import number, record, texts, word
+from planner.api.checks import number, public, record, texts, word
 from planner.errors import RequestError
 from planner.sharding.update import Update
 from planner.strategy_search.request.offload import NOTHING, parse_offload
@@ -13,6 +13,8 @@ from planner.strategy_search.request.per_replica import parse_per_replica
 from planner.strategy_search.request.request import Padding, Placing, Shard
 from planner.strategy_search.request.shard import shard as sharded
 from planner.strategy_search.request.space import FREE, Pinned
+
+shard = public(sharded)
 
 
 def completed(pinned: Pinned, machine: Machine, *, owned: bool) -> Pinned:
@@ -90,7 +92,7 @@ def replicas_given(per_replica: Sequence[str], update: Update) -> Update:
 
 def shards_given(given: object) -> tuple[Shard, ...]:
     if isinstance(given, Mapping):
-        return tuple(sharded(str(pattern), strategy) for pattern, strategy in given.items())
+        return tuple(shard(str(pattern), strategy) for pattern, strategy in given.items())
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(one, Shard) for one in given):
         raise RequestError("shard: give {'*q_proj*': 'b,o'}, or a list of planner.shard(pattern, strategy)")
     return tuple(given)

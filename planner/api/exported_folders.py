@@ -1,5 +1,6 @@
 """What `export.json` says of a folder that `plan export` wrote: the engine and the model."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def exported_as(folder: Path) -> Record:
     from planner.models.zoo import is_of_zoo
 
     path = folder / MARKER
-    if not folder.is_dir() or not path.is_file():
+    if not os.path.isfile(path):
         return Record()
     try:
         content = parse_json(read_text(path), SETTINGS)

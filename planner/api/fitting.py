@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hardware_profiles.corrections import corrected_profile
 from hardware_profiles.run_record import load_run_record
-from planner.api.checks import file_path, kind_of, names, public, word
+from planner.api.checks import file_path, names, public, word
+from planner.api.kinds import kind_of
 from planner.errors import RequestError
 from planner.plan.compare.corrections import Factor, check_profile, corrections_of, factors_of
 from planner.plan.compare.measured import Clock

@@ -1,5 +1,6 @@
 """`planner.pareto`: the plans between the fastest one and the one with the least memory, or the least cost."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, Unpack, get_args
@@ -102,7 +103,7 @@ class Front:
 @public
 def pareto(
     model: Any,
-    hardware: Machine | str = HARDWARE,
+    hardware: Machine | str | os.PathLike[str] = HARDWARE,
     *,
     against: Against = "memory",
     devices: int | None = None,

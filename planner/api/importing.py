@@ -158,8 +158,14 @@ def _found(asked: Asked) -> "tuple[Target, Path, str, str]":
     if engine is None:
         path = asked.file
         if path.is_dir():
-            inside = [target.main for target in TARGETS.values() if (path / target.main).is_file()]
-            path = path / min(inside, key=_starts, default=_LAUNCH)
+            mains = tuple(dict.fromkeys(target.main for target in TARGETS.values()))
+            inside = [name for name in mains if (path / name).is_file()]
+            if not inside:
+                raise RequestError(
+                    f"{path}: this folder has no settings of an engine, which are in {', '.join(mains)}; give the file,"
+                    " or a folder that plan export wrote"
+                )
+            path = path / min(inside, key=_starts)
         with refusing(asked.file, "an engine"):
             engine = guessed_engine(_settings_of(path), TARGETS)
     target = target_named(engine)

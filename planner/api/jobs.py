@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import file_path, kind_of, number
+from planner.api.checks import file_path, number
+from planner.api.kinds import kind_of
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.nicknames import full_model
@@ -45,13 +46,19 @@ class TracedModel:
 
 
 def machine_given(
-    hardware: Machine | str, *, cluster: str | None = None, software: str | None = None, devices: int | None = None
+    hardware: Machine | str | os.PathLike[str],
+    *,
+    cluster: str | None = None,
+    software: str | None = None,
+    devices: int | None = None,
 ) -> Machine:
     """The machine of the arguments. Raises RequestError, HardwareProfileError."""
     if isinstance(hardware, os.PathLike):
         hardware = os.fspath(hardware)
     if not isinstance(hardware, str) and not hasattr(hardware, "with_devices"):
         raise RequestError(f"hardware is {kind_of(hardware)}: give the name or file of a profile, or a machine")
+    if hardware == "":
+        raise RequestError("hardware is empty: give the name or file of a profile, or a machine")
     number("devices", devices)
     named = full_profile(hardware) if isinstance(hardware, str) else hardware
     return machine_from(named, levels=cluster, software=software, devices=devices)

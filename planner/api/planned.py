@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.api.checks import kind_of
 from planner.api.jobs import traced_model
+from planner.api.kinds import kind_of
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.nicknames import full_model

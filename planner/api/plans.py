@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.checks import amounts, callbacks, file_path, kind_of, number, public, text
+from planner.api.checks import amounts, callbacks, file_path, number, public, text
 from planner.api.jobs import HARDWARE, traced_model, warned
+from planner.api.kinds import kind_of
 from planner.api.planned import PlanOrPath, built_model, loaded, planned_graph
 from planner.errors import ModelError, RequestError
 from planner.plan.binding.machine import machine_of

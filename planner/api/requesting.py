@@ -3,6 +3,7 @@
 options ──checked──▶ SearchOptions, complete ──request_of──▶ SearchRequest
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,7 +83,7 @@ def memory_of(asked: SearchOptions) -> float:
 
 def request_of(
     model: Any,
-    hardware: Machine | str,
+    hardware: Machine | str | os.PathLike[str],
     asked: SearchOptions,
     *,
     devices: int | None = None,

@@ -4,7 +4,7 @@ fills them in. `planner.search` documents them."""
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack, get_args, get_origin, is_typeddict
+from typing import Any, TypeAlias, TypedDict, Unpack, get_args, get_origin, get_type_hints, is_typeddict
 
 from planner.graph.expert_load import EVEN
 from planner.sharding.update import Update
@@ -122,6 +122,6 @@ def spelled_out(function: Callable[..., object]) -> inspect.Signature:
     assert is_typeddict(options)
     named = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=USUAL[name], annotation=kind)  # type: ignore[literal-required]
-        for name, kind in options.__annotations__.items()
+        for name, kind in get_type_hints(options).items()
     ]
     return signature.replace(parameters=[*parameters[:-1], *named])

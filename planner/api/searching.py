@@ -71,7 +71,7 @@ def trace(
 @public
 def search(
     model: Any,
-    hardware: Machine | str = HARDWARE,
+    hardware: Machine | str | os.PathLike[str] = HARDWARE,
     *,
     devices: int | None = None,
     software: str | None = None,
@@ -161,7 +161,7 @@ def search(
 @public
 def estimate(
     model: Any,
-    hardware: Machine | str | None = None,
+    hardware: Machine | str | os.PathLike[str] | None = None,
     *,
     devices: int | None = None,
     software: str | None = None,
@@ -203,7 +203,11 @@ def estimate(
 
 
 def _moved(
-    plan: Plan, hardware: Machine | str | None, devices: int | None, cluster: str | None, software: str | None
+    plan: Plan,
+    hardware: Machine | str | os.PathLike[str] | None,
+    devices: int | None,
+    cluster: str | None,
+    software: str | None,
 ) -> Plan:
     stack = software or plan.cluster.software
     known = replace(plan.cluster, devices=devices or plan.cluster.devices, software=stack)

@@ -4,6 +4,7 @@ They are accepted only where a user names a model; plans keep the name of the zo
 goes before the zoo. For `ORGANISATION/NAME`, as on the Hugging Face hub, only the name counts; nothing is downloaded.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def full_model(reference: str) -> str:
     Raises ModelError for a name of the hub that is neither a folder nor in the zoo.
     """
     name, changes = split_reference(reference)
-    if name in ZOO or ":" in name or name.endswith(".json") or Path(name, "config.json").is_file():
+    config = os.path.isfile(Path(name, "config.json"))
+    if name in ZOO or ":" in name or name.endswith(".json") or config:
         return reference
     hub = _HUB.fullmatch(name) is not None
     if "/" in name and not hub:

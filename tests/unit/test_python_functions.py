@@ -1,13 +1,18 @@
 """Functions of the public face that check a plan, plan it again, and read the settings of other engines."""
 
+import inspect
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import planner
 from hardware_profiles.run_record import dump_run_record
+from planner.api.kinds import fits
+from planner.api.speaking import in_python
 from planner.errors import InfeasibleError, LimitError, PlanFileError, RequestError
 from tests.refusals import refused
 from tests.unit.cli.test_answers import record_of
@@ -58,6 +63,84 @@ def test_notes_stand_at_the_line_of_the_caller() -> None:
         with pytest.warns(UserWarning, match="does not divide the global batch 3") as caught:
             function("llama-tiny", "cpu", devices=2, global_batch=3, pinned={**DECIDED, "data": 2})
         assert {one.filename for one in caught} == {__file__}
+
+
+class _Strange:
+    """Of a type that no parameter has."""
+
+
+@pytest.mark.parametrize("name", [name for name in planner.__all__ if inspect.isfunction(getattr(planner, name))])
+def test_arguments_of_another_type_are_refused_by_name(name: str, plan: planner.Plan) -> None:
+    function = getattr(planner, name)
+    if not hasattr(function, "__signature__"):
+        assert name in ("discover", "load_plan", "save_plan")  # of the parts, which check for themselves
+        return
+    parameters = inspect.signature(function).parameters
+    given = {
+        one: next(value for value in ("x", 1, ["x"], plan) if fits(value, kind.annotation))
+        for one, kind in parameters.items()
+        if kind.default is kind.empty
+    }
+    for one, kind in parameters.items():
+        if kind.annotation is not Any:
+            with refused(RequestError, one, "_Strange"):
+                function(**{**given, one: _Strange()})
+
+
+def test_names_that_no_file_has_are_refused() -> None:
+    for name, what in (("", "empty"), ("a\0b", "characters"), ("a" * 300, "characters")):
+        with refused(RequestError, "plan", what):
+            planner.verify(name)
+        with refused(RequestError, "folder", what):
+            planner.export("plan.json", "megatron", name)
+    with refused(RequestError, "seq_len", "2,147,483,648"):
+        planner.trace("llama-tiny", seq_len=10**30)
+    with refused(RequestError, "shard", "q_proj", "1 or more"):
+        planner.shard("q_proj", ((0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("command", "python"),
+    [
+        ("--for megatron: leave out --for", "engine='megatron': leave out engine"),
+        ("give it more time (--time-limit)", "give it more time (time_limit)"),
+        ("Your own model: --model package.module:factory; or", "Your own model: model='package.module:factory'; or"),
+        ("--cluster 'node=8': ...", "cluster='node=8': ..."),
+        ("with --tensor 8, or --clip-norm", "with pinned={'tensor': 8}, or update['clip_norm']"),
+        ("take --pad batch=4", "take pad={'batch': 4}"),
+        ("--no-alltoall, or --alltoall-on node", "alltoall=False, or alltoall='node'"),
+        ("its degrees make 8 devices, --devices says 4", "its degrees make 8 devices, devices says 4"),
+        ("plan without --precision fp32", "plan without precision='fp32'"),
+        ("what plan run PLAN --measure FILE wrote", "what plan run PLAN --measure FILE wrote"),
+        ("as plan --model ... -o FILE writes", "as plan --model ... -o FILE writes"),
+        ("Megatron's --num-layers", "Megatron's --num-layers"),
+    ],
+)
+def test_errors_speak_of_parameters(command: str, python: str) -> None:
+    assert in_python(command, tuple(inspect.signature(planner.search).parameters)) == python
+
+
+def test_errors_name_no_option_where_there_is_a_parameter(tmp_path: Path) -> None:
+    def names_options(error: Exception) -> list[str]:
+        return re.findall("--[a-z-]+", str(error))
+
+    (tmp_path / "run.sh").write_text("echo nothing")
+    for wrong in (
+        lambda: planner.trace("no-such-model"),
+        lambda: planner.search("llama-tiny", "cpu", cluster="node=x"),
+        lambda: planner.search("llama-tiny", "cpu", engine="megatrn"),
+        lambda: planner.search("llama-tiny", "cpu", pinned={"offload": "everything"}),
+        lambda: planner.import_plan(tmp_path / "run.sh"),
+        lambda: planner.import_plan(tmp_path / "run.sh", engine="megatrn"),
+    ):
+        with pytest.raises(planner.PlannerError) as refusal:
+            wrong()
+        assert names_options(refusal.value) == []
+
+
+def test_a_folder_without_settings_says_what_was_looked_for(tmp_path: Path) -> None:
+    with refused(RequestError, tmp_path, "launch.sh", "train.toml"):
+        planner.import_plan(tmp_path)
 
 
 def test_a_plan_is_verified(plan: planner.Plan) -> None:
@@ -121,7 +204,7 @@ def test_what_was_exported_is_imported(plan: planner.Plan, engine: str, tmp_path
 
 def test_an_import_refuses_what_it_does_not_take(plan: planner.Plan, tmp_path: Path) -> None:
     planner.export(plan, "torchtitan", tmp_path / "titan", nearest=True)
-    with refused(RequestError, "--micro-batches"):
+    with refused(RequestError, "global_batch", "micro_batches"):
         planner.import_plan(tmp_path / "titan", "cpu", micro_batches=2)
     with refused(RequestError, "devices", 0):
         planner.import_plan(tmp_path / "titan", "cpu", devices=0)

@@ -18,7 +18,10 @@ def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
     first block holds for all blocks.
     """
     if not isinstance(strategy, str):
-        return Shard(pattern=pattern, cuts=tuple(tuple(int(pieces) for pieces in dims) for dims in strategy))
+        rows = tuple(tuple(dims) for dims in strategy)
+        if not rows or min((pieces for row in rows for pieces in row), default=1) < 1:
+            raise RequestError(f"--shard {pattern}={rows!r:.80}: give the cuts of each operand's dims, each 1 or more")
+        return Shard(pattern=pattern, cuts=rows)
     text = strategy.strip()
     if not text:
         raise RequestError(f"--shard {pattern}=: the strategy is missing; write the names of factors, as in b,o")
