@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import ModelError
 from planner.models.adapters import without_adapters
 from planner.models.huggingface.config import check_activations, check_config, check_present, read_config
+from planner.models.huggingface.dbrx import of_dbrx_as_operators
 from planner.models.huggingface.decoders import dense_dimensions
 from planner.models.huggingface.deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface.equivalents import note_on_part, rewritten
@@ -34,6 +35,7 @@ from planner.models.huggingface.inputs import (
     ending_of,
     example,
     reads_images_alone,
+    say_problem,
 )
 from planner.models.huggingface.library import errors_named, has_window, text_of, transformers_library
 from planner.models.huggingface.mixtures import is_mixture, mixture_of
@@ -117,8 +119,9 @@ def _made(
     masked = "attention_mask" in names or (length is not None and has_window(text, length))
     computed = computes_with_masks(getattr(transformers, name))
     silenced = tuple(without_draws(config, path))
+    say_problem(config, ending)
     module = _built(transformers, config, name, path, masked=masked or computed, device=device)
-    notes = (*silenced, *without_sampling(module), *((NOTE,) if ending in PAIRS else ()))
+    notes = (*silenced, *without_sampling(module), *of_dbrx_as_operators(module), *((NOTE,) if ending in PAIRS else ()))
     if length is not None:
         fix_frequencies(module, length)
     examples = {key: example(key, config, ending, batch, length, device) for key in names}

@@ -22,11 +22,14 @@ from typing import Any
 
 from planner.errors import ModelError
 
+_OF_SAMPLES = "ForSequenceClassification"
+"""The end of the name of a class with one label for each sample: a class, or a number where there is only one."""
+
 KINDS: Mapping[str, tuple[str, ...]] = {
     "ForCausalLM": ("input_ids", "labels"),
     "LMHeadModel": ("input_ids", "labels"),
     "ForMaskedLM": ("input_ids", "attention_mask", "labels"),
-    "ForSequenceClassification": ("input_ids", "attention_mask", "labels"),
+    _OF_SAMPLES: ("input_ids", "attention_mask", "labels"),
     "ForTokenClassification": ("input_ids", "attention_mask", "labels"),
     "ForConditionalGeneration": ("input_ids", "attention_mask", "decoder_input_ids", "labels"),
     "ForImageClassification": ("pixel_values", "labels"),
@@ -78,7 +81,20 @@ def arguments_of(made: Any, config: Any, ending: str, path: Path) -> tuple[str, 
             f"{path}: {made.__name__} reads {reads}, and a config does not tell their shape; write a factory instead:"
             " --model package.module:factory"
         )
+    generic = any(kind.__name__ == "GenericForSequenceClassification" for kind in made.__mro__)
+    if generic and config.get_text_config().pad_token_id is None:
+        raise ModelError(
+            f"{path}: pad_token_id is missing; {made.__name__} finds the last token of a sample by it; say it in the"
+            " config or with --set pad_token_id=0"
+        )
     return tuple(key for key in KINDS[ending] if key != "decoder_input_ids" or config.is_encoder_decoder)
+
+
+def say_problem(config: Any, ending: str) -> None:
+    """Say in a config that samples have one class, or one number, each: a class that is left to find out looks at the
+    content of the labels (DeBERTa). The loss is the same."""
+    if ending == _OF_SAMPLES and config.problem_type is None:
+        config.problem_type = "single_label_classification" if config.num_labels > 1 else "regression"
 
 
 def example(key: str, config: Any, ending: str, batch: int, length: int | None, device: str) -> Any:
@@ -98,9 +114,9 @@ def example(key: str, config: Any, ending: str, batch: int, length: int | None, 
         assert length is not None, "sound has a length"
         return torch.zeros(batch, _values(config, length), device=device)
     shape = (batch,) if length is None else (batch, length)
-    if key == "labels" and ending == "ForSequenceClassification":
-        shape = (batch,)
-    elif key == "labels" and ending == "ForCTC" and length is not None:
+    if key == "labels" and ending == _OF_SAMPLES:
+        return torch.zeros(batch, dtype=torch.int64 if config.num_labels > 1 else None, device=device)
+    if key == "labels" and ending == "ForCTC" and length is not None:
         shape = (batch, max(1, length // _FRAMES_OF_LABEL))
     make = torch.ones if key == "attention_mask" else torch.zeros
     return make(shape, dtype=torch.int64, device=device)
@@ -111,7 +127,7 @@ def bound(key: str, config: Any, ending: str) -> int | None:
     if key in ("attention_mask", "input_features", "input_values") or (key == "pixel_values" and ending in PAIRS):
         return None
     if key == "labels" and ending.endswith("Classification"):
-        return int(config.num_labels)
+        return int(config.num_labels) if config.num_labels > 1 or ending != _OF_SAMPLES else None
     return int(config.vocab_size) if getattr(config, "vocab_size", None) is not None else None
 
 

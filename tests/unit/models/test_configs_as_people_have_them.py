@@ -81,12 +81,13 @@ def test_coefficients_beyond_the_limit_are_clipped_in_copies() -> None:
     assert kept.flatten()[0].item() == 2.0
 
 
-def test_a_router_that_draws_sends_tokens_where_it_does_in_evaluation() -> None:
-    model = made("phimoe", 16)
+@pytest.mark.parametrize(("family", "noise"), [("phimoe", "input_jitter_noise 0.01"), ("dbrx", "moe_jitter_eps 0.01")])
+def test_a_router_that_draws_sends_tokens_where_it_does_in_evaluation(family: str, noise: str) -> None:
+    model = made(family, 16)
     inputs = drawn(model.inputs, model.bounds)
-    other = original("PhimoeForCausalLM", model.module, training=False)
+    other = original(type(model.module).__name__, model.module, training=False)
     torch.testing.assert_close(model.module(**inputs).loss, other(**inputs).loss)
-    assert any("input_jitter_noise 0.01" in note for note in model.notes)
+    assert any(noise in note for note in model.notes)
 
 
 def test_layers_with_methods_of_ours_are_copied_and_pickled() -> None:
@@ -113,6 +114,14 @@ def test_pairs_and_classes_have_their_inputs() -> None:
     assert classes.bounds == (64, None, 3)
 
 
+def test_one_number_for_each_sample_is_a_regression(tmp_path: Path) -> None:
+    reward = changed(tmp_path, "bert-classifier", id2label={"0": "reward"}, label2id={"reward": 0})
+    model = from_config(reward, batch=3, device="cpu", sequence_length=8)
+    assert model.inputs["labels"].dtype == torch.float32
+    assert model.module.config.problem_type == "regression"
+    assert made("bert-classifier", 8).module.config.problem_type == "single_label_classification"
+
+
 def test_an_architecture_with_code_of_its_own_is_built_as_one_that_computes_the_same() -> None:
     model = made("ling", 16)
     assert type(model.module).__name__ == "Glm4MoeForCausalLM"
@@ -131,6 +140,7 @@ def test_an_architecture_with_code_of_its_own_is_built_as_one_that_computes_the_
         ("llama", {"num_hidden_layers": 2, "layer_types": ["full_attention"]}, ("num_hidden_layers", "layer_types", 1)),
         ("bert-hf", {"architectures": ["BertModel"]}, ("BertModel", "BertForMaskedLM", "loss")),
         ("wav2vec2", {"architectures": ["Wav2Vec2ForPreTraining"]}, ("Wav2Vec2ForCTC", "Gumbel")),
+        ("qwen3", {"architectures": ["Qwen3ForSequenceClassification"]}, ("--set pad_token_id=0",)),
         ("vit", {"architectures": ["DINOv3ViTModel"], "model_type": "dinov3_vit"}, ("DINOv3ViTModel", "loss")),
     ],
 )
