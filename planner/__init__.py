@@ -21,6 +21,7 @@ What it is for, from Python (docs/python.md):
     export(plan, engine), import_plan(settings)       carried elsewhere, and from there
     verify(plan), audit(plan), prove(plan)            checked: its figures, one rank of each stage, small runs
     validate(csv), fit(runs, path), replan(plan, hardware)   measured runs: compared, a profile corrected, a new plan
+    compare_measured(plan, record), calibrate(path)   a plan beside its run, part by part; a profile of this machine
     Pinned, Update, shard                             what is decided by hand
     StackedSamples                                    a model that takes samples packed, as images of known sizes
     PlannerError                                      what is raised on purpose; one that says what to do instead
@@ -32,6 +33,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner.api.calibrating import calibrate
     from planner.api.checking import prove, verify
     from planner.api.comparing import capacity, compare
     from planner.api.decisions import shard
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from planner.api.fronts import pareto
     from planner.api.importing_plans import import_plan
     from planner.api.jobs import TracedModel
+    from planner.api.measured import compare_measured
     from planner.api.plans import advise, audit, diff, explain, export, load, report, save, validate
     from planner.api.replanning import replan
     from planner.api.searching import estimate, search, trace
@@ -62,8 +65,10 @@ _LAZY = {
     "Update": "planner.sharding.update",
     "advise": "planner.api.plans",
     "audit": "planner.api.plans",
+    "calibrate": "planner.api.calibrating",
     "capacity": "planner.api.comparing",
     "compare": "planner.api.comparing",
+    "compare_measured": "planner.api.measured",
     "diff": "planner.api.plans",
     "discover": "planner.sharding.discover",
     "estimate": "planner.api.searching",
@@ -97,8 +102,10 @@ __all__ = [
     "Update",
     "advise",
     "audit",
+    "calibrate",
     "capacity",
     "compare",
+    "compare_measured",
     "diff",
     "discover",
     "estimate",

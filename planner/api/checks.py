@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.api.kinds import fits, kind_of, said, shown
 from planner.api.search_options import spelled_out
@@ -46,7 +47,7 @@ def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
         _check_kinds(signature, given)
         try:
             return function(*args, **kwargs)
-        except HardwareProfileError as error:
+        except (HardwareProfileError, CostModelError) as error:
             raise RequestError(in_python(str(error), names)) from error
         except PlannerError as error:
             error.args = (in_python(str(error), names), *error.args[1:])

@@ -19,19 +19,21 @@ TRACED = "llama-tiny"
 
 NAMES = [
     "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "StackedSamples", "TracedModel", "Update", "advise",
-    "audit", "capacity", "compare", "diff", "discover", "estimate", "explain", "export", "fit", "import_plan", "load",
-    "load_plan", "pareto", "prove", "replan", "report", "save", "save_plan", "search", "shard", "trace", "validate",
-    "verify",
+    "audit", "calibrate", "capacity", "compare", "compare_measured", "diff", "discover", "estimate", "explain",
+    "export", "fit", "import_plan", "load", "load_plan", "pareto", "prove", "replan", "report", "save", "save_plan",
+    "search", "shard", "trace", "validate", "verify",
 ]  # fmt: skip
 
 SIGNATURES = {
     "advise": "path hardware='h100-80gb' *engine=None *model=None *devices=None *seq_len=None *cluster=None"
     " *software=None *recipe='' *time_limit=None *on_progress=None *cancelled=None",
     "audit": "plan *model=None",
+    "calibrate": "path *times=None *nproc=None *measurements=None *quick=False *on_progress=None",
     "capacity": "model hardware='h100-80gb' *days *tokens *price=None *failures=0.0 *checkpoint_seconds=0.0"
     " *restart_seconds=0.0 *most=65536 *on_case=None *on_progress=None *cancelled=None **SearchOptions",
     "compare": "model hardware='h100-80gb' *devices *software='pytorch' *tokens=None *price=None *failures=0.0"
     " *checkpoint_seconds=0.0 *restart_seconds=0.0 *on_case=None *on_progress=None *cancelled=None **SearchOptions",
+    "compare_measured": "plan record=None *log=None *engine=None *trace=None *clock='wall' *model=None *hardware=None",
     "diff": "first second *model=None *on_progress=None *cancelled=None",
     "estimate": "model hardware=None *devices=None *software=None *on_progress=None *cancelled=None **SearchOptions",
     "explain": "plan *model=None *search=True *time_limit=120.0 *on_progress=None *cancelled=None",

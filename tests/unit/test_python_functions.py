@@ -143,6 +143,45 @@ def test_a_folder_without_settings_says_what_was_looked_for(tmp_path: Path) -> N
         planner.import_plan(tmp_path)
 
 
+def test_a_plan_is_compared_with_its_run(plan: planner.Plan, tmp_path: Path) -> None:
+    record = record_of(plan)
+    seconds = sum(record.ranks[0].seconds.values())
+    run = tmp_path / "tiny.run.json"
+    run.write_text(dump_run_record(replace(record, step_seconds=(seconds,) * 8)), encoding="utf-8")
+    found = planner.compare_measured(plan, run)
+    assert found.error == pytest.approx(-0.5, abs=0.01)
+    assert found.steps == 4
+    *parts, step = found.to_rows()
+    assert step["measured_seconds"] == pytest.approx(seconds)
+    assert sum(float(str(one["predicted_seconds"])) for one in parts) == pytest.approx(step["predicted_seconds"])
+    assert [one.name for one in found.classes if one.measured is not None] == ["matmul"]
+    assert "<table>" in found._repr_html_()
+    for wrong, facts in (
+        ({}, ("log", "trace")),
+        ({"record": run, "trace": run}, ("trace",)),
+        ({"log": run}, ("engine",)),
+        ({"trace": run, "clock": "cpu"}, ("clock='cpu'",)),
+        ({"record": tmp_path / "none.json"}, (tmp_path / "none.json",)),
+        ({"record": run, "clock": "sun"}, ("clock", "sun")),
+    ):
+        with refused(RequestError, *facts):
+            planner.compare_measured(plan, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_profile_is_fitted_to_measured_times(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    for path, words, facts in (
+        (tmp_path / "mine.txt", {}, (".toml",)),
+        (mine, {"nproc": 0}, ("nproc", 0)),
+        (mine, {"measurements": mine}, ("overwrite",)),
+        (mine, {"times": tmp_path / "t.json", "nproc": 2}, ("times", "nproc")),
+        (mine, {"times": tmp_path / "t.json"}, (tmp_path / "t.json",)),
+    ):
+        with refused(RequestError, *facts):
+            planner.calibrate(path, **words)  # type: ignore[arg-type]
+    assert not mine.exists()
+
+
 def test_a_plan_is_verified(plan: planner.Plan) -> None:
     found = planner.verify(plan)
     assert found.holds

@@ -17,8 +17,8 @@ from planner.errors import RequestError
 from planner.plan.writing import check_place
 
 if TYPE_CHECKING:
-    from costmodels.fit_machine import FittedMachine
     from hardware_profiles import Measurements
+    from planner.api.calibrating import Calibrated
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the profile, a file for --hardware.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -110,36 +110,29 @@ def _check(output: Path, times: Path) -> None:
 
 
 def _fit(measurements: "Measurements", times: Path, output: Path, as_json: bool) -> None:
-    from costmodels.fit_machine import fit_machine
-    from hardware_profiles import dump_profile
-    from planner.plan.writing import write_atomically
+    from planner.api.calibrating import fitted_to
 
-    fitted = fit_machine(measurements)
-    comment = (
-        f"Fitted to times measured on {measurements.machine.name}, {measurements.date}.\n"
-        f"It describes one of {measurements.machine.processes} processes that work at the same time."
-    )
-    write_atomically(output, dump_profile(fitted.cluster, fitted.origins, comment))
+    fitted = fitted_to(measurements, times, output)
     if as_json:
-        write_json("plan calibrate", _content(fitted, times, output))
+        write_json("plan calibrate", _content(fitted))
         return
     _print_residuals(fitted)
     if not measurements.collectives:
         say("one process was measured, so no collective: the profile holds for 1 device only")
-    say(f"profile: {output} ({fitted.cluster.name})")
+    say(f"profile: {output} ({fitted.name})")
 
 
-def _content(fitted: "FittedMachine", times: Path, output: Path) -> dict[str, Any]:
+def _content(fitted: "Calibrated") -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "profile": fitted.cluster.name,
-        "profile_file": str(output),
-        "measurements_file": str(times),
-        "residuals": [{"part": one.what, "rows": one.rows, "mean_absolute": one.error} for one in fitted.residuals],
+        "profile": fitted.name,
+        "profile_file": str(fitted.path),
+        "measurements_file": str(fitted.measurements),
+        "residuals": fitted.to_rows(),
     }
 
 
-def _print_residuals(fitted: "FittedMachine") -> None:
+def _print_residuals(fitted: "Calibrated") -> None:
     say(f"{'class':<20}{'times':>7}{'mean error':>12}")
     for one in fitted.residuals:
         say(f"{one.what:<20}{one.rows:>7}{one.error:>12.1%}")

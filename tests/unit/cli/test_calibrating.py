@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hardware_profiles import load_measurements, load_profile
+import planner
+from hardware_profiles import dump_measurements, load_measurements, load_profile
 from planner.cli.main import app
+from tests.unit.costmodels.test_fit_machine import made_up_measurements
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,18 @@ def test_a_name_that_no_profile_may_have_is_refused_before_any_work(command: lis
     assert "must end in .toml" in result.stderr
 
 
+def test_python_and_the_command_fit_the_same_profile(tmp_path: Path) -> None:
+    times = tmp_path / "times.json"
+    times.write_text(dump_measurements(made_up_measurements()), encoding="utf-8")
+    result = CliRunner().invoke(app, ["fit", str(times), "-o", str(tmp_path / "machine.toml")])
+    assert result.exit_code == 0, result.output
+    fitted = planner.calibrate(tmp_path / "again.toml", times=times)
+    assert fitted.path.read_text() == (tmp_path / "machine.toml").read_text()
+    assert (fitted.measurements, fitted.name) == (times, load_profile(fitted.path).name)
+    assert {"part", "rows", "mean_absolute"} == set(fitted.to_rows()[0])
+    assert "<table>" in fitted._repr_html_()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_from_measuring_to_a_profile(tmp_path: Path) -> None:
@@ -55,7 +69,7 @@ def test_from_measuring_to_a_profile(tmp_path: Path) -> None:
     measurements = load_measurements(times)
     assert measurements.machine.processes == 2
     assert {row.kind for row in measurements.collectives} >= {"all_reduce", "all_to_all", "send_recv"}
-    count = len(measurements.kernels) + len(measurements.collectives)
+    count = len(measurements.kernels) + len(measurements.collectives) + len(measurements.overlaps)
     assert lines[-1] == f"{count} {count} written"
     result = CliRunner().invoke(app, ["fit", str(times), "-o", str(profile)])
     assert result.exit_code == 0, result.output

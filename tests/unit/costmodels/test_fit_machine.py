@@ -113,7 +113,7 @@ def _kernels(noise: float) -> tuple[KernelRow, ...]:
     return tuple(rows)
 
 
-def _measurements(noise: float = 0.0) -> Measurements:
+def made_up_measurements(noise: float = 0.0) -> Measurements:
     random = np.random.default_rng(1)
     collectives = tuple(
         CollectiveRow(
@@ -137,7 +137,7 @@ def _measurements(noise: float = 0.0) -> Measurements:
 
 @pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.02), (0.02, 0.05)])
 def test_a_known_machine_is_found_again(noise: float, tolerance: float) -> None:
-    found = fit_machine(_measurements(noise)).cluster
+    found = fit_machine(made_up_measurements(noise)).cluster
     device, level = found.device, found.levels[0]
     assert device.memory_bandwidth == pytest.approx(DEVICE.memory_bandwidth, rel=tolerance)
     assert device.launch_latency == pytest.approx(DEVICE.launch_latency, rel=tolerance)
@@ -155,34 +155,34 @@ def test_a_known_machine_is_found_again(noise: float, tolerance: float) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_products_of_other_shapes_are_predicted(dtype: str) -> None:
-    device = fit_machine(_measurements()).cluster.device
+    device = fit_machine(made_up_measurements()).cluster.device
     for m, n, k in ((200, 600, 400), (768, 768, 768), (2048, 512, 512)):
         known = matmul_time(m, n, k, 1.0, dtype, DEVICE)
         assert matmul_time(m, n, k, 1.0, dtype, device) == pytest.approx(known, rel=0.05)
 
 
 def test_residuals_are_small_where_the_model_holds() -> None:
-    residuals = fit_machine(_measurements()).residuals
+    residuals = fit_machine(made_up_measurements()).residuals
     assert {one.what: one.error for one in residuals if one.error > 0.02} == {}
     assert {"matmul fp32", "attention fp32", "copy", "all_reduce"} <= {one.what for one in residuals}
 
 
 def test_one_process_has_no_network_to_fit() -> None:
-    alone = replace(_measurements(), collectives=())
+    alone = replace(made_up_measurements(), collectives=())
     fitted = fit_machine(replace(alone, machine=replace(alone.machine, processes=1)))
     assert fitted.cluster.devices == 1
     assert "for 1 device only" in fitted.origins["level"].source
 
 
 def test_a_class_that_is_missing_is_named() -> None:
-    measurements = _measurements()
+    measurements = made_up_measurements()
     kept = tuple(row for row in measurements.kernels if row.op_class != "embedding")
     with refused(CostModelError, "embedding"):
         fit_machine(replace(measurements, kernels=kept))
 
 
 def test_launches_of_the_host_come_into_the_profile() -> None:
-    measured = _measurements()
+    measured = made_up_measurements()
     fitted = fit_machine(replace(measured, machine=replace(measured.machine, host=1.2e-5)))
     text = dump_profile(fitted.cluster, fitted.origins, "made up")
     launch = fitted.cluster.device.launch_latency  # of the kernel, which the same core computes
@@ -196,7 +196,7 @@ def test_what_products_leave_exposed_of_collectives_is_of_the_device() -> None:
         return OverlapRow(kind="all_reduce", devices=2, message=1e6, alone=0.01, computed=0.03, together=together)
 
     def units(*together: float) -> float:
-        measured = replace(_measurements(), overlaps=tuple(map(row, together)))
+        measured = replace(made_up_measurements(), overlaps=tuple(map(row, together)))
         fitted = fit_machine(measured)
         text = dump_profile(fitted.cluster, fitted.origins, "made up")
         return parse_profile(text.encode(), fitted.cluster.name).device.communication_units
