@@ -96,5 +96,5 @@ def uses_maxtext(row: Row) -> bool:
 
 
 def uses_torchtitan(row: Row) -> bool:
-    """Whether a row names torchtitan."""
-    return mentions(told_of(row), "torchtitan")
+    """Whether a row names torchtitan, and no other framework as its stack."""
+    return mentions(told_of(row), "torchtitan") and not mentions(row.words("stack"), r"megatron|nemo\b|deepspeed")

@@ -39,6 +39,10 @@ _FRAMEWORKS = {
 }  # fmt: skip
 """Frameworks of any version, and the stack of each; torchtitan is `fsdp` or `fsdp-compiled`."""
 
+_TRACED, _WHOLLY = r"aot_fx_trace", r"inductor_compilation\W{1,3}full"
+"""Words for a step that torchtitan's graph trainer traces, and whose operators run one by one but for FlexAttention
+(experiments/graph_trainer/passes.py at 51238014b: `inductor_compilation` is "regional"); and for one that compiles."""
+
 _LATENT = r"(?:multi[-_ ]?(?:head[-_ ])?)?latent[-_ ]attention|(?<![a-z])mla(?![a-z_])"
 _WITH_LATENT = (
     r"deepseek[-_ ]?(?:coder[-_ ]?v2|r1(?![-_ ]?(?:zero[-_ ])?distill)|v[2-9]|[2-9](?:\.\d)?(?![\d.]|b(?![a-z0-9])))"
@@ -162,13 +166,18 @@ class Row:
         """The dtype of computation: bf16, fp16, fp32 or fp8. Raises RequestError for anything else."""
         return self._read("precision", cells.precision, "bf16, fp16, fp32 or fp8")
 
+    def compiled(self) -> bool:
+        """Whether a compiler fuses operators. Raises RequestError for another word than a truth."""
+        flags = self.text("other_flags").lower()
+        return bool(self.truth("compile")) and not (re.search(_TRACED, flags) and not re.search(_WHOLLY, flags))
+
     def stack(self) -> str | None:
         """The training stack, by its name or by that of the framework. Raises RequestError for an unknown one."""
         name = re.sub(r"[ v]+\d[\d.]*\w*$", "", self.text("stack").lower())
         if cells.unknown(name):
             return None
         if name == "torchtitan":
-            return "fsdp-compiled" if self.truth("compile") else "fsdp"
+            return "fsdp-compiled" if self.compiled() else "fsdp"
         if name in _FRAMEWORKS:
             return _FRAMEWORKS[name]
         if name not in software_names():

@@ -50,16 +50,25 @@ _TITAN_UNSORTS = (26.0, 32.0)
 both sortings 12; rows in the order of tokens 6, zeros included; `bmm` with a copy in fp32 10, of which 2 are counted.
 Backward: gradients of `bmm` 8 and the cast 6; order 2; sorting 4 and 8; the sums for the index 4."""
 
+_TITAN_DISPATCHES, _TITAN_HAS_ALL = (32.0, 52.0), (24.0, 40.0)
+"""The same with token dispatchers (models/common/token_dispatcher.py at 51238014b), in eager mode, and on devices that
+have all experts: scores after the experts again, rows padded no more. Forward: sorting by expert 4 and back 4; scores
+20; the sums of `scatter_add` 4. Backward: scores 36; sorting back by `index_put_` into zeros 8, and 4; the sums for the
+index 4. Blocks are compiled as a whole by then (5242bdf71), which fuses what passes rows."""
+
 _UNSORTED = "2025-11-21"
 _DISPATCHED = "2026-04-17"
+
+_ONE_OPERATOR = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|minimal[-_ ]?async[-_ ]?ep\b|\bdist[-_ ]?moe\b"
+"""Words for token dispatchers of torchtitan that move, sort and weigh rows in operators of their own."""
 
 _KERNELS = (
     # a router of few kernels (Megatron-LM, on Transformer Engine)
     Trait(words=r"moe[-_]router[-_]fusion", changes={"routes_fused": True}),
     # experts in one kernel of Transformer Engine, which Megatron-LM's paged stash needs
-    # (docs/user-guide/features/paged_stash.md)
+    # (docs/user-guide/features/paged_stash.md), or of DistMoE (models/common/dist_moe.py of torchtitan)
     Trait(
-        words=r"paged[-_ ]stash|transformer[-_]engine[-_]op[-_]fuser",
+        words=r"paged[-_ ]stash|transformer[-_]engine[-_]op[-_]fuser|\bdist[-_ ]?moe\b",
         changes={"fused_experts": True, "grouped": 0.0},
     ),
 )
@@ -77,9 +86,9 @@ def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
         sent, stack = sent or recipe.dispatcher, replace(stack, graphs=recipe.graphs)
     if stack.name == "mindspeed" and row.date() < SORTED_ROWS and sent is None:
         return replace(stack, row_bytes=_BY_ELEMENT)
-    if moe and uses_torchtitan(row) and "" < row.date() < _DISPATCHED:
+    if moe and uses_torchtitan(row) and (moved := _moved_by_torchtitan(row, flags)) is not None:
         notes.append("rows of experts pass memory as often as torchtitan's operators read and write them")
-        stack = replace(stack, row_bytes=_TITAN_UNSORTS if row.date() > _UNSORTED else _TITAN_ADDS_UP)
+        stack = replace(stack, row_bytes=moved)
     if moe and sent is not None:
         word = "once to a node, whichever experts they go to" if sent == "once" else "for each expert"
         notes.append(f"rows are sent {word}")
@@ -93,6 +102,16 @@ def with_graphs(row: Row, stack: Software, notes: list[str]) -> Software:
         return stack
     notes.append(f"in CUDA graphs: {graphs}")
     return replace(stack, graphs=graphs)
+
+
+def _moved_by_torchtitan(row: Row, flags: str) -> tuple[float, float] | None:
+    """Bytes for each element of a row of experts that torchtitan moves in either pass, None if nothing is known."""
+    date = row.date()
+    if "" < date < _DISPATCHED:
+        return _TITAN_UNSORTS if date > _UNSORTED else _TITAN_ADDS_UP
+    if not date or row.stack() == "fsdp-compiled" or mentions(flags, _ONE_OPERATOR):
+        return None
+    return _TITAN_HAS_ALL if row.integer("ep") in (None, 1) else _TITAN_DISPATCHES
 
 
 def fuses_experts(row: Row) -> bool:

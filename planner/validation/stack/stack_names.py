@@ -89,13 +89,13 @@ def stack_of(row: Row, zero: int) -> str:
     loop = row.truth("compile") and mentions(flags, _LOOP) and not mentions(flags, MEGATRON_WORDS)
     plain = (mentions(flags, HUGGING_FACE) or loop) and not _names_megatron(row)
     if zero == 3 or plain or re.search(r"fsdp|hsdp|shard", row.text("zero_stage").lower()) or row.zero_stage() == 3:
-        return "fsdp-compiled" if row.truth("compile") else "fsdp"
+        return "fsdp-compiled" if row.compiled() else "fsdp"
     return _megatron(row)
 
 
 def _named(row: Row, named: str, zero: int) -> str:
     """The stack of a row that names one, by its version."""
-    if named in ("fsdp", "pytorch") and row.truth("compile"):  # our runtime of that name compiles nothing
+    if named in ("fsdp", "pytorch") and row.compiled():  # our runtime of that name compiles nothing
         return "fsdp-compiled"
     if row.text("stack").lower().startswith("megatron-lm"):  # the framework's kernels go by the date
         return _megatron(row)

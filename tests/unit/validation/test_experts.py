@@ -52,10 +52,17 @@ def test_mindspeed_sorts_rows_element_by_element_before_2025(tmp_path: Path) -> 
 
 
 def test_rows_of_experts_pass_memory_as_the_release_of_torchtitan_moves_them(tmp_path: Path) -> None:
-    known = {"arch": "moe", "stack": "torchtitan", "profile": "h100-80gb", "zero_stage": "3"}
-    moved = [machine(tmp_path, 3, **known, date=date)[0].software.row_bytes for date in ("2025-08", "2025-12")]
-    assert moved == [(36.0, 52.0), (26.0, 32.0)]
-    for other in ({"date": "2026-05"}, {"date": ""}, {"date": "2025-08", "stack": "FSDP2"}):
+    known = {"arch": "moe", "stack": "torchtitan", "profile": "h100-80gb", "zero_stage": "3", "ep": "2"}
+    dates = ("2025-08", "2025-12", "2026-05")
+    moved = [machine(tmp_path, 3, **known, date=date)[0].software.row_bytes for date in dates]
+    assert moved == [(36.0, 52.0), (26.0, 32.0), (32.0, 52.0)]
+    fused = {"date": "2026-06", "other_flags": "torchtitan; MinimalAsyncEP"}
+    megatron = {"date": "2025-12", "stack": "Megatron-LM", "zero_stage": "1", "source": "torchtitan and Megatron-LM"}
+    assert machine(tmp_path, 3, **{**known, "date": "2026-05", "ep": "1"})[0].software.row_bytes == (24.0, 40.0)
+    compiled = {"date": "2026-05", "compile": "True"}
+    traced = {**known, **compiled, "other_flags": "aot_fx_trace"}  # runs operators one by one
+    assert machine(tmp_path, 3, **traced)[0].software.row_bytes == (32.0, 52.0)
+    for other in (fused, megatron, compiled, {"date": ""}, {"date": "2025-08", "stack": "FSDP2"}):
         assert machine(tmp_path, 3, **{**known, **other})[0].software.row_bytes == (0.0, 0.0)
 
 
