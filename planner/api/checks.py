@@ -14,7 +14,7 @@ from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.api.kinds import fits, kind_of, said, shown
 from planner.api.search_options import spelled_out
-from planner.api.speaking import in_python
+from planner.api.speaking import said_to_caller
 from planner.errors import PlannerError, RequestError, unknown_name
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
@@ -48,9 +48,9 @@ def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
         try:
             return function(*args, **kwargs)
         except (HardwareProfileError, CostModelError) as error:
-            raise RequestError(in_python(str(error), names)) from error
+            raise RequestError(said_to_caller(str(error), names)) from error
         except PlannerError as error:
-            error.args = (in_python(str(error), names), *error.args[1:])
+            error.args = (said_to_caller(str(error), names), *error.args[1:])
             raise
 
     called.__signature__ = signature  # type: ignore[attr-defined]  # what `help` shows

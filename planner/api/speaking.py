@@ -14,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Collection
 
+from planner.api.callers import is_command
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
 
@@ -30,7 +31,14 @@ _COMMAND = rf"(?:\bplan|\btorchrun|\bpython -m \S+)(?: {_VERBS}[^\s,;:()]+)*? --
 """A command to type, up to a mark that ends it. To plan without an option is none."""
 
 _OPTION = r"--(?P<no>no-)?(?P<option>[a-z][a-z0-9-]*)(?![\w=])"
-_VALUE = r"(?: (?P<value>'[^']*'|\d[\d.,]*\d|\d|[\w-]+=[\w*'-]+|[\w-]*[./:][\w./:-]*\w|[a-z0-9_]+(?=[,;:)]|$)))?"
+_VALUE = (
+    r"(?: (?P<value>'[^']*'|\d[\d.,]*\d|\d|[\w-]+=[\w*'-]+|[\w-]*[./:][\w./:-]*\w|[a-z0-9_]+(?=[,;:)]|$|\.\s|\.$)))?"
+)
+
+
+def said_to_caller(message: str, parameters: Collection[str]) -> str:
+    """A message about options as it is: to a command; to a Python program it is one about the parameters."""
+    return message if is_command() else in_python(message, parameters)
 
 
 def in_python(message: str, parameters: Collection[str]) -> str:

@@ -12,6 +12,7 @@ import typer
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from hardware_profiles.foreign import printable
+from planner.api.callers import from_command
 from planner.cli.texts import say
 from planner.errors import InfeasibleError, LimitError, PlannerError, RunError
 
@@ -26,7 +27,8 @@ _KINDS = {"limit reached": LimitError, "infeasible": InfeasibleError, "run broke
 def reporting(as_json: bool = False) -> Iterator[None]:
     """Turn expected errors into a message and an exit code; with `as_json` also into an object on stdout."""
     try:
-        yield
+        with from_command():
+            yield
     except (PlannerError, HardwareProfileError, CostModelError) as error:
         code = error.exit_code if isinstance(error, PlannerError) else PlannerError.exit_code
         kind = next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), "bad input")

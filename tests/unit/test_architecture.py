@@ -205,6 +205,7 @@ ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
 
 # The names of a module that its functions change.
 STATE = {
+    "planner.api.callers": {"_COMMAND"},  # a ContextVar: whether a command calls, whose errors name its options
     "planner.cli.limiting": {"_BEGAN"},  # a ContextVar: when the process began, where a command is all that it does
     "planner.graph.tracing.own_functions": {"_FUNCTIONS"},  # what operators of PyTorch's own registry stand for
     "planner.limits": {"_CURRENT"},  # a ContextVar: the limits of the call that runs

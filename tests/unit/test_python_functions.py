@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import planner
 from hardware_profiles.run_record import dump_run_record
 from planner.api.kinds import fits
 from planner.api.speaking import in_python
+from planner.cli.main import app
 from planner.errors import InfeasibleError, LimitError, PlanFileError, RequestError
 from tests.refusals import refused
 from tests.unit.cli.test_answers import record_of
@@ -136,6 +138,15 @@ def test_errors_name_no_option_where_there_is_a_parameter(tmp_path: Path) -> Non
         with pytest.raises(planner.PlannerError) as refusal:
             wrong()
         assert names_options(refusal.value) == []
+
+
+def test_commands_that_use_these_functions_name_options(tmp_path: Path) -> None:
+    words = ["compare", "--model", "no-such-model", "--devices", "2", "--hardware", "cpu"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "--model package.module:factory" in result.stderr
+    with refused(planner.PlannerError, "model='package.module:factory'"):
+        planner.compare("no-such-model", "cpu", devices=2)
 
 
 def test_a_folder_without_settings_says_what_was_looked_for(tmp_path: Path) -> None:
