@@ -107,7 +107,7 @@ def test_tokens_are_sent_once_to_the_nodes_of_a_plan(graph: OperatorGraph) -> No
         planner.search(graph, CLUSTER, batch=2, pinned=pinned, tokens_once=0)
     with refused(RequestError, "tokens_once", "megatron"):
         planner.search(graph, CLUSTER, batch=2, pinned=pinned, tokens_once=2, software="megatron")
-    with refused(RequestError, "tokens_once", "--for torch"):
+    with refused(RequestError, "tokens_once", "engine='torch'"):
         planner.search("mixtral-tiny", CLUSTER, pinned=pinned, tokens_once=2, engine="torch")
     for expert in (None, 3):
         with refused(RequestError, "tokens_once = 2", "multiple of 2"):

@@ -27,7 +27,7 @@ def test_the_upper_end_of_the_peak_fits() -> None:
     left = planner.search("llama-tiny", tight, devices=2, memory_margin=0.02).plan.prediction
     assert left.high_peak_bytes == pytest.approx(1.02 * left.peak_bytes)
     assert 1.02 * left.peak_bytes <= tight.device.memory
-    with refused(InfeasibleError, "a margin of 50.0%", "--memory-margin"):
+    with refused(InfeasibleError, "a margin of 50.0%", "memory_margin"):
         planner.search("llama-tiny", tight, devices=2, memory_margin=0.5)
 
 

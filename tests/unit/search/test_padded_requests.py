@@ -18,7 +18,7 @@ def test_a_batch_is_padded_from_python() -> None:
     with pytest.warns(UserWarning, match=r"data = 4 does not divide the global batch 97, which gets 3 samples"):
         same = planner.search("llama-tiny", "cpu", pinned=degrees, **job).plan
     assert same.training == plan.training
-    with refused(RequestError, "data", 4, 97, "--pad batch=4"):
+    with refused(RequestError, "data", 4, 97, "pad={'batch': 4}"):
         planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 1}, **job)
 
 
