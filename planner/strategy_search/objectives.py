@@ -23,9 +23,14 @@ from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.refinement.around import told
 from planner.strategy_search.refinement.narrower import with_narrower
 from planner.strategy_search.refinement.neighbours import with_neighbours
-from planner.strategy_search.refinement.offloading import decided_as, with_faster_offload, with_offload
+from planner.strategy_search.refinement.offloading import (
+    decided_as,
+    offload_may_win,
+    with_faster_offload,
+    with_offload,
+)
 from planner.strategy_search.refinement.placing import with_placing
-from planner.strategy_search.refinement.rings import with_rings
+from planner.strategy_search.refinement.rings import with_rings, with_rings_around_best
 from planner.strategy_search.refinement.simplicity import with_simplicity
 from planner.strategy_search.refinement.unequal import with_unequal_stages
 from planner.strategy_search.request.request import AUTO, SearchRequest
@@ -64,16 +69,25 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
 
 def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     engines: dict[object, Shared] = {}
+    later: list[Callable[[SearchResult], SearchResult]] = []  # searches around a plan that offload may beat
 
     def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop, cutoff: float = math.inf) -> SearchResult:
         shared = engines[one.update.placed, one.offload] = Shared()
 
         def best(asked: SearchRequest) -> SearchResult:
+            def refined(found: SearchResult) -> SearchResult:
+                found = with_narrower(asked, found, shared, on_progress, cancelled)
+                return with_rings_around_best(asked, found, shared, on_progress, cancelled)
+
             found = best_plans(asked, on_progress, cancelled, cutoff, shared)
             found = with_unequal_stages(asked, found, shared, on_progress, cancelled)
-            return with_narrower(asked, found, shared, on_progress, cancelled)
+            alone = request.placing != AUTO and one.update.placed == request.update.placed  # compared with no others
+            if request.objective == "time" and alone and offload_may_win(asked, found):
+                later.append(refined)
+                return found
+            return refined(found)
 
-        return with_rings(one, best, shared, on_progress, cancelled)
+        return with_rings(one, best, cancelled)
 
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (fastest, _time)
@@ -89,7 +103,7 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
             listener = told(on_progress, result, "trying offload")
             return with_placing(asked, lambda one: fastest(one, listener, cancelled, cutoff), score, cancelled)
 
-        result = with_faster_offload(request, result, faster, cancelled)
+        result = with_faster_offload(request, result, faster, cancelled, *later)
     found = settled(request, result)
     whole = with_neighbours(found, result, on_progress, cancelled)
     shared = engines.get((found.update.placed, found.offload), Shared())

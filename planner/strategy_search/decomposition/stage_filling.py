@@ -240,11 +240,12 @@ def _filled(
         fits &= allowed & (lean <= wanted)
         lean = wanted
     lean = np.where(fits, lean, 0)
-    busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
+    moved = block_ranges.along[:, block_ranges.starts + lean] - block_ranges.before[:, None, None]  # of each kind
+    busy = outer.busy + mixed.total("busy") + mixed.change("busy", moved)
     waits = once = np.zeros(1)
     if mixed.travels:
         for name, own in (("excess_forward", outer.excess_forward), ("excess_backward", outer.excess_backward)):
-            waits = waits + np.maximum(own + mixed.total(name) + mixed.change(name, lean), 0.0)
+            waits = waits + np.maximum(own + mixed.total(name) + mixed.change(name, moved), 0.0)
         alone, once = outer.uncovered, outer.uncovered_once
         alone = np.maximum(alone, outer.waits * mixed.least("under"))
         waits = np.maximum(waits, alone)  # the excess counts this block, too
@@ -252,8 +253,8 @@ def _filled(
         busy = busy + weight * waits + once
     covered = np.zeros(1)
     if mixed.reduces:
-        sent = outer.reduction + mixed.total("reduction") + mixed.change("reduction", lean) - mixed.reduced_last()
-        works = outer.backward + mixed.total("backward") + mixed.change("backward", lean)
+        sent = outer.reduction + mixed.total("reduction") + mixed.change("reduction", moved) - mixed.reduced_last()
+        works = outer.backward + mixed.total("backward") + mixed.change("backward", moved)
         first = np.where(some, 1 / (1 + block_ranges.lengths), 0.0)  # the slot with the first gradients
         covered = np.minimum(sent, works * (1 - first))
         busy = busy - covered
@@ -346,12 +347,12 @@ class _Mixed:
         found: Array = (self.costs[field] @ self.block_ranges.numbers)[:, self.fast]
         return found
 
-    def change(self, field: str, lean: NDArray[np.intp]) -> Array:
-        """The cost that `lean` blocks in the second way add."""
+    def change(self, field: str, moved: Array) -> Array:
+        """The cost that `moved` blocks (kinds, ranks or 1, pairs, ranges of blocks) add in the second way."""
         more = self.costs[field][:, self.lean] - self.costs[field][:, self.fast]
-        found = np.zeros(lean.shape)
-        for kind, (along, start) in enumerate(zip(self.block_ranges.along, self.block_ranges.before, strict=True)):
-            found += more[:, :, kind, None] * (along[self.block_ranges.starts + lean] - start)
+        found = np.zeros(moved.shape[1:])
+        for kind, blocks in enumerate(moved):
+            found += more[:, :, kind, None] * blocks
         return found
 
     def mixture(self, field: str, pair: NDArray[np.intp], lean: NDArray[np.intp]) -> Array:

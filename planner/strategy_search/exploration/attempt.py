@@ -120,12 +120,14 @@ class Attempt:
             return self._result(True)
 
     def _begin(self) -> None:
-        """List the families and look for the incumbent; with a time limit, make it a plan at once."""
+        """List the families and look for the incumbent; with a time limit, make it a plan at once. Without a limit
+        there is none where a cutoff or a known plan already rules out slower plans."""
         self.families.list_all()
         self.frontier.add_families()
         hurried = seconds_left() < math.inf
         other = self.request.algorithm == "recursive_programming" or self.engine.spreads
-        if self.engine.hopeless or not self.request.prune or (other and not hurried):
+        beaten = min(self.found.limit, self.found.best) < math.inf
+        if self.engine.hopeless or not self.request.prune or ((other or beaten) and not hurried):
             return
         self.report()
         for smallest, *others in conventional(self.engine, self.families.all):

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from hardware_profiles import Seconds
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.layout.roles import Roles, roles
@@ -76,6 +77,21 @@ def with_narrower(
     return result
 
 
+def least_of_narrower(result: SearchResult) -> Seconds:
+    """A lower bound on what the narrower searches may find, by the bounds of the configurations that they look at."""
+    best = result.plans[0].configuration
+    if _is_small(result):
+        return result.bound_seconds
+    alike = best.pipeline, best.virtual_stages, best.micro_batches
+    bounds = (b for c, b in result.bounds.items() if (c.pipeline, c.virtual_stages, c.micro_batches) == alike)
+    return min(bounds, default=result.bound_seconds)
+
+
+def _is_small(result: SearchResult) -> bool:
+    """Whether the whole space is searched again."""
+    return result.statistics.evaluated <= FEW and result.statistics.configurations <= SMALL
+
+
 def _left_open(request: SearchRequest) -> bool:
     """Whether the request asks for one plan of the whole space."""
     narrow = request.top > 1 or request.alternatives or request.space or request.certify or request.fp8
@@ -96,7 +112,7 @@ def _narrower(
             update = replace(request.update, gathers=way)
             yield f"weights gathered {way}", replace(request, pinned=alike, update=update), lambda _: True
     if pinned.free and pinned.mesh is None and pinned.context_by is None:
-        few = result.statistics.evaluated <= FEW and result.statistics.configurations <= SMALL
+        few = _is_small(result)
         asked = replace(request, pinned=replace(pinned if few else own, replicas=1))
         yield "one purpose for every axis", asked, (lambda _: True) if few else near(roles(result.plans[0].bound))
 

@@ -6,7 +6,8 @@ hosts can hold, each part where it makes the step fastest.
 
 Where memory binds, the best plan has a price of memory, in seconds of the step per byte (a Lagrange multiplier).
 Offloading optimizer states saves at most this price for each byte. If that comes to `WORTH` of the step, the search
-also runs once more, and a plan that is faster by at least as much is taken.
+also runs once more, and a plan that is faster by at least as much is taken. This comes before the narrower searches and
+those with rings around the plan without offload, which do not run where their result could not change the choice.
 
 `--offload none` excludes this, `--offload auto` allows offload in all plans.
 """
@@ -21,6 +22,7 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.memory.chunks import STATES
 from planner.strategy_search.finalists.proofs import Ranked
 from planner.strategy_search.refinement.around import exact, together
+from planner.strategy_search.refinement.narrower import least_of_narrower
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, offload_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult
@@ -58,31 +60,50 @@ def with_faster_offload(
     result: SearchResult,
     solve: Callable[[SearchRequest, Seconds], SearchResult],
     cancelled: Callable[[], bool] = lambda: False,
+    refined: Callable[[SearchResult], SearchResult] = lambda result: result,
 ) -> SearchResult:
     """The result; or that of plans that may offload anything, if memory binds, offload was left to the search, and the
     step of the best of them is shorter by `WORTH`. `solve` looks for plans with objectives below the given seconds.
-    Objectives count offload as exposed, steps overlap it, so steps decide."""
-    best = result.plans[0]
-    if result.statistics.stopped or not exact(request) or request.top > 1 or request.certify:
-        return result
-    if device_type_of(request.cluster) == "cpu" or may_save(best) < WORTH * best.bounded:  # CPUs have the host's memory
-        return result
-    offloading = None if cancelled() else _offloading(request)
-    if offloading is None:
-        return result
+    Objectives count offload as exposed, steps overlap it, so steps decide.
+
+    The result is `refined` if no such plan is taken. It is also refined before the steps are compared if narrower
+    searches may find a plan on the devices alone that is so fast that offload would no longer be worth it."""
+    offloading = _offloading(request)
+    if offloading is None or cancelled() or not offload_may_win(request, result):
+        return refined(result)
     if reached():
         return result.cut_short()
-    cutoff = best.bounded * (1 - WORTH)
+    cutoff = result.plans[0].bounded * (1 - WORTH)
     try:
         found = solve(offloading, cutoff)
     except LimitError:
         return result.cut_short()
     except (InfeasibleError, RequestError):  # no plan is as fast, or a stage does not divide
-        return result
-    if found.plans[0].seconds >= best.seconds * (1 - WORTH) or not offload_of(found.plan).stores:
-        return result
+        return refined(result)
+    if not offload_of(found.plan).stores or not _pays(found, result.plans[0].seconds):
+        return refined(result)
+    if not _pays(found, least_of_narrower(result)):
+        result = refined(result)
+        if not _pays(found, result.plans[0].seconds):
+            return result
     statistics = replace(together(result.statistics, found.statistics), stopped=found.statistics.stopped)
-    return replace(found, statistics=statistics, on_devices_alone=best)
+    return replace(found, statistics=statistics, on_devices_alone=result.plans[0])
+
+
+def offload_may_win(request: SearchRequest, result: SearchResult) -> bool:
+    """Whether offload was left to the search, and the price of memory says that it may shorten the step of a result by
+    `WORTH`."""
+    if result.statistics.stopped or not exact(request) or request.top > 1 or request.certify:
+        return False
+    if device_type_of(request.cluster) == "cpu":  # it has the host's memory
+        return False
+    best = result.plans[0]
+    return may_save(best) >= WORTH * best.bounded and _offloading(request) is not None
+
+
+def _pays(found: SearchResult, seconds: Seconds) -> bool:
+    """Whether the step of a result with offload is shorter than this by `WORTH`."""
+    return found.plans[0].seconds < seconds * (1 - WORTH)
 
 
 def may_save(ranked: Ranked) -> Seconds:

@@ -8,8 +8,8 @@
 A ring overlaps the transfer of keys and values with attention and needs no heads to divide. So it can win if a context
 reaches over slow links, or has more devices than there are heads. On meshes of its own it would double the space and
 seldom win. So it is searched only around the best plan if that splits sequences, with its micro-batches, without a
-proof. Each set of degrees is a search with everything else free, cut off by the best plan so far. `--context-by auto`
-searches all of it.
+proof. Each set of degrees is a search with everything else free, cut off by the best plan so far. Unequal virtual
+stages are tried only if the best plan has them. `--context-by auto` searches all of it.
 
 If nothing fits without a ring, and there are fewer samples than devices, everything is searched with rings.
 """
@@ -56,20 +56,16 @@ class _Degrees:
 
 
 def with_rings(
-    request: SearchRequest,
-    solve: Callable[[SearchRequest], SearchResult],
-    shared: Shared,
-    on_progress: Listener = lambda _: None,
-    cancelled: Stop = lambda: False,
+    request: SearchRequest, solve: Callable[[SearchRequest], SearchResult], cancelled: Stop = lambda: False
 ) -> SearchResult:
-    """`solve`, and, if the user left open how attention is split, rings around its best plan.
+    """`solve`, with rings everywhere if nothing fits without.
 
     Raises what `solve` raises if rings do not fit either.
     """
     if not _left_open(request):
         return solve(request)
     try:
-        result = solve(request)
+        return solve(request)
     except InfeasibleError as error:
         short = request.global_batch < request.cluster.devices
         if isinstance(error, LimitError) or cancelled() or not short:
@@ -78,7 +74,6 @@ def with_rings(
             return solve(replace(request, pinned=replace(request.pinned, context_by="auto")))
         except (InfeasibleError, RequestError):
             raise error from None
-    return result if result.statistics.stopped else _improved(request, result, shared, on_progress, cancelled)
 
 
 def _left_open(request: SearchRequest) -> bool:
@@ -94,10 +89,12 @@ def _has_rings(request: SearchRequest) -> bool:
     return any(factor.kind is FactorKind.RING for rule in rules for factor in rule.factors)
 
 
-def _improved(
+def with_rings_around_best(
     request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
 ) -> SearchResult:
-    """The result, with a plan that has a ring first if that is faster."""
+    """The result, with a plan that has a ring first if that is faster. `shared` is that of the search."""
+    if result.statistics.stopped or not _left_open(request):
+        return result
     best = result.plans[0]
     words = roles(best.bound)
     if words.context == 1 or words.replicated > 1:
@@ -116,6 +113,7 @@ def _improved(
                 cutoff,
                 shared,
                 takes=lambda configuration: configuration.context[0] > 1,
+                among=lambda configuration: best.configuration.uneven or not configuration.uneven,
             )
             statistics = together(statistics, tried.statistics)
             if tried.plans[0].bounded < cutoff:

@@ -23,7 +23,7 @@ from planner.strategy_search.finalists.proofs import Ranked, with_proof
 from planner.strategy_search.finalists.room import Room
 from planner.strategy_search.refinement import rings
 from planner.strategy_search.refinement.around import bound_of_like
-from planner.strategy_search.refinement.narrower import FEW, SMALL, WIDE, near, with_narrower
+from planner.strategy_search.refinement.narrower import FEW, SMALL, WIDE, least_of_narrower, near, with_narrower
 from planner.strategy_search.refinement.simplicity import _Simplifier, with_simplicity
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
@@ -121,6 +121,16 @@ def test_after_a_long_search_only_degrees_near_those_of_the_plan_are_looked_at(s
     for before, after in zip((many, large), some, strict=True):
         assert after.configurations - before.statistics.configurations == len(looked_at)
     assert every.configurations - few.statistics.configurations > len(looked_at)
+
+
+def test_what_narrower_searches_may_find_is_bounded_by_the_configurations_that_they_look_at(slow: SearchResult) -> None:
+    best = slow.plans[0].configuration
+    others = {replace(best, micro_batches=2 * best.micro_batches): 1.0, replace(best, mesh=(2, 4)): 3.0}
+    known = replace(slow, bounds={best: 4.0, **others}, bound_seconds=0.5)
+    assert least_of_narrower(known) == 0.5  # the whole space is small
+    large = replace(known, statistics=replace(slow.statistics, configurations=SMALL + 1))
+    assert least_of_narrower(large) == 3.0
+    assert least_of_narrower(replace(large, bounds={})) == 0.5
 
 
 def test_weights_come_in_the_way_that_makes_the_step_shorter() -> None:
@@ -228,7 +238,7 @@ def test_of_a_plan_in_a_v_that_comes_in_the_place_of_another_is_said_what_is_pro
         rings, "roles", lambda _: SimpleNamespace(context=2, replicated=1, pipeline=4, data=1, tensor=1)
     )
     monkeypatch.setattr(rings, "_left_open", lambda _: True)
-    ringed = rings.with_rings(free, lambda _: plain, shared)
+    ringed = rings.with_rings_around_best(free, plain, shared, told, lambda: False)
     assert ringed.plan.schedule == "zb_v"
     assert ringed.bound_seconds == least_in_a_v(free, shared) < plain.bound_seconds
     assert ringed.plan.provenance.gap == pytest.approx(ringed.gap, rel=1e-2)

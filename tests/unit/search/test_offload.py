@@ -404,6 +404,34 @@ def test_where_memory_costs_much_of_a_step_offload_is_tried_and_taken_where_it_s
         assert tried(again, 0.06, **other).plan == again.plan
     assert tried(again, 0.04).plan == again.plan
     assert len(asked) == 3  # it was not even tried
+    _searches_around_the_plan_without_offload_run_where_they_matter(request, again, hosted)
+
+
+def _searches_around_the_plan_without_offload_run_where_they_matter(
+    request: SearchRequest, alone: SearchResult, hosted: SearchResult
+) -> None:
+    best = alone.plans[0]
+    price = best.bounded / dict(best.plan.prediction.memory)["optimizer state"]
+    dear = replace(alone, plans=(replace(best, memory_price=price),))
+
+    def chosen(bound: float, refined: SearchResult, found: SearchResult = hosted) -> tuple[SearchResult, int]:
+        """What comes of a result with this bound, and how often it was refined."""
+        calls = list[SearchResult]()
+
+        def refine(result: SearchResult) -> SearchResult:
+            calls.append(result)
+            return refined
+
+        bounded = replace(dear, bound_seconds=bound)
+        return with_faster_offload(request, bounded, lambda *_: found, refined=refine), len(calls)
+
+    slow = hosted.plans[0].seconds / (1 - WORTH)
+    assert chosen(slow * 1.01, hosted)[1] == 0  # nothing on the devices alone is nearly as fast
+    taken, calls = chosen(slow * 0.99, dear)
+    assert (taken.plan, taken.on_devices_alone, calls) == (hosted.plan, dear.plans[0], 1)
+    kept, calls = chosen(slow * 0.99, hosted)
+    assert (kept.on_devices_alone, calls) == (None, 1)  # refined, it takes no longer than with offload
+    assert chosen(0.0, alone, alone) == (alone, 1)  # offload is no faster
 
 
 def _with_longer_stages(result: SearchResult, times: float) -> SearchResult:
