@@ -18,7 +18,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
     """A decoder of one of the families. In GPT the MLP is four times the hidden size and every head has its keys. A
-    Nemotron is a Llama whose MLP has two matrices, up and down.
+    Nemotron is a Llama whose MLP, or experts, have two matrices, up and down.
 
     `head_size` None divides the hidden size among the heads. `experts` None is a dense model. A DeepSeek has the latent
     attention and the routers of `like`, a model of the zoo. With `adapters` only these are trained. `qk_norm`:
@@ -50,8 +50,8 @@ class Dimensions:
             return embeddings + self.sequence * h + layers * (12 * h * h + 13 * h) + 2 * h
         attention = self._attention()
         dense = layers if self.experts is None else self.experts.dense_layers
-        routed = 0 if self.experts is None else self.experts.parameters(h)
         matrices = 2 if self.family == "nemotron" else 3
+        routed = 0 if self.experts is None else self.experts.parameters(h, matrices)
         return (
             embeddings + layers * (attention + 2 * h) + dense * matrices * h * self.ffn + (layers - dense) * routed + h
         )
@@ -86,9 +86,9 @@ class ExpertDimensions:
     shared_width: int = 0
     dense_layers: int = 0
 
-    def parameters(self, hidden: int) -> int:
-        """Weights of a layer: experts, the MLP for all tokens, and the router."""
-        return hidden * (3 * (self.count * self.width + self.shared_width) + self.count)
+    def parameters(self, hidden: int, matrices: int) -> int:
+        """Weights of a layer: experts of so many matrices, the MLP for all tokens, and the router."""
+        return hidden * (matrices * (self.count * self.width + self.shared_width) + self.count)
 
 
 def build(dimensions: Dimensions) -> tuple[Any, tuple[Any, ...]]:

@@ -76,8 +76,7 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     kinds: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
     if ffn == 4 * hidden and kv_heads == heads and experts is None and head in (None, hidden // heads):
         kinds.insert(0, ("gpt", True))
-    if experts is None:
-        kinds += [("nemotron", False), ("nemotron", True)]
+    kinds += [("nemotron", False), ("nemotron", True)]
     if like:
         kinds = [("deepseek", False)]
     return [

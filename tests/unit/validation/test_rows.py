@@ -329,6 +329,11 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
     assert found.family == "gpt"
     wide = {**llama, "n_kv_heads": "8", "ffn_hidden": "16384", "vocab": "256000", "n_params_B": "7.74"}
     assert run_of(one(tmp_path, **wide)).job.model.family == "nemotron"  # two matrices, and grouped queries
+    experts = {"arch": "moe", "n_layers": "16", "hidden": "1024", "ffn_hidden": "1024", "n_heads": "16"}
+    experts |= {"n_kv_heads": "16", "head_dim": "64", "vocab": "50257", "n_experts": "64", "topk": "8"}
+    for billions, family in (("2.27", "nemotron"), ("3.34", "llama")):
+        found = run_of(one(tmp_path, **experts, moe_ffn_hidden="1024", n_params_B=billions)).job.model
+        assert found.family == family
     with refused(UnsupportedError, 4.17, "llama", 13):
         run_of(one(tmp_path, **llama, n_params_B="13"))
 
