@@ -463,7 +463,7 @@ def _rank_tables() -> tuple[bytes, ...]:
 
 def _measured() -> tuple[bytes, ...]:
     from hardware_profiles import dump_measurements
-    from tests.unit.costmodels.test_fit_machine import _measurements as measured
+    from tests.unit.costmodels.test_fit_machine import made_up_measurements as measured
 
     found = measured()
     alone = replace(found, machine=replace(found.machine, processes=1), collectives=())
