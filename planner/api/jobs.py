@@ -11,6 +11,8 @@ from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import file_path, number
 from planner.api.kinds import kind_of
+from planner.api.search_options import SearchOptions
+from planner.api.speaking import said_to_caller
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.nicknames import full_model
@@ -107,14 +109,15 @@ def job_of(
 
 
 def warned(note: str) -> None:
-    """Warn at the line that called the planner."""
+    """Warn at the line that called the planner, of parameters in place of options."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         level, frame = level + 1, frame.f_back
-    warnings.warn(note, stacklevel=level)
+    warnings.warn(said_to_caller(note, _PARAMETERS), stacklevel=level)
 
 
 _PACKAGE = __name__.partition(".")[0]
+_PARAMETERS = ("model", "hardware", "devices", "software", *SearchOptions.__annotations__)
 
 
 def traced_model(model: "BuiltModel") -> OperatorGraph:

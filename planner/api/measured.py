@@ -129,8 +129,8 @@ def compared_with(plan: Plan, measured: Measurement, hardware: str | None, class
     record, log, trace = measured.record, measured.log, measured.trace
     if sum(one is not None for one in (record, log, trace)) != 1 or (log is None) != (measured.engine is None):
         raise RequestError(
-            "give the plan and one measurement: a record of plan run --measure, --log FILE --from ENGINE, or --trace"
-            " FILE"
+            "give the plan and one measurement: a record of plan run --measure, --log FILE with --from ENGINE, or"
+            " --trace FILE"
         )
     if measured.clock != "wall" and record is None:
         raise RequestError(

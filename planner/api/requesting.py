@@ -37,14 +37,11 @@ class Caller:
         traced: traces a built model.
         noted: gets notes for people.
         more_shards: told the graph; strategies of operators besides those of the options.
-        data_option, refusing: its words for the data-parallel degree, and for what refuses a padded batch.
     """
 
     traced: Trace = traced_model
     noted: Callable[[str], None] = warned
     more_shards: Callable[[OperatorGraph], tuple[Shard, ...]] = lambda graph: ()
-    data_option: str = "pinned data = "
-    refusing: str = "pad={'batch': 1}"
 
 
 IN_PYTHON = Caller()
@@ -160,8 +157,6 @@ def request_of(
         request,
         given=multiple is not None or changed.padding_samples > 0,
         noted=caller.noted,
-        data_option=caller.data_option,
-        refusing=caller.refusing,
     )
 
 

@@ -148,8 +148,6 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         traced=trace,
         noted=noted,
         more_shards=lambda graph: _taken_over(sources, by_hand, graph),
-        data_option="--data ",
-        refusing="--pad batch=1",
     )
     asked = _asked(options, by_hand, _with_mesh(pinned_of(options), sources))
     return requesting.request_of(

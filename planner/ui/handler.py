@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
+from planner.api.callers import from_command
 from planner.errors import PlannerError, RequestError
 from planner.plan.binding.machine import machine_of
 from planner.plan.file import dump_plan
@@ -66,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
             if not self._is_local() or not (ours or parts.path in _ASSETS):
                 self._send(HTTPStatus.FORBIDDEN, b"open the address that plan ui has printed\n", "text/plain")
             elif ours:
-                with self.served.connections.answering(self.connection):
+                with self.served.connections.answering(self.connection), from_command():
                     method(parts.path, asked)
             else:
                 method(parts.path, asked)

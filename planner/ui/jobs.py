@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hardware_profiles import HardwareProfileError
+from planner.api.callers import from_command
 from planner.api.jobs import TracedModel
 from planner.api.searching import search, trace
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
@@ -116,7 +117,8 @@ class Job:
 
     def _run(self) -> None:
         try:
-            self._search()
+            with from_command():  # a thread does not know who started it
+                self._search()
         except (PlannerError, HardwareProfileError) as error:
             self._note(error=str(error))
         except Exception as error:  # a fault of ours, which the page has to be told

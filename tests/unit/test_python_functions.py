@@ -1,5 +1,6 @@
 """Functions of the public face that check a plan, plan it again, and read the settings of other engines."""
 
+import contextlib
 import inspect
 import pickle
 import re
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 import planner
 from hardware_profiles.run_record import dump_run_record
+from planner.api.callers import from_command
+from planner.api.jobs import warned
 from planner.api.kinds import fits
 from planner.api.speaking import in_python
 from planner.cli.main import app
@@ -116,10 +119,24 @@ def test_names_that_no_file_has_are_refused() -> None:
         ("what plan run PLAN --measure FILE wrote", "what plan run PLAN --measure FILE wrote"),
         ("as plan --model ... -o FILE writes", "as plan --model ... -o FILE writes"),
         ("Megatron's --num-layers", "Megatron's --num-layers"),
+        ("take --cluster node=8,cluster=2, or more", "take cluster='node=8,cluster=2', or more"),
+        ("as in --schedule 1f1b, --mesh 2x4", "as in pinned={'schedule': '1f1b'}, pinned={'mesh': (2, 4)}"),
+        ("(--offload optimizer:disk,weights)", "(pinned={'offload': 'optimizer:disk,weights'})"),
+        ("leave --offload out, or", "leave pinned['offload'] out, or"),
+        ("--place 'a.b=servers'; --fp8-layers '*' computes", "place={'a.b': 'servers'}; fp8_layers=['*'] computes"),
+        ("with --precision bf16 and", "with precision='bf16' and"),
+        ("/tmp/--for/config.json: --devices.json", "/tmp/--for/config.json: --devices.json"),
+        ("unknown model '--for megatron'; --seq-len 8,192", "unknown model '--for megatron'; seq_len=8192"),
     ],
 )
 def test_errors_speak_of_parameters(command: str, python: str) -> None:
     assert in_python(command, tuple(inspect.signature(planner.search).parameters)) == python
+
+
+def test_notes_speak_of_parameters_to_programs_and_of_options_to_commands() -> None:
+    for caller, words in ((contextlib.nullcontext(), "seq_len"), (from_command(), "--seq-len")):
+        with caller, pytest.warns(UserWarning, match=f"say yours with {words}"):
+            warned("config.json gives no length of sequences; say yours with --seq-len")
 
 
 def test_errors_name_no_option_where_there_is_a_parameter(tmp_path: Path) -> None:

@@ -13,23 +13,20 @@ def padding_samples(global_batch: int, multiple: int | None) -> int:
     return -global_batch % (multiple or 1)
 
 
-def with_padded_batch(
-    request: SearchRequest, *, given: bool, noted: Callable[[str], None], data_option: str, refusing: str
-) -> SearchRequest:
+def with_padded_batch(request: SearchRequest, *, given: bool, noted: Callable[[str], None]) -> SearchRequest:
     """The request with a padded global batch, if the data-parallel degree does not divide it. It gets the fewest
     samples such that every micro-batch still has a sample of the batch.
 
     Unchanged if the user has decided on a multiple (`given`), and for an engine, which trains no samples of weight
-    zero. `noted` receives a message with the caller's words for the degree (`data_option`) and for whatever refuses the
-    padding (`refusing`)."""
+    zero. `noted` receives a message."""
     pinned, batch = request.pinned, request.global_batch
     data, parts = pinned.data or 1, pinned.micro_batches or 1
     added = -batch % (data * (pinned.micro_batch or 1) * parts)
     if given or request.space is not None or batch % data == 0 or added * parts >= batch + added:
         return request
     noted(
-        f"{data_option}{data} does not divide the global batch {batch}, which gets {added} samples of weight zero;"
-        f" {refusing} refuses it"
+        f"--data {data} does not divide the global batch {batch}, which gets {added} samples of weight zero;"
+        " --pad batch=1 refuses it"
     )
     return replace(request, update=replace(request.update, padding_samples=added))
 

@@ -15,7 +15,9 @@ def test_a_batch_is_padded_from_python() -> None:
     job = {**JOB, "update": {"gathers": "each"}}
     plan = planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 4}, **job).plan
     assert (plan.training.global_batch, plan.training.padded_batch) == (97, 100)
-    with pytest.warns(UserWarning, match=r"data = 4 does not divide the global batch 97, which gets 3 samples"):
+    with pytest.warns(
+        UserWarning, match=r"pinned=\{'data': 4\} does not divide the global batch 97, which gets 3 samples"
+    ):
         same = planner.search("llama-tiny", "cpu", pinned=degrees, **job).plan
     assert same.training == plan.training
     with refused(RequestError, "data", 4, 97, "pad={'batch': 4}"):

@@ -159,6 +159,14 @@ def test_a_search_goes_through_and_everything_is_offered_of_it(server: Server) -
     assert "nothing" in json.loads(content)["error"]
 
 
+def test_the_page_names_options_as_commands_do(server: Server) -> None:
+    started = asked(server, "POST", "/api/searches", {**TINY, "model": "gpt2", "seq_len": 4096})
+    state = asked(server, "GET", f"/api/searches/{started['job']}?seen=-1")
+    while not state["done"]:
+        state = asked(server, "GET", f"/api/searches/{started['job']}?seen={state['version']}")
+    assert "--seq-len" in state["error"]
+
+
 @pytest.mark.slow
 def test_what_cannot_be_planned_is_said_on_the_page(server: Server) -> None:
     started = asked(server, "POST", "/api/searches", {**TINY, "pinned": {"tensor": 7}})
