@@ -3,7 +3,8 @@
 transformers keeps every key of a config, and most classes read only their own. A key that nothing reads may be a relic,
 or a part of the architecture that another program builds. Only a person can tell, so such keys are named. A key counts
 as read if the sources of the model and of its config, of transformers or of this package, contain it as a word: that is
-generous, and right for keys with names of their own.
+generous, and right for keys with names of their own. A key is not named if its value is what the class computes in any
+case.
 """
 
 import inspect
@@ -29,12 +30,34 @@ _OF_PREDICTED = ("mtp", "nextn", "eh_proj")
 _BOOKKEEPING = re.compile(
     r"_.*|auto_map|.*_token_(id|index)|.*(dtype|version|fusion).*|.*_init(_.*)?|init_.*|initializ.*|output_.*|"
     r"pretraining_tp|ep_size|model_max_length|task_specific_params|language|license|use_.*kernels?|max_window_layers|"
-    r"for_llm_compressor"
+    r"for_llm_compressor|cache_implementation|aux_loss_alpha|seq_aux|initial_context_length|offset_alibi|"
+    r"attention_softmax_in_fp32|skip_bias_add"
 )
 """Keys that say nothing about a training step."""
 
-_USUAL = (("moe_layer_freq", 1), ("mlp_type", "default"))
-"""Keys whose value asks for nothing that their classes lack."""
+_USUAL = (
+    ("moe_layer_freq", 1), ("mlp_type", "default"), ("position_embedding_type", "absolute"), ("full_attn_mod", 1),
+    ("interpolate_factor", 1), ("attn_type_list", 1), ("layernorm_full_attention_beta", 1),
+    ("qk_norm_type", "per_layer"), ("moe_gate", "topk"), ("norm_type", "rms"),
+)  # fmt: skip
+"""Keys whose value, or every entry of it, asks for nothing that their classes lack."""
+
+_NAMED_TWICE = {
+    "n_ctx": "n_positions", "experts_per_token": "num_experts_per_tok", "attention_head_dim": "head_dim",
+    "sliding_window_size": "sliding_window",
+}  # fmt: skip
+"""Keys that repeat another one."""
+
+_SHOWN_BY = {
+    "use_qk_norm": ("q_norm", "query_layernorm"),
+    "use_rotary_pos_emb": ("apply_rotary_pos_emb",),
+    "use_routing_bias": ("e_score_correction_bias",),
+    "moe_use_aux_free": ("e_score_correction_bias",),
+}
+"""Switches that a class has on if its source has one of these words."""
+
+_OF_ROUTERS = re.compile(r"scor(e|ing)_func(tion)?|topk_method|shared_moe_mode")
+"""Keys for the scores by which routers choose experts."""
 
 _OF_CONFIGS = ("transformers.configuration_utils", "transformers.modeling_rope_utils")
 """Modules that read configs for every class."""
@@ -77,7 +100,8 @@ def notes_on_keys(content: Mapping[str, Any], config: Any, module: Any, path: Pa
     unread = [
         f"{key} {value!r:.40}"
         for key, value in said.items()
-        if value and (key, value) not in _USUAL and key not in (*words, *_PREDICTED) and not _BOOKKEEPING.fullmatch(key)
+        if value and key not in words and not _BOOKKEEPING.fullmatch(key) and not _is_computed(key, value, said, words)
+        if not (further and any(part in key for part in (*_PREDICTED, *_OF_PREDICTED)))
     ]
     if unread:
         more = f" and {len(unread) - _MANY} more" if len(unread) > _MANY else ""
@@ -85,6 +109,17 @@ def notes_on_keys(content: Mapping[str, Any], config: Any, module: Any, path: Pa
             f"{path}: {type(module).__name__} does not read {', '.join(unread[:_MANY])}{more}: it computes the same"
             " whatever they say"
         )
+
+
+def _is_computed(key: str, value: Any, said: Mapping[str, Any], words: set[str]) -> bool:
+    """Whether a class with these words in its source computes what an unread key of a config says."""
+    if _OF_ROUTERS.fullmatch(key):
+        sigmoid = "sigmoid" in words
+        biased = "e_score_correction_bias" in words
+        return bool({"sigmoid": sigmoid, "noaux_tc": biased, "softmax": not sigmoid}.get(str(value)))
+    every = value if isinstance(value, list) else [value]
+    usual = all((key, one) in _USUAL for one in every) or value == said.get(_NAMED_TWICE.get(key, ""))
+    return usual or (value is True and any(word in words for word in _SHOWN_BY.get(key, ())))
 
 
 @cache

@@ -168,6 +168,26 @@ def test_notes_name_what_is_long_and_what_is_not_read(
     assert (said in " ".join(built.notes)) if said else not built.notes
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("ling", {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "aux_loss_alpha": 0.001}, ""),
+        ("ling", {"scoring_func": "softmax", "use_mtp": True}, "scoring_func 'softmax': it"),
+        ("llama", {"use_mtp": True}, "use_mtp True"),
+        ("llama", {"use_qk_norm": True}, "use_qk_norm True"),
+        ("bert-hf", {"position_embedding_type": "absolute"}, ""),
+        ("bert-hf", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
+        ("gpt-oss", {"experts_per_token": 2, "initial_context_length": 64}, ""),
+    ],
+)
+def test_a_key_is_named_only_where_another_value_is_computed(
+    family: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    built = build_model(changed(tmp_path, family, **changes), dtype="bfloat16", sequence_length=8)
+    named = " ".join(note for note in built.notes if "does not read" in note)
+    assert (said in named) if said else not named
+
+
 def test_configs_of_the_tests_have_no_keys_that_nothing_reads() -> None:
     for family in ("llama", "gemma2", "qwen3-next", "deepseek-v3", "whisper", "zamba2", "gpt-oss"):
         built = build_model(str(CONFIGS / family), dtype="bfloat16", sequence_length=8)
