@@ -26,6 +26,13 @@ _Answer = TypeVar("_Answer")
 _LONGEST = 255
 """Most characters of a name of a file, on all file systems in use."""
 
+_EXAMPLES = {
+    "shard": "{'*q_proj*': 'b,o'}, or a list of planner.shard(pattern, strategy)",
+    "pad": "'auto', {'batch': 4}, or a list of both",
+    "place": "'auto', 'none', or {'*embed*': 'servers'}",
+}
+"""What to give for arguments whose types say too little."""
+
 MOST = 2**31
 """Most of any whole number, as on the command line."""
 
@@ -61,7 +68,7 @@ def _check_kinds(signature: inspect.Signature, given: Mapping[str, object]) -> N
     """Raise RequestError for the first argument whose type is not that of its annotation."""
     for name, value in given.items():
         wanted = signature.parameters[name].annotation
-        advice = f"give {said(wanted).removesuffix(' or None')}"
+        advice = f"give {_EXAMPLES.get(name) or said(wanted).removesuffix(' or None')}"
         if not fits(value, wanted, words=False):
             raise RequestError(f"{name} = {shown(value)}: {advice}")
         if isinstance(value, str | os.PathLike):

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Unpack
 
-from costmodels import CostModelError
 from costmodels.goodput import DAY, Goodput
 from hardware_profiles import Machine, parts_of
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import number, public
 from planner.api.jobs import HARDWARE, TracedModel, machine_given
+from planner.api.requesting import checked
 from planner.api.search_options import SearchOptions
 from planner.api.searching import search, trace
 from planner.errors import PlannerError, RequestError
@@ -227,6 +227,7 @@ def compare(
         number("devices", count)
     losses, prices = _losses(failures, checkpoint_seconds, restart_seconds), _prices(price, names)
     _check_tokens(tokens)
+    checked(options)
     stop, found = cancelled or _never, list[Outcome]()
     traced: dict[tuple[str, str], TracedModel] = {}
     for which, name, count, stack in product(models, names, counts, stacks):
@@ -308,7 +309,7 @@ def _searched(
     asked: SearchOptions = {**options, "seq_len": None, "precision": None}  # the traced model has them
     try:
         found = search(model, machine, on_progress=on_progress, cancelled=stop, **asked)
-    except (PlannerError, CostModelError) as error:
+    except PlannerError as error:
         return Outcome(case=case, plan=None, reason=str(error))
     return Outcome(case=case, plan=found.plan)
 

@@ -115,12 +115,17 @@ def compare_measured(
     Raises:
         RequestError: unless exactly one measurement is given, for one of another plan, and for one that cannot be read.
         PlanFileError: for a file that is no plan.
+        ModelError: where `model` is given and cannot be found.
     """
     word("clock", clock, ("wall", "cpu"))
     found, at = loaded(plan), None if hardware is None else full_profile(profile(hardware))
     of_record, of_log, of_trace = (None if one is None else Path(one) for one in (record, log, trace))
     measured = Measurement(record=of_record, log=of_log, engine=engine, trace=of_trace, clock=clock)
-    return compared_with(found, measured, at, lambda: classes_of(found, at, lambda: planned_model(found, model)))
+
+    def classes() -> dict[str, Seconds]:
+        return classes_of(found, at, lambda: planned_model(found, model), named=model is not None)
+
+    return compared_with(found, measured, at, classes)
 
 
 def compared_with(plan: Plan, measured: Measurement, hardware: str | None, classes: Classes) -> MeasuredComparison:
@@ -185,14 +190,19 @@ def _traced(plan: Plan, trace: Path, classes: Classes) -> MeasuredComparison:
     )
 
 
-def classes_of(plan: Plan, hardware: str | None, planned: "Callable[[], PlannedModel]") -> dict[str, Seconds]:
-    """Predicted seconds of a step by operator class, which needs the model; empty if the model is missing."""
+def classes_of(
+    plan: Plan, hardware: str | None, planned: "Callable[[], PlannedModel]", *, named: bool = False
+) -> dict[str, Seconds]:
+    """Predicted seconds of a step by operator class, which needs the model; empty if the model is missing. Raises
+    ModelError for a missing model that the user has named."""
     from planner.plan.binding.bind import bind
     from planner.plan.compare.classes import predicted_classes
 
     try:
         model = planned()
     except ModelError:  # a user's own model without a graph in the plan: measured classes only
+        if named:
+            raise
         return {}
     return predicted_classes(bind(plan, model.graph, model.batch), _machine(plan, hardware))
 

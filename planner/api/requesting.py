@@ -70,6 +70,9 @@ def checked(options: JobOptions | SearchOptions) -> SearchOptions:
         word("precision", asked["precision"], (*PRECISIONS, WORD))
     if asked["fp8"] is not None:
         word("fp8", asked["fp8"], tuple(RECIPES))
+    pinned_given(asked["pinned"])
+    shards_given(asked["shard"])
+    record("update", asked["update"], Update, DEFAULT)
     return asked
 
 

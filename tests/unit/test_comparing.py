@@ -42,6 +42,22 @@ def test_cases_say_what_training_takes(traced: planner.TracedModel) -> None:
         planner.compare(traced, "cpu", devices=[0])
 
 
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"pinned": {"tensr": 2}}, "tensor"),
+        ({"objective": "speed"}, "speed"),
+        ({"update": {"clip": 1}}, "clip_norm"),
+        ({"shard": {"*q_proj*": 1}}, "{'*q_proj*': 'b,o'}"),
+    ],
+)
+def test_an_option_that_no_case_can_have_is_refused_at_once(options: dict[str, Any], fact: str) -> None:
+    with refused(RequestError, fact):
+        planner.compare("llama-tiny", "cpu", devices=[1, 2], **options)
+    with refused(RequestError, fact):
+        planner.capacity("llama-tiny", "cpu", days=1, tokens=1e9, **options)
+
+
 def test_a_case_that_does_not_fit_says_why_and_the_others_stand(traced: planner.TracedModel) -> None:
     found = planner.compare(traced, "cpu", devices=[2, 3], pinned={"pipeline": 2})
     assert [one.plan is None for one in found.outcomes] == [False, True]

@@ -18,7 +18,7 @@ from planner.api.jobs import warned
 from planner.api.kinds import fits
 from planner.api.speaking import in_python
 from planner.cli.main import app
-from planner.errors import InfeasibleError, LimitError, PlanFileError, RequestError
+from planner.errors import InfeasibleError, LimitError, ModelError, PlanFileError, RequestError
 from tests.refusals import refused
 from tests.unit.cli.test_answers import record_of
 
@@ -194,6 +194,8 @@ def test_a_plan_is_compared_with_its_run(plan: planner.Plan, tmp_path: Path) -> 
     ):
         with refused(RequestError, *facts):
             planner.compare_measured(plan, **wrong)  # type: ignore[arg-type]
+    with refused(ModelError, "no-such-model"):
+        planner.compare_measured(plan, run, model="no-such-model")
 
 
 def test_a_profile_is_fitted_to_measured_times(tmp_path: Path) -> None:
