@@ -7,7 +7,8 @@
     --no-alltoall                     alltoall=False
     plan run PLAN --measure FILE      the same: a command to type
 
-An option that the function has in no form stays, as does what engines call theirs.
+An option that the function has in no form stays, as do options of engines and what a user wrote: paths, and text in
+quotes.
 """
 
 import dataclasses
