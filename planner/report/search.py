@@ -82,7 +82,7 @@ def offload_text(step: float, alone: float | None) -> str:
     that much shorter than on the devices `alone`."""
     why = "Nothing fits without offload"
     if alone is not None:
-        why = f"Without offload the step takes {seconds_text(alone)}, {alone / step - 1:.0%} longer"
+        why = f"Without offload the fastest plan found takes {seconds_text(alone)}, {alone / step - 1:.0%} longer"
     return f"{why}: the search offloaded what costs the step least; --offload none forbids that"
 
 

@@ -75,8 +75,8 @@ _STATES_UNLIKE = 6
 
 
 _FAR = 0.05
-"""If even the leanest choices need this much more than the memory of a device, as a share, nothing is composed of other
-choices: they only prove bounds."""
+"""If even the leanest state of the boundary, with all that prices find for it, needs this much more than the memory of
+a device, as a share, no other state is composed: prices only prove bounds."""
 
 
 class Evaluation:
@@ -148,7 +148,8 @@ class Evaluation:
                 multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
             proved.outdate()
         counted = np.full(self.chain.shape, self.whole_blocks is None)
-        overfull: Tried | None = None  # what was tried where the least memory is needed, which is far too much
+        leanest: State | None = None  # where the least memory is needed, which may be far too much
+        overfull: Tried | None = None  # what was tried there once no price is left
         try:
             for _ in range(3 * self.rounds if self.whole_blocks is None else 9 * self.rounds):
                 limit = min(self.cutoff, math.inf if best is None else best[0])
@@ -159,8 +160,10 @@ class Evaluation:
                     proved.raise_at(state, self.whole_blocks.step_seconds(state, limit))
                     counted[state] = True
                     continue
-                tried = self.composition.compose(state) if overfull is None else overfull
+                composed = state if leanest is None else leanest
+                tried = self.composition.compose(composed) if overfull is None else overfull
                 found = tried.found
+                leanest = leanest if found is None else None
                 if found is not None and (best is None or found[0] < best[0]):
                     best, closed_since = found, 0
                 if best is not None and best[0] <= self.enough:
@@ -173,10 +176,15 @@ class Evaluation:
                 if found is None and self.next_price.knows_the_leanest:
                     if self._rules_out(proved, state):
                         continue
-                    if best is None and overfull is None:
-                        overfull = self._far_too_much()
-                asked = self.next_price.next(state, tried.ranks, tried.division)
+                    if best is None and not self.looked_at_the_leanest:
+                        leanest = self._far_too_full()
+                        if leanest is not None:
+                            continue
+                asked = self.next_price.next(state if overfull else composed, tried.ranks, tried.division)
                 if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= rounds:
+                    if leanest is not None:
+                        leanest, overfull = None, tried if self._is_far else None
+                        continue
                     mixed, closed_since = self.composition.mixed(tried), closed_since + 1
                     if mixed is not None and (best is None or mixed[0] < best[0]):
                         best, closed_since = mixed, 0
@@ -270,15 +278,21 @@ class Evaluation:
             for state in self._leanest_states(multipliers):
                 self.composition.compose(state)
 
-    def _far_too_much(self) -> Tried | None:
-        """What was tried at the state that needs the least memory, if even that is far more than there is; asked once
-        the leanest choices are known and nothing fits with them in some state."""
-        if len(self.multipliers) > 1 or self.looked_at_the_leanest:
-            return None
+    def _far_too_full(self) -> State | None:
+        """The state that needs the least memory, if what is known by now needs far more than there is even there; asked
+        once the leanest choices are known and nothing fits with them in some state. Other prices may know leaner ones:
+        the leanest choices for blocks, and those with the least memory for a moment, need not go together."""
         self.looked_at_the_leanest = True
-        tried = self.composition.compose(self._leanest_states(self.multipliers[0])[0])
-        needed, there_is = self.composition.least, self.composition.capacity(self.composition.fullest)
-        return tried if tried.found is None and needed > (1 + _FAR) * there_is else None
+        if len(self.multipliers) > 1:
+            return None
+        state = self._leanest_states(self.multipliers[0])[0]
+        return state if self.composition.compose(state).found is None and self._is_far else None
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether the leanest filling so far needs far more memory than there is."""
+        there_is = self.composition.capacity(self.composition.fullest)
+        return self.composition.least > (1 + _FAR) * there_is
 
     @staticmethod
     def _leanest_states(multipliers: Multipliers) -> list[State]:

@@ -78,7 +78,8 @@ def with_narrower(
 
 
 def least_of_narrower(result: SearchResult) -> Seconds:
-    """A lower bound on what the narrower searches may find, by the bounds of the configurations that they look at."""
+    """A lower bound on what the narrower searches may find, by the bounds of the configurations that they look at; not
+    on meshes of three axes, which no bound covers."""
     best = result.plans[0].configuration
     if _is_small(result):
         return result.bound_seconds

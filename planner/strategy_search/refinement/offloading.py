@@ -98,6 +98,8 @@ def offload_may_win(request: SearchRequest, result: SearchResult) -> bool:
     if device_type_of(request.cluster) == "cpu":  # it has the host's memory
         return False
     best = result.plans[0]
+    if offload_of(best.plan).stores:  # as nothing fits otherwise
+        return False
     return may_save(best) >= WORTH * best.bounded and _offloading(request) is not None
 
 

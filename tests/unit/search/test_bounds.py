@@ -28,6 +28,7 @@ from planner.strategy_search.engine.next_price import NextPrice
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.configurations import configurations
+from planner.strategy_search.request.offload import ANYTHING
 from planner.strategy_search.request.space import Configuration, Pinned
 from tests.unit.search.cases import (
     BATCH,
@@ -190,6 +191,19 @@ def test_where_nothing_known_fits_a_price_is_tried_all_the_same(monkeypatch: pyt
     monkeypatch.setattr(evaluation, "impossible", lambda chain, _: np.zeros(chain.shape, dtype=np.bool_))
     assert not scarce.run().ranks
     assert any(0 < priced.price < math.inf for priced in scarce.multipliers[0].priced)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8])
+def test_a_configuration_is_not_given_up_before_prices_have_looked_for_leaner_choices(share: float) -> None:
+    """With offload the leanest choices by an infinite price need much more than the leanest plan."""
+    configuration = Configuration(pipeline=1, mesh=(2,), micro_batches=2)
+    case = make_case("llama-4-words", "h100-80gb", configuration, 8, "bf16", offload=ANYTHING)
+    leanest = Evaluation(case.chain, replace(case.setting, capacity=1.0)).run().least
+    found = Evaluation(case.chain, replace(case.setting, capacity=share * leanest))
+    outcome = found.run()
+    assert found.looked_at_the_leanest
+    assert outcome.ranks
+    assert outcome.bound <= outcome.seconds
 
 
 def test_states_in_which_a_mixture_is_better_do_not_count_as_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
