@@ -33,7 +33,7 @@ from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import fill_best
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
 from planner.strategy_search.decomposition.state_bounds import StateBounds
-from planner.strategy_search.engine.composition import Composed, Composition, Tried
+from planner.strategy_search.engine.composition import Composed, Composition
 from planner.strategy_search.engine.next_price import CAPS, Asked, NextPrice
 from planner.strategy_search.engine.outcome import COARSE, Outcome, RankFilling
 from planner.strategy_search.engine.whole_blocks import WholeBlocks
@@ -72,11 +72,6 @@ prices, so the bounds of many states say that they may be better. Twice as many 
 
 _STATES_UNLIKE = 6
 """The same number where the chunks of a rank run in different ways, which leaves a wider gap."""
-
-
-_FAR = 0.05
-"""If even the leanest state of the boundary, with all that prices find for it, needs this much more than the memory of
-a device, as a share, no other state is composed: prices only prove bounds."""
 
 
 class Evaluation:
@@ -123,7 +118,6 @@ class Evaluation:
         self.known = 0  # prices that others have solved
         self.free = 0.0  # the bound for any memory
         self.ruled_out = False  # states in which nothing fits are ruled out
-        self.looked_at_the_leanest = False
         for kind, one in enumerate(self.multipliers):
             for priced in one.priced:
                 self.next_price.new(Asked(kind, priced.price, priced.flights, priced.under, priced.at_tail))
@@ -148,8 +142,6 @@ class Evaluation:
                 multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
             proved.outdate()
         counted = np.full(self.chain.shape, self.whole_blocks is None)
-        leanest: State | None = None  # where the least memory is needed, which may be far too much
-        overfull: Tried | None = None  # what was tried there once no price is left
         try:
             for _ in range(3 * self.rounds if self.whole_blocks is None else 9 * self.rounds):
                 limit = min(self.cutoff, math.inf if best is None else best[0])
@@ -160,10 +152,8 @@ class Evaluation:
                     proved.raise_at(state, self.whole_blocks.step_seconds(state, limit))
                     counted[state] = True
                     continue
-                composed = state if leanest is None else leanest
-                tried = self.composition.compose(composed) if overfull is None else overfull
+                tried = self.composition.compose(state)
                 found = tried.found
-                leanest = leanest if found is None else None
                 if found is not None and (best is None or found[0] < best[0]):
                     best, closed_since = found, 0
                 if best is not None and best[0] <= self.enough:
@@ -173,18 +163,10 @@ class Evaluation:
                 if found is not None and found[0] <= least * (1 + TOLERANCE):
                     proved.close(state)
                     continue
-                if found is None and self.next_price.knows_the_leanest:
-                    if self._rules_out(proved, state):
-                        continue
-                    if best is None and not self.looked_at_the_leanest:
-                        leanest = self._far_too_full()
-                        if leanest is not None:
-                            continue
-                asked = self.next_price.next(state if overfull else composed, tried.ranks, tried.division)
+                if found is None and self.next_price.knows_the_leanest and self._rules_out(proved, state):
+                    continue
+                asked = self.next_price.next(state, tried.ranks, tried.division)
                 if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= rounds:
-                    if leanest is not None:
-                        leanest, overfull = None, tried if self._is_far else None
-                        continue
                     mixed, closed_since = self.composition.mixed(tried), closed_since + 1
                     if mixed is not None and (best is None or mixed[0] < best[0]):
                         best, closed_since = mixed, 0
@@ -275,30 +257,9 @@ class Evaluation:
             if self.next_price.new(Asked(kind, math.inf, flights)) is not None:
                 multipliers.solve(math.inf, flights)
         for multipliers in self.multipliers:
-            for state in self._leanest_states(multipliers):
-                self.composition.compose(state)
-
-    def _far_too_full(self) -> State | None:
-        """The state that needs the least memory, if what is known by now needs far more than there is even there; asked
-        once the leanest choices are known and nothing fits with them in some state. Other prices may know leaner ones:
-        the leanest choices for blocks, and those with the least memory for a moment, need not go together."""
-        self.looked_at_the_leanest = True
-        if len(self.multipliers) > 1:
-            return None
-        state = self._leanest_states(self.multipliers[0])[0]
-        return state if self.composition.compose(state).found is None and self._is_far else None
-
-    @property
-    def _is_far(self) -> bool:
-        """Whether the leanest filling so far needs far more memory than there is."""
-        there_is = self.composition.capacity(self.composition.fullest)
-        return self.composition.least > (1 + _FAR) * there_is
-
-    @staticmethod
-    def _leanest_states(multipliers: Multipliers) -> list[State]:
-        """The state of the boundary that takes the least memory, by each price that asked for it."""
-        totals = (multipliers.value(known) for known in multipliers.priced if math.isinf(known.price))
-        return [tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)) for total in totals]
+            for known in [known for known in multipliers.priced if math.isinf(known.price)]:
+                total = multipliers.value(known)
+                self.composition.compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
 
     def _roomy(self, state: State) -> bool:
         """Whether the fastest way to run the first rank at a state fits without a price, so that no hint is needed."""
