@@ -31,6 +31,7 @@ def plan() -> planner.Plan:
 DECIDED = {"pipeline": 1, "tensor": 1, "micro_batches": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_plans_between_the_fastest_and_the_cheapest() -> None:
     model, heard = planner.trace("llama-tiny", precision="fp32"), list[planner.Progress]()

@@ -188,6 +188,8 @@ def test_a_key_is_named_only_where_another_value_is_computed(
     assert (said in named) if said else not named
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_configs_of_the_tests_have_no_keys_that_nothing_reads() -> None:
     for family in ("llama", "gemma2", "qwen3-next", "deepseek-v3", "whisper", "zamba2", "gpt-oss"):
         built = build_model(str(CONFIGS / family), dtype="bfloat16", sequence_length=8)

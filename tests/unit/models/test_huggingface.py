@@ -256,6 +256,8 @@ LONGCAT = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_longcat_computes_what_that_of_transformers_computes(tmp_path: Path) -> None:
     """Without the matrices of identities, which are no part of the model; a second rewriting changes nothing."""
     import transformers
@@ -349,6 +351,8 @@ def test_a_model_without_a_longest_sequence_takes_any(tmp_path: Path) -> None:
     assert build_model(str(tmp_path), dtype="bfloat16").sequence_length == 128
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_experts_of_the_model_that_reads_tokens_are_operators(tmp_path: Path) -> None:
     """Of one that reads images, too, whose own file has none."""
     text = json.loads((CONFIGS / "deepseek-v3" / "config.json").read_text())
