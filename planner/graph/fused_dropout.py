@@ -19,7 +19,7 @@ _KEY = ("fused dropout",)
 def with_fused_dropout(graph: OperatorGraph, *, fused: bool) -> OperatorGraph:
     """The graph for software that drops probabilities in a fused kernel, or does not. The same graph where no attention
     drops any."""
-    if fused == graph.drops_fused or not drops_probabilities(graph.operators):
+    if fused == graph.drops_fused or not drops_probabilities(graph):
         return graph
     if _KEY not in graph.derived:
         other = replace(graph, drops_fused=fused)

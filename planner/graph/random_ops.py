@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner.graph.operator_graph import Operator
+    from planner.graph.operator_graph import Operator, OperatorGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +43,25 @@ CHANCES: Mapping[str, RandomOps] = {
 """Operators that drop elements, by name."""
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
+_DROPS = ("drops probabilities",)
 
 
-def drops_probabilities(operators: "Iterable[Operator]") -> bool:
-    """Whether any attention drops probabilities."""
-    return any(map(_chance, operators))
+def drops_probabilities(graph: "OperatorGraph") -> bool:
+    """Whether any attention drops probabilities; found once for a graph."""
+    if _DROPS not in graph.derived:
+        graph.derived[_DROPS] = any(_chances_of_attention(graph.operators))
+    return bool(graph.derived[_DROPS])
 
 
-def _chance(operator: "Operator") -> float:
-    """Probability with which attention drops a probability; 0 for other operators."""
-    if operator.op != _ATTENTION:
-        return 0.0
-    return CHANCES[_ATTENTION].of(operator.arguments, dict(operator.keywords))
+def _chances_of_attention(operators: "Iterable[Operator]") -> list[float]:
+    """The probability with which each operator of attention drops a probability."""
+    return [CHANCES[_ATTENTION].of(one.arguments, dict(one.keywords)) for one in operators if one.op == _ATTENTION]
 
 
 def dropping_attention(operators: "Iterable[Operator]", *, fused: bool = False, priced: bool = True) -> str | None:
     """What a user must know where attention drops probabilities, `fused` in one kernel or not. None where none does,
     and where such a kernel is `priced`."""
-    chances = [_chance(one) for one in operators if one.op == _ATTENTION]
+    chances = _chances_of_attention(operators)
     dropping = [chance for chance in chances if chance]
     if not dropping or (fused and priced):
         return None

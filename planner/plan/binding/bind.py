@@ -250,7 +250,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
 
 def _as_computed(traced: OperatorGraph, plan: Plan) -> OperatorGraph:
     """The graph as the software of the plan drops probabilities."""
-    if not drops_probabilities(traced.operators):
+    if not drops_probabilities(traced):
         return traced
     return with_fused_dropout(traced, fused=load_software(plan.cluster.software).drops_fused)
 
