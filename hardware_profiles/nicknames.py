@@ -10,6 +10,8 @@ from hardware_profiles.load import profile_names
 
 _NICKNAMES: Mapping[str, str] = {
     "a100": "a100-80gb",
+    "a100pcie": "a100-pcie-80gb",
+    "a10g": "a10g-24gb",
     "a800": "a800-80gb",
     "ascend910a": "ascend-910a-32gb",
     "ascend910b": "ascend-910b-64gb",
@@ -26,10 +28,16 @@ _NICKNAMES: Mapping[str, str] = {
     "h203e": "h20-141gb",
     "h203e141gb": "h20-141gb",
     "h100": "h100-80gb",
+    "h100pcie": "h100-pcie-80gb",
     "h200": "h200-141gb",
     "h800": "h800-80gb",
+    "l4": "l4-24gb",
     "l40s": "l40s-48gb",
     "mi300x": "mi300x-192gb",
+    "mi325x": "mi325x-256gb",
+    "mi355x": "mi355x-288gb",
+    "rtx3090": "rtx-3090-24gb",
+    "3090": "rtx-3090-24gb",
     "rtx4090": "rtx-4090-24gb",
     "4090": "rtx-4090-24gb",
     "rtx5090": "rtx-5090-32gb",
@@ -37,12 +45,16 @@ _NICKNAMES: Mapping[str, str] = {
     "rtx6000pro": "rtx-pro-6000-96gb",
     "rtxpro6000": "rtx-pro-6000-96gb",
     "pro6000": "rtx-pro-6000-96gb",
+    "rtx6000ada": "rtx-6000-ada-48gb",
+    "6000ada": "rtx-6000-ada-48gb",
+    "rtxa6000": "rtx-a6000-48gb",
+    "a6000": "rtx-a6000-48gb",
     "v100": "v100-32gb",
 }
 """If a device has several sizes, the most common one: A100 80 GB, H100 80 GB."""
 
 _MAKERS = ("nvidia", "huawei", "amd", "instinct", "geforce")
-_EDITIONS = ("blackwell", "serveredition")
+_EDITIONS = ("blackwell", "serveredition", "generation")
 """Parts of full names that do not distinguish devices."""
 
 _NAME = re.compile(r"(?P<name>[^\[\],:]+)(?P<rest>(?:\[[^\[\]]*\])?(?::[0-9]+)?)")

@@ -20,7 +20,7 @@ TOKENS = 2**28
 """Tokens of a step that no published run reaches (DeepSeek-V3 has 2^26)."""
 
 _CHIPS = (
-    r"\b(v100|a100|a800|h100|h800|h200|h20|gh200|gb200|gb300|b200|b300|mi\d{3}x?|tpu|trainium\d?|gaudi\d?|l40s?|rtx|910[abc])"
+    r"\b(v100|a100|a800|h100|h800|h200|h20|gh200|gb200|gb300|b200|b300|mi\d{3}x?|tpu|trainium\d?|gaudi\d?|l40s?|l4|a10g|rtx|910[abc])"
     r"(?![0-9])"
 )
 _MEMORY = r"\b(\d{2,3})\s?gb\b(?!/s)"

@@ -69,7 +69,7 @@ _UNUSUAL = (
 )
 """Patterns that also count in notes."""
 
-_BY_PCIE = ("l40s", "rtx-")
+_BY_PCIE = ("a100-pcie", "a10g", "h100-pcie", "l4-", "l40s", "rtx-")
 """Beginnings of the names of profiles whose devices are joined by PCIe."""
 
 _SCHEDULES = (

@@ -53,6 +53,13 @@ def test_every_profile_is_complete(name: str) -> None:
         ("h20-96gb", 148e12, 44e12, 4e12, 450e9, 50e9),
         ("l40s-48gb", 362.05e12, 91.6e12, 864e9, 31.5e9, 6.25e9),
         ("mi300x-192gb", 1307.4e12, 163.4e12, 5.3e12, 448e9, 50e9),
+        ("mi325x-256gb", 1307.4e12, 163.4e12, 6e12, 448e9, 50e9),
+        ("mi355x-288gb", 2516.6e12, 157.3e12, 8e12, 535.5e9, 50e9),
+        ("a100-pcie-80gb", 312e12, 19.5e12, 1.935e12, 31.5e9, 12.5e9),
+        ("h100-pcie-80gb", 756e12, 51e12, 2e12, 63e9, 25e9),
+        ("rtx-a6000-48gb", 154.8e12, 38.7e12, 768e9, 31.5e9, 12.5e9),
+        ("rtx-3090-24gb", 71e12, 35.6e12, 936e9, 31.5e9, 12.5e9),
+        ("l4-24gb", 121e12, 30.3e12, 300e9, 31.5e9, 1.56e9),
         ("b200-180gb", 2250e12, 75e12, 8e12, 900e9, 50e9),
         ("ascend-910b-64gb", 353.9e12, 88.5e12, 1.6e12, 196e9, 25e9),
         ("h100-96gb", 989.4e12, 67e12, 2.4e12, 450e9, 50e9),
@@ -90,6 +97,20 @@ def test_collectives_of_gpus_occupy_a_tenth_to_a_fifth_of_the_device(name: str) 
     least, most = {"cuda": (0.1, 0.2), "cpu": (0.7, 0.9), "npu": (0.0, 0.0)}[device.device_type]
     most = 0.26 if name.startswith("h20-") else most
     assert least <= 1 - device.overlapped <= most
+
+
+@pytest.mark.parametrize(
+    ("name", "board", "share"),
+    [
+        ("a100-pcie-80gb", "a100-80gb", 0.75),
+        ("rtx-6000-ada-48gb", "l40s-48gb", 300 / 350),
+        ("l4-24gb", "l40s-48gb", 72 / 143),
+    ],
+)
+def test_a_card_of_less_power_multiplies_as_the_same_chip_at_a_lower_clock(name: str, board: str, share: float) -> None:
+    card, whole = load_profile(name).device, load_profile(board).device
+    assert (whole.power_share, card.power_share) == (1.0, pytest.approx(share))
+    assert card.matmul_kernel("bf16") == whole.matmul_kernel("bf16") is not None
 
 
 def test_memory_is_in_gib() -> None:
