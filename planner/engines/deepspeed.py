@@ -1,6 +1,9 @@
 """What DeepSpeed by itself can be told; see `planner.export.pytorch.deepspeed`. Tensor, context and
 pipeline parallelism do not go together there. Experts are spread by AutoEP: whole, over tensor parallel devices first,
-with ZeRO 3 not beside a context, and not beside a pipeline.
+with ZeRO 3 not beside a context or tensor parallelism, and not beside a pipeline.
+
+ZeRO 3 beside tensor parallelism is there from 0.19.4 on (deepspeed/runtime/engine.py,
+_configure_tensor_parallel_states); up to 0.19.3 it was refused.
 
 Left out of the space, though the exporter writes it: ZeRO 0.
 """
@@ -33,7 +36,7 @@ DEEPSPEED = EngineSpace(
             whole_experts=(False,), fixed=_alone("context"), beside_experts=(("context", 1),),
         ),
         Settings(
-            zero=(1, 2), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False,
+            zero=(1, 2, 3), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False,
             whole_experts=(), fixed=_alone("tensor"),
         ),
         Settings(

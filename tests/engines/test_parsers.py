@@ -98,9 +98,10 @@ def test_deepspeed_takes_its_file(case: str, tmp_path: Path, monkeypatch: pytest
     model, d = of("deepspeed", case)
     folder = written("deepspeed", model, d, tmp_path)
     monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(config.dist, "get_world_size", lambda: d.data)
-    found = config.DeepSpeedConfig(str(folder / "ds_config.json"), mpu=Groups(d.data))
-    assert found.train_batch_size == d.global_batch
+    monkeypatch.setattr(config.dist, "get_world_size", lambda: d.devices)
+    groups = None if d.tensor > 1 else Groups(d.data)  # AutoTP makes its groups later
+    found = config.DeepSpeedConfig(str(folder / "ds_config.json"), mpu=groups)
+    assert found.train_batch_size == d.global_batch * d.tensor
     assert found.train_micro_batch_size_per_gpu == d.micro_batch
     assert found.gradient_accumulation_steps == d.micro_batches
     assert found.zero_optimization_stage == d.zero

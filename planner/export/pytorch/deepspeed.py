@@ -1,12 +1,14 @@
 """DeepSpeed: the JSON that `deepspeed.initialize` takes.
 
     ZeRO                  zero_optimization.stage; with a pipeline no more than 1
-    tensor                tensor_parallel.autotp_size: norms and the embedding are whole, no ZeRO 3, no pipeline
+    tensor                tensor_parallel.autotp_size: norms and the embedding are whole, no pipeline; with ZeRO 3 from
+                          0.19.4 on
     context               sequence_parallel_size (Ulysses), by heads
     pipeline              pipeline.stages, equal ones, 1F1B. They are made in code: PipelineModule(num_stages=...)
     recomputation         all layers or none: pipeline.activation_checkpoint_interval; without a pipeline the model's
                           own, of which activation_checkpointing.number_checkpoints says how many there are
-    micro-batches         train_micro_batch_size_per_gpu, gradient_accumulation_steps, train_batch_size
+    micro-batches         train_micro_batch_size_per_gpu, gradient_accumulation_steps, train_batch_size; the last not
+                          beside tensor parallelism, whose devices it counts as if each had samples of its own
     experts               expert_parallel.autoep_size (AutoEP, for models of transformers): whole ones, over tensor
                           parallel devices first; not beside a pipeline, nor with ZeRO 3 beside a context, nor with
                           tensor parallelism beside offload
@@ -27,6 +29,7 @@ from hardware_profiles import Home
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
 from planner.export.description import Description, ExportError, data_of, gradient_bytes, stages_of
+from planner.export.files.arguments import options_in
 from planner.export.files.settings import Settings
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
@@ -124,10 +127,10 @@ def _spreads_experts(d: Description) -> bool:
 
 def _give_up_zero(giving: Giving) -> None:
     d = giving.description
-    most = 1 if d.pipeline > 1 else 2 if d.tensor > 1 else 3
-    if d.zero > most:
-        beside = "the pipeline" if d.pipeline > 1 else "tensor parallelism"
-        giving.up(f"ZeRO beside {beside}", d.zero, most, zero=most)
+    if d.pipeline > 1 and d.zero > 1:
+        giving.up("ZeRO beside the pipeline", d.zero, 1, zero=1)
+    elif d.tensor > 1 and d.zero == _WEIGHTS and d.whole_experts and (d.expert or 1) > 1:
+        giving.up("ZeRO beside tensor and expert parallelism", d.zero, 2, zero=2)
     if _sums_in_16_bits(d) and d.shards > 1:
         giving.up("ZeRO", 0, "1: without ZeRO it sums gradients in 16 bits", zero=1)
 
@@ -179,7 +182,7 @@ def write(job: Job) -> Mapping[str, str]:
 
 def _content(d: Description, overlapped: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "train_batch_size": d.global_batch,
+        **({} if d.tensor > 1 else {"train_batch_size": d.global_batch}),
         "train_micro_batch_size_per_gpu": d.micro_batch,
         "gradient_accumulation_steps": d.micro_batches,
         "gradient_clipping": 0.0 if d.update.clip_norm is None else d.update.clip_norm,
@@ -251,6 +254,10 @@ def fill_in(job: Job) -> Asked:
         asked.append(
             f"it gives every process one of {d.context} parts of each sequence, and attends with `DistributedAttention`"
         )
+    if d.tensor > 1:
+        asked.append(
+            f"it gives the {d.tensor} devices of a tensor-parallel group, which are neighbours, the same samples"
+        )
     if (d.expert or 1) > 1:
         asked.append(f"its model is one of transformers whose experts AutoEP knows: {_AUTO_EP}")
     if d.states_at != "device":
@@ -303,7 +310,7 @@ def _read(settings: Settings, facts: Facts) -> Description:
     pipeline = settings.degree("pipeline.stages") if settings.value("pipeline.stages") != "auto" else 1
     tensor = max(1, settings.integer("tensor_parallel.autotp_size", 1))
     context = settings.degree("sequence_parallel_size")
-    data, micro_batch, steps = _read_batches(settings, facts, pipeline * tensor * context)
+    data, micro_batch, steps = _read_batches(settings, facts, tensor, pipeline * context)
     layers = stages_of(facts.layers, pipeline)
     interval = settings.integer("pipeline.activation_checkpoint_interval", 0)
     recomputed = interval > 0 or settings.integer("activation_checkpointing.number_checkpoints", 0) > 0
@@ -365,14 +372,20 @@ def _read_home(settings: Settings, what: str) -> Home:
     return next(home for home, word in _OFFLOADED.items() if word == given)
 
 
-def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int, int]:
-    """Data-parallel degree, samples of a micro-batch, and micro-batches; two of three numbers determine the third."""
+def _read_batches(settings: Settings, facts: Facts, tensor: int, rest: int) -> tuple[int, int, int]:
+    """Data-parallel degree, samples of a micro-batch, and micro-batches; two of three numbers determine the third.
+
+    train_batch_size counts the devices of AutoTP as if each had samples of its own, unless the program passes a model
+    parallelism unit (deepspeed/runtime/config.py: DeepSpeedConfig.world_size, _batch_assertion).
+    """
     whole, micro, steps = (_given(settings, name) for name in _BATCHES)
     devices = _given(settings, "data_parallel_size")
-    if devices is None and facts.devices is not None:
-        devices = data_of(facts.devices, tensor=rest, pipeline=1, context=1)
+    everywhere = facts.devices or _launched(facts.beside)
+    if devices is None and everywhere is not None:
+        devices = data_of(everywhere, tensor=tensor * rest, pipeline=1, context=1)
     if devices is None and whole and micro:
         devices = whole // (micro * (steps or 1))
+        devices = devices // tensor if devices % tensor == 0 else devices
     if not devices and whole and micro:
         raise ExportError(
             f"train_batch_size: {whole} is less than the {micro * (steps or 1)} samples of one device (micro-batches of"
@@ -380,6 +393,8 @@ def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int
         )
     if devices is None:
         raise ExportError(f"{', '.join(_BATCHES)}: they leave open how many devices there are; give --devices")
+    if whole is not None and whole % tensor == 0 and whole != (micro or 0) * (steps or 0) * devices:
+        whole //= tensor
     if whole is None:
         whole = (micro or 1) * (steps or 1) * devices
     micro = micro or max(1, whole // ((steps or 1) * devices))
@@ -389,6 +404,13 @@ def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int
             f"train_batch_size: {whole} is not {micro} samples x {steps} steps x {devices} data parallel devices"
         )
     return devices, micro, steps
+
+
+def _launched(script: str) -> int | None:
+    """The devices that the exported script starts."""
+    options = options_in(script)
+    each = options.size("nproc-per-node")
+    return None if each is None else each * options.degree("nnodes")
 
 
 def _given(settings: Settings, name: str) -> int | None:
@@ -429,6 +451,7 @@ DEEPSPEED = Target(
     name="deepspeed",
     about="DeepSpeed 0.19: ds_config.json",
     main="ds_config.json",
+    beside="launch.sh",
     nearest=nearest,
     write=write,
     read=read,

@@ -71,3 +71,40 @@ def test_reductions_overlap_where_the_optimizer_does_that(change: dict[str, Any]
     assert "overlap_comm" not in DEEPSPEED.write(plain)["ds_config.json"]
     told = priced_only(DEEPSPEED, job(nearest(wanted)))
     assert told == (() if overlaps else ("reductions of gradients overlapped with the backward pass",))
+
+
+TENSOR = replace(ALONE, data=4, tensor=2, vocabulary_parallel=False, zero=2, micro_batch=2, micro_batches=3)
+
+
+def test_the_samples_of_a_step_are_left_to_deepspeed_beside_tensor_parallelism() -> None:
+    """runtime/config.py: without an `mpu` the assertion on batches counts all devices, those of AutoTP too; with both
+    other numbers it computes the third. The devices of a group are compared in their samples (engine.py,
+    _configure_tensor_parallel_states)."""
+    found = content(TENSOR)
+    assert "train_batch_size" not in found
+    assert (found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]) == (2, 3)
+    assert any("the same samples" in asked for _, asked in DEEPSPEED.fill_in(job(TENSOR)))
+    assert not any("the same samples" in asked for _, asked in DEEPSPEED.fill_in(job(replace(TENSOR, tensor=1))))
+    files = DEEPSPEED.write(job(TENSOR))
+    alone = replace(facts_of(TENSOR, "llama8b", files["launch.sh"]), devices=None)
+    assert DEEPSPEED.read(files["ds_config.json"], alone).description == TENSOR
+
+
+@pytest.mark.parametrize(("batches", "devices", "steps"), [
+    ((48, 2, "auto"), 8, 3), ((48, 2, 3), 8, 3), ((48, 2, 3), None, 3), ((24, 2, 3), 8, 3), ((16, "auto", 1), 8, 1),
+])  # fmt: skip
+def test_a_batch_counts_the_devices_of_autotp(batches: tuple[object, ...], devices: int | None, steps: int) -> None:
+    """Both ways of counting are read: where the program has an `mpu` of its own, data-parallel devices count alone."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    text = json.dumps({**dict(zip(names, batches, strict=True)), "tensor_parallel": {"autotp_size": 2}})
+    d = DEEPSPEED.read(text, replace(facts_of(TENSOR, "llama8b"), devices=devices)).description
+    assert (d.data, d.tensor, d.micro_batch, d.micro_batches) == (4, 2, 2, steps)
+
+
+def test_zero_3_goes_beside_tensor_parallelism_but_not_beside_experts_of_autoep() -> None:
+    """From 0.19.4 on (engine.py: _configure_tensor_parallel_states; auto_ep_folding.py: validate_folding_global)."""
+    wanted = replace(TENSOR, zero=3)
+    assert nearest(wanted) == wanted
+    assert content(wanted)["zero_optimization"]["stage"] == 3
+    spread = replace(wanted, expert=4, whole_experts=True)
+    assert (nearest(spread).zero, nearest(spread).expert) == (2, 4)
