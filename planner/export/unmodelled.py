@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-_OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32"})
+_OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32", "no_shard"})
 _FEWER_BITS = "optimizer states in fewer bits: priced in fp32, so memory is less than this"
 _ADAPTED = "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"
 _PAGED = "optimizer states move to host memory where a device is full: priced as on the device"
@@ -14,11 +14,11 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "weights in 8 bits or less: priced in full, so memory is less than this"),
     (r"adapter|peft|peft-scheme|lora-r|lora-rank|lora-target.*", _ADAPTED),
     (r"(zero-optimization\.)?offload-(optimizer|param)\.?(device|-device)?|.*offload-(optimizer|param)-device"
-     r"|fsdp-offload-params|offload-params|enable-cpu-offload|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",
+     r"|fsdp-offload-params|offload-params|enable-cpu-offload|optimizer-cpu-offload|swap-optimizer|optimizer\.swap",
      "states in host memory: priced as on the device, so memory is less than this and a step takes longer"),
     (r"use-kt",
      "experts are computed on the processors of the host: priced on the device, so memory is less than this"),
-    (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading",
+    (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading|cpu-offloading(-num-layers)?",
      "activations in host memory: priced as on the device"),
     (r"rl|reward-model|process-reward-model|perform-rl-step",
      "training on preferences or rewards, with further models or generated text: priced as training on tokens alone,"
@@ -27,7 +27,15 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "some weights are trained: priced as if all were, so memory is less than this"),
     (r"mtp-num-layers", "modules of multi-token prediction: not in the model that is priced"),
     (r"step-batch-size-schedule|rampup-batch-size", "the batch grows while it trains: priced with the last one"),
-    (r"moe-expert-capacity-factor|capacity-factor", "tokens beyond an expert's capacity are dropped: priced with all"),
+    (r"distribute-saved-activations",
+     "inputs of recomputed blocks are sharded over tensor-parallel devices: priced whole, so memory is less than this"),
+    (r"outer-dp-sharding-strategy|enable-full-sharding-in-hsdp",
+     "replicas shard states, too: priced as whole in each of them, so memory is less than this"),
+    (r"use-tp-pp-dp-mapping",
+     "stages of a pipeline are nearer to each other than data-parallel devices: priced the other way round"),
+    (r"first-last-layers-bf16", "the first and the last layers are not in fp8: priced like the others"),
+    (r"moe-expert-capacity-factor|moe-expert-rank-capacity-factor|capacity-factor",
+     "tokens beyond an expert's capacity are dropped: priced with all"),
     (r"enable-dsa-indexer|experimental-attention-variant|dsa-indexer-topk",
      "attention to the keys that an indexer picks: priced to all keys, without the indexer"),
     (r"window-size|sliding-window(-size)?|interleave-sliding-window|window-attn-skip-freq",

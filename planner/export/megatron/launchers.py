@@ -33,6 +33,8 @@ _RENAMED: Mapping[str, str] = {
     "num-moe-experts": "num-experts",
     "fp8": "fp8-format",
 }
+_SWIFT = r"^[ \t]*(?:\w+=\S*[ \t]+){0,20}megatron[ \t]+"
+"""A command of ms-swift, behind what it sets in the environment."""
 _OFF = ("false", "none", "null", "")
 _ON = ("true",)
 
@@ -59,7 +61,7 @@ def with_dashes(options: Options) -> Options:
 def _swift(text: str) -> Options:
     """Options of an ms-swift command, or of the YAML file that it is given."""
     given = options_in(text)
-    command = re.search(r"^[ \t]*megatron[ \t]+(\w+)", text, re.MULTILINE)
+    command = re.search(rf"{_SWIFT}(\w+)", text, re.MULTILINE)
     if command is not None and command[1] not in ("pt", "sft"):
         raise ExportError(
             f"megatron {command[1]}: preferences or rewards are trained for, beside other models; plans are read of"
@@ -70,6 +72,8 @@ def _swift(text: str) -> Options:
     found.setdefault("global-batch-size", ("16",))
     found.setdefault("recompute-granularity", ("selective",))
     found.setdefault("use-distributed-optimizer", ())
+    if "use-megatron-fsdp" in found:
+        found.setdefault("data-parallel-sharding-strategy", ("optim_grads_params",))
     if "fp16" not in found:
         found["bf16"] = ()
     found.setdefault("fp8-amax-history-len", ("1024",))
@@ -79,15 +83,18 @@ def _swift(text: str) -> Options:
     kind = (found.pop("tuner-type", None) or found.pop("train-type", None) or ("full",))[0]
     if kind != "full":
         found["adapter"] = (kind,)
-    notes = []
-    if "packing" in found or "padding-free" in found:
-        notes.append("samples are packed: priced as samples of --max_length tokens each")
+    packed = "packing" in found
+    notes = [f"samples are {'packed: ' if packed else ''}priced with --max_length tokens each{'' if packed else _MOST}"]
     processes, nodes = (given.variables.get(name, "") for name in ("NPROC_PER_NODE", "NNODES"))
     for name, value in (("nproc-per-node", processes), ("nnodes", nodes)):
         if value.isdecimal():
             found[name] = (value,)
     named = " ".join(found.pop("model", ()) or found.pop("load", ()) or found.pop("mcore-model", ()))
     return Options(found, given.programs, given.scheduled, variables=given.variables, named=named, notes=notes)
+
+
+_MOST = ", the most that they may have"
+"""Without packing samples of a micro-batch stand behind each other (padding_free), as long as they are."""
 
 
 def _spoken(options: Options) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -407,7 +414,7 @@ def _yaml_of(text: str) -> dict[str, Any]:
 
 
 _LAUNCHERS: tuple[tuple[str, Callable[[str], Options]], ...] = (
-    (r"^[ \t]*megatron[ \t]+(pt|sft|rlhf)\b", _swift),
+    (rf"{_SWIFT}(pt|sft|rlhf)\b", _swift),
     (r"\A(?=[\s\S]*^(tuner_type|train_type|max_length):)(?=[\s\S]*^micro_batch_size:)(?=[\s\S]*^model:)", _swift),
     (r"\A(?=[\s\S]*^per_device_train_batch_size:)(?=[\s\S]*^(tensor|pipeline|expert)_model_parallel_size:)", _mca),
     (r"--actor-num-gpus-per-node\b", _slime),

@@ -55,6 +55,8 @@ _TRAINING = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "micr
 _GENERATION = "it generates text and trains nothing; give a file that trains"
 _PICTURES = "models with image or audio encoders cannot be planned"
 _LINEAR = "models with linear attention (Gated DeltaNet) cannot be planned"
+_DELTA_NETS = ("gated_delta_net", "gdn", "gdn2")
+_STREAMS = "models with several residual streams (hyper-connections) cannot be planned"
 _STRANGERS = {
     "encoder-num-layers": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
     "encoder-seq-length": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
@@ -66,7 +68,9 @@ _STRANGERS = {
     "full-attention-interval": _LINEAR,
     "linear-key-head-dim": _LINEAR,
     "num-zero-experts": "models with experts that compute nothing cannot be planned",
-    "enable-mhc": "models with several residual streams (hyper-connections) cannot be planned",
+    "enable-mhc": _STREAMS,
+    "enable-mhc-connections": _STREAMS,
+    "moe-latent-size": "models whose experts compute in a smaller latent space cannot be planned",
     "kv-compress": "models that attend to compressed keys cannot be planned",
     "block-lm": "GLM blocks, which fill gaps, cannot be planned",
     "retro-add-retriever": "models that read retrieved neighbours (RETRO) cannot be planned",
@@ -133,6 +137,9 @@ def options_of(text: str) -> Options:
     for name in _STRANGERS:
         if options.flag(name):
             raise ExportError(f"--{name}: {_STRANGERS[name]}")
+    variant = options.word("experimental-attention-variant")
+    if variant in _DELTA_NETS:
+        raise ExportError(f"--experimental-attention-variant {variant}: {_LINEAR}")
     if options.programs and all(_NO_TRAINING.search(program) for program in options.programs):
         raise ExportError(f"{options.programs[-1]:.80} trains nothing; give a file that starts a training")
     other = next((program for program in options.programs if _OTHER_MODELS.match(program)), None)
@@ -168,6 +175,8 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
         notes = [*notes, _ACTIVATIONS]
     if options.flag("use-megatron-fsdp") and default_gradient_dtype(description) == description.update.gradient_dtype:
         notes += [] if options.word(_FSDP_GRADIENTS) or stack != "megatron" else [_LATER_GRADIENTS]
+    if options.flag("use-megatron-fsdp") and not options.word(_STRATEGY):
+        notes = [*notes, _LATER_STRATEGY]
     read_run(options)
     return Reading(
         description=description,
@@ -189,6 +198,11 @@ def _dispatch_notes(options: Options, facts: Facts, stack: str) -> list[str]:
 
 _ACTIVATIONS = "--recompute-modules moe_act: priced with activations of experts kept, so memory is less than this"
 _FSDP_GRADIENTS = "megatron-fsdp-main-grads-dtype"
+_STRATEGY = "data-parallel-sharding-strategy"
+_LATER_STRATEGY = (
+    f"--{_STRATEGY} is not said: read as {SHARDING[WHOLE_SHARDED]}, the default from core 0.18 on; up to 0.17 nothing"
+    " is sharded"
+)
 _LATER_GRADIENTS = (
     "gradients of Megatron-FSDP are priced in fp32, as core 0.16 keeps them; from 0.17 on they are in 16 bits, unless"
     f" --{_FSDP_GRADIENTS} is fp32"
@@ -215,7 +229,12 @@ def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
     given = [
         (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
     ]
-    return unmodelled(given)
+    several = [f"--{name} {word}" for name, words in _UNFUSED.items() if (word := options.word(name)) in words]
+    return (*unmodelled(given), *(f"{said}: {_SCORES}" for said in several))
+
+
+_UNFUSED = {"attention-backend": ("unfused", "local"), "transformer-impl": ("local",)}
+_SCORES = "attention keeps its scores in memory: priced as one kernel, so memory is more than this"
 
 
 def read_run(options: Options) -> None:
@@ -230,6 +249,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     tensor, pipeline, context = (
         options.degree(f"{name}-parallel-size") for name in ("tensor-model", "pipeline-model", "context")
     )
+    _refuse_weight_shards(options)
     devices = facts.devices or _devices(options)
     if devices is None:
         raise ExportError("the arguments do not say how many devices there are; give --devices")
@@ -278,6 +298,18 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     )
     description = common.normalised(description)
     return replace(description, update=_read_update(options, description)), notes
+
+
+def _refuse_weight_shards(options: Options) -> None:
+    """Raise ExportError for weights in more pieces than tensor-parallel devices, which are an axis of devices beside
+    the others (megatron/core/model_parallel_config.py: resolve_tensor_parallel_weight_shards, main of August 2026)."""
+    tensor = options.degree("tensor-model-parallel-size")
+    degrees = {"tensor": tensor, "expert-tensor": options.degree("expert-tensor-parallel-size", tensor)}
+    for name, degree in degrees.items():
+        said = f"{name}-parallel-num-weight-shards"
+        shards = options.degree(said, degree)
+        if shards != degree:
+            raise ExportError(f"--{said} {shards} with {degree} {name} parallel devices is not read; write {degree}")
 
 
 def _read_fp8(options: Options, notes: list[str], *, experts: bool) -> Fp8:
@@ -378,15 +410,17 @@ def _read_offload(options: Options) -> Home:
 
 
 def _read_zero(options: Options) -> int:
+    """The stage of ZeRO. Megatron-FSDP that is not told what to shard shards all from core 0.18 on, and nothing before
+    (megatron/training/arguments.py: --data-parallel-sharding-strategy)."""
     if options.flag("deepspeed"):
         return _zero_of_deepspeed(options)
     distributed = options.flag("use-distributed-optimizer")
-    strategy = options.word("data-parallel-sharding-strategy", "no_shard")
+    strategy = options.word(_STRATEGY, SHARDING[WHOLE_SHARDED])
     options.word("ckpt-format")
     options.flag("no-gradient-accumulation-fusion")
     options.flag("init-model-with-meta-device")
     if options.flag("use-torch-fsdp2"):
-        return 3
+        return 2 if options.flag("torch-fsdp2-no-reshard-after-forward") else WHOLE_SHARDED
     if options.flag("use-megatron-fsdp"):
         known = {word: stage for stage, word in SHARDING.items()}
         if strategy not in known:
@@ -426,6 +460,8 @@ def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tupl
     method, count = options.word("recompute-method"), options.integer("recompute-num-layers", 1) or 0
     if count < 0:
         raise ExportError(f"--recompute-num-layers {count}: write 0 or more")
+    if granularity != "full" and options.flag("moe-layer-recompute"):  # adds to the others: TransformerConfig
+        granularity, modules = "selective", (*modules, "moe")
     if options.flag("recompute-activations") or granularity == "selective":
         known = {module: name for name, module in MODULES.items()}
         strange = [module for module in modules if module not in (*known, *_KEPT_MODULES)]
@@ -433,7 +469,7 @@ def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tupl
             raise ExportError(
                 f"--recompute-modules {', '.join(strange)}: read are {', '.join((*known, *_KEPT_MODULES))}"
             )
-        but = tuple(sorted(known[module] for module in modules if module in known))
+        but = tuple(sorted({known[module] for module in modules if module in known}))
         return (none, layers, Kept(but=but)) if but else (none, none, Kept())
     old = options.word("activations-checkpoint-method") or options.flag("checkpoint-activations")
     if granularity != "full" and not old:

@@ -66,12 +66,14 @@ def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
         if len(stages) == 1:
             return (layers,), virtual
         return (stages[0] - ends[0], *stages[1:-1], stages[-1] - ends[1]), virtual
-    if virtual > 1:
+    ranks = _with_ends(layers, pipeline, first, last)
+    odd = next((count for count in ranks if count % virtual), None)
+    if odd is not None:
         raise ExportError(
-            "--decoder-first-pipeline-num-layers and its like with virtual stages are not read; write"
+            f"--num-virtual-stages-per-pipeline-rank {virtual} does not divide the {odd} layers of a rank; write"
             " --pipeline-model-parallel-layout"
         )
-    return _with_ends(layers, pipeline, first, last), 1
+    return tuple(count // virtual for _ in range(virtual) for count in ranks), virtual
 
 
 def _with_ends(layers: int, pipeline: int, first: int | None, last: int | None) -> tuple[int, ...]:

@@ -179,6 +179,8 @@ def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tu
     sharded = given.get("trainer.strategy.fsdp") == "megatron"
     if sharded:
         found["use-megatron-fsdp"] = True
+    if found.get("use-megatron-fsdp"):
+        found.setdefault("data-parallel-sharding-strategy", "no_shard")  # of DistributedDataParallelConfig
     cut = any(("distributed" in name and "adam" in name) or name.endswith("_common") for name in recipe.names)
     ends = {path.rpartition(".")[2]: value for path, value in given.items()}
     below = any(name.endswith(("pretrain_recipe", "pretrain_config")) for name in recipe.names)
