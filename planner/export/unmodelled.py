@@ -27,6 +27,13 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "some weights are trained: priced as if all were, so memory is less than this"),
     (r"mtp-num-layers", "modules of multi-token prediction: not in the model that is priced"),
     (r"step-batch-size-schedule|rampup-batch-size", "the batch grows while it trains: priced with the last one"),
+    (r"zero-hpz-partition-size",
+     "backward passes gather weights from a second copy in a group (ZeRO++): priced with one, so memory is more than"
+     " this"),
+    (r"zero-quantized-(nontrainable-)?(weights|gradients)|(zero-optimization\.)?zeropp-loco-param\..*",
+     "weights or gradients are sent in fewer bits (ZeRO++): priced as they are, so a step takes less than this"),
+    (r"(zero-optimization\.)?zenflow\..*",
+     "most weights are updated later, on the host (ZenFlow): priced as all updated in each step"),
     (r"distribute-saved-activations",
      "inputs of recomputed blocks are sharded over tensor-parallel devices: priced whole, so memory is less than this"),
     (r"outer-dp-sharding-strategy|enable-full-sharding-in-hsdp",

@@ -294,16 +294,25 @@ def reading_of(settings: Settings, facts: Facts) -> Reading:
     overlaps = settings.value("zero_optimization.overlap_comm")
     if description.zero in (1, 2) and description.pipeline == 1 and not overlaps:
         notes.append("overlap_comm is off: reductions are priced as overlapped in part, so a step may take longer")
+    if _autocast(settings):
+        notes.append(_CAST)
     settings.below("zero_optimization.offload_optimizer")
     settings.below("zero_optimization.offload_param")
     priced = (*_PRICED, *(() if description.update.master_weights else (f"bf16.{key}" for key in _PURE)))
     return Reading(
         description=description,
-        unmodelled=unmodelled(one for one in settings.all if not one[0].startswith(priced)),
+        unmodelled=unmodelled(one for one in settings.all if not one[0].startswith(priced) and one != _NO_SECOND),
         notes=tuple(notes),
         unread=settings.unread(*_SECTIONS),
         stack="deepspeed-zero3",
     )
+
+
+_CAST = (
+    "torch_autocast: weights in fp32 are cast for each product; priced as weights in 16 bits with fp32 masters, so"
+    " memory is more than this"
+)
+_NO_SECOND = ("zero_optimization.zero_hpz_partition_size", 1)
 
 
 def _read(settings: Settings, facts: Facts) -> Description:
@@ -314,7 +323,8 @@ def _read(settings: Settings, facts: Facts) -> Description:
     layers = stages_of(facts.layers, pipeline)
     interval = settings.integer("pipeline.activation_checkpoint_interval", 0)
     recomputed = interval > 0 or settings.integer("activation_checkpointing.number_checkpoints", 0) > 0
-    precision = next((word for word in ("bf16", "fp16") if _enabled(settings, word)), "fp32")
+    precision = next((word for word in ("bf16", "fp16") if _enabled(settings, word)), _autocast(settings) or "fp32")
+    zero = _stage(settings)
     expert = _read_experts(settings)
     none = (0,) * pipeline
     return Description(
@@ -324,7 +334,8 @@ def _read(settings: Settings, facts: Facts) -> Description:
         heads=context,
         expert=expert if facts.has_experts or expert > 1 else None,
         whole_experts=expert > 1 and tensor > 1,
-        zero=_stage(settings),
+        zero=zero,
+        replicas=_read_replicas(settings, data) if zero == _WEIGHTS else 1,
         vocabulary_parallel=tensor == 1,
         micro_batch=micro_batch,
         micro_batches=steps,
@@ -353,6 +364,24 @@ def _enabled(settings: Settings, word: str) -> bool:
     """Whether a precision is on; bf16 is if the file leaves that to the program."""
     where = f"{word}.enabled"
     return word == "bf16" if settings.value(where) == "auto" else settings.truth(where)
+
+
+def _autocast(settings: Settings) -> str:
+    """The dtype of `torch_autocast` (that of PyTorch where none is said); empty if it is off."""
+    if not settings.truth("torch_autocast.enabled"):
+        return ""
+    return "bf16" if settings.word("torch_autocast.dtype", "float16").endswith(("bfloat16", "bf16")) else "fp16"
+
+
+def _read_replicas(settings: Settings, data: int) -> int:
+    """Groups that each hold all weights (MiCS: runtime/zero/config.py, mics_shard_size; -1 is off)."""
+    where = "zero_optimization.mics_shard_size"
+    if settings.integer(where, -1) < 1:
+        return 1
+    size = settings.degree(where)
+    if data % size:
+        raise ExportError(f"{where}: {size} does not divide {data} data parallel devices; give --devices")
+    return data // size
 
 
 def _stage(settings: Settings) -> int:
@@ -429,7 +458,12 @@ def _read_optimizer(settings: Settings) -> str:
 def _read_update(settings: Settings, d: Description) -> Update:
     clip = settings.value("gradient_clipping")
     clip = 0.0 if clip in (None, "auto") else settings.number("gradient_clipping", 0.0)
-    sums = settings.word("data_types.grad_accum_dtype", d.precision)
+    own = (
+        "fp32"
+        if _autocast(settings) and not any(_enabled(settings, word) for word in ("bf16", "fp16"))
+        else d.precision
+    )
+    sums = settings.word("data_types.grad_accum_dtype", own)
     messages = settings.word("communication_data_type", d.precision)
     if d.precision == "fp32":
         dtype = "mixed"

@@ -66,9 +66,11 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
     """A configuration of `config_registry.py` as the keys of the earlier TOML files."""
     given = dict(plain_settings(recipe))
     found: dict[str, Any] = {path: value for path, value in given.items() if value is not None}
-    length = found.pop("training.max_context_length", None)
-    tokens = found.pop("training.num_tokens_per_microbatch_per_dp_rank", None)
-    if isinstance(length, int) and isinstance(tokens, int) and length > 0 and tokens >= length:
+    in_tokens = any(path in found for path in _IN_TOKENS)
+    length = found.pop("training.max_context_length", _LENGTH if in_tokens else None)
+    tokens = found.pop("training.num_tokens_per_microbatch_per_dp_rank", _TOKENS if in_tokens else None)
+    if isinstance(length, int) and isinstance(tokens, int) and min(length, tokens) > 0:
+        length = min(length, tokens)
         micro_batch, passes = tokens // length, found.pop("parallelism.num_pp_microbatches", 1)
         piped = type(passes) is int and found.get("parallelism.pipeline_parallel_degree", 1) != 1
         found |= {"training.seq_len": length, "training.local_batch_size": micro_batch * (passes if piped else 1)}
@@ -88,13 +90,29 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
     parts = recipe.settings.get(_PARTS)
     if isinstance(parts, list) and all(isinstance(part, list) for part in parts):
         found[_PARTS] = parts
-    found.setdefault("activation_checkpoint.mode", "none")
+    if "activation_checkpoint.mode" not in found:
+        found |= _usual_recomputation(recipe)
     sections: dict[str, dict[str, Any]] = {}
     for path, value in found.items():
         section, _, key = path.partition(".")
         if key and "." not in key:
             sections.setdefault(section, {})[key] = value
     return Settings(sections, "Python"), recipe.names
+
+
+_IN_TOKENS = ("training.max_context_length", "training.num_tokens_per_microbatch_per_dp_rank",
+              "training.num_tokens_per_train_step", "parallelism.num_pp_microbatches")  # fmt: skip
+_LENGTH, _TOKENS = 2048, 16384
+"""Settings of versions that count batches in tokens, and their defaults (torchtitan/config/configs.py, b5bcd76c)."""
+
+
+def _usual_recomputation(recipe: Recipe) -> dict[str, Any]:
+    """What a `Trainer.Config` recomputes that says nothing of it: by operators (torchtitan/trainer.py, b5bcd76c; in its
+    first versions every second layer). What a configuration of another file says is not known."""
+    said = "activation_checkpoint" in recipe.settings or "Trainer.Config" not in recipe.names
+    if said and not any(name.endswith("ActivationCheckpointConfig") for name in recipe.names):
+        return {"activation_checkpoint.mode": "none"}
+    return {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "op"}
 
 
 def _mattering(settings: Settings, names: tuple[str, ...], d: Description) -> Iterator[tuple[str, Any]]:
@@ -149,7 +167,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
         whole_experts=settings.degree("parallelism.expert_tensor_parallel_degree") == 1 and tensor > 1 and expert > 1,
         zero=0 if replicated else 1 if pipeline > 1 else 3 if after else 2,
         replicas=replicas,
-        sequence_parallel=tensor > 1,
+        sequence_parallel=tensor > 1 and settings.truth("parallelism.enable_sequence_parallel", True),
         micro_batch=micro_batch,
         micro_batches=micro_batches_of(global_batch, micro_batch, data),
         full=(0,) * len(layers),

@@ -1,6 +1,8 @@
 """Settings of the newest versions of engines, and defaults that changed, are read as those versions mean them."""
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -108,3 +110,84 @@ def test_defaults_of_ms_swift_are_its_own(added: str, zero: int, words: str) -> 
     assert reading.description.zero == zero
     assert words in " ".join(reading.notes)
     assert not [note for note in reading.notes if "0.17 nothing" in note]
+
+
+def deepspeed(zero: dict[str, Any], **sections: Any) -> Reading:
+    text = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, **zero}, **sections})
+    return TARGETS["deepspeed"].read(text, FACTS)
+
+
+def test_weights_shared_in_groups_are_replicas() -> None:
+    """DeepSpeed at edaa7221, runtime/zero/config.py: mics_shard_size."""
+    d = deepspeed({"mics_shard_size": 4}).description
+    assert (d.data, d.zero, d.replicas, d.shards) == (8, 3, 2, 4)
+    assert deepspeed({"mics_shard_size": -1}).description.replicas == 1
+    with refused(ExportError, "zero_optimization.mics_shard_size: 3", 8):
+        deepspeed({"mics_shard_size": 3})
+
+
+@pytest.mark.parametrize(("zero", "words"), [
+    ({"zero_hpz_partition_size": 8}, "second copy"), ({"zero_hpz_partition_size": 1}, ""),
+    ({"zero_quantized_weights": True}, "fewer bits"), ({"zero_quantized_gradients": False}, ""),
+    ({"zeropp_loco_param": {"err_beta": 0.8}}, "fewer bits"), ({"zenflow": {"topk_ratio": 0.1}}, "updated later"),
+])  # fmt: skip
+def test_what_no_plan_has_of_zero_is_said(zero: dict[str, Any], words: str) -> None:
+    unmodelled = deepspeed(zero).unmodelled
+    assert len(unmodelled) == bool(words)
+    assert words in "".join(unmodelled)
+
+
+@pytest.mark.parametrize(("section", "precision", "gradients"), [
+    ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "bf16", "mixed"),
+    ({"torch_autocast": {"enabled": True}}, "fp16", "mixed"),
+    ({"torch_autocast": {"enabled": False, "dtype": "bfloat16"}}, "fp32", "mixed"),
+    ({"bf16": {"enabled": True}}, "bf16", "parameter"),
+])  # fmt: skip
+def test_autocast_of_deepspeed_computes_in_16_bits(section: dict[str, Any], precision: str, gradients: str) -> None:
+    """runtime/config.py and torch_autocast.py of edaa7221: weights stay in fp32."""
+    reading = deepspeed({}, **section)
+    assert (reading.description.precision, reading.description.update.gradient_dtype) == (precision, gradients)
+    assert any("torch_autocast" in note for note in reading.notes) == (precision != "fp32" and gradients == "mixed")
+
+
+def registered(training: str = "", parallelism: str = "", rest: str = "") -> Description:
+    text = f"""
+def ours() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig({training}),
+        parallelism=ParallelismConfig({parallelism}),
+        {rest}
+    )
+"""
+    facts = replace(FACTS, architecture=architecture_of("llama8b", 8192))
+    return TARGETS["torchtitan"].read(text, facts).description
+
+
+@pytest.mark.parametrize(("training", "length", "micro_batch"), [
+    ("max_context_length=8192", 8192, 2), ("num_tokens_per_microbatch_per_dp_rank=4096", 2048, 2),
+    ("max_context_length=4096, num_tokens_per_microbatch_per_dp_rank=4096", 4096, 1), ("seq_len=4096", 4096, 8),
+    ("max_context_length=131072", 16384, 1), ("", 2048, 8),
+])  # fmt: skip
+def test_defaults_of_torchtitan_s_tokens_are_its_own(training: str, length: int, micro_batch: int) -> None:
+    """b5bcd76c, torchtitan/config/configs.py: TrainingConfig."""
+    d = registered(training)
+    assert (d.sequence_length, d.micro_batch) == (length, micro_batch)
+
+
+@pytest.mark.parametrize(("rest", "full", "selective"), [
+    ("", 0, 32), ("activation_checkpoint=None,", 0, 0), ("activation_checkpoint=FullAC.Config(),", 32, 0),
+    ("activation_checkpoint=SelectiveAC.Config(),", 0, 32),
+    ("activation_checkpoint=ActivationCheckpointConfig(),", 0, 32),
+    ('activation_checkpoint=ActivationCheckpointConfig(mode="none"),', 0, 0),
+])  # fmt: skip
+def test_a_configuration_of_torchtitan_recomputes_by_operators(rest: str, full: int, selective: int) -> None:
+    """b5bcd76c, torchtitan/trainer.py: `activation_checkpoint` is a SelectiveAC unless it is said."""
+    d = registered(rest=rest)
+    assert (d.full, d.selective) == ((full,), (selective,))
+
+
+def test_norms_of_torchtitan_may_be_whole() -> None:
+    """b5bcd76c, torchtitan/config/configs.py: enable_sequence_parallel."""
+    assert registered(parallelism="tensor_parallel_degree=8").sequence_parallel
+    assert not registered(parallelism="tensor_parallel_degree=8, enable_sequence_parallel=False").sequence_parallel
