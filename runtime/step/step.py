@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from costmodels import Turn
+from planner.errors import LossSpikeError, NonFiniteError
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.deferred_weight_gradients import arrivals
 from planner.plan.layout.stage_cut import check_updates, cut_stage
@@ -211,18 +212,13 @@ class RankStep:
             self.optimizer.reduction.begin()
         buffers = dict(self.buffers)
         loss = float(self.accumulate(inputs))
-        if not math.isfinite(loss) and self.guard.settings.on_nonfinite == "stop":
-            self._explain(loss, inputs, buffers)
-        if self.check_gradients:
-            check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
-        self.optimizer.set_learning_rate(learning_rate)
-        self.trouble = None
-        with phase("update"):
-            made = self.optimizer.step(lambda gradients: self._accepts(loss, gradients))
+        try:
+            made = self._updated(loss, inputs, learning_rate, buffers)
+        except (NonFiniteError, LossSpikeError):  # all ranks raise it, and another batch may follow
+            self._forget(buffers)
+            raise
         if not made:
-            self.buffers.update(buffers)
-            self.tables.forget()
-            self.scales.forget()
+            self._forget(buffers)
             steps, samples = self._start  # the batch is consumed all the same
             self._start = (steps, samples + self.bound.plan.training.global_batch)
             return loss
@@ -232,6 +228,26 @@ class RankStep:
             end.apply(self.buffers)
         self.steps += 1
         return loss
+
+    def _updated(self, loss: float, inputs: Inputs, learning_rate: float, buffers: Mapping[str, torch.Tensor]) -> bool:
+        """Check the loss, and the gradients on request, and update the weights. Returns whether `guard` accepts the
+        step. `buffers` are those from before it."""
+        if not math.isfinite(loss) and self.guard.settings.on_nonfinite == "stop":
+            self._explain(loss, inputs, buffers)
+        if self.check_gradients:
+            check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
+        self.optimizer.set_learning_rate(learning_rate)
+        self.trouble = None
+        with phase("update"):
+            return self.optimizer.step(lambda gradients: self._accepts(loss, gradients))
+
+    def _forget(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Drop what a batch that makes no step has left: its gradients, and all changes to the `buffers`."""
+        self.buffers.update(buffers)
+        for parameter in self.parameters.values():
+            parameter.gradient = None
+        self.tables.forget()
+        self.scales.forget()
 
     def end_scales(self) -> None:
         """Compute the delayed scales of the next step. Collective."""
@@ -325,12 +341,9 @@ class RankStep:
         return replace(draw, slice=known)
 
     def _explain(self, loss: float, inputs: Inputs, buffers: Mapping[str, torch.Tensor]) -> NoReturn:
-        """Find out why the loss is not finite. Collective. Drops the gradients, and restores the `buffers` from before
-        the step, because the pass may have spoiled those that it changes."""
-        self.buffers.update(buffers)
-        for parameter in self.parameters.values():
-            parameter.gradient = None
-        self.tables.forget()
+        """Find out why the loss is not finite: run the forward pass again on the `buffers` from before the step.
+        Collective."""
+        self._forget(buffers)
 
         def again(part: int, watch: FiniteWatch) -> None:
             slices = self.bound.plan.slices
@@ -343,10 +356,7 @@ class RankStep:
                         number,
                     )
 
-        try:
-            explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
-        finally:
-            self.buffers.update(buffers)
+        explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
 
     @property
     def gradient_norm(self) -> float | None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from planner.errors import NonFiniteError
+from planner.errors import LossSpikeError, NonFiniteError
 from planner.graph.trace import trace
+from runtime.guard_settings import GuardSettings
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.refusals import refused
@@ -45,11 +46,11 @@ def step_of(function: Function) -> TrainingStep:
     return step_with(Calls(function))
 
 
-def step_with(module: nn.Module) -> TrainingStep:
+def step_with(module: nn.Module, guard: GuardSettings | None = None) -> TrainingStep:
     x = (torch.ones(4, 8),)
     graph = trace(module, x)
     plan = plans.plan_of_one("calls", graph, samples=4)
-    return parallelize(module, plan, example=x, traced=graph, device=torch.device("cpu"))
+    return parallelize(module, plan, example=x, traced=graph, device=torch.device("cpu"), guard=guard)
 
 
 @pytest.mark.parametrize(
@@ -115,3 +116,22 @@ def test_gradients_are_looked_at_where_that_is_asked_for() -> None:
     with refused(NonFiniteError, "step 1", "weight", 8, 8):
         step(torch.ones(4, 8))
     assert step.rank.parameters["weight"].piece.equal(torch.ones(8))
+
+
+def test_a_batch_with_bad_gradients_leaves_none_for_the_next_one() -> None:
+    step = step_of(lambda x, w: torch.sqrt(x * w - 1))
+    step.rank.check_gradients = True
+    with refused(NonFiniteError, "step 1", "weight", 8, 8):
+        step(torch.ones(4, 8))
+    step(torch.full((4, 8), 2.0))
+    assert step.steps == 1, "else the infinite gradients of the first batch would be added to its own"
+
+
+def test_running_statistics_of_a_batch_whose_loss_spikes_are_dropped() -> None:
+    step, good = step_with(Normed(), GuardSettings(on_spike="stop", spike_window=1)), torch.full((4, 8), 2.0)
+    good[:, 0] = torch.arange(1.0, 5.0)  # normalised, it is an eighth of the loss of the batch below
+    step(good)
+    before = {name: tensor.clone() for name, tensor in step.changed_buffers().items()}
+    with refused(LossSpikeError, "step 2"):
+        step(torch.arange(1.0, 33.0).reshape(4, 8))
+    assert all(before[name].equal(tensor) for name, tensor in step.changed_buffers().items())
