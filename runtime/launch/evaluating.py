@@ -46,7 +46,8 @@ class Validation:
         """Evaluate the model as it is after step `number`. Collective."""
         at(f"evaluating after step {number}")
         losses, plain_losses, seconds = [], [], 0.0
-        for call, whole in itertools.islice(self._batches(), self.settings.evaluate_batches):
+        for count, (call, whole) in enumerate(itertools.islice(self._batches(), self.settings.evaluate_batches), 1):
+            at(f"evaluating batch {count} after step {number}")  # all batches may take longer than --timeout
             if self.compares and dist.is_initialized():
                 dist.barrier()  # the others are ahead of the first rank, which runs two models
             started = time.perf_counter()
