@@ -70,6 +70,10 @@ class Job:
         except CheckpointError as error:
             fail(part, file_of(self.number), str(error))
             raise
+        except Exception as error:  # in a thread, where nobody would see it, and rank 0 would wait for the note
+            message = f"{part}: cannot be written: {type(error).__name__}: {error}"
+            fail(part, file_of(self.number), message)
+            raise CheckpointError(message) from error
 
     def write_tables(self, rank: RankStep, tables: Sequence[Spread], step: int) -> None:
         """Write this rank's shares of tables off the devices, and a note. Collective. Raises CheckpointError."""

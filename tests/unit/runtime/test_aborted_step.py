@@ -1,12 +1,14 @@
 """A step that was left in the middle: nothing follows it, and the next call says what to do."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from planner.errors import NonFiniteError, RunError
+from planner.errors import CheckpointError, NonFiniteError, RunError
 from runtime import Checkpoints
+from runtime.checkpoint import writing
 from tests.refusals import refused
 from tests.unit.runtime.test_finiteness import step_of
 
@@ -45,3 +47,18 @@ def test_a_batch_that_is_refused_and_a_loss_that_is_not_finite_abort_nothing() -
         step(-X)
     assert step(X) == 0.0
     assert step.steps == 1
+
+
+def test_whatever_fails_in_the_thread_that_saves_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    step = step_of(lambda x, w: x * w)
+    step(X)
+
+    def broken(*args: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(writing, "write_tensors", broken)
+    saving = Checkpoints(tmp_path)
+    saving.save(step)
+    with refused(CheckpointError, "cannot be written", "MemoryError", "no room"):
+        saving.wait()
+    saving.close()
