@@ -307,7 +307,7 @@ class _Seeded(Dataset[Any]):
             try:
                 random.seed(seed)
                 np.random.seed(seed)
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed those of devices too
                 return self.dataset[number]
             finally:
                 random.setstate(plain)

@@ -289,3 +289,10 @@ def test_what_is_no_file_of_tokens(tmp_path: Path, name: str, content: Any, fact
         runtime.TokensDataset(path, 5)
     with refused(RequestError, f"--dataset {path}"):
         load_dataset(str(path))
+
+
+def test_a_sample_seeds_no_generator_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seeded = runtime.loader(Rows(), plan_of()), list[int]()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    next(iter(made))
+    assert seeded == [], "the program's own random numbers on a device go on"
