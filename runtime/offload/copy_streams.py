@@ -65,4 +65,4 @@ def here(device: torch.device) -> Mark:
     """A mark after everything that the calling thread has issued so far."""
     if device.type == "cpu":
         return Mark(None)
-    return Mark(None, torch.accelerator.current_stream().record_event())
+    return Mark(None, torch.accelerator.current_stream(device).record_event())

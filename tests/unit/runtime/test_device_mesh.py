@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from planner.errors import RequestError
-from runtime.comm.device_mesh import current_device
+from runtime.comm.device_mesh import current_device, join_processes
+from runtime.offload.copy_streams import here
 from tests.refusals import refused
 
 
@@ -19,3 +20,28 @@ def test_processes_without_an_accelerator_are_refused(monkeypatch: pytest.Monkey
 def test_processes_share_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     assert current_device(7) == torch.device("cpu")
+
+
+def test_the_device_becomes_the_current_one_although_the_program_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else copies on other streams would wait for device 0, and messages of all ranks would be on it."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for device in (torch.device("cuda", 1), torch.device("cuda"), torch.device("cpu")):
+        join_processes(device)
+    assert chosen == [torch.device("cuda", 1)]
+
+
+def test_a_mark_is_in_the_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device | None] = []
+
+    class Recorded:
+        def record_event(self) -> None: ...
+
+    def stream(device: torch.device | None = None) -> Recorded:
+        asked.append(device)
+        return Recorded()
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", stream)
+    here(torch.device("cuda", 1))
+    assert asked == [torch.device("cuda", 1)]
