@@ -25,6 +25,7 @@ from planner.plan.writing import write_atomically
 from planner.sharding.matrices import matrices_of
 from runtime.checkpoint.folder import finished
 from runtime.comm.device_mesh import Communicators, RankMesh, current_device, local_rank
+from runtime.comm.exchange import gather
 from runtime.data.datasets import DatasetBatches, dataset_batches, synthetic_batches
 from runtime.launch.checkpointing import Position, RunCheckpoints, restore_plain
 from runtime.launch.evaluating import unsharded_loss, validation_of
@@ -368,7 +369,7 @@ class _Run:
             elsewhere=elsewhere(plan.cluster, device),
             busy_seconds=by_rank,
             slow=slow_ranks(by_rank, usual, plan) if usual is not None and len(counted) >= LEAST_STEPS else (),
-            peak_bytes=_of_every_rank(peak, device),
+            peak_bytes=_of_every_rank(peak),
             peak_kind=kind,
             predicted_peak_bytes=predicted_memory(plan.prediction, device),
             precision=plan.training.precision,
@@ -380,14 +381,9 @@ class _Run:
         """The median of each rank, on a CPU only: an accelerator's calls return at once, so host seconds say
         nothing."""
         device = self.step.place.device
-        return _of_every_rank(statistics.median(counted), device) if counted and device.type == "cpu" else ()
+        return _of_every_rank(statistics.median(counted)) if counted and device.type == "cpu" else ()
 
 
-def _of_every_rank(own: float, device: torch.device) -> tuple[float, ...]:
+def _of_every_rank(own: float) -> tuple[float, ...]:
     """The numbers of all ranks. Collective."""
-    if not dist.is_initialized():
-        return (own,)
-    found = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
-    found[dist.get_rank()] = own
-    dist.all_reduce(found)
-    return tuple(found.tolist())
+    return tuple(gather(float(own), float)) if dist.is_initialized() else (own,)

@@ -36,6 +36,7 @@ from hardware_profiles.run_record import (
 from planner.plan.compare.kernel_names import class_of_operator
 from planner.plan.compare.measured import run_plan
 from planner.plan.plan import Plan
+from runtime.comm.exchange import gather
 from runtime.processes.this_machine import device_name, peak_memory
 from runtime.step.training_step import TrainingStep
 from runtime.waiting import Waits
@@ -45,6 +46,8 @@ WARM_UP = 2
 
 FEWEST = WARM_UP + 3
 """Minimum steps of a measured run: two warm-up steps, two steps whose terms count, and the one under the profiler."""
+
+_NANO = 10**9  # nanoseconds in a second
 
 _MEMORY = ("weights", "gradients", "optimizer state")
 
@@ -113,8 +116,7 @@ class Recorder:
                 peak,
                 *(held[name] for name in _MEMORY),
                 *(self.operators.get(name, 0.0) for name in OP_CLASSES),
-            ],
-            device,
+            ]
         )
         if dist.is_initialized() and dist.get_rank() != 0:
             return None
@@ -181,9 +183,10 @@ def least_seconds(steps: _GroupCalls, device: torch.device) -> dict[dist.Process
         counts = torch.tensor([len(own), -len(own)], device=device)
         dist.all_reduce(counts, dist.ReduceOp.MIN, group)
         assert counts[0] == -counts[1], "the ranks of a group make the same calls on it"
-        least = torch.tensor(own, dtype=torch.float64, device=device)
+        whole = [int(seconds * _NANO) for seconds in own]
+        least = torch.tensor(whole, dtype=torch.int64, device=device)  # HCCL reduces no float64
         dist.all_reduce(least, dist.ReduceOp.MIN, group)
-        found[group] = [float(seconds) for seconds in least.tolist()]
+        found[group] = [nanoseconds / _NANO for nanoseconds in least.tolist()]
     return found
 
 
@@ -237,14 +240,9 @@ def _held(step: TrainingStep) -> dict[str, float]:
     }
 
 
-def _gathered(own: list[float], device: torch.device) -> list[list[float]]:
+def _gathered(own: list[float]) -> list[list[float]]:
     """The rows of numbers of all ranks. Collective."""
-    if not dist.is_initialized():
-        return [own]
-    found = torch.zeros(dist.get_world_size(), len(own), dtype=torch.float64, device=device)
-    found[dist.get_rank()] = torch.tensor(own, dtype=torch.float64, device=device)
-    dist.all_reduce(found)
-    return [[float(value) for value in row] for row in found.tolist()]
+    return gather([float(one) for one in own], list[float]) if dist.is_initialized() else [own]
 
 
 def _calls(steps: list[Mapping[tuple[str, str], tuple[int, Seconds, int]]]) -> tuple[CollectiveCalls, ...]:

@@ -4,20 +4,23 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from planner.graph.trace import trace
 from planner.plan.plan import Prediction
 from planner.sharding.stored import own_copies
 from runtime.checkpoint.manifest import read_manifest
-from runtime.launch.training import train
+from runtime.launch.evaluating import Validation
+from runtime.launch.training import _of_every_rank, train
 from runtime.processes.progress import NoticeReport, RunSummary, StepReport
 from runtime.processes.this_machine import predicted_memory
+from runtime.profiling.recording import _gathered, least_seconds
 from runtime.run_settings import RunSettings
 from tests.distributed import plans
 
@@ -112,3 +115,53 @@ def test_what_a_process_on_cpus_keeps_on_its_host_is_its_memory_too() -> None:
     found = replace(Prediction.unknown(), peak_bytes=3.0, offloaded=(("host", 2.0), ("disk", 7.0)))
     assert predicted_memory(found, torch.device("cpu")) == 5.0
     assert predicted_memory(found, torch.device("cuda")) == 3.0
+
+
+def test_every_evaluated_batch_is_progress() -> None:
+    """All of them may take longer than --timeout, which ends runs without progress."""
+    step = SimpleNamespace(
+        evaluate=lambda batch: float(batch),
+        plan=SimpleNamespace(training=SimpleNamespace(global_batch=1), model=SimpleNamespace(sequence_length=None)),
+    )
+    validation = Validation(
+        settings=RunSettings(evaluate="mine"),
+        step=cast(Any, step),
+        plain=None,
+        compares=False,
+        own=cast(Any, _Batches([0, 1, 2])),
+        full=None,
+    )
+    said: list[str] = []
+    assert validation.report(7, said.append).loss == 1.0
+    assert len(set(said)) == 4
+
+
+class _Batches(list[int]):
+    """Batches of one sample."""
+
+    iterable = False
+
+    @property
+    def dataset(self) -> "_Batches":
+        return self
+
+
+def test_numbers_of_ranks_are_reduced_in_no_dtype_that_hccl_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu refuses float64: `checkSupportedDataType` in ProcessGroupHCCL.cpp."""
+    reduce = dist.all_reduce
+
+    def as_hccl(tensor: torch.Tensor, *rest: Any) -> Any:
+        assert tensor.dtype != torch.float64
+        return reduce(tensor, *rest)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "all_reduce", as_hccl)
+    try:
+        assert _of_every_rank(0.1) == (0.1,)
+        assert _gathered([0.1, 2.0]) == [[0.1, 2.0]]
+        group = dist.group.WORLD
+        assert group is not None
+        least = least_seconds([{group: [("forward", 0.25), ("update", 0.5)]}], torch.device("cpu"))
+        assert least == {group: [0.25, 0.5]}
+    finally:
+        dist.destroy_process_group()
