@@ -72,14 +72,14 @@ def piece_in_8_bits(piece: torch.Tensor, scales: torch.Tensor, start: list[int])
         part, own = piece[first : first + count], scales
         if scales.ndim:
             for dim, begin in enumerate((start[0] + first, start[1])):
-                own = own.index_select(dim, blocks_from(begin, part.shape[dim], piece.device))
+                own = own.index_select(dim, blocks_from(begin, part.shape[dim], scales.shape[dim], piece.device))
         made[first : first + count] = in_8_bits(part, own, DTYPE)
     return made
 
 
-def blocks_from(start: int, extent: int, device: torch.device) -> torch.Tensor:
-    """The block of 128 that each index is in."""
-    return torch.arange(start, start + extent, device=device) // BLOCK
+def blocks_from(start: int, extent: int, blocks: int, device: torch.device) -> torch.Tensor:
+    """The block of 128 that each index is in, of `blocks` blocks; zeros that fill up a piece count to the last one."""
+    return (torch.arange(start, start + extent, device=device) // BLOCK).clamp_(max=blocks - 1)
 
 
 @piece_in_8_bits.register_fake

@@ -23,10 +23,10 @@ from planner.models.experts.fp8 import largest, scale_of
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import axes_of_maxima
 from planner.plan.layout.stage_cut import StageCut
+from planner.sharding.layout import Layout
 from runtime.comm import collectives
 from runtime.comm.device_mesh import RankMesh
 from runtime.ops.fp8.narrow_weights import DTYPE, blocks_from, largest_of, piece_in_8_bits
-from runtime.ops.randomness import region_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,11 @@ class WeightScales:
         if not self.largest.ndim:
             self.largest.copy_(largest_of(piece))
             return
-        rows, columns = (
-            blocks_from(start, extent, piece.device) for start, extent in zip(self.start, piece.shape, strict=True)
-        )
         cells = self.largest.shape
+        rows, columns = (
+            blocks_from(start, extent, blocks, piece.device)
+            for start, extent, blocks in zip(self.start, piece.shape, cells, strict=True)
+        )
         self.largest.copy_(largest(piece.detach(), rows, cells[0], columns, cells[1]))
 
     def in_8_bits(self, piece: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,7 @@ class CurrentScales:
         self._own, first = dict[str, WeightScales](), 0
         for name, shape in shapes.items():
             most, scales = (every[first : first + math.prod(shape)].view(shape) for every in self.kept())
-            start = region_of(types[name].shape, bound.parameters[name].weight, place).start
+            start = start_of(types[name].shape, bound.parameters[name].weight, place)
             self._own[name] = WeightScales(name=name, largest=most, scales=scales, start=start)
             first += math.prod(shape)
 
@@ -93,3 +94,15 @@ class CurrentScales:
         for group in self._groups:
             self._largest.copy_(collectives.all_reduce_max(self._largest, group))
         self._scales.copy_(scale_of(self._largest, DTYPE))
+
+
+def start_of(shape: Sequence[int], layout: Layout, place: RankMesh) -> tuple[int, ...]:
+    """The index in a weight at which the piece of this rank starts. Pieces are equally long, also where the last ones
+    are filled up with zeros (`planner.sharding.layout.PaddedShape`); a piece of zeros alone starts behind the
+    weight."""
+    starts, lengths = [0 for _ in shape], list(shape)
+    for placement, size, at in zip(layout, place.mesh.sizes, place.coordinate, strict=True):
+        if placement.is_shard:
+            lengths[placement.dim] = -(-lengths[placement.dim] // size)
+            starts[placement.dim] += at * lengths[placement.dim]
+    return tuple(starts)
