@@ -95,9 +95,9 @@ def collective_timeout(timeout: Seconds | None) -> timedelta | None:
 
 
 def join_processes(device: torch.device, listen: str | None = None) -> None:
-    """`start_processes`, where a launcher started this process and it has not joined yet. The device becomes the current
-    one of this process in any case, because a program that has joined itself may have chosen none. Raises RequestError
-    where the launcher's variables are incomplete."""
+    """`start_processes`, where a launcher started this process and it has not joined yet. The device becomes the
+    current one in any case, because a program that has joined itself may have chosen none. Raises RequestError where
+    the launcher's variables are incomplete."""
     if device.type != "cpu" and device.index is not None:
         torch.accelerator.set_device_index(device)
     if not dist.is_initialized() and (launched := launched_by(os.environ)) is not None:
