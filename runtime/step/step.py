@@ -260,10 +260,10 @@ class RankStep:
         return self.trouble is None
 
     def window(self, batches: Sequence[Inputs], rates: Sequence[float]) -> list[float]:
-        """Train on global batches, each with its learning rate; returns the mean loss of each."""
-        if self.asynchronous is not None:
-            return self.asynchronous.window(batches, rates)
-        return [self(inputs, rate) for inputs, rate in zip(batches, rates, strict=True)]
+        """Train on global batches without a flush between them, each with its learning rate; returns the mean loss of
+        each."""
+        assert self.asynchronous is not None, "else it is one step after the other"
+        return self.asynchronous.window(batches, rates)
 
     def evaluate(self, inputs: Inputs, outputs: tuple[str, ...] = ()) -> Evaluation:
         """The mean loss of a global batch with the model in evaluation mode, forward only, and some values that it

@@ -111,7 +111,10 @@ class TrainingStep:
         """
         self._begin()
         self._check_trains()
-        inputs = self.inputs_of(*args, **kwargs)
+        return self._trained(self.inputs_of(*args, **kwargs))
+
+    def _trained(self, inputs: Inputs) -> float:
+        """Train on one global batch, and roll back if `guard` wants that."""
         with self._whole():
             self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
         if self.trouble is not None and self.trouble.action == "rollback":
@@ -128,6 +131,8 @@ class TrainingStep:
         self._begin()
         self._check_trains()
         inputs = [self.inputs_of(batch) for batch in batches]
+        if self.plan.schedule_kind.flushes:
+            return [self._trained(one) for one in inputs]
         rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
         with self._whole():
             losses = self.rank.window(inputs, rates) if inputs else []

@@ -46,11 +46,15 @@ def step_of(function: Function) -> TrainingStep:
     return step_with(Calls(function))
 
 
-def step_with(module: nn.Module, guard: GuardSettings | None = None) -> TrainingStep:
+def step_with(
+    module: nn.Module, guard: GuardSettings | None = None, rollback: Callable[[TrainingStep], None] | None = None
+) -> TrainingStep:
     x = (torch.ones(4, 8),)
     graph = trace(module, x)
     plan = plans.plan_of_one("calls", graph, samples=4)
-    return parallelize(module, plan, example=x, traced=graph, device=torch.device("cpu"), guard=guard)
+    return parallelize(
+        module, plan, example=x, traced=graph, device=torch.device("cpu"), guard=guard, rollback=rollback
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,3 +139,14 @@ def test_running_statistics_of_a_batch_whose_loss_spikes_are_dropped() -> None:
     with refused(LossSpikeError, "step 2"):
         step(torch.arange(1.0, 33.0).reshape(4, 8))
     assert all(before[name].equal(tensor) for name, tensor in step.changed_buffers().items())
+
+
+def test_a_bad_batch_of_a_window_rolls_back_and_takes_no_learning_rate() -> None:
+    back: list[int] = []
+    guard = GuardSettings(on_nonfinite="rollback")
+    step = step_with(Calls(lambda x, w: torch.log(x * w)), guard, lambda step: back.append(step.steps))
+    rates = {0: 0.5, 1: 0.25}
+    step.optimizer.learning_rate = rates.__getitem__  # of the first two steps, and no more
+    good = torch.ones(4, 8)
+    assert len(step.window([good, -good, good])) == 3
+    assert (back, step.steps) == ([1], 2)
