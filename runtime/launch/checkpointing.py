@@ -157,6 +157,8 @@ class RunCheckpoints:
         self._at(f"rolling back to {self._last}")
         source = open_together(self._last, step.plan.model, self._settings.model)
         restore(step.rank, source)
+        if self._replicas is not None:
+            self._replicas.forget()  # of later steps: a restart would continue from them
         return source
 
     def close(self) -> None:

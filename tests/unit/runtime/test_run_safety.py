@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import runtime
@@ -20,6 +21,7 @@ from runtime.launch.checkpointing import RunCheckpoints
 from runtime.run_settings import RunSettings
 from tests.refusals import refused
 from tests.unit.runtime.checkpoint_states import plan_of, write
+from tests.unit.runtime.test_finiteness import step_of
 
 FORKED = multiprocessing.get_context("fork")
 
@@ -185,3 +187,17 @@ def test_what_holds_weights_is_for_its_owner_alone(umask: int, tmp_path: Path) -
     modes = {path: path.stat().st_mode & 0o777 for path in [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]}
     assert len(modes) > 5
     assert {path: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == {}
+
+
+def test_a_restart_does_not_undo_a_rollback(tmp_path: Path) -> None:
+    settings = RunSettings(save=str(tmp_path / "a"), save_every=2, state_replicas=True, check=False, go_on=True)
+    step, run = step_of(lambda x, w: x * w), RunCheckpoints(settings, lambda what: None)
+    for _ in range(3):  # the checkpoint is of step 2, state replicas are of steps 2 and 3
+        step(torch.ones(4, 8))
+        run.save(step, None)
+    run.go_back(step)
+    run.close()
+    again, restarted = step_of(lambda x, w: x * w), RunCheckpoints(settings, lambda what: None)
+    restarted.restore(again)
+    restarted.close()
+    assert (step.steps, again.steps) == (2, 2)
