@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable
 
-_OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32", "no_shard"})
+_OFF = frozenset(
+    {"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32", "no_shard", "disable"}
+)
 _FEWER_BITS = "optimizer states in fewer bits: priced in fp32, so memory is less than this"
 _ADAPTED = "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"
 _PAGED = "optimizer states move to host memory where a device is full: priced as on the device"
@@ -18,7 +20,8 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "states in host memory: priced as on the device, so memory is less than this and a step takes longer"),
     (r"use-kt",
      "experts are computed on the processors of the host: priced on the device, so memory is less than this"),
-    (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading|cpu-offloading(-num-layers)?",
+    (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading|cpu-offloading(-num-layers)?"
+     r"|swap-attention|swap-layer-input|smart-swap",
      "activations in host memory: priced as on the device"),
     (r"rl|reward-model|process-reward-model|perform-rl-step",
      "training on preferences or rewards, with further models or generated text: priced as training on tokens alone,"
@@ -34,6 +37,9 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "weights or gradients are sent in fewer bits (ZeRO++): priced as they are, so a step takes less than this"),
     (r"(zero-optimization\.)?zenflow\..*",
      "most weights are updated later, on the host (ZenFlow): priced as all updated in each step"),
+    (r"moe-zero-memory", "results of experts are recomputed: priced as kept, so memory is less than this"),
+    (r"tp-2d", "tensor parallelism over two axes: priced over one"),
+    (r"quant-states", _FEWER_BITS),
     (r"distribute-saved-activations",
      "inputs of recomputed blocks are sharded over tensor-parallel devices: priced whole, so memory is less than this"),
     (r"outer-dp-sharding-strategy|enable-full-sharding-in-hsdp",

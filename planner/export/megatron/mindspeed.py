@@ -5,7 +5,8 @@
     dualpipe_v           --schedules-method dualpipev, two equal stages on each rank, without a context and without
                          overlapped reductions of gradients
     uneven stages        --decoder-first-pipeline-num-layers and -last-: those between them are equal
-    recomputation        as Megatron-LM; --recompute-activation-function, the elementwise operators of the MLP
+    recomputation        as Megatron-LM; --recompute-activation-function, the elementwise operators of the MLP, and
+                         --recompute-norm beside it
     ZeRO                 no more than the distributed optimizer
 
 Everything else is as in `planner.export.megatron.megatron`. `pretrain_gpt.py` must import `mindspeed.megatron_adaptor`
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 from planner.export import common
 from planner.export.description import Description, ExportError
-from planner.export.files.arguments import Option, option
+from planner.export.files.arguments import Option, Options, option
 from planner.export.megatron import megatron
 from planner.export.megatron.megatron_reading import check_trains, options_of, read_options, read_run, said_of
 from planner.export.megatron.megatron_writing import (
@@ -41,7 +42,8 @@ from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Targ
 from planner.plan.layout.kept import Kept
 
 _RING, _HEADS, _BOTH = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
-_ACTIVATIONS = Kept(but=("elementwise",))
+_PARTLY = (Kept(but=("elementwise",)), Kept(but=("elementwise", "normalisation")))
+"""What blocks keep under --recompute-activation-function, alone and with --recompute-norm."""
 _FUSED = ("use-flash-attn", "use-fused-rmsnorm", "use-fused-swiglu", "use-fused-rotary-pos-emb")
 _SCHEDULES = (*megatron.SCHEDULES, "dualpipe_v")
 
@@ -63,7 +65,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
             " first and the last one they hold equally many; plan again with another --pipeline"
         )
     d = giving.description
-    if d.selective == d.layers and d.kept == _ACTIVATIONS:
+    if d.selective == d.layers and d.kept in _PARTLY:
         rest = replace(d, selective=(0,) * len(d.layers), kept=Kept())
         for loss in megatron.nearest_of(rest, _SCHEDULES, aware=False):
             changed = replace(loss.description, selective=d.selective, kept=d.kept)
@@ -152,7 +154,9 @@ def _stages(d: Description) -> list[Option]:
 
 
 def _recompute(d: Description) -> list[Option]:
-    return [option("recompute-activation-function")] if d.kept == _ACTIVATIONS else recompute_options(d)
+    if d.kept not in _PARTLY:
+        return recompute_options(d)
+    return [option(name) for name, part in _PARTS.items() if part in d.kept.but]
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -163,11 +167,14 @@ def read(text: str, facts: Facts) -> Reading:
     heads = options.degree("ulysses-degree-in-cp")
     description, notes = read_options(options, facts)
     description = _with_context(description, algorithm, heads, notes)
-    if options.flag("recompute-activation-function"):
-        if description.recomputes:
-            notes.append("--recompute-activation-function beside other recomputation is not priced")
-        else:
-            description = replace(description, selective=description.layers, kept=_ACTIVATIONS)
+    description = _with_ranks(description, options)
+    parts = tuple(part for name, part in _PARTS.items() if options.flag(name))
+    if parts and description.recomputes:
+        notes.append(f"{', '.join(f'--{name}' for name in _PARTS)} beside other recomputation are not priced")
+    elif parts:
+        description = replace(description, selective=description.layers, kept=Kept(but=parts))
+        some = [name for name in _PARTS if options.size(f"{name}-num-layers") is not None]
+        notes += [f"--{name}-num-layers: priced in all layers, so memory is more than this" for name in some]
     read_run(options)
     for name in _FUSED:
         options.flag(name)
@@ -178,6 +185,23 @@ def read(text: str, facts: Facts) -> Reading:
         unread=tuple(f"--{name}" for name in options.unread),
         stack="mindspeed",
     )
+
+
+_PARTS = {"recompute-activation-function": "elementwise", "recompute-norm": "normalisation"}
+"""What is recomputed of every block (mindspeed/features_manager/recompute)."""
+
+
+def _with_ranks(d: Description, options: Options) -> Description:
+    """The description with --recompute-num-layers of a rank, over its stages in turn, if
+    --enable-recompute-layers-per-pp-rank says so (mindspeed/core/transformer/transformer_block.py)."""
+    if not options.flag("enable-recompute-layers-per-pp-rank") or options.word("recompute-method") != "block":
+        return d
+    if options.word("recompute-granularity") != "full" or d.virtual_stages == 1:
+        return d
+    count = options.integer("recompute-num-layers", 1) or 0
+    chunks = [at // d.pipeline for at in range(len(d.layers))]
+    wanted = [max(0, -(-(count - chunk) // d.virtual_stages)) for chunk in chunks]
+    return replace(d, full=tuple(min(one, have) for one, have in zip(wanted, d.layers, strict=True)))
 
 
 def _with_context(d: Description, algorithm: str, heads: int, notes: list[str]) -> Description:

@@ -43,14 +43,15 @@ _PARTS = "parallelism.module_fqns_per_model_part"
 def read(text: str, facts: Facts) -> Reading:
     """A TOML file, or a function of a Python registry of configurations, as a reading."""
     known: list[str] = []
-    if re.search(r"^def \w+\(", text, re.MULTILINE):
+    later = re.search(r"^def \w+\(", text, re.MULTILINE) is not None
+    if later:
         settings, names = _of_registry(recipe_in(text, facts.recipe))
     else:
         content, known = content_of(text)
         settings, names = Settings(content, "TOML"), ()
     if not any(path.startswith(_SECTIONS) for path, _ in settings.all):
         raise ExportError("it has no training or parallelism of torchtitan; give the file that has them")
-    description, notes = _read(settings, facts)
+    description, notes = _read(settings, facts, later)
     for path in ("training.dtype", "training.mixed_precision_reduce", "training.dataset", "training.steps"):
         settings.value(path)
     return Reading(
@@ -131,7 +132,8 @@ def _compiles(settings: Settings) -> bool:
     return settings.value("compile.enable") is True and (not isinstance(parts, list) or "model" in parts)
 
 
-def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
+def _read(settings: Settings, facts: Facts, later: bool) -> tuple[Description, list[str]]:
+    """The description in settings, and notes on it; `later` says whether the version is one without TOML."""
     _check_model(settings, facts.architecture)
     tensor, pipeline, context = (
         settings.degree(f"parallelism.{name}_parallel_degree") for name in ("tensor", "pipeline", "context")
@@ -178,7 +180,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
     )
     settings.value("parallelism.context_parallel_rotate_method")
     description = _with_recomputation(settings, common.normalised(description), notes)
-    return replace(description, update=_read_update(settings, description)), notes
+    return replace(description, update=_read_update(settings, description, later)), notes
 
 
 def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
@@ -343,9 +345,10 @@ def _read_precision(settings: Settings) -> str:
     return "bf16" if settings.word("training.dtype", "float32", known) == "bfloat16" else computed
 
 
-def _read_update(settings: Settings, d: Description) -> Update:
+def _read_update(settings: Settings, d: Description, later: bool) -> Update:
+    """Gradients and dtypes. Since April 2026 (00b7f569) FSDP keeps fp32 weights on one data-parallel device, too."""
     clip = settings.number("training.max_norm", 1.0)
-    plain = plainly_bf16(d) or settings.value("training.dtype") == "bfloat16"
+    plain = (plainly_bf16(d) and not later) or settings.value("training.dtype") == "bfloat16"
     return replace(
         PLAIN,
         clip_norm=None if math.isinf(clip) or clip <= 0 else clip,

@@ -187,7 +187,53 @@ def test_a_configuration_of_torchtitan_recomputes_by_operators(rest: str, full: 
     assert (d.full, d.selective) == ((full,), (selective,))
 
 
+def test_torchtitan_keeps_fp32_weights_without_data_parallelism() -> None:
+    """Since 00b7f569 of April 2026 `fully_shard` is applied to one device, too (models/llama3/parallelize.py)."""
+    alone = "tensor_parallel_degree=8"
+    assert registered(parallelism=alone).update.master_weights
+    assert not registered('dtype="bfloat16"', alone).update.master_weights
+    toml = "[parallelism]\ndata_parallel_shard_degree = 1\ntensor_parallel_degree = 8\n"
+    assert not TARGETS["torchtitan"].read(toml, FACTS).description.update.master_weights, "0.2.2"
+
+
 def test_norms_of_torchtitan_may_be_whole() -> None:
     """b5bcd76c, torchtitan/config/configs.py: enable_sequence_parallel."""
     assert registered(parallelism="tensor_parallel_degree=8").sequence_parallel
     assert not registered(parallelism="tensor_parallel_degree=8, enable_sequence_parallel=False").sequence_parallel
+
+
+def mindspeed(arguments: str) -> Reading:
+    return TARGETS["mindspeed"].read(f"pretrain_gpt.py --bf16 --micro-batch-size 1 {arguments}\n", FACTS)
+
+
+@pytest.mark.parametrize(("count", "full"), [
+    (2, (1, 1, 1, 1)), (3, (2, 2, 1, 1)), (1, (1, 1, 0, 0)), (99, (8, 8, 8, 8)),
+])  # fmt: skip
+def test_recomputed_layers_of_a_rank_are_those_of_its_stages_in_turn(count: int, full: tuple[int, ...]) -> None:
+    """Ascend/MindSpeed at 028de58c, mindspeed/core/transformer/transformer_block.py."""
+    said = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 8 --recompute-granularity full"
+    said += f" --recompute-method block --recompute-num-layers {count}"
+    assert mindspeed(f"{said} --enable-recompute-layers-per-pp-rank").description.full == full
+    assert mindspeed(said).description.full == (min(count, 8),) * 4
+
+
+@pytest.mark.parametrize(("added", "but"), [
+    ("--recompute-norm", ("normalisation",)), ("--recompute-activation-function", ("elementwise",)),
+    ("--recompute-norm --recompute-activation-function", ("elementwise", "normalisation")),
+])  # fmt: skip
+def test_norms_that_mindspeed_computes_again_are_read(added: str, but: tuple[str, ...]) -> None:
+    reading = mindspeed(added)
+    assert (reading.description.selective, reading.description.kept) == ((32,), Kept(but=but))
+    assert not reading.notes
+    assert not TARGETS["mindspeed"].nearest(reading.description)
+    assert any("priced in all layers" in note for note in mindspeed(f"{added} --recompute-norm-num-layers 4").notes)
+
+
+@pytest.mark.parametrize(("added", "words"), [
+    ("--swap-attention", "activations in host memory"), ("--moe-zero-memory level1", "results of experts"),
+    ("--moe-zero-memory disable", ""), ("--tp-2d", "over two axes"),
+])  # fmt: skip
+def test_what_no_plan_has_of_mindspeed_is_said(added: str, words: str) -> None:
+    unmodelled = mindspeed(added).unmodelled
+    assert len(unmodelled) == bool(words)
+    assert words in "".join(unmodelled)
