@@ -28,6 +28,7 @@ _SECTIONS = ("parallel_config", "recompute_config", "parallel.pipeline_config", 
 def read(text: str, facts: Facts) -> Reading:
     """A YAML file as a reading."""
     settings = settings_of(text)
+    _refuse_other_forms(settings)
     notes: list[str] = []
     description = common.normalised(_read(settings, facts, notes))
     description = replace(description, update=_read_update(settings, description))
@@ -38,6 +39,22 @@ def read(text: str, facts: Facts) -> Reading:
         unread=settings.unread(*_SECTIONS),
         stack="mindformers",
     )
+
+
+_OTHER_FORMS = {
+    "distribute_parallel_config": "configurations in the form of llm_template_v2_experimental are not read",
+    "parallelism": "configurations for dynamic graphs (PyNative) are not read",
+}
+"""Sections with degrees in other forms than that of `parallel_config`: branch br_feature_llm_trainer of MindFormers
+(7 January 2026), and its version 2.0 ("Distributed Parallel Training")."""
+
+
+def _refuse_other_forms(settings: Settings) -> None:
+    """Raise ExportError for a file whose degrees are elsewhere: they would be read as 1."""
+    paths = [path for path, _ in settings.all]
+    for section, said in _OTHER_FORMS.items():
+        if any(path.startswith(f"{section}.") for path in paths):
+            raise ExportError(f"{section}: {said}; write parallel_config, recompute_config and runner_config")
 
 
 def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:

@@ -237,3 +237,13 @@ def test_what_no_plan_has_of_mindspeed_is_said(added: str, words: str) -> None:
     unmodelled = mindspeed(added).unmodelled
     assert len(unmodelled) == bool(words)
     assert words in "".join(unmodelled)
+
+
+@pytest.mark.parametrize(("section", "words"), [
+    ("distribute_parallel_config:\n  tensor_model_parallel_size: 4", "llm_template_v2_experimental"),
+    ("parallelism:\n  tensor_parallel: 4", "PyNative"),
+])  # fmt: skip
+def test_other_forms_of_mindformers_are_refused(section: str, words: str) -> None:
+    """Their degrees would be read as 1: branch br_feature_llm_trainer of MindFormers, configs; its manual of 2.0."""
+    with refused(ExportError, words, "write parallel_config"):
+        TARGETS["mindformers"].read(f"use_parallel: true\n{section}\nrecompute_config:\n  recompute: true\n", FACTS)
