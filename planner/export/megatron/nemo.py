@@ -93,6 +93,9 @@ _DEEPSEEK: Mapping[str, object] = {
     f"{STRATEGY}pipeline_model_parallel_layout": None,
     f"{MODEL}mtp_num_layers": None,
     f"{MODEL}apply_rope_fusion": False,
+    f"{MODEL}rotary_scaling_factor": 1.0,
+    f"{MODEL}mscale": 1.0,
+    f"{MODEL}mscale_all_dim": 0.0,
     f"{MODEL}moe_enable_deepep": False,
     f"{MODEL}moe_shared_expert_overlap": False,
     f"{MODEL}q_lora_rank": None,
@@ -100,7 +103,11 @@ _DEEPSEEK: Mapping[str, object] = {
     f"{MODEL}moe_router_num_groups": None,
     f"{MODEL}moe_router_group_topk": None,
 }
-"""Settings of the DeepSeek recipes that other recipes do not change."""
+"""Settings of the DeepSeek recipes that other recipes do not change.
+
+Their factors of YaRN also scale attention without YaRN, by 1.87 (nemo/collections/llm/gpt/model/deepseek.py:
+DeepSeekConfig; megatron/core/transformer/multi_latent_attention.py: softmax_scale, core 0.14).
+"""
 
 _PRECISIONS = engine_words("nemo")
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.half", "fp32": "torch.float32"}

@@ -69,7 +69,8 @@ _PASSED_OVER = frozenset(
      "dir", "seq_length", "num_nodes", "autocast_enabled", "gated_linear_unit", "add_bias_linear", "normalization",
      "position_embedding_type", "should_pad_vocab", "multi_latent_attention",
      "use_transformer_engine", "apply_rope_fusion", "ckpt_format", "train_iters", "eval_iters", "bf16", "fp16", "fp32",
-     "overlap_p2p_comm", "batch_p2p_comm", "moe_enable_deepep", "moe_flex_dispatcher_backend", "main_params_dtype"}
+     "overlap_p2p_comm", "batch_p2p_comm", "moe_enable_deepep", "moe_flex_dispatcher_backend", "main_params_dtype",
+     "rotary_scaling_factor", "mscale", "mscale_all_dim"}
 )  # fmt: skip
 
 

@@ -87,6 +87,15 @@ def test_recipes_have_a_list_of_layers_with_experts() -> None:
         assert f"moe_layer_freq = {[0] * 3 + [1] * 58}\n" in files["recipe.py"]
 
 
+def test_attention_of_nemo_is_scaled_as_without_yarn() -> None:
+    """Its DeepSeek recipes have rotary_scaling_factor 40 and mscale_all_dim 1, which scale attention by 1.87 with any
+    rope_type (core 0.14, transformer/multi_latent_attention.py: softmax_scale); Megatron-LM's defaults are 1 and 0."""
+    for model, description in (("deepseek-v3", PIPED), ("deepseek-v2-lite", LITE)):
+        text = written("nemo", model, description)[1]["recipe.py"]
+        for setting in ("rope_type = 'rope'", "rotary_scaling_factor = 1.0", "mscale = 1.0", "mscale_all_dim = 0.0"):
+            assert f"recipe.model.config.{setting}\n" in text
+
+
 def test_modules_that_predict_further_tokens_are_told() -> None:
     """Where stages are uneven they stand in the layout, before the loss."""
     model = "deepseek-v3+predicted_tokens=1"
