@@ -95,7 +95,8 @@ def search(
         tokens_once: devices of a node, to which a token is sent once and copied there for its experts; 1 sends it once
             to each device. Once for each expert where not given.
         precision: "bf16", "fp16", "fp32", "tf32" (fp32 with matrix products in TF32), or "fp8", which is a recipe of
-            `fp8`; bf16 where not given, on CPUs fp32.
+            `fp8`. Where not given bf16, fp32 on CPUs, and fp16 on devices without matrix units for bf16 (V100, Ascend
+            910A).
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
             "rowwise_with_gw_hp", "blockwise", "delayed" or "mxfp8"; all else is in bf16.
         fp8_layers: patterns of weights whose linear layers, or experts, are always in fp8; ["*"] for all. The search

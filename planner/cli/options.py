@@ -106,7 +106,8 @@ class Options:
             JOB,
             "WORD",
             "Compute dtype: bf16, fp16, fp32, tf32 or fp8. tf32 is fp32 with matrix products in TF32. fp8 is bf16 with"
-            " linear layers in fp8. Master weights are fp32.",
+            " linear layers in fp8. Master weights are fp32. The default is fp16 on V100 and Ascend 910A, which"
+            " have no matrix units for bf16.",
             "bf16; fp32 on CPUs",
             known=completion.precisions,
         ),

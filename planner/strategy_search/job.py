@@ -5,7 +5,7 @@ same job everywhere:
 
     devices         as many as the profile says that it has
     software        PyTorch, which is our runtime
-    precision       bf16; fp32 on CPUs
+    precision       bf16; fp16 on devices without matrix units for bf16; fp32 on CPUs
     sequence        the model's own length
     global batch    4 samples per device, 32 of images, 2,048 of clicks (`planner.models`); where the model computes
                     with one batch alone, the next multiple of it
@@ -26,6 +26,7 @@ from hardware_profiles import (
     device_type_of,
     load_machine,
     load_software,
+    parts_of,
 )
 from hardware_profiles.memory_intervals import peak_spread
 from planner.errors import RequestError, unknown_name
@@ -58,15 +59,19 @@ IMAGES_PER_DEVICE = 32
 _IMAGES, _COLOURS = 4, 3  # dims of images, B C H W, and size of C
 
 PRECISION = "bf16"
-"""Default precision of accelerators."""
+"""Default precision of accelerators that have matrix units for it."""
 
 Trace = Callable[["BuiltModel"], OperatorGraph]
 """Traces a built model."""
 
 
 def default_precision(cluster: Machine) -> str:
-    """The default precision: bf16, on CPUs fp32."""
-    return "fp32" if device_type_of(cluster) == "cpu" else PRECISION
+    """The default precision: bf16, on CPUs fp32, and fp16 if a device has no matrix units for bf16 (V100, Ascend
+    910A)."""
+    if device_type_of(cluster) == "cpu":
+        return "fp32"
+    peaks = [dict(part.device.peak_flops) for part in parts_of(cluster)]
+    return "fp16" if any(peak.get(PRECISION, 0.0) < peak.get("fp16", 0.0) for peak in peaks) else PRECISION
 
 
 def machine_from(

@@ -66,6 +66,8 @@ def test_what_nobody_says() -> None:
     assert (on_h100.precision, on_h100.global_batch, on_h100.cluster.devices) == ("bf16", 32, 8)
     assert on_h100.cluster.software.name == "pytorch"
     assert default_precision(load_machine("a100-80gb:8,h100-80gb:8")) == "bf16"
+    for without_bf16 in ("v100-32gb", "ascend-910a-32gb", "a100-80gb:8,v100-32gb:8"):
+        assert default_precision(load_machine(without_bf16)) == "fp16", without_bf16
 
 
 class _Classifier(torch.nn.Module):

@@ -225,7 +225,9 @@ def test_stages_lie_in_a_v_where_a_pipeline_is_idle_and_nobody_decided() -> None
 
     def found(**pinned: Any) -> Any:
         given = {"pipeline": 4, "micro_batches": 6, **pinned}  # of which 1F1B can interleave no rounds of four
-        return planner.search("gpt2-xl", devices=8, hardware="v100-32gb", global_batch=24, pinned=given)
+        return planner.search(
+            "gpt2-xl", devices=8, hardware="v100-32gb", precision="bf16", global_batch=24, pinned=given
+        )
 
     free, asked, straight = found(), found(schedule="zb_v"), found(virtual_stages=1)
     seconds = free.plan.prediction.step_seconds
