@@ -146,6 +146,8 @@ class Software:
             activations).
         grouped: extra seconds per expert if the products of experts are launched one by one; 0 if one kernel computes
             all.
+        grouped_slower: how many times longer a kernel for the 16-bit products of all experts takes than products of
+            these shapes in the tables of kernels.
         current_scaling: whether operands of fp8 products are scaled by their own largest element. A kernel finds it
             before another one casts them (Transformer Engine csrc/extensions/normalization.cpp: a norm computes in 16
             bits, `nvte_compute_amax`, then quantises), so the kernel that makes an operand never writes it in fp8.
@@ -246,6 +248,7 @@ class Software:
     peak_low: float = 1.0
     peak_high: float = 1.0
     grouped: Seconds = 0.0
+    grouped_slower: float = 1.0
     adds: bool = False
     casts: float = 1.0
     gathers_narrow: bool = False

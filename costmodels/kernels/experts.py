@@ -20,9 +20,9 @@
 
 and the launches of the kernels that sort, copy and activate. If there are fewer rows than experts, as many experts get
 one row each. If one kernel multiplies, activates and casts to fp8 (`fused`), products read operands that are in fp8
-already, and the activation takes no pass of its own. A grouped product is one kernel. If the library launches one
-product per expert instead, each takes `each` seconds more. The gradient of the weights is added to one in fp32 where
-the software keeps it so; that gradient is read and written.
+already, and the activation takes no pass of its own. A grouped product is one kernel, which may be `slower` than
+`matmul_time`. If the library launches one product per expert instead, each takes `each` seconds more. The gradient of
+the weights is added to one in fp32 where the software keeps it so; that gradient is read and written.
 
 The laws of `matmul_time` hold: monotone in T, k, f and h, and c times the tokens take at most c times as long.
 
@@ -68,6 +68,7 @@ class ExpertsShape:
         besides: bytes for each element of R h beyond the copies above, forward and backward.
         converted: whether products in fp8 include the cast of their rows.
         first: m, number of matrices of the first product (2 with a gate).
+        slower: how many times longer products take than `matmul_time` says.
     """
 
     tokens: Quantity
@@ -83,6 +84,7 @@ class ExpertsShape:
     besides: tuple[float, float] = (0.0, 0.0)
     converted: bool = True
     first: int = 2
+    slower: float = 1.0
 
 
 def once_share(chosen: int, parts: int, groups: int = 1, chosen_groups: int = 1) -> float:
@@ -125,7 +127,8 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     products = products + matmul_time(each, h, f, groups, dtype, device, converted=converted)
     copied = (3 + 4 * shape.sorted_again) * rows * h + shape.tokens * h
     activated = (shape.first + 1) * rows * f * cast + _besides(shape, 0, rows, dtype)
-    return products + 2 * shape.each * groups + _moved(copied, activated, _SORTING + 2, dtype, device)
+    launched = 2 * shape.each * groups
+    return shape.slower * products + launched + _moved(copied, activated, _SORTING + 2, dtype, device)
 
 
 def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, rows: bool, weights: bool) -> Quantity:
@@ -149,12 +152,12 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     if rows:
         time = time + 2 * shape.each * groups
         converted = cast * shape.converted
-        time = time + matmul_time(each, f, h, groups, dtype, device, converted=converted)
-        time = time + matmul_time(each, h, shape.first * f, groups, dtype, device, converted=converted)
+        for m, n in ((f, h), (h, shape.first * f)):
+            time = time + shape.slower * matmul_time(each, m, n, groups, dtype, device, converted=converted)
     if weights:
         time = time + 2 * shape.each * groups
         for m, n in ((h, f), (shape.first * f, h)):
-            time = time + weight_gradient_time(m, n, each, groups, dtype, device, added=shape.added)
+            time = time + shape.slower * weight_gradient_time(m, n, each, groups, dtype, device, added=shape.added)
     return time
 
 

@@ -15,7 +15,8 @@ Array: TypeAlias = NDArray[np.float64]
 WORD = 16
 """Bytes of a word in which tensor cores load operands."""
 
-_SHORT = frozenset({"bf16", "fp16"})
+SHORT = frozenset({"bf16", "fp16"})
+"""Dtypes of 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +69,7 @@ def misaligned(call: KernelCall, dtype: str, *rows: Quantity) -> Array:
 
     `Device.misaligned` is the factor for elements that are loaded one by one. Each doubling of the word size takes its
     root: on an H200 a row with an odd number of elements takes 5.7 times as long, one with an even number 2.6 times."""
-    if dtype not in _SHORT:
+    if dtype not in SHORT:
         return np.asarray(1.0)
     slower, size = np.asarray(1.0), WORD // element_bytes(dtype)
     while size > 1:  # elements of a word; the smallest word that fits no row decides

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from costmodels import ExpertsShape, element_bytes, experts_backward_time, experts_time
-from planner.pricing.kernels.call import Array, KernelCall, passed
+from planner.pricing.kernels.call import SHORT, Array, KernelCall, passed
 from planner.pricing.kernels.products import cast_in_blocks_seconds, cast_seconds
 from planner.sharding.rules.experts import matrices_of
 
@@ -36,6 +36,7 @@ def experts_seconds(call: KernelCall) -> tuple[Array, Array]:
         fused=call.software.fused_experts,
         besides=call.software.row_bytes,
         first=len(matrices) - 1,
+        slower=call.software.grouped_slower if dtype in SHORT else 1.0,
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))
     if not call.graded:
@@ -64,7 +65,7 @@ def _cast_experts(call: KernelCall, shape: ExpertsShape, wide: tuple[Array, Arra
         more = [np.asarray(passed(call, there_and_back * cast)) for cast in (forward_casts, backward_casts + columns)]
         return wide[0] + more[0], wide[1] + (more[1] if call.graded else 0.0)
     each = _APART_EACH * len(matrices) * call.device.launch_latency if expert_by_expert(call) else shape.each
-    bare = replace(shape, converted=False, each=each)
+    bare = replace(shape, converted=False, each=each, slower=1.0)
     cast = cast_in_blocks_seconds if call.rule.scaled_in_blocks else cast_seconds
     narrow = np.asarray(experts_time(bare, of_results, call.device)) + cast(call, of_results, forward_casts)
     forward = _gained(call, wide[0], narrow)

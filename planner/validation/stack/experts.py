@@ -38,29 +38,47 @@ _BY_ELEMENT = (38.0, 38.0)
 reads an index of 8 bytes and 2, and writes 2; scores in fp32 read 2 and write 4; `scatter_add` reads an index, 4 and 4,
 and writes 4."""
 
-_TITAN_ADDS_UP = (36.0, 52.0)
+_PUT_BACK = 22.0
+"""Bytes for each element that take elementwise kernels as long as `indexing_backward_kernel` takes, the backward pass
+of `x[indices]`. It sorts the indices; then each thread adds single elements of 16 bits to zeros. By count that is 8.
+For 196,608 rows of 2,048 elements it takes 1.848 ms on a B200 (pytorch/ao pull request 4623), where elementwise kernels
+pass 4.88 TB/s."""
+
+_TITAN_ADDS_UP = (36.0, 44.0 + _PUT_BACK)
 """The same in torchtitan until 21 November 2025 (models/moe.py, distributed/expert_parallel.py at 46a32e788), without
 what `costmodels.kernels.experts` counts. Operators run one by one, also where layers are compiled (`apply_compile` of
 models/llama4/infra/parallelize.py at fbafd44da). Forward: `vstack` 4, the sorting by expert 4 and back 4; scores: a
 cast, a product in fp32 and a cast 20; the sums of `scatter_add` 4. Backward: scores 36 (casts 6 and 6, the product with
-scores 8, with rows 12, its sum 4); sorting 4, and back by `index_put_` into zeros 8; the sums for `gather` 4."""
+scores 8, with rows 12, its sum 4); sorting 4, and back (`_PUT_BACK`); the sums for `gather` 4."""
 
-_TITAN_UNSORTS = (26.0, 32.0)
+_TITAN_UNSORTS = (26.0, 20.0 + 2 * _PUT_BACK)
 """The same since (e1f7f318a), until token dispatchers replace it on 17 April 2026 (09ea7d8e7). Forward: `vstack` and
 both sortings 12; rows in the order of tokens 6, zeros included; `bmm` with a copy in fp32 10, of which 2 are counted.
-Backward: gradients of `bmm` 8 and the cast 6; order 2; sorting 4 and 8; the sums for the index 4."""
+Backward: gradients of `bmm` 8 and the cast 6; order 2; sorting 4, and back; the index of tokens, by the same kernel."""
 
-_TITAN_DISPATCHES, _TITAN_HAS_ALL = (32.0, 52.0), (24.0, 40.0)
+_TITAN_DISPATCHES, _TITAN_HAS_ALL = (32.0, 40.0 + 2 * _PUT_BACK), (24.0, 36.0 + _PUT_BACK)
 """The same with token dispatchers (models/common/token_dispatcher.py at 51238014b), in eager mode, and on devices that
 have all experts: scores after the experts again, rows padded no more. Forward: sorting by expert 4 and back 4; scores
-20; the sums of `scatter_add` 4. Backward: scores 36; sorting back by `index_put_` into zeros 8, and 4; the sums for the
-index 4. Blocks are compiled as a whole by then (5242bdf71), which fuses what passes rows."""
+20; the sums of `scatter_add` 4. Backward: scores 36; sorting 4, and back; the index of tokens. Blocks are compiled as a
+whole by then (5242bdf71), which fuses what passes rows."""
+
+_GPT_OSS = (66.0, 84.0)
+"""What operators of GPT-OSS pass beside them, whose experts are as wide as its rows (models/gpt_oss/model/moe.py of
+February 2026), without the activation that is counted. Forward: biases of a row each are gathered, padded and added, 24
+and 12; the gate is seven operators, of which two read every second element, 36. Backward: the gate 88, both halves put
+into zeros and added; biases 8."""
 
 _UNSORTED = "2025-11-21"
 _DISPATCHED = "2026-04-17"
 
 _ONE_OPERATOR = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|minimal[-_ ]?async[-_ ]?ep\b|\bdist[-_ ]?moe\b"
 """Words for token dispatchers of torchtitan that move, sort and weigh rows in operators of their own."""
+
+_GROUPED = r"_?grouped_mm\b"
+GROUPED_SLOWER = 1.2
+"""How many times longer `torch._grouped_mm` takes in 16 bits than products of these shapes in the tables of kernels:
+1.23 on H100 (four shapes), 1.17 on H200 (eight), 1.24 on B200 (twelve): tests/validation/data/grouped_products.csv. It
+is an example of CUTLASS with one choice of tiles, where cuBLAS has many (pytorch issue 163425)."""
 
 _KERNELS = (
     # a router of few kernels (Megatron-LM, on Transformer Engine)
@@ -81,6 +99,11 @@ def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
     for trait in _KERNELS:
         stack = trait.given(flags, stack, notes)
     sent, moe = _sent_by_flags(flags), row.text("arch").lower() == "moe"
+    if moe and not stack.fused_experts and (uses_torchtitan(row) or mentions(flags, _GROUPED)):
+        notes.append(
+            f"products of experts take {GROUPED_SLOWER:g} times as long as those of tables (torch._grouped_mm)"
+        )
+        stack = replace(stack, grouped_slower=GROUPED_SLOWER)
     if moe and stack.name == "nemo" and (release := release_of(row)):
         recipe = recipe_of(row, release)
         sent, stack = sent or recipe.dispatcher, replace(stack, graphs=recipe.graphs)
@@ -108,7 +131,9 @@ def _moved_by_torchtitan(row: Row, flags: str) -> tuple[float, float] | None:
     """Bytes for each element of a row of experts that torchtitan moves in either pass, None if nothing is known."""
     date = row.date()
     if "" < date < _DISPATCHED:
-        return _TITAN_UNSORTS if date > _UNSORTED else _TITAN_ADDS_UP
+        moved = _TITAN_UNSORTS if date > _UNSORTED else _TITAN_ADDS_UP
+        own = _GPT_OSS if mentions(row.text("model").lower(), r"gpt[-_ ]?oss") else (0.0, 0.0)
+        return moved[0] + own[0], moved[1] + own[1]
     if not date or row.stack() == "fsdp-compiled" or mentions(flags, _ONE_OPERATOR):
         return None
     return _TITAN_HAS_ALL if row.integer("ep") in (None, 1) else _TITAN_DISPATCHES

@@ -7,6 +7,7 @@ ZeRO 3 of DeepSpeed                                 gradients in the dtype of we
 DeepSpeed in bf16                                   gradients are copied to fp32 in buckets of 500 million
 NeMo before September 2024                          buckets of a layer or of a virtual stage
 gradient accumulation fusion denied                 a pass of its own accumulates gradients
+torchtitan with a pipeline                          the same, in the dtype in which they are reduced
 """
 
 import math
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 from hardware_profiles import Software
 from planner.validation.frameworks.recipes import BRIDGE, of_bridge
-from planner.validation.frameworks.traits import Trait, flags_of, sharding_flags
+from planner.validation.frameworks.traits import Trait, flags_of, sharding_flags, uses_torchtitan
 from planner.validation.reading.rows import Row
 from planner.validation.reading.words import mentions
 from planner.validation.stack.flagged import narrow_gradients
@@ -72,7 +73,15 @@ def with_gradients(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def with_sums(row: Row, stack: Software, notes: list[str]) -> Software:
-    """The stack with a pass of its own that accumulates gradients, if flags deny the fused one."""
+    """The stack with a pass of its own that accumulates gradients, if flags deny the fused one, or FSDP2 has it.
+
+    torchtitan's pipelines reduce gradients once a step (`set_requires_gradient_sync` in
+    torch/distributed/pipelining/stage.py). Until then FSDP2 adds each micro-batch's to a whole one in the dtype of the
+    reduction (`accumulate_unsharded_grad_if_needed` in torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+    """
+    if stack.name.startswith("fsdp") and (row.integer("pp") or 1) > 1 and uses_torchtitan(row):
+        notes.append("gradients of micro-batches are accumulated by a pass of its own (FSDP2 in a pipeline)")
+        return replace(stack, accumulates=True, sums_narrow=stack.stored.bf16 < stack.stored.weight)
     return _UNFUSED_SUMS.given(flags_of(row), stack, notes)
 
 

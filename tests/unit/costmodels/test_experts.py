@@ -74,6 +74,19 @@ def test_rows_that_come_element_by_element_pass_through_memory_with_an_index_for
     assert more > 2 * 38 * 8192 * 4096 / DEVICE.memory_bandwidth
 
 
+def test_slower_products_lengthen_products_alone() -> None:
+    """Forward, and in the backward pass the gradients of rows and of weights; copies and activations stay."""
+    rows = 4096 * 2 / 8
+    products = matmul_time(rows, 2 * 14336, 4096, 8, "bf16", DEVICE) + matmul_time(rows, 4096, 14336, 8, "bf16", DEVICE)
+    slower = replace(MIXTRAL, slower=1.5)
+    more = experts_time(slower, "bf16", DEVICE) - experts_time(MIXTRAL, "bf16", DEVICE)
+    assert more == pytest.approx(0.5 * products, rel=1e-9)
+    for wanted in ({"rows": True, "weights": False}, {"rows": False, "weights": True}):
+        copies = experts_backward_time(MIXTRAL, "bf16", DEVICE, rows=False, weights=False)
+        once, half_more = (experts_backward_time(one, "bf16", DEVICE, **wanted) - copies for one in (MIXTRAL, slower))
+        assert half_more == pytest.approx(1.5 * once, rel=1e-9)
+
+
 def test_gradients_are_paid_for_one_by_one() -> None:
     rows, weights, both = (
         float(experts_backward_time(MIXTRAL, "bf16", DEVICE, rows=wants_rows, weights=wants_weights))

@@ -225,3 +225,15 @@ def test_a_fused_router_launches_fewer_operators_where_no_graph_holds_them() -> 
         assert plain - less == pytest.approx(15 * each)
     for plain, less in zip(seconds[False, "attention"], seconds[True, "attention"], strict=True):
         assert plain == less
+
+
+def test_slower_grouped_products_are_those_of_16_bits() -> None:
+    def seconds(products: str, slower: float) -> float:
+        software = replace(load_software("fsdp"), products=products, grouped_slower=slower)
+        graded = [tensor.floating for tensor in OPERANDS]
+        cluster = CLUSTER.with_software(software)
+        found = price_operator(RULE, [strategy(None, None)], OPERANDS, OPERANDS[:1], graded, MESH, cluster)
+        return float(found.forward[0] + found.backward[0])
+
+    assert 1.1 * seconds("", 1.0) < seconds("", 1.2) < 1.2 * seconds("", 1.0)
+    assert seconds("fp8", 1.2) == seconds("fp8", 1.0)

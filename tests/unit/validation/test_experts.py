@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.validation.frameworks.recipes import release_of
+from planner.validation.stack.experts import GROUPED_SLOWER
 from tests.unit.validation.runs import BRIDGE, EXPERTS, machine, one
 
 
@@ -55,15 +56,29 @@ def test_rows_of_experts_pass_memory_as_the_release_of_torchtitan_moves_them(tmp
     known = {"arch": "moe", "stack": "torchtitan", "profile": "h100-80gb", "zero_stage": "3", "ep": "2"}
     dates = ("2025-08", "2025-12", "2026-05")
     moved = [machine(tmp_path, 3, **known, date=date)[0].software.row_bytes for date in dates]
-    assert moved == [(36.0, 52.0), (26.0, 32.0), (32.0, 52.0)]
+    assert moved == [(36.0, 66.0), (26.0, 64.0), (32.0, 84.0)]
+    biased = machine(tmp_path, 3, **known, date="2026-02", model="gpt-oss-20b")[0].software.row_bytes
+    assert biased == (26.0 + 66.0, 64.0 + 84.0)
     fused = {"date": "2026-06", "other_flags": "torchtitan; MinimalAsyncEP"}
     megatron = {"date": "2025-12", "stack": "Megatron-LM", "zero_stage": "1", "source": "torchtitan and Megatron-LM"}
-    assert machine(tmp_path, 3, **{**known, "date": "2026-05", "ep": "1"})[0].software.row_bytes == (24.0, 40.0)
+    assert machine(tmp_path, 3, **{**known, "date": "2026-05", "ep": "1"})[0].software.row_bytes == (24.0, 58.0)
     compiled = {"date": "2026-05", "compile": "True"}
     traced = {**known, **compiled, "other_flags": "aot_fx_trace"}  # runs operators one by one
-    assert machine(tmp_path, 3, **traced)[0].software.row_bytes == (32.0, 52.0)
+    assert machine(tmp_path, 3, **traced)[0].software.row_bytes == (32.0, 84.0)
     for other in (fused, megatron, compiled, {"date": ""}, {"date": "2025-08", "stack": "FSDP2"}):
         assert machine(tmp_path, 3, **{**known, **other})[0].software.row_bytes == (0.0, 0.0)
+
+
+def test_grouped_products_of_pytorch_are_slower_than_those_of_tables(tmp_path: Path) -> None:
+    known = {"arch": "moe", "profile": "h100-80gb", "zero_stage": "3", "date": "2026-06"}
+    titan = machine(tmp_path, 3, **known, stack="torchtitan")
+    assert titan[0].software.grouped_slower == GROUPED_SLOWER > 1
+    assert "products of experts take 1.2 times as long as those of tables (torch._grouped_mm)" in titan[1]
+    others = [{"other_flags": flags} for flags in ("FSDP2; torch._grouped_mm", "FSDP2; grouped_mm")]
+    assert [machine(tmp_path, 3, **known, **one)[0].software.grouped_slower for one in others] == [GROUPED_SLOWER] * 2
+    fused = {**known, "stack": "torchtitan", "other_flags": "DistMoE"}  # one kernel of its own
+    for other in (fused, {**known, "stack": "Megatron-LM"}, {**known, "stack": "torchtitan", "arch": "dense"}):
+        assert machine(tmp_path, 3, **other)[0].software.grouped_slower == 1
 
 
 def test_a_release_is_named_or_the_month_of_the_date(tmp_path: Path) -> None:

@@ -15,6 +15,15 @@ def test_what_models_and_dtypes_say_of_kernels(tmp_path: Path) -> None:
     assert machine(tmp_path, 3, **known, precision_detail="float8 tensorwise")[0].software.gained == 1
 
 
+def test_scales_of_rows_leave_less_of_the_gain_on_blackwell(tmp_path: Path) -> None:
+    known = {"precision": "fp8", "date": "2025-06", "compile": "True", "precision_detail": "float8 rowwise"}
+    gained = [
+        machine(tmp_path, 3, **known, profile=name)[0].software.gained
+        for name in ("b200-180gb", "h100-80gb", "h200-141gb")
+    ]
+    assert 0 < gained[0] < gained[1] == gained[2] < 1
+
+
 def test_products_in_fp8_of_transformer_engine_keep_their_operands_so(tmp_path: Path) -> None:
     llama = {"vocab": "128256", "hidden": "4096", "n_params_B": "8.03"}
     engine, _ = machine(tmp_path, 1, notes="TE", precision="fp8", flash_attention="True", **llama)

@@ -100,3 +100,13 @@ def test_gradients_of_megatron_are_narrow_where_their_main_copy_is(tmp_path: Pat
     for flags, width in (("main-grads-dtype bf16", 2.0), ("main_grads_dtype=fp32", 4.0), ("", 4.0)):
         software = machine(tmp_path, stack="Megatron-LM", date="2025-02", other_flags=flags)[0].software
         assert software.stored.bf16 == width
+
+
+def test_pipelines_of_torchtitan_accumulate_gradients_by_a_pass_of_its_own(tmp_path: Path) -> None:
+    known = {"stack": "torchtitan", "zero_stage": "3", "date": "2026-03"}
+    wide = machine(tmp_path, 3, **known, pp="2")[0].software
+    assert (wide.accumulates, wide.sums_narrow) == (True, False)
+    narrow = machine(tmp_path, 3, **known, pp="2", other_flags="grad_reduce_in_fp32=False")[0].software
+    assert (narrow.accumulates, narrow.sums_narrow) == (True, True)
+    assert not machine(tmp_path, 3, **known, pp="1")[0].software.accumulates
+    assert not machine(tmp_path, 3, **{**known, "stack": "FSDP2"}, pp="2")[0].software.accumulates
