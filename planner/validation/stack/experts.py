@@ -3,7 +3,7 @@ what is in CUDA graphs. Flags say so; else the recipe of NVIDIA decides (`planne
 
 from dataclasses import replace
 
-from hardware_profiles import Dispatcher, Graphs, Software
+from hardware_profiles import Dispatcher, Graphs, Software, load_profile
 from planner.validation.frameworks.recipes import recipe_of, release_of
 from planner.validation.frameworks.traits import TRANSFORMER_ENGINE, Trait, flags_of, uses_torchtitan
 from planner.validation.frameworks.versions import SORTED_ROWS
@@ -38,25 +38,29 @@ _BY_ELEMENT = (38.0, 38.0)
 reads an index of 8 bytes and 2, and writes 2; scores in fp32 read 2 and write 4; `scatter_add` reads an index, 4 and 4,
 and writes 4."""
 
-_PUT_BACK = 22.0
-"""Bytes for each element that take elementwise kernels as long as `indexing_backward_kernel` takes, the backward pass
-of `x[indices]`. It sorts the indices; then each thread adds single elements of 16 bits to zeros. By count that is 8.
-For 196,608 rows of 2,048 elements it takes 1.848 ms on a B200 (pytorch/ao pull request 4623), where elementwise kernels
-pass 4.88 TB/s."""
+_PUT_BACK = 0.68e-9
+"""Seconds for each element, times the multiprocessors, of `indexing_backward_kernel`: the backward pass of `x[indices]`
+with the zeros that it adds to and the sorting of the indices. Each warp adds 128 elements of a row one by one, and
+waits for each of its loads, so that warps in flight set the time, not memory. 196,608 rows of 2,048 elements take
+1.848 ms on the 148 of a B200 (pytorch/ao pull request 4623): as long as 22 bytes of each, where it moves 8."""
 
-_TITAN_ADDS_UP = (36.0, 44.0 + _PUT_BACK)
+_PUT_BACK_MOVES = 8.0
+"""Bytes for each element that it moves: zeros, the gradient, and what it adds to and writes."""
+
+_TITAN_ADDS_UP = (36.0, 44.0, 1)
 """The same in torchtitan until 21 November 2025 (models/moe.py, distributed/expert_parallel.py at 46a32e788), without
-what `costmodels.kernels.experts` counts. Operators run one by one, also where layers are compiled (`apply_compile` of
-models/llama4/infra/parallelize.py at fbafd44da). Forward: `vstack` 4, the sorting by expert 4 and back 4; scores: a
-cast, a product in fp32 and a cast 20; the sums of `scatter_add` 4. Backward: scores 36 (casts 6 and 6, the product with
-scores 8, with rows 12, its sum 4); sorting 4, and back (`_PUT_BACK`); the sums for `gather` 4."""
+what `costmodels.kernels.experts` counts, and how often `_PUT_BACK` counts besides. Operators run one by one, also where
+layers are compiled (`apply_compile` of models/llama4/infra/parallelize.py at fbafd44da). Forward: `vstack` 4, the
+sorting by expert 4 and back 4; scores: a cast, a product in fp32 and a cast 20; the sums of `scatter_add` 4. Backward:
+scores 36 (casts 6 and 6, the product with scores 8, with rows 12, its sum 4); sorting 4, and back (`_PUT_BACK`); the
+sums for `gather` 4."""
 
-_TITAN_UNSORTS = (26.0, 20.0 + 2 * _PUT_BACK)
+_TITAN_UNSORTS = (26.0, 20.0, 2)
 """The same since (e1f7f318a), until token dispatchers replace it on 17 April 2026 (09ea7d8e7). Forward: `vstack` and
 both sortings 12; rows in the order of tokens 6, zeros included; `bmm` with a copy in fp32 10, of which 2 are counted.
 Backward: gradients of `bmm` 8 and the cast 6; order 2; sorting 4, and back; the index of tokens, by the same kernel."""
 
-_TITAN_DISPATCHES, _TITAN_HAS_ALL = (32.0, 40.0 + 2 * _PUT_BACK), (24.0, 36.0 + _PUT_BACK)
+_TITAN_DISPATCHES, _TITAN_HAS_ALL = (32.0, 40.0, 2), (24.0, 36.0, 1)
 """The same with token dispatchers (models/common/token_dispatcher.py at 51238014b), in eager mode, and on devices that
 have all experts: scores after the experts again, rows padded no more. Forward: sorting by expert 4 and back 4; scores
 20; the sums of `scatter_add` 4. Backward: scores 36; sorting 4, and back; the index of tokens. Blocks are compiled as a
@@ -78,7 +82,7 @@ _GROUPED = r"_?grouped_mm\b"
 GROUPED_SLOWER = 1.2
 """How many times longer `torch._grouped_mm` takes in 16 bits than products of these shapes in the tables of kernels:
 1.23 on H100 (four shapes), 1.17 on H200 (eight), 1.24 on B200 (twelve): tests/validation/data/grouped_products.csv. It
-is an example of CUTLASS with one choice of tiles, where cuBLAS has many (pytorch issue 163425)."""
+follows examples of CUTLASS and chooses tiles by a few rules, where cuBLAS has tuned them (pytorch issue 163425)."""
 
 _KERNELS = (
     # a router of few kernels (Megatron-LM, on Transformer Engine)
@@ -131,12 +135,20 @@ def _moved_by_torchtitan(row: Row, flags: str) -> tuple[float, float] | None:
     """Bytes for each element of a row of experts that torchtitan moves in either pass, None if nothing is known."""
     date = row.date()
     if "" < date < _DISPATCHED:
-        moved = _TITAN_UNSORTS if date > _UNSORTED else _TITAN_ADDS_UP
+        ahead, back, put_back = _TITAN_UNSORTS if date > _UNSORTED else _TITAN_ADDS_UP
         own = _GPT_OSS if mentions(row.text("model").lower(), r"gpt[-_ ]?oss") else (0.0, 0.0)
-        return moved[0] + own[0], moved[1] + own[1]
+        return ahead + own[0], back + own[1] + put_back * _put_back(row)
     if not date or row.stack() == "fsdp-compiled" or mentions(flags, _ONE_OPERATOR):
         return None
-    return _TITAN_HAS_ALL if row.integer("ep") in (None, 1) else _TITAN_DISPATCHES
+    ahead, back, put_back = _TITAN_HAS_ALL if row.integer("ep") in (None, 1) else _TITAN_DISPATCHES
+    return ahead, back + put_back * _put_back(row)
+
+
+def _put_back(row: Row) -> float:
+    """Bytes for each element that elementwise kernels pass in the time of `_PUT_BACK` on the device of a row."""
+    device = load_profile(row.text("profile")).device
+    rate = device.memory_bandwidth * device.efficiency("elementwise").bandwidth
+    return max(_PUT_BACK_MOVES, _PUT_BACK / device.compute_units * rate)
 
 
 def fuses_experts(row: Row) -> bool:
