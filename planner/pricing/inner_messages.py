@@ -40,6 +40,8 @@ def inner_messages(
 ) -> tuple[InnerMessage, ...]:
     """The messages of the operator's own implementation, on every axis that splits the factor of an inner collective,
     if gradients of the operands `graded` are needed; by default of all operands."""
+    if not rule.inner:
+        return ()
     exchanged = {inner.factor for inner in rule.inner if inner.kind == "all_to_all"}
     exchanging = [at for at, choice in enumerate(strategy) if choice in exchanged and mesh.sizes[at] > 1]
     outermost, line = exchanging[0] if exchanging else -1, _line(exchanging, mesh)

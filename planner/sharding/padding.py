@@ -26,7 +26,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from planner.errors import RequestError, did_you_mean
-from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.graph.random_ops import CHANCES
 from planner.matching import matches
 from planner.sharding.layout import PaddedShape
@@ -66,13 +66,13 @@ def with_padding(graph: OperatorGraph, padded: Padded) -> OperatorGraph:
 
 
 def with_padded_shards(graph: OperatorGraph) -> OperatorGraph:
-    """`graph` with parameters whose shards are padded where devices do not divide them."""
-    padded = {
-        parameter.name: replace(tensor, shape=PaddedShape(tensor.shape))
-        for parameter in graph.parameters
-        for tensor in (graph.types[parameter.name],)
-    }
-    return replace(graph, types={**graph.types, **padded})
+    """`graph` with parameters whose shards are padded where devices do not divide them. Equal types become one object:
+    prices and buckets of equal tensors are found by it."""
+    types, known = dict[str, TensorType](), dict[TensorType, TensorType]()
+    for name, tensor in graph.types.items():
+        padded = replace(tensor, shape=PaddedShape(tensor.shape)) if name in graph.parameter_names else tensor
+        types[name] = known.setdefault(padded, padded)
+    return replace(graph, types=types)
 
 
 def _grown_weights(graph: OperatorGraph, padded: Padded) -> Mapping[str, Growth]:

@@ -184,3 +184,9 @@ def test_the_loss_of_routers_is_a_lane_of_its_own() -> None:
     found = lanes(shared, blocks)
     assert found is not None
     assert [len(places) for places in found] == [2, 2]
+
+
+def test_equal_tensors_of_a_prepared_graph_are_one_object() -> None:
+    graph, _ = prepare(graph_of("aaa"))
+    objects = {id(tensor) for tensor in graph.types.values()}
+    assert len(objects) == len(set(graph.types.values())) < len(graph.types)

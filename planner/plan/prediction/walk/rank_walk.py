@@ -193,8 +193,9 @@ class RankWalk:
             charge(cost.messages, part, "", message, {"update": times})
         cost.memory["transient"] += once.flat
         if self.software.name == PYTORCH.name and not self.update.served:
+            overlapped = walk.cluster.device.overlapped
             for number, slots in slots_of(self.bound, used, once.early, self._backward).items():
-                cost.chunks[number].buckets = tuple(walk.cluster.device.overlapped * seconds for seconds in slots)
+                cost.chunks[number].buckets = tuple([overlapped * seconds for seconds in slots])
 
     def _backward(self, block: int) -> Sequence[Seconds]:
         """As `_backward_seconds`, recorded once for blocks with the same key."""
