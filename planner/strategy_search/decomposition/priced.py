@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.strategy_search.decomposition.chain import Chain
 from planner.strategy_search.decomposition.pieces import Column, Passes, Solved
+from planner.strategy_search.request.template import Key
 
 Array = NDArray[np.float64]
 State: TypeAlias = tuple[int, ...]
@@ -30,19 +31,28 @@ class Priced:
     inner: tuple[tuple[Solved, ...], ...]  # for each kind of block
     tail: tuple[Solved, ...]
     values: tuple[Array, Array, Array]  # head, inner (kinds, *states) and tail
-    known: dict[tuple[int, State], Column] = field(default_factory=dict)
+    known: dict[tuple[int, State], Column] = field(default_factory=dict)  # by piece
+    every: dict[tuple[int, State], tuple[Column, ...]] = field(default_factory=dict)  # by the pieces of all ways
+    best: dict[tuple[int, State], Column] = field(default_factory=dict)  # the same
 
-    def columns(self, pieces: Sequence[Solved], state: State, chain: Chain) -> list[Column]:
-        """The chosen columns of some pieces at a state, one for each way to run the blocks."""
-        return [self._column(solved, state, chain) for solved in pieces]
+    def columns(self, pieces: tuple[Solved, ...], state: State, chain: Chain) -> tuple[Column, ...]:
+        """The chosen columns of the head, the tail, or one kind of block at a state, one for each way to run the
+        blocks."""
+        key = (id(pieces), state)
+        if key not in self.every:
+            self.every[key] = tuple([self._column(solved, state, chain) for solved in pieces])
+        return self.every[key]
 
-    def best_column(self, pieces: Sequence[Solved], state: State, chain: Chain) -> Column | None:
+    def best_column(self, pieces: tuple[Solved, ...], state: State, chain: Chain) -> Column | None:
         """The column of the piece that costs least at this price and state; None without pieces."""
-        costs = [float(over(chain, solved)[state]) for solved in pieces]
-        return self._column(pieces[costs.index(min(costs))], state, chain) if pieces else None
+        key = (id(pieces), state)
+        if pieces and key not in self.best:
+            costs = [float(over(chain, solved)[state]) for solved in pieces]
+            self.best[key] = self._column(pieces[costs.index(min(costs))], state, chain)
+        return self.best.get(key)
 
     def _column(self, solved: Solved, state: State, chain: Chain) -> Column:
-        inside = tuple([state[axis] for axis in _axes(chain, solved)])
+        inside = tuple([state[axis] for axis in _axes(chain.boundary, solved.piece.boundary)])
         key = (id(solved), inside)
         if key not in self.known:
             self.known[key] = solved.column(inside)
@@ -86,11 +96,12 @@ def _own_least(chain: Chain, solved: Sequence[Solved]) -> Array:
 def _own(chain: Chain, solved: Solved) -> Array:
     """Values of a piece, with axes of length one for variables that are not on its boundary."""
     shape = [1] * len(chain.boundary)
-    for axis, size in zip(_axes(chain, solved), solved.values.shape, strict=True):
+    for axis, size in zip(_axes(chain.boundary, solved.piece.boundary), solved.values.shape, strict=True):
         shape[axis] = size
     return solved.values.reshape(shape)
 
 
-def _axes(chain: Chain, solved: Solved) -> list[int]:
+@functools.lru_cache(maxsize=1024)
+def _axes(boundary: tuple[Key, ...], own: tuple[Key, ...]) -> tuple[int, ...]:
     """The axes of the chain's boundary that the boundary of a piece has."""
-    return [chain.boundary.index(name) for name in solved.piece.boundary]
+    return tuple([boundary.index(name) for name in own])

@@ -23,14 +23,15 @@ GLOP solves the program, some rows and at most a hundred columns, in a milliseco
 nothing fits, of which the program says nothing; the leanest columns come first then.
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.mixture import Shares
-from planner.strategy_search.decomposition.pieces import Column, Passes
+from planner.strategy_search.decomposition.pieces import Column, Passes, Solved
 from planner.strategy_search.decomposition.priced import State
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.solvers.linear_program import LinearSolution, minimized
@@ -90,23 +91,22 @@ def master_of(
     first, last, chain = rank == 0, rank == setting.ranks - 1, multipliers.chain
     flights, priced = setting.flights(rank), multipliers.priced
 
-    def group(count: int, flights: float, columns: Iterable[Column], *, shares: bool = True) -> _Group:
-        distinct = tuple({c.amounts: c for c in columns}.values())
-        return _Group(count=count, flights=flights, columns=distinct, shares=shares)
+    def distinct(pieces: Sequence[tuple[Solved, ...]]) -> tuple[Column, ...]:
+        known = [one.columns(own, state, chain) for one, own in zip(priced, pieces, strict=True)]
+        return tuple({c.amounts: c for c in itertools.chain.from_iterable(known)}.values())
 
     together = setting.together(rank) if setting.unlike(chain) else [(setting.copies, flights)]
-    groups = [
-        group(count * chunks, own, (c for one in priced for c in one.columns(one.inner[kind], state, chain)))
-        for kind, count in enumerate(counts)
-        for chunks, own in together
-    ]
+    groups = list[_Group]()
+    for kind, count in enumerate(counts):
+        columns = distinct([one.inner[kind] for one in priced])
+        groups += [_Group(count=count * chunks, flights=own, columns=columns, shares=True) for chunks, own in together]
     inner = len(groups)
     if first:
-        columns = (c for one in priced for c in one.columns(one.head, state, chain))
-        groups.append(group(1, flights, columns, shares=chain.interior_in_head))
+        columns = distinct([one.head for one in priced])
+        groups.append(_Group(count=1, flights=flights, columns=columns, shares=chain.interior_in_head))
     if last and chain.tail:
-        columns = (c for one in priced for c in one.columns(one.tail, state, chain))
-        groups.append(group(1, min(flights, 1.0), columns, shares=chain.blocks_in_tail > 0))
+        columns, shares = distinct([one.tail for one in priced]), chain.blocks_in_tail > 0
+        groups.append(_Group(count=1, flights=min(flights, 1.0), columns=columns, shares=shares))
     if at_once is None:
         memory = [
             _Memory(

@@ -7,6 +7,7 @@ up to a hundred columns takes a millisecond; the same program gives the same ans
 programs, since the matrix is dense.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,26 +36,26 @@ def minimized(costs: Array, rows: Array, lower: Array, upper: Array) -> LinearSo
 
     Raises ArithmeticError if the solver ends without an answer.
     """
-    from ortools.linear_solver import pywraplp
+    from ortools.linear_solver import linear_solver_pb2, pywraplp
 
+    program = linear_solver_pb2.MPModelProto()
+    for cost in costs.tolist():
+        program.variable.add(lower_bound=0.0, upper_bound=math.inf, objective_coefficient=cost)
+    for least, most, row in zip(lower.tolist(), upper.tolist(), rows, strict=True):
+        (counted,) = row.nonzero()
+        own = program.constraint.add(lower_bound=least, upper_bound=most)
+        own.var_index.extend(counted.tolist())
+        own.coefficient.extend(row[counted].tolist())
     solver = pywraplp.Solver.CreateSolver("GLOP")
+    solver.LoadModelFromProto(program)
     solver.SetSolverSpecificParametersAsString(_AS_FOUND)
-    objective, variables = solver.Objective(), [solver.NumVar(0.0, solver.infinity(), "") for _ in costs]
-    for variable, cost in zip(variables, costs.tolist(), strict=True):
-        objective.SetCoefficient(variable, cost)
-    constraints = [solver.Constraint(*ends) for ends in zip(lower.tolist(), upper.tolist(), strict=True)]
-    for constraint, row in zip(constraints, rows.tolist(), strict=True):
-        for variable, value in zip(variables, row, strict=True):
-            if value:
-                constraint.SetCoefficient(variable, value)
-    objective.SetMinimization()
     status = solver.Solve()
     if status == pywraplp.Solver.INFEASIBLE:
         return None
     if status != pywraplp.Solver.OPTIMAL:
         raise ArithmeticError(f"GLOP ended with status {status} for {len(rows)} rows and {len(costs)} columns")
+    found = linear_solver_pb2.MPSolutionResponse()
+    solver.FillSolutionResponseProto(found)
     return LinearSolution(
-        value=objective.Value(),
-        columns=np.array([variable.solution_value() for variable in variables]),
-        duals=np.array([constraint.dual_value() for constraint in constraints]),
+        value=found.objective_value, columns=np.array(found.variable_value), duals=np.array(found.dual_value)
     )
