@@ -58,26 +58,39 @@ def pace(lines: Sequence[Lines], high: Array, total: Array, halvings: int, limit
 
     `high` is the time of the slowest rank if all hold equally many.
     """
+    together = _Together(lines)
     if limit is not None:
         found: Array = np.maximum(limit, 0.0)
-        less = _room(lines, found) >= total
+        less = together.room(found) >= total
         if less.any():
             found[less] = pace([line.among(less) for line in lines], high[less], total[less], halvings)
         return found
     low = np.zeros(high.shape)
-    high = (high + np.max([line.slopes.max(axis=0) for line in lines], axis=0)) * 2
+    high = (high + np.maximum.reduce(together.slopes)) * 2
     for _ in range(halvings):
         middle = (low + high) / 2
-        enough = _room(lines, middle) >= total
+        enough = together.room(middle) >= total
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return low
 
 
-def _room(lines: Sequence[Lines], time: Array) -> Array:
-    """Units that all ranks together can hold within a time, for every state; minus infinity if the time is too short
-    for the ends of some rank."""
-    room = np.zeros(time.shape)
-    for line in lines:
-        most = line.within(time)
-        room += np.where(most < 0, -math.inf, np.minimum(line.rounded(most), line.room) * line.ranks)
-    return room
+class _Together:
+    """The lines of all ranks, one price after the other."""
+
+    def __init__(self, lines: Sequence[Lines]) -> None:
+        counts = [len(line.ends) for line in lines]
+        self.starts = np.cumsum([0, *counts[:-1]])
+        self.ends = np.concatenate([line.ends for line in lines])
+        self.slopes = np.concatenate([line.slopes for line in lines])
+        self.most = np.repeat(np.array([line.most for line in lines]), counts, axis=0)
+        self.held = np.array([line.room for line in lines])
+        self.ranks = np.array([float(line.ranks) for line in lines]).reshape(-1, *(1 for _ in lines[0].room.shape))
+        self.rounded = lines[0].rounded
+
+    def room(self, time: Array) -> Array:
+        """Units that all ranks together can hold within a time, for every state; minus infinity if the time is too
+        short for the ends of some rank."""
+        units = (time - self.ends) / self.slopes
+        most = np.minimum.reduceat(np.where(units >= self.most, NEVER, units), self.starts)
+        room: Array = np.where(most < 0, -math.inf, np.minimum(self.rounded(most), self.held) * self.ranks)
+        return np.add.reduce(room)

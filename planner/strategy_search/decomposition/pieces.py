@@ -17,6 +17,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -242,9 +243,9 @@ class Piece:
     def banned(self, allowed: Mapping[int, NDArray[np.bool_]]) -> NDArray[np.bool_]:
         """A mask of the nodes that are excluded where operators may choose only the `allowed` candidates."""
         found = np.zeros(self.nodes, dtype=np.bool_)
-        for position, key in enumerate(self.keys):
+        for key, (start, stop) in zip(self.keys, pairwise(self._starts), strict=False):
             if isinstance(key, int) and key in allowed:
-                found[self.node_cells(position)] = ~allowed[key]
+                found[start:stop] = ~allowed[key]
         return found
 
     def bulky(self, cap: float) -> NDArray[np.bool_]:

@@ -35,6 +35,7 @@ class RankBounds:
         self.chain, self.priced, self.weight, self.parts = chain, priced, weight, parts
         self.most, self.holds = most, holds
         self.blocks, self.counts = chain.block_ranges.blocks, chain.block_ranges.totals
+        self._transient: dict[tuple[bool, bool], float] = {}
 
     def units(self, possible: Mask, some: States | None = None) -> list[Array]:
         """Units to measure blocks in, each (kinds, *states): ones for a single kind; for several kinds the values of
@@ -65,8 +66,9 @@ class RankBounds:
         alike: dict[_Alike, list[int]] = {}
         for rank in every:
             alike.setdefault(self._alike(setting, rank), []).append(rank)
+        most = self.units_of_most(units) if len(units) else np.full(possible.shape, math.inf)
         return [
-            self._line(self._reach(setting, possible, usable, ranks, some), possible, units)
+            self._line(self._reach(setting, possible, usable, ranks, some), possible, units, most)
             for (usable, *_), ranks in alike.items()
         ]
 
@@ -125,8 +127,8 @@ class RankBounds:
             ranks=len(ranks),
         )
 
-    def _line(self, reach: Reach, possible: Mask, units: Array) -> Lines:
-        """The bounds of a `Reach` with blocks measured in units."""
+    def _line(self, reach: Reach, possible: Mask, units: Array, most: Array) -> Lines:
+        """The bounds of a `Reach` with blocks measured in units; `most` are the `units_of_most`."""
 
         def slope(blocks: Array) -> Array:
             found: Array = (blocks / units).min(axis=0) if len(blocks) else np.full(possible.shape, 1.0)
@@ -135,13 +137,13 @@ class RankBounds:
         one_kind = len(self.counts) < 2
         room = np.full(possible.shape, self.holds if one_kind else math.inf)
         for left, blocks in zip(reach.left, reach.leanest, strict=True):
-            most = left / slope(blocks) + 1e-6
-            room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(most) if one_kind else most))
+            fitting = left / slope(blocks) + 1e-6
+            room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(fitting) if one_kind else fitting))
         return Lines(
             ends=reach.ends,
             slopes=np.array([slope(blocks) for blocks in reach.inner]),
             wholes=np.array([of_all_blocks(self.counts, blocks) for blocks in reach.inner]),
-            most=self.units_of_most(units) if len(units) else np.full(possible.shape, math.inf),
+            most=most,
             room=room,
             ranks=reach.ranks,
             whole_blocks=one_kind,
@@ -158,6 +160,8 @@ class RankBounds:
 
     def least_transient(self, first: bool, last: bool) -> float:
         """Transient bytes that a rank needs under every choice."""
-        sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
-        held = [pieces for pieces, here in sides if here and pieces]
-        return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
+        if (first, last) not in self._transient:
+            sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
+            held = [min(piece.least_transient for piece in pieces) for pieces, here in sides if here and pieces]
+            self._transient[first, last] = max(held, default=0.0) / self.parts
+        return self._transient[first, last]

@@ -121,7 +121,9 @@ class Setting:
 
     def scaled(self, ratio: int) -> "Setting":
         """The same setting, with micro-batches in flight counted in micro-batches that are `ratio` times as large."""
-        flights = tuple(tuple(number / ratio for number in chunks) for chunks in self.in_flight)
+        if ratio == 1:
+            return self
+        flights = tuple([tuple([number / ratio for number in chunks]) for chunks in self.in_flight])
         return replace(self, in_flight=flights, asked=tuple(number / ratio for number in self.asked))
 
 

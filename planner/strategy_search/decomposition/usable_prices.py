@@ -13,6 +13,7 @@ With no micro-batch in flight, g is at least the value for free memory, and at l
 import functools
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -57,7 +58,8 @@ def _on_chords(priced: Sequence[Priced], setting: Setting, rank: int) -> list[tu
             if free is None and price < math.inf:
                 continue
             points = [(0.0, -1 if free is None else free[0]), *points]
-        chunks = [_on_chord(points, number) for number in setting.in_flight[rank]]
+        flights = [number for number, _ in points]
+        chunks = [_on_chord(points, flights, number) for number in setting.in_flight[rank]]
         inside: dict[int, float] = {}
         for at, share in itertools.chain.from_iterable(chunks):
             inside[at] = inside.get(at, 0.0) + share / setting.chunks
@@ -67,11 +69,11 @@ def _on_chords(priced: Sequence[Priced], setting: Setting, rank: int) -> list[tu
     return found
 
 
-def _on_chord(points: Sequence[tuple[float, int]], number: float) -> Combination:
-    """Shares of two neighbouring points, sorted by flights, whose chord meets `number`; the last point alone beyond
-    them."""
-    behind = next((place for place, (flights, _) in enumerate(points) if flights >= number), len(points) - 1)
-    (high, at) = points[behind]
+def _on_chord(points: Sequence[tuple[float, int]], flights: Sequence[float], number: float) -> Combination:
+    """Shares of two neighbouring points, sorted by their `flights`, whose chord meets `number`; the last point alone
+    beyond them."""
+    behind = min(bisect_left(flights, number), len(points) - 1)
+    high, at = points[behind]
     if not behind or number >= high:
         return ((at, 1.0),)
     low, before = points[behind - 1]

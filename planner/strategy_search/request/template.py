@@ -115,7 +115,12 @@ class Template:
 
     def kind_of(self, index: int) -> int | None:
         """The kind of block that an operator is in; None outside of blocks."""
-        return next((kind for kind, held in enumerate(self.held) if index in held), None)
+        return self._kinds.get(index)
+
+    @cached_property
+    def _kinds(self) -> dict[int, int]:
+        """The kind of block of each operator in blocks."""
+        return {index: kind for kind, held in enumerate(self.held) for index in held}
 
     def times(self, index: int) -> int:
         """How often an operator occurs in the model."""
