@@ -33,10 +33,6 @@ class LayoutColumn:
         index = np.array([order.setdefault(layout, len(order)) for layout in layouts], dtype=np.intp)
         return LayoutColumn(distinct=tuple(order), index=index)
 
-    def of_candidate(self, place: int) -> Layout:
-        """The layout of one candidate."""
-        return self.distinct[self.index[place]]
-
     def at(self, places: Indices) -> "LayoutColumn":
         """The column for a subset of the candidates."""
         return LayoutColumn(distinct=self.distinct, index=self.index[places])

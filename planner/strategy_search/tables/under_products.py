@@ -41,10 +41,13 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy, pieces_of
 from planner.sharding.rules import rule_of
 from planner.strategy_search.request.template import Template, ValueEdge
-from planner.strategy_search.tables.candidates import Candidates, DuplexColumn
+from planner.strategy_search.tables.candidates import Candidates, DuplexColumn, LayoutColumn
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+_Moves: TypeAlias = tuple[tuple[str, int, float], ...]
+"""Steps of redistributions: kind, axis and bytes."""
 
 _Told: TypeAlias = tuple[int, tuple[bool, ...], int]
 """A key for the price of a product: the identities of its rule and of its candidates, and which operands have
@@ -136,11 +139,11 @@ class _Way:
 
     `steps` has the single step between every pair of candidates of producer and consumer, (K_producer, K_consumer),
     with `_NOTHING` where nothing is sent. `legal`: whether at most one step is needed, and it is one that may be split
-    into chunks. `moves` lists all steps: kind, axis and bytes."""
+    into chunks. `moves` lists all steps."""
 
     steps: Indices
     legal: NDArray[np.bool_]
-    moves: tuple[tuple[str, int, float], ...]
+    moves: _Moves
     arrives: bool
     forward: bool
 
@@ -152,6 +155,7 @@ class _Beside:
     If products read a value shared by an identity, `groups` has the number of its layouts for each candidate of the
     consumer, (K,), and `number` is how many there are. `among` are the layouts for which products are listed; `starts`
     says where the choices of each begin. `any_of` are layouts with too many choices: each may save all that is sent.
+    `reads` has the candidates of each product that read each of the layouts, (number, K).
     """
 
     products: _Products | None
@@ -160,6 +164,7 @@ class _Beside:
     among: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
     any_of: tuple[int, ...] = ()
+    reads: tuple[NDArray[np.bool_], ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -171,11 +176,13 @@ class UnderProducts:
     pricer: RedistributionPricer
     _known: dict[_Told, tuple[Rule, Candidates, _Products]] = field(default_factory=dict)
     _saved: dict[object, tuple[object, Saved | None]] = field(default_factory=dict)
+    _taken: dict[tuple[_Moves, int], Array] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget the products of a template, and the savings of its edges."""
         self._known.clear()
         self._saved.clear()
+        self._taken.clear()
 
     def saved(
         self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
@@ -227,42 +234,35 @@ class UnderProducts:
         if kind == "operand":
             more = of_pairs(ways[0], self._seconds(beside, ways[0], self._later(beside, ways[0]))) - forward
             if (more > 0).any():
-                some = self._shares(template, edge, products, beside, lists)
+                some = self._shares(template, products, beside)
                 later = Later(seconds=np.maximum(more, 0.0), products=some)
         return Saved(
             forward=forward, backward=of_pairs(ways[1], back[0]) if back else np.zeros_like(forward), later=later
         )
 
-    def _shares(
-        self, template: Template, edge: ValueEdge, products: Sequence[int], beside: _Beside, lists: Sequence[Candidates]
-    ) -> tuple[Beside, ...]:
+    def _shares(self, template: Template, products: Sequence[int], beside: _Beside) -> tuple[Beside, ...]:
         """The products of an operand, each with its share of the bytes of all their results."""
         if beside.groups is None:
             return (Beside(share=1.0, reads=None),)
-        graph, shared = template.graph, lists[edge.consumer].results[0]
+        graph, groups = template.graph, beside.groups
         results = ([name for name in graph.operators[at].results if name is not None] for at in products)
         made = [sum(graph.types[name].nbytes for name in names) for names in results]
-        _, firsts = np.unique(beside.groups, return_index=True)
-        ends = [(shared.forward.of_candidate(at), shared.gradient.of_candidate(at)) for at in firsts.tolist()]
-        found = list[Beside]()
-        for at, nbytes in zip(products, made, strict=True):
-            reads = np.zeros((beside.number, len(lists[at].strategies)), dtype=np.bool_)
-            for number, layouts in enumerate(ends):
-                reads[number, _reading(lists[at], layouts)] = True
-            found.append(Beside(share=nbytes / sum(made), reads=reads[beside.groups]))
-        return tuple(found)
+        return tuple(
+            Beside(share=nbytes / sum(made), reads=reads[groups])
+            for nbytes, reads in zip(made, beside.reads, strict=True)
+        )
 
     def _way(self, kind: Kind, tensor: TensorType, made: DuplexColumn, wanted: DuplexColumn, *, forward: bool) -> _Way:
         source, target = (made.forward, wanted.forward) if forward else (wanted.gradient, made.gradient)
         single = self.pricer.single_steps(tensor, source.distinct, target.distinct)
         allowed = (THERE if forward else BACK)[kind]
         legal = _legal(single, source.distinct, target.distinct, allowed, len(tensor.shape) - 1)
-        every = source.index[:, None], target.index[None, :]
+        every, nbytes = (source.index[:, None], target.index[None, :]), tensor.nbytes
         steps, fine = single.steps[every], legal[every]
         return _Way(
             steps=steps if forward else steps.T,
             legal=fine if forward else fine.T,
-            moves=tuple((name, axis, fraction * tensor.nbytes) for name, axis, fraction in single.moves),
+            moves=tuple([(name, axis, fraction * nbytes) for name, axis, fraction in single.moves]),
             arrives=(kind == "operand") == forward,
             forward=forward,
         )
@@ -275,10 +275,10 @@ class UnderProducts:
             return _Beside(products=own[0])
         shared = lists[edge.consumer].results[0]
         pairs, groups = np.unique(np.stack([shared.forward.index, shared.gradient.index]), axis=1, return_inverse=True)
+        reads = tuple([_reading(lists[at], shared, pairs) for at in products])
         together, any_of, starts, length = list[tuple[int, _Products]](), list[int](), list[int](), 0
-        for number, (there, back) in enumerate(pairs.T.tolist()):
-            ends = shared.forward.distinct[there], shared.gradient.distinct[back]
-            every = ((one, _reading(lists[at], ends)) for one, at in zip(own, products, strict=True))
+        for number in range(pairs.shape[1]):
+            every = [(one, there[number].nonzero()[0]) for one, there in zip(own, reads, strict=True)]
             fitting = [(one, choices) for one, choices in every if choices.size]
             combinations = math.prod(choices.size + 1 for _, choices in fitting) - 1
             if combinations > _TOGETHER:
@@ -295,6 +295,7 @@ class UnderProducts:
             among=tuple(number for number, _ in together),
             starts=tuple(starts),
             any_of=tuple(any_of),
+            reads=reads,
         )
 
     def _seconds(self, beside: _Beside, way: _Way, seconds: Array | None) -> Array:
@@ -305,7 +306,7 @@ class UnderProducts:
             return seconds
         found = np.zeros((len(way.moves) + 1, beside.number))
         if beside.any_of:
-            found[:-1, beside.any_of] = self._sent(way, range(len(way.moves)), 1)
+            found[:-1, beside.any_of] = self._sent(way.moves, 1)
         if seconds is not None:
             found[:, beside.among] = np.maximum.reduceat(seconds, beside.starts, axis=1)
         return found[:, beside.groups]
@@ -317,16 +318,16 @@ class UnderProducts:
             return None
         forward, backward, weights, read, made = beside.products.rows[:_WHOLE]
         pieces, gradients = np.split(beside.products.rows[_WHOLE:], 2)
-        saved, rows = np.zeros((len(way.moves) + 1, len(forward))), _chunked(way)
+        saved, (rows, moves) = np.zeros((len(way.moves) + 1, len(forward))), _chunked(way)
         moved = made if kind == "operand" else read
         copied = np.asarray(
             operator_time(op_class="copy", flops=0.0, bytes_moved=2 * moved, dtype="fp32", device=self.cluster.device)
         )
         whole, under, parts = (forward, 0.0, pieces) if way.forward else (backward, weights, gradients)
         time = arriving_time if way.arrives else leaving_time
-        sent = self._sent(way, rows, 1)
+        sent = self._sent(moves, 1)
         for chunks, chunk in zip(CHUNKS, parts, strict=True):
-            taken = time(chunk, self._sent(way, rows, chunks), chunks, under) + (copied if chunks > 1 else 0.0)
+            taken = time(chunk, self._sent(moves, chunks), chunks, under) + (copied if chunks > 1 else 0.0)
             saved[rows] = np.maximum(saved[rows], whole + sent - taken)
         return saved
 
@@ -336,15 +337,17 @@ class UnderProducts:
         if beside.products is None:
             return None
         gradients = beside.products.rows[_WHOLE + len(CHUNKS)]
-        saved, rows = np.zeros((len(way.moves) + 1, len(gradients))), _chunked(way)
-        saved[rows] = np.minimum(self._sent(way, rows, 1), gradients)
+        saved, (rows, moves) = np.zeros((len(way.moves) + 1, len(gradients))), _chunked(way)
+        saved[rows] = np.minimum(self._sent(moves, 1), gradients)
         return saved
 
-    def _sent(self, way: _Way, rows: Sequence[int], chunks: int) -> Array:
-        """Seconds of one chunk of each of some steps that may overlap, (rows, 1)."""
-        moves = (way.moves[row] for row in rows)
-        found = [self.pricer.message_seconds(kind, axis, nbytes / chunks) for kind, axis, nbytes in moves]
-        return np.array(found).reshape(-1, 1) * self.cluster.device.overlapped
+    def _sent(self, moves: _Moves, chunks: int) -> Array:
+        """Seconds of one chunk of each of some steps that may overlap, (steps, 1)."""
+        key = (moves, chunks)
+        if key not in self._taken:
+            found = [self.pricer.message_seconds(kind, axis, nbytes / chunks) for kind, axis, nbytes in moves]
+            self._taken[key] = np.array(found).reshape(-1, 1) * self.cluster.device.overlapped
+        return self._taken[key]
 
     def _told(self, template: Template, at: int, candidates: Candidates) -> _Told:
         """The key of a linear layer's price."""
@@ -396,9 +399,10 @@ class UnderProducts:
         return _Products.of(whole, priced(rule, strategies, weights).backward, pieces, gradients)
 
 
-def _chunked(way: _Way) -> list[int]:
-    """The steps that are sent in chunks."""
-    return [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
+def _chunked(way: _Way) -> tuple[list[int], _Moves]:
+    """The numbers of the steps that are sent in chunks, and these steps."""
+    rows = [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
+    return rows, tuple([way.moves[row] for row in rows])
 
 
 def _longest_rows(rule: Rule) -> int | None:
@@ -434,15 +438,20 @@ def products_of(template: Template, edge: ValueEdge) -> tuple[int, ...]:
     return tuple(at for at in dict.fromkeys(readers) if _is_product(template, at))
 
 
-def _reading(candidates: Candidates, ends: tuple[Layout, Layout]) -> Indices:
-    """The candidates of a product whose operand has these layouts, forward and for its gradient; none in fp8."""
+def _reading(candidates: Candidates, shared: DuplexColumn, pairs: Indices) -> NDArray[np.bool_]:
+    """The candidates of a product whose operand has the layouts of each of some `pairs` of a shared value, forward and
+    for its gradient, (pairs, K); none in fp8."""
     operand = candidates.operands[0]
-    there, back = (
-        column.index == (column.distinct.index(end) if end in column.distinct else -1)
-        for column, end in zip((operand.forward, operand.gradient), ends, strict=True)
-    )
-    there[: candidates.narrow or 0] = False
-    return np.flatnonzero(there & back)
+    there, back = _places(operand.forward, shared.forward), _places(operand.gradient, shared.gradient)
+    found: NDArray[np.bool_] = (pairs[0][:, None] == there) & (pairs[1][:, None] == back)
+    found[:, : candidates.narrow or 0] = False
+    return found
+
+
+def _places(column: LayoutColumn, among: LayoutColumn) -> Indices:
+    """For each candidate of a column the number of its layout in another column; -1 where that does not have it."""
+    known = {layout: place for place, layout in enumerate(among.distinct)}
+    return np.array([known.get(layout, -1) for layout in column.distinct], dtype=np.intp)[column.index]
 
 
 def _legal(
