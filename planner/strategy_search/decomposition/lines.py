@@ -92,5 +92,6 @@ class _Together:
         short for the ends of some rank."""
         units = (time - self.ends) / self.slopes
         most = np.minimum.reduceat(np.where(units >= self.most, NEVER, units), self.starts)
-        room: Array = np.where(most < 0, -math.inf, np.minimum(self.rounded(most), self.held) * self.ranks)
-        return np.add.reduce(room)
+        room = np.where(most < 0, -math.inf, np.minimum(self.rounded(most), self.held) * self.ranks)
+        found: Array = np.add.reduce(room)
+        return found
