@@ -19,10 +19,12 @@ S the number of compute units, b the bandwidth efficiency of the op class. e, x,
 measured calls also rotate and store queries and keys. That time is `attention_preparation`; only the fit uses it,
 because a training graph has operators of its own for this work.
 
-Backward pass: 2.5 times the work (five products instead of two) at 0.86 of the forward rate, so large calls take 2.9
-times as long as forward. FlashAttention-2 reaches 73% of the peak of an A100 forward and 63% backward. On H100 the two
-rates of FlashAttention-3 differ more (740 TFLOP/s forward; backward 1.5 to 1.75 times FlashAttention-2, a ratio of
-about 0.76); this formula does not follow that. We have no table of backward times by shape.
+Backward pass: five products instead of two, at 0.86 of the forward rate. Three of the five take d, two take d_v: 2.5
+times the work where both are equal, 2.6 times with the 192 and 128 elements of DeepSeek-V3 (PyTorch counts the same:
+torch/utils/flop_counter.py, sdpa_backward_flop_count). So large calls take 2.9 times as long as forward.
+FlashAttention-2 reaches 73% of the peak of an A100 forward and 63% backward. On H100 the two rates of FlashAttention-3
+differ more (740 TFLOP/s forward; backward 1.5 to 1.75 times FlashAttention-2, a ratio of about 0.76); this formula does
+not follow that. We have no table of backward times by shape.
 
 t is monotone in every extent. It is subadditive in batch and heads: c times as many take at most c times as long. It is
 not subadditive in the sequence, since the scores grow with its square. Not good for: queries and keys of different
@@ -44,7 +46,7 @@ from costmodels.units import Array, FlopsPerSecond, Quantity
 from hardware_profiles import AttentionKernel, Device
 
 BACKWARD_WORK = 2.5
-"""Work of the backward pass over that of the forward pass, for all three gradients (FlashAttention-2)."""
+"""Work of the backward pass over that of the forward pass, for all three gradients, if d = d_v (FlashAttention-2)."""
 
 BACKWARD_RATE = 0.63 / 0.73
 """Rate of the backward pass over that of the forward pass (FlashAttention-2 on A100)."""

@@ -182,9 +182,10 @@ class Rule:
 
     `op_class` names the cost class; `work` the forward floating point operations. The gradient of each operand takes
     `gradient_work` times as many, times its `gradient_units` where those are not 1; the backward pass does
-    `repeated_work` times as many over again. `addends` are operands that join a reduction's sum once; `looked_up` are
-    operands of which only some rows are read. `deferred_weight_gradients` are the weights of a linear layer: their
-    gradients are products of their own, which can be computed later.
+    `repeated_work` times as many over again, which are the `repeated_terms` of `work` where some are named. `addends`
+    are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read.
+    `deferred_weight_gradients` are the weights of a linear layer: their gradients are products of their own, which can
+    be computed later.
 
     Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`,
     and `saved_extra` bytes beside them. `scratch` bytes live only while the operator runs: `kernel_scratch` instead
@@ -226,6 +227,7 @@ class Rule:
     gradient_work: float = 1.0
     gradient_units: tuple[tuple[int, float], ...] = ()
     repeated_work: float = 0.0
+    repeated_terms: tuple[int, ...] = ()
     addends: tuple[int, ...] = ()
     saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     looked_up: tuple[int, ...] = ()

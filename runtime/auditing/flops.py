@@ -4,7 +4,7 @@
     grouped products     2 rows * columns * depth, over all groups
     convolution          2 elements of the result * weights that each element meets; backward once per gradient.
                          For a transposed convolution: elements of its input
-    attention            2 b h q k (d + e); half of it where it is causal; backward 2.5 times as much, because the
+    attention            2 b h q k (d + e); half of it where it is causal; backward 2 b h q k (3 d + 2 e), because the
                          scores are recomputed (Dao 2023, arXiv 2307.08691, section 3.1)
 
 All other kernels are memory-bound and count 0. PyTorch's own counter has no formula for attention on CPUs and silently
@@ -26,7 +26,6 @@ Formula = Callable[[Arguments, Any], Flops]
 
 _CHUNK_AT = 6  # position of the chunk size among the arguments of the gated delta rule, where it is not the default
 _TRANSPOSED = 6  # position of the flag "transposed" among a convolution's arguments; one further in its backward pass
-_AGAIN = 2.5  # backward attention: five products, forward two
 
 
 def _product(first: torch.Tensor, second: torch.Tensor) -> Flops:
@@ -34,8 +33,17 @@ def _product(first: torch.Tensor, second: torch.Tensor) -> Flops:
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Flops:
-    batch, heads, queries, width = query.shape
-    whole = 2.0 * batch * heads * queries * key.shape[2] * (width + value.shape[3])
+    return _scores(query, key, causal) * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_again(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Flops:
+    """Backward: the scores once more, and two products for the gradients of each of both forward products."""
+    return _scores(query, key, causal) * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool) -> Flops:
+    """Of all scores, for each element of a head."""
+    whole = 2.0 * math.prod(query.shape[:3]) * key.shape[2]
     return whole / 2 if causal else whole
 
 
@@ -44,7 +52,7 @@ def _attention_forward(given: Arguments, _: Any) -> Flops:
 
 
 def _attention_backward(given: Arguments, _: Any) -> Flops:
-    return _AGAIN * _attention(given[1], given[2], given[3], bool(given[7]))
+    return _attention_again(given[1], given[2], given[3], bool(given[7]))
 
 
 def _convolution(given: Arguments, made: torch.Tensor) -> Flops:
@@ -68,7 +76,7 @@ def _biased_forward(given: Arguments, _: Any) -> Flops:
 
 
 def _biased_backward(given: Arguments, _: Any) -> Flops:
-    return _AGAIN * _attention(given[1], given[2], given[3], causal=False)
+    return _attention_again(given[1], given[2], given[3], causal=False)
 
 
 def _delta_rule(query: torch.Tensor, value: torch.Tensor, chunk: int) -> Flops:
@@ -129,8 +137,8 @@ FLOPS: Mapping[str, Formula] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_forward,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "planner.attention_piece.default": lambda given, _: _attention(given[0], given[1], given[2], bool(given[3])),
-    "planner.attention_piece_backward.default": lambda given, _: (
-        _AGAIN * _attention(given[1], given[2], given[3], bool(given[6]))
+    "planner.attention_piece_backward.default": lambda given, _: _attention_again(
+        given[1], given[2], given[3], bool(given[6])
     ),
     "planner.biased_attention.default": _biased_forward,
     "planner.composed_attention.default": lambda given, _: _attention(given[0], given[1], given[2], False),

@@ -7,6 +7,7 @@ kernels of an audit. Element-wise operators are charged for the memory that they
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
@@ -45,7 +46,7 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         name, forward = bound.operators[runs.get(at, at)].operator.name, _forward(op, bound)
         graded = [i for i, operand in enumerate(op.operator.operands) if operand in graph.differentiable]
         found["forward", name] += forward
-        found["backward", name] += forward * op.rule.backward_work(graded)
+        found["backward", name] += _backward(op, bound, graded, forward)
         block = blocks.block_of(at)
         if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
             continue
@@ -76,6 +77,16 @@ def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
         share *= work_of_slices(op.rule, bound.plan.slices)
     work = op.rule.flops_of(extents)
     return float(round(share * work)) if op.rule.exchanged else share * work
+
+
+def _backward(op: BoundOperator, bound: BoundPlan, graded: Sequence[int], forward: Flops) -> Flops:
+    """Repeated terms are counted by themselves, as the kernels are: a share of all work would be rounded."""
+    rule = op.rule
+    if not rule.repeated_terms:
+        return forward * rule.backward_work(graded)
+    own = forward * rule.backward_work(graded, repeated=False)
+    again = replace(op, rule=replace(rule, work=tuple(rule.work[term] for term in rule.repeated_terms)))
+    return own + (_forward(again, bound) if own else 0.0)
 
 
 def _in_blocks(op: BoundOperator, window: Window, bound: BoundPlan, extents: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.graph.random_ops import RandomOps
-from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
+from planner.sharding.rule import Dims, Factor, FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.masked import masked, without_mask
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names, present
 
@@ -56,6 +56,7 @@ class Einsum(RuleSpec):
     are reductions unless listed in `blocked` or `combined`. The pairs in `exchanges` are split together, or either of
     the two alone; so are those in `rings`. With `heads`, g stands for heads of keys and r for the heads of queries that
     share one (see `_grouped`). `work`, `saved_extra`: (coefficient, factors as text); an empty text means all factors.
+    The backward pass repeats the `repeated_terms` of `work`, or else `repeated_work` times all of it.
     `saved_elements` is like `saved_extra`, and `scratch_elements` like `scratch`, in elements of the first operand;
     `inner_elements` and `inner_wide` live while it sends, the latter in float32 at least.
     `roles`: (name, factors as text).
@@ -73,6 +74,7 @@ class Einsum(RuleSpec):
     gradient_work: float = 1.0
     gradient_units: tuple[tuple[int, float], ...] = ()
     repeated_work: float = 0.0
+    repeated_terms: tuple[int, ...] = ()
     addends: tuple[int, ...] = ()
     looked_up: tuple[int, ...] = ()
     deferred_weight_gradients: tuple[int, ...] = ()
@@ -147,6 +149,7 @@ class Einsum(RuleSpec):
         elements = self.unfused_elements if unfused else self.saved_elements
         scratch = self.unfused_scratch if unfused else self.scratch_elements
         saved = (*extra, *((element * count, text) for count, text in elements))
+        work = tuple(_work(halve * coefficient, text, names) for coefficient, text in self.work)
         mean = self.mean_argument is not None and call.argument(*self.mean_argument, 1) == 1
         return Rule(
             op=call.op,
@@ -154,10 +157,11 @@ class Einsum(RuleSpec):
             operands=operands,
             results=results,
             op_class=self.op_class,
-            work=tuple(_work(halve * coefficient, text, names) for coefficient, text in self.work),
+            work=work,
             gradient_work=self.gradient_work,
             gradient_units=self.gradient_units,
-            repeated_work=0.0 if unfused else self.repeated_work,
+            repeated_work=0.0 if unfused else self._repeated(work, factors),
+            repeated_terms=() if unfused else self.repeated_terms,
             addends=tuple(index for index in self.addends if index < len(operands)),
             saves=present(self.saves, len(operands)),
             looked_up=self.looked_up,
@@ -181,6 +185,13 @@ class Einsum(RuleSpec):
             drops=drops and not unfused,
             folds=self.folds,
         )
+
+    def _repeated(self, work: Sequence[Work], factors: Sequence[Factor]) -> float:
+        """The share of the forward work that the backward pass does over again."""
+        each = [term.coefficient * math.prod(factors[at].extent for at in term.factors) for term in work]
+        if not self.repeated_terms or not any(each):
+            return self.repeated_work
+        return sum(each[at] for at in self.repeated_terms) / sum(each)
 
 
 FEW = "kv"

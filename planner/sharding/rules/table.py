@@ -1,8 +1,9 @@
 """The rules themselves: one row per operator. To add an operator is to add a row.
 
-Saved tensors follow the formulas of autograd (tools/autograd/derivatives.yaml of PyTorch 2.13); attention follows
-FlashAttention-2 (Dao 2023), whose backward takes 2.5 times the forward work because it recomputes the scores. Attention
-that drops probabilities is run unfused: scores in memory, nothing done twice, no half of them skipped.
+Saved tensors follow the formulas of autograd (tools/autograd/derivatives.yaml of PyTorch 2.13). Attention follows
+FlashAttention-2 (Dao 2023), whose backward pass computes the scores again: 3 d + 2 e of work for keys of d elements and
+values of e, where the forward pass takes d + e; 2.5 times as much where both are equal. Attention that drops
+probabilities is run unfused: scores in memory, nothing done twice, no half of them skipped.
 """
 
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ _ATTENTION = Einsum(
     heads=True,
     work=((2.0, "b g r q k d"), (2.0, "b g r q k e")),
     gradient_work=2 / 3,
-    repeated_work=0.5,
+    repeated_terms=(0,),
     causal_argument=(5, "is_causal"),
     mask_argument=(3, "attn_mask"),
     roles=(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from costmodels import (
     AttentionShape,
@@ -30,6 +31,7 @@ from planner.sharding.redistribute import COLLECTIVES, redistribution
 from planner.sharding.rule import named_strategy
 from planner.sharding.rules import RULES, rule_of
 from planner.sharding.stored import StoredParameter
+from tests.contract.rule_calls import Example
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, traced
 
@@ -397,3 +399,14 @@ def test_model_flops_leave_out_what_attention_does_twice() -> None:
     graph, at = graph_and_operator(ATTENTION)
     rule = rule_of(graph, graph.operators[at])
     assert 3 * rule.gradient_work == pytest.approx(2.0)
+
+
+def test_values_narrower_than_keys_make_the_backward_pass_longer() -> None:
+    """Latent attention of DeepSeek-V3: 3 d + 2 e backward for d + e forward (d 192, e 128), of which the model's own
+    are 2 d + 2 e. Equal widths take 2.5 times as much."""
+    wide, narrow = torch.zeros(1, 4, 16, 192, device="meta"), torch.zeros(1, 4, 16, 128, device="meta")
+    of_values = Example("aten.scaled_dot_product_attention.default", (wide, wide, narrow, None, 0.0, True), {}).rule()
+    equal = Example("aten.scaled_dot_product_attention.default", (wide, wide, wide, None, 0.0, True), {}).rule()
+    assert of_values.backward_work((0, 1, 2)) == pytest.approx((3 * 192 + 2 * 128) / (192 + 128))
+    assert of_values.backward_work((0, 1, 2), repeated=False) == pytest.approx(2.0)
+    assert equal.backward_work((0, 1, 2)) == 2.5
