@@ -11,6 +11,15 @@
             |##|##|##|##|            t       = L + (compute^3 + memory^3)^(1/3)
             +--+--+--+--+
 
+A window that leaves a share v of these scores, and shows at most w keys to a query, leaves
+
+    met = v q r (v q r / 2 if causal) + q / 2 + (1 - w / keys) q / 2      pairs: it cuts a tile at either end of a row
+
+and w + 128 keys of the longest row. Queries, keys, values and results pass memory as without it, and every tile of
+queries starts as without it. On B300 with 65,536 tokens, 8 heads of 256 and windows of 1,024 keys this makes 0.59 ms
+forward and 1.7 ms backward; measured are 1.6 and 4.0 with the faster of FlashAttention-2 and 4
+(Dao-AILab/flash-attention pull request 2749). The share v of the whole time would be 0.29 and 0.85 ms.
+
 P is the peak times the clock that a power limit leaves (`Device.clock`), W the memory bandwidth, L the launch latency,
 S the number of compute units, b the bandwidth efficiency of the op class. e, x, f and g are `compute`, `softmax`,
 `fill` and `tail` of the device's `AttentionKernel`. d and d_v are rounded up to the next head width that has a kernel:
@@ -28,13 +37,14 @@ not follow that. We have no table of backward times by shape.
 
 t is monotone in every extent. It is subadditive in batch and heads: c times as many take at most c times as long. It is
 not subadditive in the sequence, since the scores grow with its square. Not good for: queries and keys of different
-length under a causal mask that is aligned at the end; windows; decoding (one query).
+length under a causal mask that is aligned at the end; decoding (one query).
 
 Sources: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", arXiv 2307.08691,
 2023, abstract, section 3.1 and 4.1; Shah et al., "FlashAttention-3: fast and accurate attention with asynchrony and
 low-precision", arXiv 2407.08608, 2024, section 4.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +75,8 @@ class AttentionShape:
     """Extents of one attention call on one device: numbers, or arrays of one shape (K,).
 
     `heads` counts heads of queries, `key_heads` heads of keys and values (fewer with grouped-query attention).
-    `queries` and `keys` are positions, `head_dim` and `value_dim` elements of a head.
+    `queries` and `keys` are positions, `head_dim` and `value_dim` elements of a head. A window leaves the share `seen`
+    of the scores that there are without it, and shows at most `reach` keys to a query.
     """
 
     batch: Quantity
@@ -76,11 +87,13 @@ class AttentionShape:
     head_dim: Quantity
     value_dim: Quantity
     causal: bool
+    seen: Quantity = 1.0
+    reach: Quantity = math.inf
 
     @property
     def flops(self) -> Quantity:
-        """FLOP of the forward pass; a causal mask halves them."""
-        scores = self.batch * self.heads * self.queries * self.keys
+        """FLOP of the forward pass; a causal mask halves them, and a window leaves its share."""
+        scores = self.batch * self.heads * self.queries * self.keys * self.seen
         return (1.0 if self.causal else 2.0) * scores * (self.head_dim + self.value_dim)
 
     @property
@@ -173,6 +186,10 @@ def _tiled(shape: AttentionShape, kernel: AttentionKernel, device: Device) -> Ar
     P."""
     rows, columns = np.ceil(shape.queries / _TILE), np.ceil(shape.keys / _TILE)
     met = (rows * columns + np.maximum(rows, columns)) / 2 if shape.causal else rows * columns
+    cut = (2.0 - np.minimum(shape.reach / shape.keys, 1.0)) / 2 * rows  # tiles at the ends of rows
+    left = shape.seen * (rows * columns / 2 if shape.causal else rows * columns) + cut
+    met = np.where(np.less(shape.seen, 1.0), np.minimum(met, left), met)
+    columns = np.minimum(columns, np.ceil(shape.reach / _TILE) + 1)
     products = 2.0 * (_padded(shape.head_dim) + _padded(shape.value_dim))
     score = np.hypot(products, kernel.softmax) * (1.0 / np.hypot(1.0, kernel.softmax / _REFERENCE))
     work = shape.batch * shape.heads * (_TILE * met + kernel.fill * rows)

@@ -59,6 +59,11 @@ class Window:
         begin = start if start < self.prefix else max(start, lowest)
         return range(begin, max(begin, min(start + length, max(highest, self.prefix))))
 
+    def reach(self, length: int) -> int:
+        """The most of `length` keys that any query sees."""
+        most = length if self.back is None or self.ahead is None else self.back + self.ahead + 1 + self.prefix
+        return min(length, most if self.chunk is None else min(most, self.chunk))
+
     def blocks(self, queries: Sequence[Run], keys: Sequence[Run], width: int) -> Iterator["Block"]:
         """The blocks that are computed one at a time, for queries and keys that lie in these runs one after the other:
         some queries of one run, and those keys of one run that any of them sees. `width` scores are made for each pair:

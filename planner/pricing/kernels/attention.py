@@ -6,6 +6,8 @@ gradient of the mask is written as large as the scores and summed up. For device
 no work, because its content is unknown; attention that is marked as causal does half.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from costmodels import AttentionShape, attention_backward_time, attention_time, element_bytes
@@ -34,9 +36,7 @@ def attention_seconds(call: KernelCall) -> tuple[Array, Array]:
     slower = call.uneven * _older(call, shape)
     if call.software.has_sinks:
         slower = slower * call.software.sinks
-    slower = slower * call.rule.seen
-    if call.software.window > 0 and call.rule.window is None:
-        slower = slower * _windowed(shape, call.software.window)
+    shape = _seen(shape, call)
     joined, added = _joined(shape, call)
     if call.software.repeats_keys:
         copied, summed = _repeated(shape, call)
@@ -87,6 +87,15 @@ def _repeated(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     copied = passed(call, np.asarray(width * tokens * (shape.heads + shape.key_heads), dtype=np.float64))
     shared = np.where(np.asarray(shape.heads) > shape.key_heads, copied, 0.0)
     return shared, shared
+
+
+def _seen(shape: AttentionShape, call: KernelCall) -> AttentionShape:
+    """The shape with what a window leaves: that of the rule, or else the one that the software has in every layer."""
+    rule, width = call.rule, call.software.window
+    seen = min(1.0, rule.seen)
+    if rule.window is not None:
+        return replace(shape, seen=seen, reach=rule.window.reach(rule.whole_extent(dict(rule.roles)["keys"])))
+    return replace(shape, seen=seen * _windowed(shape, width), reach=width) if width > 0 else replace(shape, seen=seen)
 
 
 def _windowed(shape: AttentionShape, window: int) -> Array:

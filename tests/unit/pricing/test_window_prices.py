@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from costmodels import AttentionShape, attention_time
 from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.rewriting.masks import MASKED_ATTENTION
@@ -14,6 +15,7 @@ from planner.pricing.operator_price import price_operator, uneven
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
+from planner.sharding.window import Window
 from tests.contract.rule_calls import Example
 from tests.distributed.plans import mesh_of
 from tests.unit.search.cases import cluster_of
@@ -49,6 +51,27 @@ def test_chunks_leave_their_share() -> None:
     assert rule(chunk=16).seen == pytest.approx(17 / LENGTH)
     with pytest.raises(RuleError, match="'chunk' is how many positions a chunk has"):
         rule(chunk=16, prefix=3)
+
+
+def test_a_narrow_window_takes_no_less_than_its_tensors_need_to_pass_memory() -> None:
+    """As in gpt-oss: 64 heads of 64, 8 of keys, and windows of 128 of 8,192 keys."""
+    device = cluster_of("h100-80gb", 8).device
+    whole = AttentionShape(
+        batch=1, heads=64, key_heads=8, queries=8192, keys=8192, head_dim=64, value_dim=64, causal=True
+    )
+    share = 2 * 128 / 8192 - (128 / 8192) ** 2
+    window = replace(whole, seen=share, reach=128)
+    time, passed = attention_time(window, "bf16", device), 2 * whole.elements / device.memory_bandwidth
+    assert share * attention_time(whole, "bf16", device) < passed < time < 0.2 * attention_time(whole, "bf16", device)
+    assert attention_time(replace(whole, seen=1.0), "bf16", device) == attention_time(whole, "bf16", device)
+
+
+def test_a_window_shows_a_query_so_many_keys() -> None:
+    assert Window(back=127, ahead=0).reach(8192) == 128
+    assert Window(back=127, ahead=0).reach(64) == 64
+    assert Window(back=127, ahead=3, prefix=20).reach(8192) == 151
+    assert Window(ahead=0, chunk=256).reach(8192) == 256
+    assert Window(ahead=0).reach(8192) == 8192
 
 
 def test_sinks_have_no_gradient_of_scores() -> None:
