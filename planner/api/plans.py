@@ -332,11 +332,12 @@ def report(plan: PlanOrPath, path: str | os.PathLike[str], *, model: str | None 
     """Write the HTML report of a plan (`plan report --no-search`) and return its path. The page loads nothing from a
     network."""
     from planner.plan.compare.verify import verify
-    from planner.plan.writing import write_atomically
+    from planner.plan.writing import check_place, write_atomically
     from planner.report.data import report_of
     from planner.report.html import page
 
     found, written = loaded(plan), file_path("path", path)
+    check_place(written, () if isinstance(plan, Plan) else (plan,))
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
     verdict = verify(found, graph, batch, machine)
     shown = report_of(verdict.bound, verdict.prediction, machine, remarks=tuple(verdict.remarks))

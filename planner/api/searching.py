@@ -194,7 +194,7 @@ def estimate(
         raise RequestError("objective = cost compares configurations, estimate prices one; leave it out, or use search")
     if options.get("engine") is not None:
         raise RequestError(
-            f"engine = {options['engine']} searches a plan, estimate prices one; use search, or give software"
+            f"engine = {options['engine']} needs a search: use search, or price one configuration with software"
         )
     owned = record("update", options.get("update"), Update, DEFAULT).zero_by != SLICES
     options["pinned"] = completed(pinned_given(options.get("pinned")), machine, owned=owned)

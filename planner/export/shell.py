@@ -39,6 +39,6 @@ def torchrun_script(
     start = f"torchrun {' '.join(lines_of(launcher))}{network if many else ''}"
     lines = [f"{start} \\", f"  {program} \\", *(f"  {line} \\" for line in (*lines_of(options), *also)), '  "$@"']
     if job.architecture is None:
-        nodes += "\n# These say who does what; what the model is they leave to you."
+        nodes += "\n# These arguments do not describe the model; README.md says what is left to you."
     head = _HEAD.format(title=one_line(title), nodes=nodes)
     return head + "".join(f"export {line}\n" for line in exports) + "\n" + before + "\n".join(lines) + "\n"

@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from planner.errors import PlanFileError
@@ -37,10 +38,13 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
             os.unlink(temporary)
 
 
-def check_place(path: Path) -> None:
-    """Raise PlanFileError where a file cannot be written, before anyone has waited for its content."""
+def check_place(path: Path, read: Iterable[str | os.PathLike[str] | None] = ()) -> None:
+    """Raise PlanFileError where a file cannot be written, or is one of those that are read, before anyone has waited
+    for its content. What is read may be a name that is no file."""
     try:
         number = errno.EISDIR if path.is_dir() else _folder_errno(path)
+        if any(one and path.exists() and os.path.exists(one) and path.samefile(one) for one in read):
+            raise PlanFileError(f"{path} is read here and would be overwritten; name another file")
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
     if number:

@@ -136,10 +136,10 @@ def sections(blocks: Blocks, rows: Sequence[tuple[int, _Row]]) -> Iterator[tuple
 
 
 def _heading(blocks: Blocks, firsts: Sequence[int]) -> str:
-    """`block 0 and 11 like it:`, `blocks 0, 1 and 22 like them:`."""
+    """`block 0 (and 11 more like it):`, `blocks 0, 1 (and 22 more like them):`."""
     several = len(firsts) > 1
     like = sum(blocks.kinds.count(blocks.kinds[block]) for block in firsts) - len(firsts)
-    others = f" and {like} like {'them' if several else 'it'}" if like else ""
+    others = f" (and {like} more like {'them' if several else 'it'})" if like else ""
     return f"block{'s' if several else ''} {', '.join(map(str, firsts))}{others}:"
 
 

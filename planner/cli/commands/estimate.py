@@ -82,7 +82,7 @@ def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
         )
     if options.engine is not None:
         raise RequestError(
-            f"--for {options.engine} searches a plan, estimate prices one: use plan without it, or --software"
+            f"--for {options.engine} needs a search: use plan search, or price one configuration with --software"
         )
     wanted = _by_mesh(options) if options.mesh is not None else _by_degrees(options)
     from costmodels import SCHEDULES

@@ -204,9 +204,12 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
     console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(files)}"), soft_wrap=True)
-    for variable, what in found.target.fill_in(found.job):
+    asked = [(variable, what.replace("`", "")) for variable, what in found.target.fill_in(found.job)]
+    for variable, what in asked:
         if variable:
-            console.print(f"Set {variable}: {what.replace('`', '')}", soft_wrap=True)
+            console.print(f"Set {variable}: {what}", soft_wrap=True)
+    if left := "; ".join(what for variable, what in asked if not variable):
+        console.print(f"Left to you: {left}", soft_wrap=True)
     for what in switched_off(found.job):
         console.print(f"Switched off, as in the plan: {what.replace('`', '')}", soft_wrap=True)
     for what in priced_only(found.target, found.job):

@@ -80,7 +80,10 @@ def import_(
         from planner.api.importing_plans import imported_plan
         from planner.cli.tracing import traced
         from planner.plan.file import save_plan
+        from planner.plan.writing import check_place
 
+        if output is not None:
+            check_place(output, (file, recipe, model, hardware, cluster))
         asked = Asked(
             file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
             cluster=cluster, software=software, sequence_length=seq_len,

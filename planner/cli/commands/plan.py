@@ -79,11 +79,13 @@ def undisturbed() -> Iterator[None]:
 
 
 def check_output(options: Options) -> None:
-    """Raise PlanFileError before the search if the plan file could not be written."""
+    """Raise PlanFileError before the search if the plan file could not be written, or would overwrite a config, profile
+    or cluster that the search reads."""
     from planner.plan.writing import check_place
 
     if options.output:
-        check_place(Path(options.output))
+        model = (options.model or "").partition("+")[0]
+        check_place(Path(options.output), (model, f"{model}/config.json", options.hardware, options.cluster))
 
 
 def write_plans(options: Options, found: Found) -> tuple[Path, ...]:

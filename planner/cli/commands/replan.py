@@ -44,7 +44,7 @@ def replan(
 
         plan = load_plan(plan_file)
         if output is not None:
-            check_place(output)
+            check_place(output, (hardware,))
         with waiting() as wait:
             wait.phase("tracing the model")
             with naming(plan_file):

@@ -224,12 +224,10 @@ def _experts(a: Architecture) -> list[Option]:
 
 def fill_in(job: Job) -> Asked:
     """What the arguments leave open."""
-    model = () if job.architecture else (("", "the arguments that describe the model"),)
-    return (
-        ("MEGATRON", "the folder of Megatron-LM's `pretrain_gpt.py`"),
-        *model,
-        ("", "your data in the place of `--mock-data`, iterations and learning rate"),
-    )
+    left = "your data in the place of `--mock-data`, iterations and learning rate"
+    if job.architecture is None:  # then there is no first run without data, either
+        left = "the arguments that describe the model, tokenizer, data, iterations and learning rate"
+    return ("MEGATRON", "the folder of Megatron-LM's `pretrain_gpt.py`"), ("", left)
 
 
 def degree_options(d: Description) -> list[Option]:

@@ -151,7 +151,7 @@ def recipe_files(job: Job, engine: str, version: str, recipe: Callable[[Job, Arc
     if job.architecture is None:
         raise ExportError(
             f"{engine} is told all dimensions of a model, and those of {job.model} are not known: export to megatron,"
-            " whose arguments say who does what and leave the model to you"
+            " and add the arguments that describe the model"
         )
     return {
         "recipe.py": recipe(job, job.architecture),

@@ -39,7 +39,7 @@ from planner.models.huggingface.inputs import (
 )
 from planner.models.huggingface.library import errors_named, has_window, text_of, transformers_library
 from planner.models.huggingface.mixtures import is_mixture, mixture_of
-from planner.models.huggingface.notes import notes_on_keys, notes_on_length
+from planner.models.huggingface.notes import notes_on_inputs, notes_on_keys, notes_on_length
 from planner.models.huggingface.pairs import NOTE, compared_in_any_batch
 from planner.models.huggingface.phimoe import without_sampling
 from planner.models.huggingface.positions import fix_frequencies
@@ -122,6 +122,7 @@ def _made(
     say_problem(config, ending)
     module = _built(transformers, config, name, path, masked=masked or computed, device=device)
     notes = (*silenced, *without_sampling(module), *of_dbrx_as_operators(module), *((NOTE,) if ending in PAIRS else ()))
+    notes = (*notes_on_inputs(getattr(transformers, name), names, path), *notes)
     if length is not None:
         fix_frequencies(module, length)
     examples = {key: example(key, config, ending, batch, length, device) for key in names}

@@ -10,7 +10,7 @@ case.
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,9 @@ _OF_CONFIGS = ("transformers.configuration_utils", "transformers.modeling_rope_u
 _OF_DECODERS = ("decoders.py", "deepseek.py", "mixtures.py")
 """The files beside this one that read them for decoders of the planner."""
 
+_BESIDE_TOKENS = ("pixel_values", "input_features", "input_values")
+"""Arguments for images and sound."""
+
 _MANY = 8
 """Keys that a note names."""
 
@@ -80,12 +83,23 @@ def notes_on_length(path: Path, key: str, length: int) -> Iterator[str]:
         )
 
 
+def notes_on_inputs(made: type, names: Collection[str], path: Path) -> Iterator[str]:
+    """A note where a class that reads images or sound beside tokens is called on the arguments `names` alone."""
+    taken = inspect.signature(made.forward).parameters  # type: ignore[attr-defined]
+    left = [key for key in _BESIDE_TOKENS if key in taken]
+    if left and not any(key in names for key in left):
+        yield (
+            f"{path}: {made.__name__} is planned on tokens alone, without {', '.join(left)}; parts that nothing reads"
+            " then are in memory, are not trained and take no time"
+        )
+
+
 def notes_on_keys(content: Mapping[str, Any], config: Any, module: Any, path: Path) -> Iterator[str]:
     """Notes on keys of a config file that `module`, its model, does not read. `config` is the file as transformers
     reads it."""
     kinds = [type(config), type(module), *(type(part) for part in module.children())]
     text = config.get_text_config()
-    inner: Any = next((content[key] for key in content if getattr(config, key, None) is text), {}) or {}
+    inner: Any = next((content[key] for key in content if vars(config).get(key) is text), {}) or {}
     said = {**inner, **content} if isinstance(inner, Mapping) else dict(content)
     names = [name for name, _ in module.named_parameters()]
     further = [key for key in _PREDICTED if said.get(key)]

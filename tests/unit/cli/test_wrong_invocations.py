@@ -57,6 +57,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
         "long.json": text.replace('"global_batch": 8', '"global_batch": ' + "9" * 6000),
         "other.json": text.replace("llama-tiny", "gpt-tiny"),
         "list.json": "[1, 2]",
+        "mine.toml": "",
         "null.json": "null",
         "user.py": USER,
         "broken.py": "def (:",
@@ -66,6 +67,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
         (folder / name).write_text(content)
     (folder / "binary.json").write_bytes(bytes(range(256)))
     (folder / "folder").mkdir()
+    (folder / "configs").mkdir()
+    (folder / "configs" / "config.json").write_text("{}")
     return folder
 
 
@@ -220,6 +223,12 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} -q -o folder", ("folder", os.strerror(errno.EISDIR))),
     (f"{TINY} -q -o {GOOD}/plan.json", (f"{GOOD}/plan.json", os.strerror(errno.ENOTDIR))),
     (f"estimate {GOOD} -q -o /proc/plan.json", ("/proc/plan.json", ABSENT)),
+    # files that are read are not overwritten
+    ("estimate --model ./null.json -q -o null.json", ("null.json", "is read here", "another file")),
+    ("--model configs --hardware cpu -q -o configs/config.json", ("configs/config.json", "is read here")),
+    ("--model llama-tiny --hardware mine.toml -q -o mine.toml", ("mine.toml", "is read here")),
+    ("import list.json --from deepspeed -o list.json", ("list.json", "is read here")),
+    (f"{TINY} --for megatron".replace("--model", "estimate --model"), ("plan search", "--software")),
 )
 
 

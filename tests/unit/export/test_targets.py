@@ -59,6 +59,15 @@ def possible(engine: str, model: str, description: Description) -> bool:
 PAIRS = [(engine, model) for engine in TARGETS for model in MODELS]
 
 
+def test_arguments_without_a_model_say_that_it_is_left_to_the_user() -> None:
+    known = job_of(replace(PLAIN, data=8), "llama70b")
+    job, target = replace(known, architecture=None), TARGETS["megatron"]
+    (left,) = (what for variable, what in target.fill_in(job) if not variable)
+    assert "the arguments that describe the model" in left
+    assert "--mock-data" not in target.write(job)["launch.sh"] + left
+    assert any("--mock-data" in what for _, what in target.fill_in(known))
+
+
 @pytest.mark.cases(2, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "model"), PAIRS)

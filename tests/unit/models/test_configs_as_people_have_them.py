@@ -13,6 +13,7 @@ import transformers
 from planner.errors import ModelError
 from planner.models.huggingface.equivalents import note_on_part, rewritten
 from planner.models.huggingface.from_config import _as_transformers_writes, from_config
+from planner.models.huggingface.notes import notes_on_keys
 from planner.models.zoo import build_model
 from tests.refusals import refused
 
@@ -224,3 +225,26 @@ def test_names_of_classes_may_differ_in_letters_and_underscores() -> None:
     assert _as_transformers_writes(transformers, "KimiK25ForConditionalGeneration") == (
         "Kimi_K25ForConditionalGeneration"
     )
+
+
+def test_a_note_says_that_images_are_left_out(tmp_path: Path) -> None:
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"text_config": {**text, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64}}
+    seen = {**text, "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
+    said = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "mm_tokens_per_image": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**said, **sizes, "vision_config": seen}))
+    built = build_model(str(tmp_path), dtype="bfloat16", sequence_length=8)
+    assert any("tokens alone, without pixel_values" in note for note in built.notes)
+    assert not any("tokens alone" in note for note in made("clip", 8).notes)
+
+
+def test_notes_ask_configs_for_nothing_that_warns() -> None:
+    """transformers prints a line whenever it is asked for `torch_dtype`, which most published configs have."""
+
+    class Config:
+        torch_dtype = property(lambda _: pytest.fail("asked for torch_dtype"))
+
+        def get_text_config(self) -> "Config":
+            return self
+
+    assert list(notes_on_keys({"torch_dtype": "bfloat16"}, Config(), torch.nn.Linear(1, 1), Path("config.json"))) == []

@@ -507,6 +507,17 @@ def test_keys_stand_in_the_documented_order() -> None:
     ]  # fmt: skip
 
 
+def test_a_file_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
+    read = tmp_path / "config.json"
+    writing.check_place(read, (read, None, "h100"))  # nothing is there yet
+    read.write_text("{}")
+    (tmp_path / "link.json").symlink_to(read)
+    for place in (read, tmp_path / "link.json"):
+        with pytest.raises(PlanFileError, match="is read here and would be overwritten; name another file"):
+            writing.check_place(place, (None, "h100", read))
+    writing.check_place(tmp_path / "other.json", (read,))
+
+
 def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
     kept = tmp_path / "kept" / "plan.json"
     kept.parent.mkdir()

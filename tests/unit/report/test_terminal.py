@@ -63,9 +63,9 @@ def test_shares_of_zero_stages_cover_all_parameters() -> None:
         (
             (0, 1, 1),
             "eabz",
-            [("", "e"), ("block 0:", "a"), ("block 1 and 1 like it:", "b"), ("after the blocks:", "z")],
+            [("", "e"), ("block 0:", "a"), ("block 1 (and 1 more like it):", "b"), ("after the blocks:", "z")],
         ),
-        ((0, 1, 0), "eaaz", [("", "e"), ("blocks 0, 1 and 1 like them:", "a"), ("after the blocks:", "z")]),
+        ((0, 1, 0), "eaaz", [("", "e"), ("blocks 0, 1 (and 1 more like them):", "a"), ("after the blocks:", "z")]),
         ((0, 1), "eaa", [("", "e"), ("blocks 0, 1:", "a")]),
     ],
 )
