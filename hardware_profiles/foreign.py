@@ -360,11 +360,18 @@ def _said(error: ValueError) -> ForeignTextError:
 
 
 def form_fault(error: ValidationError) -> str:
-    """The first place that does not fit a pydantic model, the reason, and how many more there are."""
-    first, count = error.errors(include_url=False)[0], error.error_count()
+    """The first place that does not fit a pydantic model, the reason, and how many more there are. An unknown key
+    beside a missing one is named with it: it may be misspelled."""
+    first, *others = error.errors(include_url=False)
     place = ".".join(str(part) for part in first["loc"]) or "the file"
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    return f"{place}: {_reason(first)}{more}"
+    beside = [one for one in others if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1]]
+    if first["type"] == "missing" and beside:
+        others.remove(beside[0])
+        unknown = f"; unknown key {_shortened(beside[0]['loc'][-1])}"
+    else:
+        unknown = ""
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{place}: {_reason(first)}{unknown}{more}"
 
 
 def _reason(fault: Any) -> str:

@@ -98,6 +98,8 @@ def job_of(
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if isinstance(model, str):
+        if args or kwargs or batch is not None:
+            raise RequestError("args, kwargs, batch: leave them out; example inputs are for a torch module, not a name")
         kept = None if graph_cache is None else file_path("graph_cache", graph_cache)
         trace = traced or traced_model
         return named_job(full_model(model), machine, trace, sequence_length=seq_len, graph_cache=kept, **asked)

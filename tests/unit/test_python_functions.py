@@ -99,6 +99,8 @@ def test_names_that_no_file_has_are_refused() -> None:
             planner.verify(name)
         with refused(RequestError, "folder", what):
             planner.export("plan.json", "megatron", name)
+    with refused(RequestError, "args", "leave them out", "not a name"):
+        planner.trace("llama-tiny", args=(1,))
     with refused(RequestError, "seq_len", "2,147,483,648"):
         planner.trace("llama-tiny", seq_len=10**30)
     with refused(RequestError, "shard", "q_proj", "1 or more"):

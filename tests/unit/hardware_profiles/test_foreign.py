@@ -175,3 +175,15 @@ def test_what_does_not_fit_a_form_is_told_with_its_value(content: object, words:
     with pytest.raises(ValidationError) as caught:
         Form.model_validate(content)
     assert form_fault(caught.value) == words
+
+
+def test_a_misspelled_key_is_named_beside_the_missing_one() -> None:
+    class Needed(Form):
+        size: int
+
+    with pytest.raises(ValidationError) as caught:
+        Needed.model_validate({"sise": 3, "count": 0})
+    assert form_fault(caught.value) == "count: 0 is less than 1 (and 2 more)"
+    with pytest.raises(ValidationError) as caught:
+        Needed.model_validate({"sise": 3, "colour": 1})
+    assert form_fault(caught.value) == "size: the key is missing; unknown key 'sise' (and 1 more)"
