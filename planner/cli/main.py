@@ -4,6 +4,7 @@ Exit codes: 0 good, 1 a check or a run failed, 2 bad input, 3 nothing fits, 4 a 
 planner, 130 interrupted, 141 stdout closed.
 """
 
+import errno
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -114,9 +115,13 @@ def _nothing_before(command: str, options: Options) -> None:
         raise RequestError(f"{', '.join(given)}: put options after the command, as in plan {command} {given[0]} ...")
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that takes no more."""
+
+
 def main() -> None:
     """Entry point of the `plan` script. An unexpected error is a fault of ours: it prints one line and writes a file
-    for the report."""
+    for the report. A full disk under stdout is none."""
     try:
         with whole_process():
             app(prog_name="plan")
@@ -124,6 +129,9 @@ def main() -> None:
         typer.echo("plan: interrupted", err=True)
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            typer.echo(f"plan: {error.filename or 'stdout'}: cannot be written: {error.strerror}", err=True)
+            sys.exit(1)
         typer.echo(f"plan: {fault_text(error)}", err=True)
         sys.exit(FAULT)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from planner.cli.main import app
+from planner.cli.main import app, main
 from tests.refusals import says
 
 pytestmark = pytest.mark.usefixtures("searched_once")
@@ -280,6 +280,19 @@ def test_a_reader_that_has_enough_is_no_error(words: str) -> None:
     finally:
         os.close(writes)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_disk_under_stdout_is_no_fault_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("planner.cli.main.app", full)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    assert capsys.readouterr().err == f"plan: stdout: cannot be written: {os.strerror(errno.ENOSPC)}\n"
 
 
 def test_a_fault_of_ours_is_one_line_and_a_file(tmp_path: Path) -> None:
