@@ -13,7 +13,7 @@ import transformers
 from planner.errors import ModelError
 from planner.models.huggingface.equivalents import note_on_part, rewritten
 from planner.models.huggingface.from_config import _as_transformers_writes, from_config
-from planner.models.huggingface.notes import notes_on_keys
+from planner.models.huggingface.notes import notes_on_inputs, notes_on_keys
 from planner.models.zoo import build_model
 from tests.refusals import refused
 
@@ -227,6 +227,7 @@ def test_names_of_classes_may_differ_in_letters_and_underscores() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_note_says_that_images_are_left_out(tmp_path: Path) -> None:
     text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes = {"text_config": {**text, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64}}
@@ -236,6 +237,15 @@ def test_a_note_says_that_images_are_left_out(tmp_path: Path) -> None:
     built = build_model(str(tmp_path), dtype="bfloat16", sequence_length=8)
     assert any("tokens alone, without pixel_values" in note for note in built.notes)
     assert not any("tokens alone" in note for note in made("clip", 8).notes)
+
+
+def test_a_note_names_the_images_that_a_class_is_not_given() -> None:
+    class Seeing:
+        def forward(self, input_ids: Any, pixel_values: Any = None, labels: Any = None) -> None: ...
+
+    (note,) = notes_on_inputs(Seeing, ("input_ids", "labels"), Path("config.json"))
+    assert "Seeing is planned on tokens alone, without pixel_values" in note
+    assert not list(notes_on_inputs(Seeing, ("input_ids", "pixel_values"), Path("config.json")))
 
 
 def test_notes_ask_configs_for_nothing_that_warns() -> None:
