@@ -29,6 +29,15 @@ _NORMED_HEADS = (
 """Models with normalised queries and keys (Qwen3: arXiv 2505.09388; OLMo 2 and 3, which normalise all heads together
 and move as much: arXiv 2501.00656, `olmo3_7B` of OLMo-core), and words for it."""
 
+_SQUARED = r"(?<![a-z])squared[- ]?relu(?![a-z])"
+"""Words for the activation of Nemotron, between an MLP's two matrices, behind rotary embeddings and RMS norms."""
+
+_GPT_2 = r"(?<![a-z])gpt[-_ ]?2(?![\d.])"
+"""A name of models with layer norms, biases, GELU and learned positions (Radford et al. 2019)."""
+
+_ROTARY = r"(?<![a-z])rotary"
+"""A word for what models since Llama have in the place of learned positions, whatever they are named after."""
+
 
 def padded_vocabulary(size: int) -> int:
     """The next multiple of `VOCABULARY_MULTIPLE`."""
@@ -59,6 +68,22 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
     return best
 
 
+def _kinds(row: Row, *, as_gpt: bool) -> list[tuple[Family, bool]]:
+    """Families, and whether they share embeddings with the head, the most usual one first.
+
+    `as_gpt`: whether GPT has these dimensions. But for its positions and biases it has as many parameters as a Nemotron
+    with shared embeddings, so a rounded number does not tell one from the other; the name GPT-2 does.
+    """
+    if mentions(row.words("model", "other_flags"), _SQUARED):
+        return [("nemotron", False), ("nemotron", True)]
+    usual: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
+    if as_gpt:
+        usual.insert(0, ("gpt", True))
+        if mentions(row.words("model"), _GPT_2) and not mentions(row.words("other_flags"), _ROTARY):
+            return usual
+    return [*usual, ("nemotron", False), ("nemotron", True)]
+
+
 def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     """Decoders with these dimensions, the most usual one first."""
     hidden, heads, head = row.needed("hidden"), row.needed("n_heads"), row.integer("head_dim")
@@ -73,12 +98,8 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     if hidden % heads and head is None and not like:
         raise UnsupportedError(f"head_dim is empty, and {heads} heads do not divide hidden={hidden}")
     kv_heads = _replicated(row, kv_heads, heads, notes)
-    kinds: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
-    if ffn == 4 * hidden and kv_heads == heads and experts is None and head in (None, hidden // heads):
-        kinds.insert(0, ("gpt", True))
-    kinds += [("nemotron", False), ("nemotron", True)]
-    if like:
-        kinds = [("deepseek", False)]
+    as_gpt = ffn == 4 * hidden and kv_heads == heads and experts is None and head in (None, hidden // heads)
+    kinds: list[tuple[Family, bool]] = [("deepseek", False)] if like else _kinds(row, as_gpt=as_gpt)
     return [
         Dimensions(
             family=family,

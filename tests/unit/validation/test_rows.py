@@ -338,6 +338,28 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
         run_of(one(tmp_path, **llama, n_params_B="13"))
 
 
+@pytest.mark.parametrize(
+    ("name", "published", "flags", "family"),
+    [
+        ("GPT-2 124M", "0.124", "", "gpt"),  # 0.12448; a Nemotron with shared embeddings has 0.12359
+        ("gpt2", "0.124", "bias=False", "gpt"),
+        ("gpt2", "0.124", "rotary; RMS norm without weights", "nemotron"),
+        ("gpt2", "0.124", "no rotary embeddings", "gpt"),
+        ("GPT-20", "0.1236", "", "nemotron"),
+        ("small", "0.1622", "", "nemotron"),  # a head of its own
+        ("small", "", "squared ReLU; untied head", "nemotron"),
+        ("small", "", "", "gpt"),
+    ],
+)
+def test_a_gpt_2_is_no_nemotron_that_has_as_many_parameters(
+    tmp_path: Path, name: str, published: str, flags: str, family: str
+) -> None:
+    small = {"n_layers": "12", "hidden": "768", "ffn_hidden": "3072", "n_heads": "12", "n_kv_heads": "12"}
+    small |= {"vocab": "50304", "seq_len": "1024", "head_dim": "64", "model": name, "notes": ""}
+    found = run_of(one(tmp_path, **small, n_params_B=published, other_flags=flags)).job.model
+    assert found.family == family
+
+
 def test_mindspore_shares_out_gradients_that_nothing_adds_up(tmp_path: Path) -> None:
     known = {"source": "mindformers model cards (r1.3.0)", "zero_stage": "1", "tp": "1", "pp": "1", "vpp": "1"}
     known |= {"n_devices": "8", "dp": "8", "micro_batch": "1"}
