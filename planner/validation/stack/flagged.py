@@ -56,8 +56,9 @@ _ENGINE_LAYERS = r"transformer engine(?:'s)? (?:transformer)?layers?\b"
 """Words for whole layers of Transformer Engine in another framework's loop."""
 
 _COUNTED = 1.0
-"""How often operators of Hugging Face's modules pass memory: each is a kernel, and the graph has all of them
-(modeling_llama.py), where `passes` of the stack fsdp stands for what other modules have besides."""
+"""How often operators of Hugging Face's modules pass memory, and those of others in eager mode: each is a kernel, and
+the graph has all of them, norms as chains (modeling_llama.py, model.py of nanoGPT, litgpt/model.py). `passes` of the
+stack fsdp stands for what modules have besides."""
 
 _NARROW = (
     r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16"
@@ -155,6 +156,9 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "", 
     if (hugging_face or eager) and not norms:
         notes.append("RMS norms are chains of operators in fp32")
         stack = replace(stack, composed_norms=True)
+    if eager and stack.name == "fsdp":
+        notes.append("operators pass memory as often as the graph says (eager)")
+        stack = replace(stack, passes=min(stack.passes, _COUNTED))
     if stack.name in _EAGER and norms and (mentions(flags, _FUSED_GATES) or "gates" in liger):
         notes.append("norms and gated activations are one kernel each")
         one_each = {"gates", "rotations"} <= liger  # liger_kernel/ops/swiglu.py and rope.py

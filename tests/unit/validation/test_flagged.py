@@ -82,6 +82,25 @@ def test_files_of_hugging_face_are_no_modules(flags: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stack", "flags", "counted"),
+    [
+        ("fsdp", "pytorch ddp; eager", True),
+        ("fsdp", "litgpt; eager; fused rmsnorm", True),
+        ("fsdp", "not eager", False),
+        ("fsdp", "aot_eager", False),
+        ("fsdp-compiled", "eager loss", False),
+    ],
+)
+def test_operators_of_eager_modules_pass_memory_as_often_as_the_graph_says(
+    stack: str, flags: str, counted: bool
+) -> None:
+    before = load_software(stack)
+    found = with_kernels(before, flags, []).passes
+    assert (found == 1.0) == counted
+    assert counted or found == before.passes > 1
+
+
+@pytest.mark.parametrize(
     ("stack", "flags", "composed"),
     [
         ("fsdp", "hugging face transformers; fsdp", True),
