@@ -76,6 +76,14 @@ VERSIONS = (
     Version(
         stacks=("fsdp-compiled",),
         torchtitan=True,
+        until="2024-10-22",
+        changes={"loss": "whole"},
+        source="torchtitan e10cb9494: the cast of logits moved into the loss, which is compiled; before, the model cast"
+        " them, and the loss was PyTorch's own",
+    ),
+    Version(
+        stacks=("fsdp-compiled",),
+        torchtitan=True,
         since="2024-12",
         until="2025-04",
         changes={"loss": "whole"},
