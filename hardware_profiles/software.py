@@ -20,7 +20,7 @@ Graphs = Literal["none", "router", "attention", "step"]
 """The part of a block with experts that is in CUDA graphs, which the host launches at once: the router and the sorting
 of rows for their exchange; everything but the experts; or everything."""
 
-ComposedLoss = Literal["", "megatron", "pytorch"]
+ComposedLoss = Literal["", "megatron", "pytorch", "inductor"]
 """A cross entropy in one kernel (empty), or in the kernels of Megatron-LM or of PyTorch."""
 
 HiddenDropout = Literal["none", "fused", "apart"]
@@ -87,6 +87,7 @@ class Software:
             for each operator of the graph. It is higher if casts, bias and dropout are kernels of their own, lower if a
             compiler fuses chains.
         composed_loss: whose kernels compute the loss one after the other, in fp32, instead of one kernel for all of it.
+            Those that a compiler makes ("inductor") read logits as they are, without a cast before.
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
         host: time of the host to launch an operator, in units of `Device.host_latency`.

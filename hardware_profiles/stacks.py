@@ -16,7 +16,16 @@ from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Tex
 from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_toml
 from hardware_profiles.memory_intervals import peak_spread
 from hardware_profiles.memory_intervals import table as peak_spreads_known
-from hardware_profiles.software import PYTORCH, AttentionKernels, Dispatcher, Hidden, LossMemory, Software, Stored
+from hardware_profiles.software import (
+    PYTORCH,
+    AttentionKernels,
+    ComposedLoss,
+    Dispatcher,
+    Hidden,
+    LossMemory,
+    Software,
+    Stored,
+)
 from hardware_profiles.units import MIB, seconds_from_us
 
 _SUFFIX = ".toml"
@@ -58,6 +67,7 @@ class _StackFile(Strict):
     ahead: Number
     regathers: bool
     loss: LossMemory
+    composed_loss: ComposedLoss = ""
     buffers_mib: Number
     grouped_us: Number | None = None
     adds: bool = False
@@ -106,6 +116,7 @@ class _StackFile(Strict):
             ahead=int(self.ahead.value),
             regathers=self.regathers,
             loss=self.loss,
+            composed_loss=self.composed_loss,
             buffers=self.buffers_mib.value * MIB,
             adds=self.adds,
             exchanges_at_once=self.exchanges_at_once,

@@ -13,7 +13,7 @@ from typing import cast
 from planner.graph.operator_graph import Operator, OperatorGraph
 
 _ACTIVATION, _PRODUCT = "aten.silu.default", "aten.mul.Tensor"
-_PASSED_ON = frozenset({
+PASSED_ON = frozenset({
     "aten.to.dtype", "aten._to_copy.default", "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default",
     "aten.flatten.using_ints", "aten.unflatten.int", "aten.transpose.int", "aten.permute.default",
 })  # fmt: skip
@@ -39,5 +39,5 @@ def _multiplied(graph: OperatorGraph, op: Operator) -> bool:
         op = graph.operators[readers[0]]
         if op.op == _PRODUCT:
             return len(op.operands) == 2 and len({graph.types[each].shape for each in op.operands}) == 1
-        if op.op not in _PASSED_ON:
+        if op.op not in PASSED_ON:
             return False

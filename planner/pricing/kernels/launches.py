@@ -72,7 +72,7 @@ def _launched(call: KernelCall) -> int:
     experts, graphs = call.rule.op_class == "experts", call.software.graphs
     if call.rule.op_class == FREE_OP_CLASS or graphs == "step" or (graphs == "attention" and not experts):
         return 0
-    if joins_product(call):
+    if joins_product(call) or (composed_losses.reads_cast(call) and not composed_losses.is_composed_loss(call)):
         return 0
     if call.rule.casts and not experts:
         return CAST_KERNELS

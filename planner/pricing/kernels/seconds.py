@@ -54,7 +54,7 @@ def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
     if is_composed(call):
         return composed_seconds(call)
-    if joins_product(call):
+    if joins_product(call) or (composed_losses.reads_cast(call) and not composed_losses.is_composed_loss(call)):
         return np.zeros(len(call.extents)), np.zeros(len(call.extents))
     if call.rule.composed and not call.software.fuses_chains:
         return _one_by_one(call)

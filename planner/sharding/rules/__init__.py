@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from planner.errors import RuleError
 from planner.graph.call import Call, call_with
+from planner.graph.cast_losses import cast_losses
 from planner.graph.gates import folded_activations
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, WrittenRule
 from planner.graph.per_replica import PER_REPLICA, called
@@ -30,6 +31,8 @@ def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
     rule = rule_of_call(operator, graph.types, drops_fused=graph.drops_fused)
     if operator.name in folded_activations(graph):
         rule = _folded(rule)
+    if operator.name in cast_losses(graph):
+        rule = _of_loss(rule)
     graph.derived[operator.name] = (operator, rule)
     return rule
 
@@ -51,6 +54,12 @@ def rule_of_call(operator: Operator, types: Mapping[str, TensorType], *, drops_f
 def _folded(rule: Rule) -> Rule:
     """The rule of an activation that is computed within the product behind it."""
     return replace(rule, joins_product=True)
+
+
+@lru_cache(maxsize=16384)
+def _of_loss(rule: Rule) -> Rule:
+    """The rule of a loss of cast logits, or of their cast."""
+    return replace(rule, joins_loss=True)
 
 
 @lru_cache(maxsize=16384)

@@ -54,6 +54,42 @@ def test_a_loss_moves_the_bytes_of_its_kernels() -> None:
     assert pytorch.backward[0] > 2 * fused.backward[0]
 
 
+class Headed(torch.nn.Module):
+    """A head and its loss: of logits that are cast for it, of logits as they are, or of a cast that is returned."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.head = torch.nn.Linear(64, 256, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x_BH: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+        logits_BV = self.head(x_BH)
+        if self.way == "short":
+            return F.cross_entropy(logits_BV, labels_B)
+        long_BV = logits_BV.float()
+        loss = F.cross_entropy(long_BV.view(-1, 256), labels_B)
+        return loss + long_BV.mean() if self.way == "read twice" else loss
+
+
+@pytest.mark.parametrize(("way", "within"), [("cast", True), ("short", False), ("read twice", False)])
+def test_a_compiler_reads_logits_within_the_loss(way: str, within: bool) -> None:
+    graph = trace(Headed(way), (torch.zeros(8, 64, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.int64)))
+    cluster = QUIET.with_software(replace(PYTORCH, composed_loss="inductor"))
+    mesh, found = build_mesh(cluster, (2, 8)), dict[str, OperatorPrices]()
+    for op in graph.operators:
+        types = [graph.types[name] for name in op.operands]
+        made = [graph.types[name] for name in op.results if name is not None]
+        graded = [one.dtype != "int64" for one in types]
+        rule = rule_of(graph, op)
+        strategy = [(None, None)]
+        found[op.op] = price_operator(rule, strategy, types, made, graded, mesh, cluster)
+    loss = found["aten.cross_entropy_loss.default"]
+    read = moved((8 if way == "read twice" else 4) * 8 * 256)
+    assert (loss.forward[0], loss.backward[0]) == pytest.approx((read, read))
+    casts = [prices for op, prices in found.items() if op in ("aten.to.dtype", "aten._to_copy.default")]
+    assert [float(prices.forward[0]) == 0.0 for prices in casts] == ([] if way == "short" else [within])
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_gradient_of_a_bias_reads_the_gradient_of_the_result(bias: bool) -> None:
     rows, weight = (TensorType(shape=(extent, WIDTH), dtype="bfloat16") for extent in (TOKENS, 3 * WIDTH))
