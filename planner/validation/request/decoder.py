@@ -29,9 +29,6 @@ _NORMED_HEADS = (
 """Models with normalised queries and keys (Qwen3: arXiv 2505.09388; OLMo 2 and 3, which normalise all heads together
 and move as much: arXiv 2501.00656, `olmo3_7B` of OLMo-core), and words for it."""
 
-_SQUARED = r"(?<![a-z])squared[- ]?relu(?![a-z])"
-"""Words for the activation of Nemotron, between an MLP's two matrices, behind rotary embeddings and RMS norms."""
-
 _GPT_2 = r"(?<![a-z])gpt[-_ ]?2(?![\d.])"
 """A name of models with layer norms, biases, GELU and learned positions (Radford et al. 2019)."""
 
@@ -74,8 +71,6 @@ def _kinds(row: Row, *, as_gpt: bool) -> list[tuple[Family, bool]]:
     `as_gpt`: whether GPT has these dimensions. But for its positions and biases it has as many parameters as a Nemotron
     with shared embeddings, so a rounded number does not tell one from the other; the name GPT-2 does.
     """
-    if mentions(row.words("model", "other_flags"), _SQUARED):
-        return [("nemotron", False), ("nemotron", True)]
     usual: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
     if as_gpt:
         usual.insert(0, ("gpt", True))
