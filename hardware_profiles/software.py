@@ -12,9 +12,10 @@ cuDNN; before: "sdpa"); FlashAttention 2 or 1; or unfused, with score matrices i
 
 _FP32 = 4  # bytes of a gradient
 
-Dispatcher = Literal["alltoall", "once"]
+Dispatcher = Literal["alltoall", "once", "allgather"]
 """How rows of tokens reach their experts: one row for each expert of a token; or one row for each device (or node, if
-experts are on several nodes) that has any of them, summed up there before it returns (DeepEP, HybridEP)."""
+experts are on several nodes) that has any of them, summed up there before it returns (DeepEP, HybridEP); or every device
+gathers all tokens, and the results of its experts are reduce-scattered (`MoEAllGatherTokenDispatcher`)."""
 
 Graphs = Literal["none", "router", "attention", "step"]
 """The part of a block with experts that is in CUDA graphs, which the host launches at once: the router and the sorting

@@ -100,7 +100,9 @@ def inner_hidden(rule: Rule, cluster: Cluster) -> float:
 
 def inner_seconds(rule: Rule, inner: InnerMessage, mesh: Mesh, cluster: Cluster) -> float:
     """Seconds of such a message. A dispatcher may send a token once to each of n devices or nodes that have some of its
-    k chosen experts: n counts the units of the outermost network that they cross, whose bandwidth decides."""
+    k chosen experts: n counts the units of the outermost network that they cross, whose bandwidth decides. Or all
+    devices gather all tokens, and reduce-scatter the results of their experts: each pass has one of either, so that a
+    message takes the mean (`MoEAllGatherTokenDispatcher` of Megatron-Core)."""
     message = inner.message
     if message.axis is None:
         return message_seconds(message, mesh, cluster)
@@ -110,9 +112,14 @@ def inner_seconds(rule: Rule, inner: InnerMessage, mesh: Mesh, cluster: Cluster)
     if size == 1:
         return 0.0  # sent with the message along the outermost axis
     group, nbytes = cluster.group(size, stride), message.nbytes
-    if cluster.software.dispatcher == "once" and rule.op_class == "experts":
+    if rule.op_class == "experts":
         chosen = rule.factors[rule.index["k"]].extent if "k" in rule.index else 1
-        nbytes *= once_share(chosen, group.spans[-1].count)
+        if cluster.software.dispatcher == "once":
+            nbytes *= once_share(chosen, group.spans[-1].count)
+        if cluster.software.dispatcher == "allgather" and message.kind == "all_to_all":
+            gathered = size * nbytes / chosen
+            both = [collective_time(kind, gathered, group) for kind in ("all_gather", "reduce_scatter")]
+            return float(sum(both) / len(both))
     return float(collective_time(message.kind, nbytes, group))
 
 

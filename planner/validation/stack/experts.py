@@ -1,6 +1,7 @@
 """How a stack runs experts: the dispatcher that sends rows of tokens to them, the kernels that route and multiply, and
 what is in CUDA graphs. Flags say so; else the recipe of NVIDIA decides (`planner.validation.frameworks.recipes`)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hardware_profiles import Dispatcher, Graphs, Software, load_profile
@@ -22,6 +23,23 @@ _ALL_TO_ALL = (
     r"|\bdispatcher\s*[=: ]\s*\W?all[-_ ]?to[-_ ]?all"
 )
 """Words for the dispatcher of Megatron-Core that sends rows to their experts only."""
+
+_ALL_GATHER = (
+    r"dispatcher[-_]type\s*[=: ]\s*\W?all[-_ ]?gather|\ball[-_ ]?gather (?:token )?dispatcher"
+    r"|\bdispatcher\s*[=: ]\s*\W?all[-_ ]?gather"
+)
+"""Words for the dispatcher of Megatron-Core that gathers the tokens of all devices on every one of them, and adds up
+what their experts make of them by a reduce-scatter (megatron/core/transformer/moe/token_dispatcher.py)."""
+
+_MEGATRON = ("megatron", "nemo")
+"""Stacks with the dispatchers of Megatron-Core as they are priced (MindSpeed has its own)."""
+
+_SENT: Mapping[Dispatcher, str] = {
+    "alltoall": "rows are sent for each expert",
+    "once": "rows are sent once to a node, whichever experts they go to",
+    "allgather": "all devices that share experts gather each other's tokens",
+}
+"""What a note says of a dispatcher."""
 
 _GRAPHS = r"cuda[-_ ]graphs?"
 _STEP_IN_GRAPH = rf"full[-_ ](?:iteration[-_ ])?{_GRAPHS}"
@@ -103,6 +121,7 @@ def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
     for trait in _KERNELS:
         stack = trait.given(flags, stack, notes)
     sent, moe = _sent_by_flags(flags), row.text("arch").lower() == "moe"
+    sent = None if sent == "allgather" and stack.name not in _MEGATRON else sent
     if moe and not stack.fused_experts and (uses_torchtitan(row) or mentions(flags, _GROUPED)):
         notes.append(
             f"products of experts take {GROUPED_SLOWER:g} times as long as those of tables (torch._grouped_mm)"
@@ -117,8 +136,7 @@ def with_experts(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append("rows of experts pass memory as often as torchtitan's operators read and write them")
         stack = replace(stack, row_bytes=moved)
     if moe and sent is not None:
-        word = "once to a node, whichever experts they go to" if sent == "once" else "for each expert"
-        notes.append(f"rows are sent {word}")
+        notes.append(_SENT[sent])
         stack = replace(stack, dispatcher=sent)
     return stack
 
@@ -165,6 +183,8 @@ def _sent_by_flags(flags: str) -> Dispatcher | None:
     """How rows reach their experts, by flags; None if they do not say."""
     if mentions(flags, _ONCE):
         return "once"
+    if mentions(flags, _ALL_GATHER):
+        return "allgather"
     return "alltoall" if mentions(flags, _ALL_TO_ALL) else None
 
 

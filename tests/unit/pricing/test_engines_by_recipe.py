@@ -45,6 +45,20 @@ def test_a_token_goes_once_to_each_device_or_node_of_its_experts(devices: int, u
     assert inner_seconds(rule, message, mesh, run_by("megatron", devices)) > wanted
 
 
+def test_a_dispatcher_that_gathers_moves_tokens_whatever_they_choose() -> None:
+    """Gathered are the tokens of all devices, and their results are reduce-scattered."""
+    own = run_by("megatron", 8)
+    cluster = own.with_software(replace(own.software, dispatcher="allgather"))
+    mesh = build_mesh(cluster, (8,))
+    message = InnerMessage(message=Message(kind="all_to_all", axis=0, nbytes=1e9), forward=1, backward=1)
+    chosen = EXPERTS.factors[EXPERTS.index["k"]].extent
+    gathered = 8 * 1e9 / chosen
+    wanted = [collective_time(kind, gathered, cluster.group(8, 1)) for kind in ("all_gather", "reduce_scatter")]
+    assert inner_seconds(EXPERTS, message, mesh, cluster) == pytest.approx(float(sum(wanted)) / 2)
+    weights = replace(message, message=replace(message.message, kind="all_reduce"))
+    assert inner_seconds(EXPERTS, weights, mesh, cluster) == inner_seconds(EXPERTS, weights, mesh, own)
+
+
 @pytest.mark.parametrize(("name", "devices", "sizes"), [("megatron", 8, (4, 2)), ("nemo", 16, (2, 4, 2))])
 def test_an_exchange_along_several_axes_is_one_among_all_their_devices(
     name: str, devices: int, sizes: tuple[int, ...]

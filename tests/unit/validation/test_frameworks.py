@@ -105,11 +105,28 @@ def test_a_vocabulary_that_nothing_pads(tmp_path: Path, changes: dict[str, str],
     assert run(tmp_path, **alone, **changes).job.model.vocabulary == vocabulary
 
 
-@pytest.mark.parametrize(("flags", "dispatcher"), [("deepep", "once"), ("no deepep", "alltoall"), ("", "alltoall")])
+@pytest.mark.parametrize(
+    ("flags", "dispatcher"),
+    [
+        ("deepep", "once"),
+        ("no deepep", "alltoall"),
+        ("", "alltoall"),
+        ("allgather dispatcher", "allgather"),
+        ("moe-token-dispatcher-type=allgather", "allgather"),
+        ("alltoall dispatcher; kvallgather_cp_algo", "alltoall"),
+    ],
+)
 def test_tokens_that_are_sent_once_to_a_node(tmp_path: Path, flags: str, dispatcher: str) -> None:
     found, notes = machine(tmp_path, 0, 8, **EXPERTS, date="2025-07", other_flags=flags)
     assert found.software.dispatcher == dispatcher
     assert ("rows are sent once to a node, whichever experts they go to" in notes) == (dispatcher == "once")
+    assert ("all devices that share experts gather each other's tokens" in notes) == (dispatcher == "allgather")
+
+
+def test_mindspeed_has_its_own_dispatchers(tmp_path: Path) -> None:
+    flags = {"stack": "MindSpeed-LLM", "other_flags": "moe-token-dispatcher-type=allgather"}
+    found, _ = machine(tmp_path, 0, 8, **{**EXPERTS, **flags}, profile="ascend-910b-64gb", date="2025-07")
+    assert (found.software.name, found.software.dispatcher) == ("mindspeed", "alltoall")
 
 
 def test_zero1_of_internevo_is_within_a_node(tmp_path: Path) -> None:
