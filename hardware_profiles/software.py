@@ -14,8 +14,8 @@ _FP32 = 4  # bytes of a gradient
 
 Dispatcher = Literal["alltoall", "once", "allgather"]
 """How rows of tokens reach their experts: one row for each expert of a token; or one row for each device (or node, if
-experts are on several nodes) that has any of them, summed up there before it returns (DeepEP, HybridEP); or every device
-gathers all tokens, and the results of its experts are reduce-scattered (`MoEAllGatherTokenDispatcher`)."""
+experts are on several nodes) that has any of them, summed up there before it returns (DeepEP, HybridEP); or every
+device gathers all tokens, and the results of its experts are reduce-scattered (`MoEAllGatherTokenDispatcher`)."""
 
 Graphs = Literal["none", "router", "attention", "step"]
 """The part of a block with experts that is in CUDA graphs, which the host launches at once: the router and the sorting
@@ -92,6 +92,9 @@ class Software:
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
         host: time of the host to launch an operator, in units of `Device.host_latency`.
+        engine_launches: whether operators outside of experts are launched as Megatron-Core's layers launch them
+            (`planner.pricing.kernels.engine_launches`), not once for each operator of the graph in either pass; its
+            collectives are launched, too.
         attention: which attention kernels.
         scores: with unfused attention, how many elements per score are kept for the backward pass: 1 is the softmax, 2
             adds its result after dropout, and a mask of one byte comes on top.
@@ -292,6 +295,7 @@ class Software:
     autocasts: bool = False
     fuses_chains: bool = False
     views_heads: bool = False
+    engine_launches: bool = False
 
     @property
     def drops_fused(self) -> bool:

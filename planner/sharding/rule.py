@@ -197,12 +197,13 @@ class Rule:
     shape and dtype first, and are then summed and cast to those of the operands. Operands that are `handed` the
     gradient of the result use that tensor itself. An activation `joins_product` where kernels of chains compute it
     within the product behind it (`planner.graph.gates`). A cast to fp32, and the loss that alone reads it, `joins_loss`
-    where kernels of the loss read what is cast (`planner.graph.cast_losses`). A product that `folds` the leading dims
-    of its operands copies operands whose leading dims cannot be viewed as one. With `spread` the gradient of what is
-    summed is that of the sum, broadcast to its shape without any memory. With `joined` the data that collectives of
-    `inner` bring are joined to a copy of the first operand while the operator runs, and autograd keeps them as they
-    came. `passes` says that the gradient of an operand of the same type is that of the result itself, and that a copy
-    that would change nothing is not made.
+    where kernels of the loss read what is cast (`planner.graph.cast_losses`). A linear layer `joins_projection` where
+    launches are counted and another layer of the same input stands for it (`planner.graph.projections`). A product that
+    `folds` the leading dims of its operands copies operands whose leading dims cannot be viewed as one. With `spread`
+    the gradient of what is summed is that of the sum, broadcast to its shape without any memory. With `joined` the data
+    that collectives of `inner` bring are joined to a copy of the first operand while the operator runs, and autograd
+    keeps them as they came. `passes` says that the gradient of an operand of the same type is that of the result
+    itself, and that a copy that would change nothing is not made.
 
     `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape becomes on shards: that operator
     of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum. `roles` names
@@ -242,6 +243,7 @@ class Rule:
     folds: bool = False
     joins_product: bool = False
     joins_loss: bool = False
+    joins_projection: bool = False
     stepwise: bool = False
     spread: bool = False
     handed: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ from planner.pricing.kernels import composed_losses
 from planner.pricing.kernels.call import Array, KernelCall
 from planner.pricing.kernels.composed_norms import KERNELS, is_composed
 from planner.pricing.kernels.dropped_branches import dropped_launches
+from planner.pricing.kernels.engine_launches import engine_launches
 from planner.pricing.kernels.experts import expert_by_expert, held_experts
 from planner.pricing.kernels.scans import SCANS
 from planner.pricing.kernels.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, in_fp32, is_unfused
@@ -57,6 +58,8 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
         more = more + apart * held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
     each, launched = call.device.host_latency * call.software.host, _launched(call)
     back = launched + _launched_besides(call) if launched else 0
+    if launched and call.software.engine_launches and call.rule.op_class not in (*SCANS, "experts", "cross_entropy"):
+        launched, back = engine_launches(call)
     if launched:
         own = dropped_launches(call)
         launched, back = launched + own, back + own

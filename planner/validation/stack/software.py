@@ -9,6 +9,7 @@
     gates, rotations                      fused_kernels
     attention                             attention_kernels, attention_masks, dropout
     experts, CUDA graphs                  experts
+    launches, by count of Megatron's      engine_launches
     launches that wait for their kernels  here
     what is in use at the peak            allocation
 
@@ -27,6 +28,7 @@ from planner.validation.reading.rows import Row
 from planner.validation.stack.attention_kernels import attention_of
 from planner.validation.stack.attention_masks import with_alibi, with_sinks, with_window
 from planner.validation.stack.dropout import in_one_order, with_dropout
+from planner.validation.stack.engine_launches import with_engine_launches
 from planner.validation.stack.experts import with_experts, with_graphs
 from planner.validation.stack.flagged import with_kernels, with_overlaps
 from planner.validation.stack.fp8_products import with_narrow_gathers, with_products
@@ -112,5 +114,6 @@ _AFTER: tuple[_Change, ...] = (
     with_window,
     with_sinks,
     with_products,
+    with_engine_launches,
     _launching,
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.validation.stack.engine_launches import HOST
 from tests.unit.validation.runs import machine
 
 
@@ -116,3 +117,21 @@ def test_modules_of_hugging_face_are_eager_whatever_shares_their_states_out(tmp_
         assert machine(tmp_path, 0, stack=stack, compile=compiles)[0].software.name == name
     megatron, _ = machine(tmp_path, 0, other_flags="Megatron-LM; weights of Hugging Face")
     assert megatron.software.name == "megatron"
+
+
+@pytest.mark.parametrize(
+    ("row", "counted"),
+    [
+        ({"stack": "Megatron-LM"}, True),
+        ({"stack": "NeMo 2.0", "profile": "h100-80gb"}, True),
+        ({"stack": "Megatron-LM", "arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "4096"}, False),
+        ({"stack": "nanotron"}, False),
+        ({"stack": "DeepSpeed", "other_flags": "Megatron-DeepSpeed"}, False),
+    ],
+)
+def test_launches_of_dense_layers_are_counted_where_megatron_core_runs(
+    tmp_path: Path, row: dict[str, str], counted: bool
+) -> None:
+    software = machine(tmp_path, **row)[0].software
+    assert software.engine_launches == counted
+    assert (software.host == HOST) == counted

@@ -48,7 +48,7 @@ class OperatorVisit:
     ) -> None:
         self.walk, self.cost, self.at, self.live, self.seen, self.at_once = walk, cost, at, live, seen, at_once
         self.bound = bound = walk.bound
-        self.operator = bound.operators[at]
+        self.operator = walk.counted_for(bound.operators[at])
         self.segment = walk.segments.get(at)  # None if no stage needs to compute it
         self.block = bound.blocks.block_of(at)
         self.again = bound.recompute_of(self.block) is not None  # its bytes are kept for one block at a time
@@ -282,7 +282,8 @@ class OperatorVisit:
         walk.move(self.cost, self.chunk, owner, part, moved, tensor, *between, {phase: 1})
         if walk.hosted and (seconds := walk.book.route(moved, tensor, *between)[0].seconds):
             name = "forward" if phase == "forward" else "backward"
-            self.cost.launches[walk.chunk_of[self.at], self.block, name].add(0.0, 0.0, 0.0, seconds)
+            launched = walk.launching * len(walk.book.route(moved, tensor, *between)[0].messages)
+            self.cost.launches[walk.chunk_of[self.at], self.block, name].add(0.0, 0.0, launched, seconds)
 
     def _use_parameter(self, place: int, name: str, wanted: Duplex) -> bool:
         """One use of a parameter: the weight is gathered for the forward pass, and again if the backward pass needs it.

@@ -10,7 +10,8 @@ pass of a block begins, so they count as one more such block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from hardware_profiles import PYTORCH, Cluster, Hidden, Machine, Seconds, clusters_of_ranks
@@ -19,6 +20,7 @@ from planner.faults import refuse
 from planner.graph.blocks import Blocks
 from planner.graph.fp8 import scales_of
 from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.graph.projections import joined_projections
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.block_gathers import run_of
@@ -52,7 +54,7 @@ from planner.pricing.liveness import liveness, replays
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout
-from planner.sharding.rule import Duplex
+from planner.sharding.rule import Duplex, Rule
 
 
 def hides(cluster: Machine) -> bool:
@@ -90,6 +92,8 @@ class Walk:
         device = self.cluster.device
         takes_turns = device.in_line or software.waits_for_kernels
         self.hosted = bool(device.host_latency * software.host) and not takes_turns
+        counts = software.engine_launches and software.graphs == "none"
+        self.launching = device.host_latency * software.host if counts else 0.0  # seconds to launch a collective
         self.gathers_in_autograd = software.name == PYTORCH.name  # a saved weight is gathered when autograd unpacks it
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self.tied, self.share_overlapped = shared_parameters(self.bound), self.cluster.device.overlapped
@@ -226,6 +230,13 @@ class Walk:
             self._made.update(zip(results, bound.layouts.results, strict=True))
         return self._made[name]
 
+    def counted_for(self, bound: BoundOperator) -> BoundOperator:
+        """The operator, marked where another linear layer stands for its launches."""
+        counts = self.cluster.software.engine_launches
+        if not counts or bound.operator.name not in joined_projections(self.bound.graph):
+            return bound
+        return replace(bound, rule=_joined(bound.rule))
+
     def price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
         """Prices of an operator, `without` the gradients of some operands. If `counted`, its work is added to that of
         the model."""
@@ -247,6 +258,12 @@ class Walk:
             seen = work_of_slices(rule, self.bound.plan.slices) if rule.op_class == "attention" else 1.0
             self.flops += flops[alone][0] * seen
         return known[key][0]
+
+
+@lru_cache(maxsize=16384)
+def _joined(rule: Rule) -> Rule:
+    """The rule of a linear layer that another one stands for."""
+    return replace(rule, joins_projection=True)
 
 
 def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
