@@ -8,7 +8,8 @@
     .step-000080.3f2a.gone/     being deleted
 
 A checkpoint gets and loses its name by one rename, so a reader sees it whole or not at all. The next run in the same
-folder clears what ended runs left (`RunFolder.prepare`). One run at a time writes there (`runtime.run_folder.lock`),
+folder clears what ended runs left (`RunFolder.prepare`). The newest checkpoint is the last step of the line in which
+the run continues: without the checkpoints that it left aside (`runtime.checkpoint.aside`). One run at a time writes there (`runtime.run_folder.lock`),
 and it deletes only folders with its own mark (`runtime.run_folder.owned`).
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import CheckpointError
+from runtime.checkpoint.aside import NOWHERE, is_aside, leave_aside, left_at, take_back
 from runtime.checkpoint.manifest import MANIFEST, read_manifest
 from runtime.run_folder import owned
 from runtime.run_folder.identity import RunRecord, read_record
@@ -49,19 +51,26 @@ def part_of(folder: Path, step: int, token: str) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest step first."""
+    """The whole checkpoints of a folder, oldest step first, also those that were left aside."""
     return [path for path in _steps(folder) if (path / MANIFEST).is_file()]
 
 
+def line(folder: Path) -> list[Path]:
+    """The whole checkpoints of the line in which the run continues, oldest step first: without those that were left
+    aside."""
+    return [path for path in checkpoints(folder) if not is_aside(path)]
+
+
 def newest(folder: Path) -> Path | None:
-    """The whole checkpoint of the last step; None where there is none."""
-    return next(reversed(checkpoints(folder)), None)
+    """The last whole checkpoint of the line in which the run continues; None where there is none."""
+    return next(reversed(line(folder)), None)
 
 
 def incomplete(folder: Path) -> list[str]:
-    """Messages about step folders newer than the newest checkpoint: they have no manifest."""
+    """Messages about step folders newer than the newest checkpoint that have no manifest."""
     last = newest(folder)
     more = [path for path in _steps(folder) if last is None or step_of(path) > step_of(last)]
+    more = [path for path in more if not (path / MANIFEST).is_file()]
     then = "there is no checkpoint before it" if last is None else f"the newest checkpoint is {last.name}"
     return [f"{path} has no {MANIFEST}, so the checkpoint is incomplete; {then}" for path in more]
 
@@ -75,23 +84,27 @@ def _steps(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The newest checkpoint that belongs to a run (None where there is none), and messages about the others."""
+    """The newest checkpoint that belongs to a run (None where there is none), and messages about the others. `aside`
+    are the checkpoints that were left aside."""
 
     path: Path | None
     notes: tuple[str, ...]
+    aside: tuple[Path, ...] = ()
 
 
 def chosen(folder: Path) -> Chosen:
     """The checkpoint from which a run in a folder continues. Raises CheckpointError where there are checkpoints but
     none belongs to the run."""
     record, notes, foreign = read_record(folder), incomplete(folder), ""
-    for path in reversed(checkpoints(folder)):
+    aside = tuple(path for path in checkpoints(folder) if is_aside(path))
+    notes += aside_notes(aside)
+    for path in reversed(line(folder)):
         try:
             origin = read_manifest(path).origin
         except CheckpointError:
-            return Chosen(path=path, notes=tuple(notes))  # loading it raises, and says what is wrong
+            return Chosen(path=path, notes=tuple(notes), aside=aside)  # loading it raises, and says what is wrong
         if origin is None if record is None else record.owns(origin):
-            return Chosen(path=path, notes=tuple(notes))
+            return Chosen(path=path, notes=tuple(notes), aside=aside)
         foreign = f"{path} belongs to {origin or 'a run that it does not name'}"
         notes.append(f"{foreign}, not to this folder: it is left alone")
     if foreign:
@@ -101,7 +114,19 @@ def chosen(folder: Path) -> Chosen:
             f" run from one of them with --resume PATH --save NEW. If the folder was moved or merged on purpose, run"
             f" `plan checkpoint adopt {folder}` first"
         )
-    return Chosen(path=None, notes=tuple(notes))
+    return Chosen(path=None, notes=tuple(notes), aside=aside)
+
+
+def aside_notes(aside: Sequence[Path]) -> list[str]:
+    """A message about the checkpoints that were left aside, if there are any."""
+    if not aside:
+        return []
+    names = ", ".join(path.name for path in aside)
+    one = len(aside) == 1
+    return [
+        f"{names} in {aside[0].parent} {'is' if one else 'are'} left aside, because the run went back to an earlier"
+        f" checkpoint; --resume {aside[-1]} goes on from {'it' if one else 'the last one'}"
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +163,9 @@ class RunFolder:
 
     def publish(self, part: Path, step: int, token: str, keep: int) -> list[Path]:
         """Give a completely written folder the name of its checkpoint, replacing an older checkpoint of that step, and
-        take the names of all checkpoints of this run up to it except the last `keep`. Returns the folders to delete,
-        because deleting takes longer. Raises CheckpointError where the name is taken by a folder that is not of this
+        take the names of all checkpoints of this line up to it except the last `keep`. Checkpoints of later steps were
+        saved before, in a line that was abandoned: they are left aside. Returns the folders to delete, because deleting
+        takes longer. Raises CheckpointError where the name is taken by a folder that is not of this
         run."""
         folder, gone = self.path / name_of(step), []
         if os.path.lexists(folder):
@@ -153,8 +179,30 @@ class RunFolder:
             gone.append(self._without_name(old, folder.name, token))
         else:
             take_name(part, folder)
-        own = [path for path in checkpoints(self.path) if step_of(path) <= step and self._owns(path)]
+        own = [path for path in line(self.path) if self._owns(path)]
+        for path in own:
+            if step_of(path) > step:
+                leave_aside(path, step)
+        own = [path for path in own if step_of(path) <= step]
         return gone + [self._without_name(path, path.name, token) for path in own[:-keep]]
+
+    def go_back(self, start: Path) -> list[Path]:
+        """Make a checkpoint the newest one, since the run goes on from it: leave later checkpoints of this run aside.
+        Where it is not of this run in this folder, all of them are left aside. Returns those left aside now. Raises
+        CheckpointError where the folder cannot be written."""
+        inside = os.path.realpath(start.parent) == os.path.realpath(self.path) and is_checkpoint(start)
+        own = [path for path in line(self.path) if self._owns(path)]
+        if not inside or not self._owns(start):
+            back_to = NOWHERE
+        else:
+            left = left_at(start)
+            back_to = step_of(start) if left is None else left  # those of the other line begin there
+            own = [path for path in own if step_of(path) != step_of(start)]
+            take_back(self.path / start.name)
+        later = [path for path in own if step_of(path) > back_to]
+        for path in reversed(later):
+            leave_aside(path, back_to)
+        return later
 
     def delete(self, gone: Sequence[Path]) -> None:
         """Delete folders that have lost their names; what cannot be deleted is left to the next run."""

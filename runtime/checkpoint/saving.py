@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import RunFolder, chosen, name_of
+from runtime.checkpoint.aside import is_aside
+from runtime.checkpoint.folder import RunFolder, aside_notes, checkpoints, chosen, name_of
 from runtime.checkpoint.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -108,6 +109,7 @@ class Checkpoints:
         self._opened: OpenedRun | None = None  # on the first rank
         self._own: RunFolder | None = None
         self.notes: tuple[str, ...] = ()
+        self._start: Path | None = None  # the checkpoint that was loaded by its path, until the next save
         if not read_only:
             record, self.notes = said_by_first(lambda: self._open(lock), tuple[RunRecord, tuple[str, ...]])
             self._own = RunFolder(path=self.folder, record=record)
@@ -140,18 +142,32 @@ class Checkpoints:
             raise RequestError(f"{self.folder}: was opened with read_only=True; open it without that to save")
         return self._own
 
-    def newest(self) -> Path | None:
+    def newest(self, *, may_start: bool = False) -> Path | None:
         """The last whole checkpoint of this run, the same on every rank; None where there is none. Adds to `notes`.
-        Collective. Raises CheckpointError, on every rank, where all checkpoints there belong to another run or folder.
+        Collective. Raises CheckpointError, on every rank, where all checkpoints there belong to another run or folder,
+        or were left aside; in the latter case not if the run `may_start` from somewhere else.
         """
 
         def first() -> tuple[str, tuple[str, ...]]:
             found = chosen(self.folder)
+            if found.path is None and found.aside and not may_start:
+                raise CheckpointError(f"{self.folder}: has no other checkpoint: {'; '.join(found.notes)}")
             return str(found.path or ""), found.notes
 
         path, notes = said_by_first(first, tuple[str, tuple[str, ...]])
         self.notes = (*self.notes, *notes)
         return Path(path) if path else None
+
+    def go_back(self, start: Path) -> None:
+        """Make a checkpoint the newest one, because training goes on from it: checkpoints of later steps in this folder
+        are left aside, neither deleted nor continued from. Adds to `notes`. Collective. Raises CheckpointError."""
+        own = self._writable()
+
+        def first() -> tuple[str, ...]:
+            own.go_back(start)
+            return tuple(aside_notes([path for path in checkpoints(self.folder) if is_aside(path)]))
+
+        self.notes = (*self.notes, *said_by_first(first, tuple[str, ...]))
 
     def save(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> Path:
         """Save the state of a training step, under the number of the last completed step, with the user's data position
@@ -164,6 +180,7 @@ class Checkpoints:
         step.check_whole()
         self._join()
         self.check()
+        start, self._start = self._start, None
         step.before_step = self.check
         rank = step.rank
         progress = progress_of(rank, data)
@@ -191,6 +208,8 @@ class Checkpoints:
         def write() -> None:
             gone: list[Path] = []
             try:
+                if start is not None and self._opened is not None:
+                    own.go_back(start)
                 gone = job.write(
                     entries, progress, lambda files: layout.manifest(rank, progress, own.record.origin, files)
                 )
@@ -221,7 +240,8 @@ class Checkpoints:
         where the folder has none. With `weights_only` the model alone is loaded, from step 0; with `cast` its floating
         point numbers may be saved in any dtype. `model` is the config.json of the model, where the plan was made from
         one and the files have the names of transformers: the path in the plan is not opened. Collective; the model must
-        have been traced (`TrainingStep.prepare`).
+        have been traced (`TrainingStep.prepare`). After a checkpoint was loaded by its path, the next save leaves later ones
+        of this folder aside.
 
         Raises CheckpointError, on every rank and before anything is changed, where the checkpoint is damaged or for
         another model.
@@ -229,7 +249,9 @@ class Checkpoints:
         found = self.newest() if path is None else Path(path)
         if found is None:
             return None
-        return load(step, found, model=model, weights_only=weights_only, cast=cast, verify=verify)
+        restored = load(step, found, model=model, weights_only=weights_only, cast=cast, verify=verify)
+        self._start = None if path is None or weights_only else restored.path
+        return restored
 
     def check(self) -> None:
         """Raise CheckpointError where saving has failed on this rank."""

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import CheckpointError
-from runtime.checkpoint.folder import incomplete, newest
+from runtime.checkpoint.folder import checkpoints, incomplete, newest
 from runtime.checkpoint.manifest import MANIFEST, Manifest, SavedFile, SavedTensor, read_manifest
 from runtime.checkpoint.regions import Region, cells_meeting, whole
 from runtime.checkpoint.state_names import file_key, name_of_key
@@ -139,7 +139,7 @@ def located(path: Path) -> Path:
         raise CheckpointError(f"{path}: does not exist; give a checkpoint folder, or a folder of several")
     if path.is_file() or any((path / name).is_file() for name in (MANIFEST, INDEX, SINGLE)):
         return path
-    inside = newest(path)
+    inside = newest(path) or next(reversed(checkpoints(path)), None)  # where all were left aside, the last one
     if inside is None:
         pickles = any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.distcp"))
         why = " (pickles are not read, they can run code)" if pickles else ""

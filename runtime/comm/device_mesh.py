@@ -54,12 +54,16 @@ class RankMesh:
 
 
 def current_device(local_rank: int = 0) -> torch.device:
-    """The device of the process with this number on its node. Raises RequestError where there are fewer accelerators
-    than processes; processes on a CPU share it."""
+    """The device of the process with this number on its node; the only one where a launcher shows each process its own
+    device (`srun --gpus-per-task 1`). Raises RequestError where there are fewer accelerators than processes; processes
+    on a CPU share it."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return torch.device("cpu")
     count = torch.accelerator.device_count()
+    launched = launched_by(os.environ)
+    if count == 1 and launched is not None and not launched.one_environment:
+        return torch.device(accelerator.type, 0)
     if local_rank >= count:
         raise RequestError(
             f"process {local_rank} of this machine has no device: there are {count} of type {accelerator.type}, one for"

@@ -9,7 +9,7 @@ import torch
 from planner.errors import CheckpointError, RequestError
 from planner.plan.words import replica_words
 from planner.sharding.update import Update
-from runtime.checkpoint.folder import checkpoints, incomplete, step_of
+from runtime.checkpoint.folder import incomplete, line, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Readable
@@ -65,7 +65,8 @@ class RunCheckpoints:
         with another seed, or without optimizer state to continue from.
         """
         settings = self._settings
-        own = self._own.newest() if settings.go_on and self._own is not None else None
+        begins = settings.resume is not None or settings.weights is not None
+        own = self._own.newest(may_start=begins) if settings.go_on and self._own is not None else None
         if self._from_replicas(step, own):
             return None
         path = own or settings.resume or settings.weights
@@ -81,11 +82,13 @@ class RunCheckpoints:
             cast = weights_only and settings.cast
             found: Restored = restore(step.rank, source, weights_only=weights_only, cast=cast)
         except CheckpointError as error:
-            older = [one for one in checkpoints(own.parent) if step_of(one) < step_of(own)] if own is not None else []
+            older = [one for one in line(own.parent) if step_of(one) < step_of(own)] if own is not None else []
             if not older:
                 raise
             way = f"--resume {older[-1]} --save {settings.save}"
             raise CheckpointError(f"{error}; resume from the checkpoint before it with {way}") from error
+        if self._own is not None and own is None and not weights_only:
+            self._own.go_back(found.path)  # a restart before the next save must not continue what was abandoned
         self.loaded_step = 0 if source.manifest is None else source.manifest.progress.step
         self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
         self.position = found.data

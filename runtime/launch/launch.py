@@ -265,12 +265,13 @@ def _check_measure(plan_path: Path, settings: RunSettings) -> None:
 
 def _check_folder(settings: RunSettings) -> None:
     """A new run must not delete the checkpoints of another one, nor continue from them by mistake."""
-    from runtime.checkpoint.folder import newest
+    from runtime.checkpoint.folder import checkpoints, newest
 
     if settings.save is None or settings.go_on or settings.resume is not None:
         return
-    found = newest(Path(settings.save))
-    if found is not None:
+    folder = Path(settings.save)
+    if there := checkpoints(folder):
+        found = newest(folder) or there[-1]
         raise RequestError(
             f"--save {settings.save}: already has checkpoints, the last is {found.name}; resume from it with"
             " --continue, or name another folder"

@@ -37,6 +37,12 @@ class Launched:
         """Whether all processes are known to be on this host, so that no other host has to reach them."""
         return self.local_world == self.world or is_loopback(self.address)
 
+    @property
+    def one_environment(self) -> bool:
+        """Whether all processes of a host were started with one environment, and so see the same devices; Slurm and
+        others may show each process only its own."""
+        return self.agent or self.store is not None
+
     def environment(self) -> dict[str, str]:
         """The variables that torch.distributed reads."""
         found = {

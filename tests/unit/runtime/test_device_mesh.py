@@ -1,10 +1,13 @@
 """Which device a process has."""
 
+import os
+
 import pytest
 import torch
 
 from planner.errors import RequestError
 from runtime.comm.device_mesh import current_device, join_processes
+from runtime.launchers.own import environment_of
 from runtime.offload.copy_streams import here
 from tests.refusals import refused
 
@@ -14,6 +17,20 @@ def test_processes_without_an_accelerator_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     assert current_device(1) == torch.device("cuda", 1)
     with refused(RequestError, "process 2", 2, "cuda"):
+        current_device(2)
+
+
+def test_the_only_device_that_slurm_shows_a_process_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `srun --gpus-per-task 1` every task sees one device, whatever its number on the node is."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    with refused(RequestError, "process 2", 1, "cuda"):
+        current_device(2)
+    task = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
+    monkeypatch.setattr(os, "environ", {**task, "SLURM_STEP_NODELIST": "node1"})
+    assert current_device(2) == torch.device("cuda", 0)
+    monkeypatch.setattr(os, "environ", environment_of(2, 4, "store", 29500))  # `plan run` shows all to each process
+    with refused(RequestError, "process 2", 1, "cuda"):
         current_device(2)
 
 

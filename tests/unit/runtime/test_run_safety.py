@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from typer.testing import CliRunner
 import runtime
 from planner.cli.main import app
 from planner.errors import CheckpointError
+from runtime.checkpoint.folder import checkpoints, finished
 from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, write_manifest
+from runtime.checkpoint.source import located
 from runtime.launch.checkpointing import RunCheckpoints
 from runtime.run_settings import RunSettings
 from tests.refusals import refused
@@ -201,3 +204,59 @@ def test_a_restart_does_not_undo_a_rollback(tmp_path: Path) -> None:
     restarted.restore(again)
     restarted.close()
     assert (step.steps, again.steps) == (2, 2)
+
+
+def test_a_run_that_went_back_continues_its_own_line(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    of_run(folder, 1, 2, 3)
+    start = RunSettings(save=str(folder), save_every=1, check=False, resume=str(folder / "step-000001"))
+    step, run = step_of(lambda x, w: x * w), RunCheckpoints(replace(start, resume=None), lambda what: None)
+    for _ in range(3):
+        step(torch.ones(4, 8))
+        run.save(step, None)
+    run.wait()
+    run.close()
+
+    def last(**settings: object) -> tuple[int, tuple[str, ...]]:
+        """Starts the run once more, without a step; the step from which it begins, and what it says."""
+        run = RunCheckpoints(replace(start, **settings), lambda what: None)  # type: ignore[arg-type]
+        run.restore(again := step_of(lambda x, w: x * w))
+        run.close()
+        return again.steps, run.notes
+
+    assert last(resume=None, go_on=True)[0] == 3
+    begun, notes = last()
+    assert begun == 1
+    assert [n for n in notes if n.startswith(f"step-000002, step-000003 in {folder} are left aside")]
+    assert last(resume=None, go_on=True)[0] == 1  # also before it has saved again
+    going_on = step_of(lambda x, w: x * w)
+    run = RunCheckpoints(replace(start, keep=1), lambda what: None)
+    run.restore(going_on)
+    going_on(torch.ones(4, 8))
+    run.save(going_on, None)
+    run.wait()
+    run.close()
+    assert last(resume=None, go_on=True)[0] == 2
+    assert [path.name for path in checkpoints(folder)] == ["step-000002", "step-000003"], "those aside are not deleted"
+    assert last(resume=str(folder))[0] == 2
+    assert finished(replace(start, resume=None, go_on=True, steps=3)) is None
+    damaged = next((folder / "step-000002").glob("rank-*"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(CheckpointError) as found:
+        last(resume=None, go_on=True)
+    assert "step-000003" not in str(found.value)
+    assert last(resume=str(folder / "step-000003"))[0] == 3
+    assert last(resume=None, go_on=True)[0] == 3
+
+
+def test_a_start_elsewhere_leaves_all_checkpoints_of_the_folder_aside(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        of_run(tmp_path / name, 10, 20, 30)
+    opened = runtime.Checkpoints(tmp_path / "b")
+    opened.go_back(tmp_path / "a" / "step-000010")
+    assert [note for note in opened.notes if "step-000010, step-000020, step-000030" in note and "aside" in note]
+    assert opened.newest(may_start=True) is None
+    with refused(CheckpointError, tmp_path / "b", "left aside", f"--resume {tmp_path / 'b' / 'step-000030'}"):
+        opened.newest()
+    opened.close()
+    assert located(tmp_path / "b") == tmp_path / "b" / "step-000030"
