@@ -7,10 +7,10 @@
     .step-000100.3f2a.old/      replaced by a newer checkpoint of the same step
     .step-000080.3f2a.gone/     being deleted
 
-A checkpoint gets and loses its name by one rename, so a reader sees it whole or not at all. The next run in the same
-folder clears what ended runs left (`RunFolder.prepare`). The newest checkpoint is the last step of the line in which
-the run continues: without the checkpoints that it left aside (`runtime.checkpoint.aside`). One run at a time writes there (`runtime.run_folder.lock`),
-and it deletes only folders with its own mark (`runtime.run_folder.owned`).
+A checkpoint gets and loses its name by one rename, so a reader sees it whole or not at all. The newest one is the last
+step of the line in which the run continues: without checkpoints that it left aside (`runtime.checkpoint.aside`). The
+next run in the same folder clears what ended runs left (`RunFolder.prepare`). One run at a time writes there
+(`runtime.run_folder.lock`), and it deletes only folders with its own mark (`runtime.run_folder.owned`).
 """
 
 import os

@@ -73,9 +73,11 @@ class Renamed:
         found = self.source.manifest
         return None if found is None else replace(found, tensors=dict(self.tensors), tied={}, names="own")
 
-    def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
+    def check(
+        self, share: Callable[[int], bool] = lambda number: True, on_block: Callable[[], None] = lambda: None
+    ) -> None:
         """As `Source.check`."""
-        self.source.check(share)
+        self.source.check(share, on_block)
 
     def release(self) -> None:
         """As `Source.release`."""

@@ -6,6 +6,7 @@ that it holds. If one of the first two checks fails, nothing has been changed, a
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from planner.models.naming.adapters import is_of_adapter
 from planner.plan.plan import ModelReference, Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.naming import in_own_names
+from runtime.checkpoint.regions import Region
 from runtime.checkpoint.source import Readable, listed, located, open_checkpoint
 from runtime.checkpoint.spread import Spread, between_places
 from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
@@ -24,6 +26,7 @@ from runtime.checkpoint.tables import fill_tables
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import said_by_first, together
 from runtime.comm.exchange import rank_number, world
+from runtime.processes.rank import At
 from runtime.step.step import RankStep
 from runtime.step.training_step import TrainingStep
 
@@ -48,36 +51,45 @@ def load(
     weights_only: bool = False,
     cast: bool = False,
     verify: bool = True,
+    at: At = lambda what: None,
 ) -> Restored:
     """`restore` from the checkpoint at a path (the newest one of a folder with several); `model` as in `open_together`.
     Collective."""
     rank = step.rank
     source = open_together(path, rank.bound.plan.model, model)
-    return restore(rank, source, weights_only=weights_only, cast=cast, verify=verify)
+    return restore(rank, source, weights_only=weights_only, cast=cast, verify=verify, at=at)
 
 
 def restore(
-    rank: RankStep, source: Readable, *, weights_only: bool = False, cast: bool = False, verify: bool = True
+    rank: RankStep,
+    source: Readable,
+    *,
+    weights_only: bool = False,
+    cast: bool = False,
+    verify: bool = True,
+    at: At = lambda what: None,
 ) -> Restored:
     """Write a checkpoint into a rank. Collective. With `weights_only`, and from files that contain only a model, the
     model alone is loaded: training then starts at step 0, and with `cast` floating point numbers are converted to the
-    plan's dtypes. `verify` reads all files once, for their checksums.
+    plan's dtypes. `verify` reads all files once, for their checksums. `at` is told of every block and tensor that is
+    read.
 
     Raises CheckpointError, on every rank, where a file is not what was written, or names, shapes or dtypes differ.
     """
     if verify:
-        together(lambda: source.check(lambda number: number % world() == rank_number()))
+        share = partial(source.check, lambda number: number % world() == rank_number())
+        together(lambda: share(lambda: at(f"verifying {source.path}")))
     manifest = source.manifest
     if manifest is None or manifest.kind == "merged" or weights_only:
-        _fill(rank, source, None, cast)
+        _fill(rank, source, None, at, cast)
         return Restored(path=source.path, step=0, samples=0, seed=None, data=None)
     check_optimizer(source.path, manifest, rank.bound.plan)
     found = manifest.progress
-    _fill(rank, source, found)
+    _fill(rank, source, found, at)
     return Restored(path=source.path, step=found.step, samples=found.samples, seed=found.seed, data=found.data)
 
 
-def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: bool = False) -> None:
+def _fill(rank: RankStep, source: Readable, progress: Progress | None, at: At, cast: bool = False) -> None:
     """Write all tensors of the state at some progress, or of the model alone where `progress` is None."""
     updates = 0 if progress is None else progress.updates
     wanted, found = spreads(rank, updates), dict(source.tensors)
@@ -93,6 +105,10 @@ def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: boo
     check_same(source.path, as_found(promised, names, found, cast=cast), names, found, tied)
     new = {spread.name for spread in wanted} - {spread.name for spread in promised}
 
+    def one(name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
+        at(f"loading '{name}' of {source.path}")
+        return source.read(name, region, into)
+
     def read() -> None:
         live = live_tensors(rank)
         for spread in wanted:
@@ -102,7 +118,7 @@ def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: boo
                 live[spread.name].zero_()
             elif spread.held_at(rank.place.stage, rank.place.rank):
                 region = spread.region(rank.place.mesh, rank.place.rank)
-                source.read(names[spread.name], region, into=live[spread.name])
+                one(names[spread.name], region, into=live[spread.name])
 
     if progress is None:
         start(rank, 0, 0, 0)
@@ -113,7 +129,7 @@ def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: boo
     source.release()
     tables = [spread for spread in promised if spread.shares is not None]
     if rank.tables.names:
-        together(lambda: fill_tables(rank, tables, rank.optimizer.updates, names, source.read))
+        together(lambda: fill_tables(rank, tables, rank.optimizer.updates, names, one))
         source.release()
     settle(rank, every_master=progress is None)
 

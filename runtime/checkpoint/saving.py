@@ -13,8 +13,9 @@ writes, pinned where there is a device; it is kept for the next save. One checkp
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,12 @@ from runtime.checkpoint.tables import tables_file_of
 from runtime.checkpoint.tensor_files import Entry, dtype_name
 from runtime.checkpoint.together import said_by_first, together
 from runtime.checkpoint.writing import Job, file_of
+from runtime.processes.rank import At
 from runtime.run_folder.identity import Origin, RunRecord
 from runtime.step.step import RankStep
 from runtime.step.training_step import TrainingStep
+
+_LOOK = 0.1  # seconds between two looks at the progress of writing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,11 @@ def layout_of(rank: RankStep) -> Layout:
     return Layout(spreads=found, writers=writers(found, rank.place.mesh, rank.place.stages))
 
 
+def _ended(thread: threading.Thread, seconds: float) -> bool:
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
 def _file(spread: Spread, rank: int) -> str:
     return file_of(rank) if spread.shares is None else tables_file_of(rank)
 
@@ -86,7 +95,8 @@ class Checkpoints:
     the folder until `close` or the end of its process, and clears what an ended run left there. A second object in the
     same process takes the lock from the first. `lock` is the token of the lock, where the process that started the
     ranks holds it; `notes` are messages for the user who watches the run. With `read_only` nothing is written or
-    locked: the run that owns the folder may continue meanwhile.
+    locked: the run that owns the folder may continue meanwhile. `at` is told of the progress of writing, while this
+    thread waits for it, and of loading.
 
     Raises CheckpointError, on every rank, where the folder cannot be written, another run writes there, or it is a copy
     of the folder of a run; RequestError for `keep` below 1.
@@ -101,11 +111,13 @@ class Checkpoints:
         timeout: float = 600.0,
         lock: str | None = None,
         read_only: bool = False,
+        at: At = lambda what: None,
     ) -> None:
         if keep < 1:
             raise RequestError(f"keep={keep}: keep 1 checkpoint or more")
         self.folder = Path(folder)
         self._keep, self._asynchronous, self._timeout = keep, asynchronous, timeout
+        self._at, self._blocks = at, 0
         self._opened: OpenedRun | None = None  # on the first rank
         self._own: RunFolder | None = None
         self.notes: tuple[str, ...] = ()
@@ -196,6 +208,7 @@ class Checkpoints:
             ),
             keep=self._keep,
             timeout=self._timeout,
+            on_block=self._count,
         )
 
         tables = [spread for spread in layout.spreads if spread.shares is not None]
@@ -240,8 +253,8 @@ class Checkpoints:
         where the folder has none. With `weights_only` the model alone is loaded, from step 0; with `cast` its floating
         point numbers may be saved in any dtype. `model` is the config.json of the model, where the plan was made from
         one and the files have the names of transformers: the path in the plan is not opened. Collective; the model must
-        have been traced (`TrainingStep.prepare`). After a checkpoint was loaded by its path, the next save leaves later ones
-        of this folder aside.
+        have been traced (`TrainingStep.prepare`). After a checkpoint was loaded by its path, the next save leaves later
+        ones of this folder aside.
 
         Raises CheckpointError, on every rank and before anything is changed, where the checkpoint is damaged or for
         another model.
@@ -249,7 +262,7 @@ class Checkpoints:
         found = self.newest() if path is None else Path(path)
         if found is None:
             return None
-        restored = load(step, found, model=model, weights_only=weights_only, cast=cast, verify=verify)
+        restored = load(step, found, model=model, weights_only=weights_only, cast=cast, verify=verify, at=self._at)
         self._start = None if path is None or weights_only else restored.path
         return restored
 
@@ -261,13 +274,27 @@ class Checkpoints:
     def wait(self) -> None:
         """Wait until the last save is whole; older checkpoints may still be being deleted. Collective. Raises
         CheckpointError, on every rank, where the save failed."""
-        self._written.wait()
+        self._await(self._written.wait)
         together(self.check)
 
     def _join(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._await(partial(_ended, self._thread))
             self._thread = None
+
+    def _await(self, done: Callable[[float], bool]) -> None:
+        """Return when `done`, which waits for some seconds, is true; every block that is written meanwhile is
+        progress."""
+        seen = self._blocks
+        while not done(_LOOK):
+            if self._blocks != seen:
+                seen = self._blocks
+                self._at(f"writing a checkpoint, block {seen}")
+
+    def _count(self) -> None:
+        self._blocks += 1
+        if threading.current_thread() is threading.main_thread():  # tables, which are written while training waits
+            self._at(f"writing tables, block {self._blocks}")
 
     def _entries(self, rank: RankStep, layout: Layout) -> list[Entry]:
         """The tensors that this rank writes: copies that training does not change, or its own memory where it waits."""

@@ -57,7 +57,9 @@ class Readable(Protocol):
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A box of a tensor, all of it where none is given; on the CPU, or `into` a tensor of its extent."""
 
-    def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
+    def check(
+        self, share: Callable[[int], bool] = lambda number: True, on_block: Callable[[], None] = lambda: None
+    ) -> None:
         """Raise CheckpointError where a file differs from what was written."""
 
     def release(self) -> None:
@@ -90,12 +92,15 @@ class Source:
             found[common.within(wanted)].copy_(piece)
         return found
 
-    def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
+    def check(
+        self, share: Callable[[int], bool] = lambda number: True, on_block: Callable[[], None] = lambda: None
+    ) -> None:
         """Raise CheckpointError, naming the file, where a file whose number is in the `share` is missing, truncated or
-        changed. For files without a manifest, only their presence is checked."""
+        changed; `on_block` is called after every block that is read. For files without a manifest, only their presence
+        is checked."""
         for number, file in enumerate(self.files):
             if self.manifest is not None and share(number):
-                check_file(self.path, file)
+                check_file(self.path, file, on_block)
 
     def release(self) -> None:
         """Unmap all files: what was read of them no longer counts as memory of this process."""

@@ -67,8 +67,15 @@ def tables_file_of(rank: int) -> str:
     return f"tables-{rank:05d}.safetensors"
 
 
-def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path, make: Callable[[], None]) -> SavedFile | None:
-    """Write this rank's shares of tables into a new file; `make` creates its folder. None where the rank has no share.
+def write_tables(
+    rank: RankStep,
+    spreads: Sequence[Spread],
+    path: Path,
+    make: Callable[[], None],
+    on_block: Callable[[], None] = lambda: None,
+) -> SavedFile | None:
+    """Write this rank's shares of tables into a new file; `make` creates its folder. `on_block` is called after every
+    block. None where the rank has no share.
     Collective, and complete on return. A rank that cannot write raises CheckpointError, after it has taken part in all
     reads."""
     place = rank.place
@@ -83,7 +90,7 @@ def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path, make: Ca
         if not entries:
             return None
         make()
-        return write_tensors(path, entries, {"format": "pt"})
+        return write_tensors(path, entries, {"format": "pt"}, on_block)
     finally:
         reading.drain()
 

@@ -73,9 +73,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> SavedFile:
-    """Write a new file that only its owner can read, and wait until it is on disk. Raises CheckpointError where that
-    fails."""
+def write_tensors(
+    path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], on_block: Callable[[], None] = lambda: None
+) -> SavedFile:
+    """Write a new file that only its owner can read, and wait until it is on disk; `on_block` is called after every
+    block. Raises CheckpointError where that fails."""
     ordered = sorted(entries, key=lambda entry: (-dtype_of(entry.dtype).itemsize, entry.name))
     found, total = xxhash.xxh3_128(), 0
     try:
@@ -84,6 +86,7 @@ def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, s
                 found.update(part)
                 file.write(part)
                 total += len(part)
+                on_block()
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -123,13 +126,14 @@ def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def check_file(folder: Path, file: SavedFile) -> None:
-    """Read a file and raise CheckpointError, with its name, where it is not the file that was written."""
+def check_file(folder: Path, file: SavedFile, on_block: Callable[[], None] = lambda: None) -> None:
+    """Read a file and raise CheckpointError, with its name, where it is not the file that was written; `on_block` is
+    called after every block."""
     path = folder / file.name
     check_size(folder, file)
     try:
         with open(path, "rb", buffering=0) as opened:
-            found = _checksum(opened)
+            found = _checksum(opened, on_block)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if found != file.checksum:
@@ -164,8 +168,9 @@ def check_size(folder: Path, file: SavedFile) -> None:
         )
 
 
-def _checksum(file: BinaryIO) -> str:
+def _checksum(file: BinaryIO, on_block: Callable[[], None]) -> str:
     found, buffer = xxhash.xxh3_128(), memoryview(bytearray(_PART))
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
         found.update(buffer[:count])
+        on_block()
     return found.hexdigest()

@@ -32,7 +32,8 @@ def file_of(rank: int) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The writing of one checkpoint by one rank; `files` are those of all ranks. `check`, which only rank 0 has, raises
-    CheckpointError where the folder no longer belongs to this run."""
+    CheckpointError where the folder no longer belongs to this run. `on_block` is called after every block that is
+    written, and every file of another rank."""
 
     folder: RunFolder
     check: Callable[[], None] | None
@@ -41,6 +42,7 @@ class Job:
     files: tuple[str, ...]
     keep: int
     timeout: float
+    on_block: Callable[[], None] = lambda: None
 
     def write(
         self, entries: Sequence[Entry], progress: Progress, manifest: Callable[[Sequence[SavedFile]], Manifest]
@@ -53,7 +55,7 @@ class Job:
             if entries:
                 metadata = {"format": "pt", "step": str(progress.step)}
                 name = file_of(self.number)
-                leave(part, name, asdict(write_tensors(part / name, entries, metadata)))
+                leave(part, name, asdict(write_tensors(part / name, entries, metadata, self.on_block)))
             if self.number == 0:
                 files = self._await_notes(part)
                 write_manifest(part, manifest(files))
@@ -79,7 +81,7 @@ class Job:
         """Write this rank's shares of tables off the devices, and a note. Collective. Raises CheckpointError."""
         part, name = part_of(self.folder.path, step, self.token), tables_file_of(self.number)
         try:
-            saved = write_tables(rank, tables, part / name, lambda: self._make(step))
+            saved = write_tables(rank, tables, part / name, lambda: self._make(step), self.on_block)
         except CheckpointError as error:
             fail(part, name, str(error))
             raise
@@ -102,6 +104,7 @@ class Job:
                 if note.exists():
                     found[name] = said(note)
                     waiting.remove(name)
+                    self.on_block()
             if not alone and not threading.main_thread().is_alive():
                 deadline, alone = min(deadline, time.monotonic() + _LEFT_ALONE), True
             if waiting and time.monotonic() > deadline:

@@ -23,6 +23,7 @@ from planner.plan.plan import Plan
 from runtime.data.loading import BatchLoader, loader
 from runtime.data.tokens import SUFFIXES, TokensDataset
 from runtime.parameters.initial_values import from_first
+from runtime.processes.rank import At
 from runtime.run_settings import RunSettings
 from runtime.step.arguments import Arguments
 from runtime.step.training_step import TrainingStep
@@ -73,10 +74,17 @@ class DatasetBatches:
 
 
 def dataset_batches(
-    settings: RunSettings, step: TrainingStep, *, position: Mapping[str, Any] | None, dtype: str, whole: bool
+    settings: RunSettings,
+    step: TrainingStep,
+    *,
+    position: Mapping[str, Any] | None,
+    dtype: str,
+    whole: bool,
+    at: At = lambda what: None,
 ) -> DatasetBatches:
     """The batches of this rank from a `position` on, as `DatasetBatches.state` gave it; by default from the end of the
-    samples on which the step has trained. With `whole`, also the whole batches.
+    samples on which the step has trained. With `whole`, also the whole batches. `at` is told when samples before the
+    position are read again.
 
     Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
     dataset, for a dataset that makes no batch, and for a position in other data.
@@ -88,6 +96,7 @@ def dataset_batches(
     if whole and own.own is not None:
         full = _opened(dataset, settings, step.plan, dtype, full_batch=True)
     for batches in (own,) if full is None else (own, full):
+        batches.at = at
         if position is None:
             batches.go_on(step.rank.samples)
         else:

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from planner.errors import RequestError
 from planner.plan.plan import Plan
 from runtime.data.data_position import DataPosition, position_of
+from runtime.processes.rank import At
 from runtime.step.inputs import InputPieces, LocalBatch
 from runtime.step.training_step import TrainingStep
 
@@ -89,7 +90,8 @@ class BatchLoader:
     """The global batches of one epoch after the other. Make it with `loader`.
 
     One iteration is one epoch; the same epoch is repeated until `set_epoch` sets another. `samples` counts the samples
-    of the epoch that were returned. After `load_state` the next iteration begins at the saved position.
+    of the epoch that were returned. After `load_state` the next iteration begins at the saved position. `at` is told
+    of every global batch of an iterable dataset that is read again up to there.
     """
 
     dataset: Dataset[Any]
@@ -100,6 +102,7 @@ class BatchLoader:
     collate: Collate
     pin_memory: bool
     own: _Own | None
+    at: At = lambda what: None
     epoch: int = 0
     samples: int = 0
     _start: int = 0
@@ -173,9 +176,19 @@ class BatchLoader:
         if self.iterable:
             if isinstance(self.dataset, _Shuffled):
                 self.dataset.set_epoch(self.epoch)
-            rest = _Rest(self.dataset, start)
-            return iter(self._torch_loader(rest, batch_size=self.plan.training.global_batch, drop_last=True))
+            return self._after(start)
         return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches(start))))
+
+    def _after(self, start: int) -> Iterator[Any]:
+        """The batches of an iterable dataset after its first `start` samples."""
+        size, skipped = self.plan.training.global_batch, 0
+        rest = _Rest(self.dataset, start, size)
+        for batch in self._torch_loader(rest, batch_size=size, drop_last=True, collate_fn=_CollateRest(self.collate)):
+            if isinstance(batch, _Skipped):
+                skipped += size
+                self.at(f"reading {skipped} of {start} samples again")
+            else:
+                yield batch
 
     def example(self) -> Any:
         """A batch of as many samples as the model is traced with, from the start of a map-style dataset."""
@@ -224,14 +237,8 @@ class BatchLoader:
 
     def _torch_loader(self, dataset: Any, **how: Any) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.epoch)  # of the workers' own seeds
-        return DataLoader(
-            dataset,
-            num_workers=self.workers,
-            collate_fn=self.collate,
-            pin_memory=self.pin_memory,
-            generator=generator,
-            **how,
-        )
+        usual = {"num_workers": self.workers, "collate_fn": self.collate, "pin_memory": self.pin_memory}
+        return DataLoader(dataset, generator=generator, **{**usual, **how})
 
 
 def _check(made: BatchLoader, *, full_batch: bool, drop_last: bool, with_step: bool) -> None:
@@ -279,14 +286,35 @@ class _Shuffled(Protocol):
         """Set the epoch of the next iteration."""
 
 
-class _Rest(IterableDataset[Any]):
-    """An iterable dataset without its first samples, which are read and dropped."""
+class _Skipped:
+    """Stands for a sample that was read and dropped, or for a batch of them."""
 
-    def __init__(self, dataset: Any, start: int) -> None:
-        self._dataset, self._start = dataset, start
+
+class _Rest(IterableDataset[Any]):
+    """An iterable dataset without its first samples, which are read and dropped. Whole batches of them are replaced, so
+    that the process that waits for a worker sees progress."""
+
+    def __init__(self, dataset: Any, start: int, size: int) -> None:
+        self._dataset, self._start, self._size = dataset, start, size
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self._dataset, self._start, None)
+        samples = iter(self._dataset)
+        for _ in range(self._start // self._size):
+            dropped = sum(1 for _ in itertools.islice(samples, self._size))
+            if dropped < self._size:
+                return
+            yield from itertools.repeat(_Skipped(), self._size)
+        yield from itertools.islice(samples, self._start % self._size, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _CollateRest:
+    """A collate function for the samples of a `_Rest`. It is sent to the workers."""
+
+    collate: Collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return samples[0] if isinstance(samples[0], _Skipped) else self.collate(samples)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,9 @@ class RunCheckpoints:
         self._replicated: tuple[str, ...] = ()
         if settings.save is not None:
             at("opening the checkpoints")
-            self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout, lock=settings.lock)
+            self._own = Checkpoints(
+                settings.save, keep=settings.keep, timeout=settings.timeout, lock=settings.lock, at=at
+            )
         self._replicas = None
         if settings.state_replicas and self._own is not None:
             self._replicas = StateReplicas(self._own.origin)
@@ -72,6 +74,7 @@ class RunCheckpoints:
         path = own or settings.resume or settings.weights
         if path is None:
             return None
+        at = self._at
         weights_only = self._only_model or (own is None and settings.resume is None)
         self._at(f"loading {path}")
         try:
@@ -80,7 +83,7 @@ class RunCheckpoints:
                 self._check(source)
                 self._replicated = replica_notes(source, step.plan.training.update)
             cast = weights_only and settings.cast
-            found: Restored = restore(step.rank, source, weights_only=weights_only, cast=cast)
+            found: Restored = restore(step.rank, source, weights_only=weights_only, cast=cast, at=at)
         except CheckpointError as error:
             older = [one for one in line(own.parent) if step_of(one) < step_of(own)] if own is not None else []
             if not older:
@@ -159,7 +162,7 @@ class RunCheckpoints:
         self._own.wait()
         self._at(f"rolling back to {self._last}")
         source = open_together(self._last, step.plan.model, self._settings.model)
-        restore(step.rank, source)
+        restore(step.rank, source, at=self._at)
         if self._replicas is not None:
             self._replicas.forget()  # of later steps: a restart would continue from them
         return source
@@ -201,11 +204,12 @@ def _batch_words(patterns: Sequence[str], count: int) -> str:
     return replica_words(Update(per_replica=tuple(patterns), replicas=count))
 
 
-def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:
-    """Load into the unsharded model the same state as into a rank."""
+def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable, at: At = lambda what: None) -> None:
+    """Load into the unsharded model the same state as into a rank; `at` is told of every tensor."""
     tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}
 
     def read(name: str) -> torch.Tensor | None:
+        at(f"loading '{name}' into the unsharded model")
         found = name_in(source.tensors, name, tied)
         whole = rank.optimizer.updates or not read_name(name).of_optimizer
         return source.read(found) if whole and found in source.tensors else None

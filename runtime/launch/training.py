@@ -101,7 +101,7 @@ def _trained(
         yield NoticeReport(text=_incomparable(plan))
     plain = _plain(built, step, settings, device)
     if plain is not None and source is not None:
-        restore_plain(plain, step.rank, source)
+        restore_plain(plain, step.rank, source, at)
     if way_back is not None:
         way_back.begin(step, plain)
     run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
@@ -115,7 +115,7 @@ def _trained(
         yield only
         yield run.summary([], [], only.difference if _compares(plan, settings) else None)
         return
-    data = _data(built, step, settings, checkpoints.position)
+    data = _data(built, step, settings, checkpoints.position, at)
     if not plan.schedule_kind.trains:
         yield from _evaluated(run, data, at)
         return
@@ -269,7 +269,7 @@ def _is_first(place: RankMesh) -> bool:
     return place.rank == 0 and place.stage == 0
 
 
-def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position: Position) -> "_Data":
+def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position: Position, at: At) -> "_Data":
     """The training data of the run, from a position in its dataset on."""
     if settings.dataset is None:
         used = step.rank.samples // step.plan.training.global_batch
@@ -277,7 +277,7 @@ def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position
         return _Data(batches=((one, one) for one in drawn))
     wanted = _compares(step.plan, settings) and _is_first(step.place)
     dtype = PRECISIONS[step.plan.training.precision]
-    found = dataset_batches(settings, step, position=position, dtype=dtype, whole=wanted)
+    found = dataset_batches(settings, step, position=position, dtype=dtype, whole=wanted, at=at)
     return _Data(batches=iter(found), dataset=found)
 
 

@@ -202,6 +202,15 @@ def test_a_position_in_a_stream() -> None:
         next(runtime.loader(Stream(), batches_of(10)).endless())
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_every_batch_of_a_stream_that_is_read_again_is_progress(workers: int) -> None:
+    batches, said = runtime.loader(Stream(), batches_of(2), workers=workers), list[str]()
+    batches.load_state({"epoch": 0, "samples": 5, "seed": 0, "shuffle": False, "count": None})
+    batches.at = said.append
+    assert [batch[0][:, 0].tolist() for batch in batches] == [[5, 6], [7, 8]]
+    assert said == ["reading 2 of 5 samples again", "reading 4 of 5 samples again"]
+
+
 @pytest.mark.parametrize(
     ("changes", "facts"),
     [

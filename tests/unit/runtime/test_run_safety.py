@@ -5,10 +5,12 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,11 @@ from typer.testing import CliRunner
 import runtime
 from planner.cli.main import app
 from planner.errors import CheckpointError
+from runtime.checkpoint import tensor_files, writing
 from runtime.checkpoint.folder import checkpoints, finished
-from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, write_manifest
+from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedFile, write_manifest
 from runtime.checkpoint.source import located
+from runtime.checkpoint.tensor_files import write_tensors
 from runtime.launch.checkpointing import RunCheckpoints
 from runtime.run_settings import RunSettings
 from tests.refusals import refused
@@ -260,3 +264,36 @@ def test_a_start_elsewhere_leaves_all_checkpoints_of_the_folder_aside(tmp_path: 
         opened.newest()
     opened.close()
     assert located(tmp_path / "b") == tmp_path / "b" / "step-000030"
+
+
+def test_every_block_of_a_checkpoint_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a large one would be taken for a hang."""
+    said: list[str] = []
+
+    def slowly(*given: Any) -> SavedFile:
+        """Writes a block again and again, until the thread that waits has noticed."""
+        *_, on_block = given
+        for _ in range(1000):
+            if any("writing a checkpoint" in one for one in said):
+                break
+            on_block()
+            time.sleep(0.005)
+        return write_tensors(*given)
+
+    monkeypatch.setattr(writing, "write_tensors", slowly)
+    monkeypatch.setattr(tensor_files, "_PART", 64)
+    settings = RunSettings(save=str(tmp_path), save_every=1, check=False)
+    step, run = step_of(lambda x, w: x * w), RunCheckpoints(settings, said.append)
+    step(torch.ones(4, 8))
+    run.save(step, None)
+    run.wait()
+    run.close()
+    assert [one for one in said if one.startswith("writing a checkpoint, block")]
+    said.clear()
+    again = RunCheckpoints(replace(settings, go_on=True), said.append)
+    again.restore(step_of(lambda x, w: x * w))
+    again.close()
+    path = tmp_path / "step-000001"
+    size = sum(one.stat().st_size for one in path.glob("rank-*"))
+    assert said.count(f"verifying {path}") >= size // 64 > 1
+    assert [one for one in said if one.startswith("loading '") and one.endswith(str(path))]
